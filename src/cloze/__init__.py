@@ -1,0 +1,52 @@
+"""BERT, from raw text to a running service, on the machine you have.
+
+Importing this imports neither torch nor anything else that is heavy: the names below are looked up when first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "load": "cloze.predict",
+    "Model": "cloze.predict",
+    "evaluate": "cloze.predict",
+    "train_vocabulary": "cloze.corpus.vocabulary",
+    "prepare": "cloze.corpus.prepare",
+    "pretrain": "cloze.train.pretrain",
+    "finetune": "cloze.train.finetune",
+    "convert": "cloze.checkpoint.convert",
+    "VocabularySettings": "cloze.corpus.settings",
+    "PrepareSettings": "cloze.corpus.settings",
+    "PretrainSettings": "cloze.train.settings",
+    "FinetuneSettings": "cloze.train.settings",
+    "Source": "cloze.tasks",
+    "ClozeError": "cloze.errors",
+}
+
+if TYPE_CHECKING:
+    from cloze.checkpoint.convert import convert as convert
+    from cloze.corpus.prepare import prepare as prepare
+    from cloze.corpus.settings import PrepareSettings as PrepareSettings
+    from cloze.corpus.settings import VocabularySettings as VocabularySettings
+    from cloze.corpus.vocabulary import train_vocabulary as train_vocabulary
+    from cloze.errors import ClozeError as ClozeError
+    from cloze.predict import Model as Model
+    from cloze.predict import evaluate as evaluate
+    from cloze.predict import load as load
+    from cloze.tasks import Source as Source
+    from cloze.train.finetune import finetune as finetune
+    from cloze.train.pretrain import pretrain as pretrain
+    from cloze.train.settings import FinetuneSettings as FinetuneSettings
+    from cloze.train.settings import PretrainSettings as PretrainSettings
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'cloze' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOMES, "__version__"])

@@ -1,0 +1,99 @@
+"""Model folders: the HF layout, read from anybody and written for everybody."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloze.checkpoint.assemble import assemble, check_vocabulary
+from cloze.checkpoint.config_file import TaskLabels, write_config
+from cloze.checkpoint.embedding_files import EmbeddingSettings, read_embedding, write_embedding
+from cloze.checkpoint.names import to_hugging_face
+from cloze.checkpoint.tensorflow import find_checkpoint, read_tensorflow
+from cloze.checkpoint.weights import SAFETENSORS, read_weights, write_safetensors
+from cloze.errors import CheckpointError
+from cloze.files import read_json, replaced_folder, write_json
+from cloze.model import Bert
+from cloze.text import Tokenizer
+
+CONFIG = "config.json"
+# A run keeps its model here, apart from the state of its training.
+RUN_MODEL = "model"
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """Everything that a model folder says."""
+
+    model: Bert
+    tokenizer: Tokenizer
+    task: TaskLabels | None = None
+    embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
+    notes: tuple[str, ...] = ()
+    card: str | None = None
+
+
+def load_folder(path: Path) -> ModelFolder:
+    """Load a model folder, a run's folder, or a TensorFlow checkpoint."""
+    folder, checkpoint = _locate(path)
+    if checkpoint is not None:
+        values, tensors = read_tensorflow(checkpoint)
+    else:
+        values, tensors = read_json(folder / CONFIG), read_weights(folder)
+    assembled = assemble(tensors, values, folder)
+    tokenizer = Tokenizer.from_folder(folder, positions=assembled.model.config.positions)
+    check_vocabulary(tokenizer.size, assembled.model.config, folder)
+    card = folder / "README.md"
+    return ModelFolder(
+        model=assembled.model,
+        tokenizer=tokenizer,
+        task=assembled.task,
+        embedding=read_embedding(folder),
+        notes=assembled.notes,
+        card=card.read_text(encoding="utf-8", errors="replace") if card.is_file() else None,
+    )
+
+
+def _locate(path: Path) -> tuple[Path, Path | None]:
+    """The folder that a path means, and the prefix of its TensorFlow checkpoint if it is one."""
+    for folder in (path, path / RUN_MODEL):
+        if (folder / CONFIG).is_file():
+            return folder, None
+    checkpoint = find_checkpoint(path)
+    if checkpoint is not None:
+        return checkpoint.parent, checkpoint
+    if not path.exists():
+        raise CheckpointError(
+            f"{path}: no such folder; give a model folder, or a hub name such as google-bert/bert-base-uncased"
+        )
+    if (path / "checkpoints").is_dir():
+        raise CheckpointError(f"{path}: this run has not finished; run its command again to go on")
+    raise CheckpointError(f"{path}: not a model folder (no {CONFIG} in it)")
+
+
+def save_folder(contents: ModelFolder, destination: Path) -> None:
+    """Write a folder that ``cloze``, ``transformers`` and ``sentence-transformers`` load; all of it, or nothing."""
+    if destination.exists() and not (destination / CONFIG).is_file() and not _is_empty(destination):
+        raise CheckpointError(f"{destination}: exists and is not a model folder; choose another place")
+    model = contents.model
+    with replaced_folder(destination) as folder:
+        write_json(folder / CONFIG, write_config(model.config, model.head_names, contents.task))
+        write_safetensors(folder / SAFETENSORS, to_hugging_face(model.state_dict()))
+        contents.tokenizer.save(folder)
+        write_embedding(folder, contents.embedding, model.config.hidden_size, contents.tokenizer.max_length)
+        (folder / "README.md").write_text(contents.card or plain_card(contents), encoding="utf-8")
+
+
+def plain_card(contents: ModelFolder) -> str:
+    """The least that a model card should say."""
+    model = contents.model
+    heads = ", ".join(model.head_names) or "none"
+    return (
+        f"# BERT, {model.config.layers} layers, hidden size {model.config.hidden_size}\n\n"
+        f"- parameters: {model.parameter_count():,}\n- heads: {heads}\n"
+        f"- vocabulary: {contents.tokenizer.size:,} pieces, {'uncased' if contents.tokenizer.lowercase else 'cased'}\n"
+        f"- longest input: {contents.tokenizer.max_length} tokens\n\n"
+        'Saved by cloze; load with `cloze.load("this folder")` or with `transformers`.\n'
+    )
+
+
+def _is_empty(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())

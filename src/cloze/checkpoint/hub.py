@@ -1,0 +1,48 @@
+"""Names on the Hugging Face hub -> local folders. The only place that may touch the network, and only when asked."""
+
+import re
+from pathlib import Path
+
+from cloze.errors import CheckpointError
+
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# What a BERT folder can need; code, ONNX exports and other frameworks' weights stay where they are.
+_WANTED = [
+    "*.json",
+    "*.txt",
+    "model*.safetensors",
+    "pytorch_model*.bin",
+    "1_Pooling/*",
+    "2_Normalize/*",
+    "README.md",
+]
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether this looks like ``owner/model`` rather than a path."""
+    return _NAME.fullmatch(name) is not None and not Path(name).exists()
+
+
+def fetch(name: str) -> Path:
+    """Return the local copy of a hub model, downloading it if it is not there yet."""
+    from huggingface_hub import list_repo_files, snapshot_download
+
+    try:
+        # The same weights often lie there twice; the pickle is left alone where there are safetensors.
+        both = any(file.endswith(".safetensors") for file in list_repo_files(name))
+        return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=["*.bin"] if both else None))
+    except Exception:
+        return _cached(name)
+
+
+def _cached(name: str) -> Path:
+    """The copy of an earlier download, for a machine that is offline now."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED, local_files_only=True))
+    except Exception as error:
+        raise CheckpointError(
+            f"{name}: not a folder here, and not to be had from the Hugging Face hub ({type(error).__name__}); "
+            "check the spelling and the network, or fetch the folder elsewhere and give its path"
+        ) from error

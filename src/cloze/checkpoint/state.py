@@ -1,0 +1,94 @@
+"""The state of a training, so that the same command goes on where it stopped, to the bit.
+
+    checkpoints/step-00000500/   model.safetensors  optimizer.safetensors  state.json  manifest.json
+
+A checkpoint is written under another name, gets a manifest of sizes and SHA-256, is flushed to the disk and renamed.
+Resuming takes the newest one whose manifest verifies. The older one is deleted only once the newer one is there.
+"""
+
+import hashlib
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from cloze.checkpoint.weights import read_safetensors, write_safetensors
+from cloze.errors import CheckpointError
+from cloze.files import read_json, replaced_folder, write_json
+from cloze.progress import Progress, Silent
+
+_MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
+    "model.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "manifest.json",
+)
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Everything that the next step depends on, apart from the data."""
+
+    step: int
+    model: Mapping[str, Tensor]
+    optimizer: Mapping[str, Tensor]
+    figures: Mapping[str, Any] = field(default_factory=dict)  # what the loop remembers: best score, losses so far
+
+
+class StateStore:
+    """The checkpoints of one run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def save(self, state: TrainingState) -> None:
+        """Commit a checkpoint, then drop the ones before it."""
+        with replaced_folder(self.folder / f"step-{state.step:08d}") as folder:
+            write_safetensors(folder / _MODEL, state.model)
+            write_safetensors(folder / _OPTIMIZER, state.optimizer)
+            write_json(folder / _STATE, {"step": state.step, "figures": dict(state.figures)})
+            names = (_MODEL, _OPTIMIZER, _STATE)
+            write_json(folder / _MANIFEST, {name: _fingerprint(folder / name) for name in names})
+        for older in self._folders()[1:]:
+            shutil.rmtree(older, ignore_errors=True)
+
+    def newest(self, progress: Progress | None = None) -> TrainingState | None:
+        """The newest checkpoint that is whole, or None; damaged ones are named and passed over."""
+        for folder in self._folders():
+            try:
+                return _read(folder)
+            except CheckpointError as error:
+                (progress or Silent()).say(f"{error}; falling back to the checkpoint before it")
+        return None
+
+    def clear(self) -> None:
+        """Forget every checkpoint."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _folders(self) -> list[Path]:
+        """Committed checkpoints, newest first; the suffixes of unfinished ones do not match."""
+        folders = (path for path in self.folder.glob("step-*") if path.name.removeprefix("step-").isdigit())
+        return sorted(folders, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        return {"size": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _read(folder: Path) -> TrainingState:
+    manifest = read_json(folder / _MANIFEST)
+    for name in (_MODEL, _OPTIMIZER, _STATE):
+        path = folder / name
+        if not path.is_file() or manifest.get(name) != _fingerprint(path):
+            raise CheckpointError(f"{path}: does not match its manifest")
+    values = read_json(folder / _STATE)
+    return TrainingState(
+        step=int(values["step"]),
+        model=read_safetensors(folder / _MODEL),
+        optimizer=read_safetensors(folder / _OPTIMIZER),
+        figures=values["figures"],
+    )

@@ -1,0 +1,112 @@
+"""Weight files: safetensors in and out, ``pytorch_model.bin`` in. Neither can run code.
+
+Reading is lazy where the format allows it, so that shapes are checked before memory is taken.
+"""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from zipfile import BadZipFile
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from cloze.errors import CheckpointError
+from cloze.files import flush, plain_name, read_json
+
+SAFETENSORS = "model.safetensors"
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+PICKLE = "pytorch_model.bin"
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+# safetensors itself allows 100 MB; a header of BERT-large has 50 kB.
+HEADER_LIMIT = 2**20
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read every tensor of a folder, from whichever file it has."""
+    if (folder / SAFETENSORS).is_file():
+        return read_safetensors(folder / SAFETENSORS)
+    if (folder / SAFETENSORS_INDEX).is_file():
+        return _read_parts(folder / SAFETENSORS_INDEX)
+    if (folder / PICKLE).is_file():
+        return read_pickle(folder / PICKLE)
+    if (folder / PICKLE_INDEX).is_file():
+        return _read_parts(folder / PICKLE_INDEX)
+    raise CheckpointError(
+        f"{folder}: holds neither {SAFETENSORS} nor {PICKLE}; is this a model folder? "
+        "(a TensorFlow checkpoint is read by 'cloze convert')"
+    )
+
+
+def _read_parts(index: Path) -> dict[str, Tensor]:
+    """Read weights that lie in several files, named by an index."""
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict):
+        raise CheckpointError(f"{index}: lacks weight_map; fetch the file again")
+    read = read_safetensors if index.name == SAFETENSORS_INDEX else read_pickle
+    tensors: dict[str, Tensor] = {}
+    for name in sorted({plain_name(name, index) for name in names.values()}):
+        tensors |= read(index.parent / name)
+    return tensors
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Map a safetensors file into memory."""
+    _check_header(path)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+    except (SafetensorError, ValueError, OverflowError, RuntimeError) as error:
+        raise CheckpointError(
+            f"{path}: not a whole safetensors file ({str(error)[:120]}); it may be truncated: fetch or save it again"
+        ) from error
+
+
+def _check_header(path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+        size = path.stat().st_size
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    if size < 8 or length > min(HEADER_LIMIT, size - 8):
+        raise CheckpointError(
+            f"{path}: {size} bytes with a header of {length}; not a whole safetensors file: fetch or save it again"
+        )
+
+
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """Read a PyTorch file with the loader that builds tensors and nothing else; one that asks for more is refused."""
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path}: holds more than tensors, and was not opened, since loading it could run code; "
+            "ask its author for model.safetensors"
+        ) from error
+    # What a broken archive raises depends on where it is broken.
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+        EOFError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+        BadZipFile,
+    ) as error:
+        raise CheckpointError(f"{path}: not a whole PyTorch file ({str(error)[:120]}); fetch it again") from error
+    if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
+        raise CheckpointError(f"{path}: a dictionary of tensors was expected; convert it to model.safetensors")
+    return {str(name): tensor for name, tensor in loaded.items()}
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors for others to read: safetensors alone would leave mode 0600 and the bytes in the cache."""
+    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    save_file(own, path, metadata={"format": "pt"})
+    path.chmod(0o644)
+    flush(path)

@@ -1,0 +1,154 @@
+"""What a person sees: bars on a terminal, plain lines elsewhere, tables, JSON."""
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+# Seconds between plain lines, where there is no bar.
+PLAIN_EVERY = 10.0
+SHORT_NAMES = {"tokens_per_second": "tokens/s", "mlm_accuracy": "mlm", "nsp_accuracy": "nsp"}
+HIDDEN = {"mlm_loss", "nsp_loss"}
+
+
+@dataclass
+class Reporter:
+    """The ``Progress`` that draws: a bar with rate and time left on a terminal, a line now and then elsewhere."""
+
+    _bar: "Bar | None" = None
+    _tasks: "dict[str, TaskID]" = field(default_factory=dict)
+    _last: float = 0.0
+    _starts: dict[str, tuple[float, int]] = field(default_factory=dict)
+
+    def __enter__(self) -> "Reporter":
+        if sys.stderr.isatty():
+            self._bar = _make_bar()
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
+        """Show how far a stage is."""
+        shown = _figures(figures)
+        if self._bar is None:
+            self._advance_plain(stage, done, total, shown)
+            return
+        if stage not in self._tasks:
+            self._tasks[stage] = self._bar.add_task(stage, total=total, figures="")
+        self._bar.update(self._tasks[stage], completed=done, total=total, figures=shown)
+
+    def _advance_plain(self, stage: str, done: int, total: int | None, shown: str) -> None:
+        now = time.monotonic()
+        start, first = self._starts.setdefault(stage, (now, done))
+        if now - self._last < PLAIN_EVERY and done != total:
+            return
+        self._last = now
+        of = f" of {total:,}" if total else ""
+        left = ""
+        if total and done > first and done < total:
+            left = f", {(now - start) / (done - first) * (total - done):.0f} s left"
+        self.say(f"{stage}: {done:,}{of}{left}{'  ' + shown if shown else ''}")
+
+    def say(self, message: str) -> None:
+        """Print one line to standard error, above the bar if there is one."""
+        if self._bar is not None:
+            self._bar.console.print(message, markup=False, highlight=False)
+        else:
+            print(message, file=sys.stderr, flush=True)
+
+
+def _make_bar() -> "Bar":
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[figures]}"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
+
+
+def _figures(figures: Mapping[str, float]) -> str:
+    shown = {SHORT_NAMES.get(name, name): _number(name, value) for name, value in figures.items() if name not in HIDDEN}
+    return "  ".join(f"{name} {number}" for name, number in shown.items())
+
+
+def _number(name: str, value: float) -> str:
+    if name.endswith("accuracy"):
+        return f"{value:.0%}"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3f}"
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON value a line, for programs."""
+    print(json.dumps(value, ensure_ascii=False))
+
+
+def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
+    """Print a table: drawn on a terminal, tab-separated where somebody reads it with a program."""
+    if not sys.stdout.isatty():
+        for row in (header, *rows):
+            print("\t".join(str(cell) for cell in row))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*header, title=title, box=SIMPLE_HEAD, title_justify="left")
+    for row in rows:
+        # Text is shown as it is: a bracket in it is not markup.
+        table.add_row(*(_plain(cell) for cell in row))
+    Console().print(table)
+
+
+def _plain(cell: object) -> Any:
+    from rich.text import Text
+
+    return Text(str(cell))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the work is done."""
+
+    device: str | None = None
+    """cpu, cuda or mps; the best that is there if left out."""
+    threads: int | None = None
+    """Threads of one operation; one a core if left out."""
+
+    def use(self) -> str | None:
+        """Set the threads and return the device."""
+        if self.threads is not None:
+            from cloze.errors import ConfigError
+
+            if self.threads < 1:
+                raise ConfigError(f"threads is {self.threads}; at least 1 was expected")
+            import torch
+
+            torch.set_num_threads(self.threads)
+        return self.device

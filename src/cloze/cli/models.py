@@ -1,0 +1,97 @@
+"""``cloze convert`` and ``cloze doctor``."""
+
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from cloze.cli.console import print_json, print_table
+
+LIBRARIES = ("torch", "tokenizers", "safetensors", "numpy", "pyarrow", "scikit-learn", "cyclopts", "sentencex")
+
+
+def convert(source: str, destination: Path, /, *, json: bool = False) -> None:
+    """Turn a checkpoint into a model folder that cloze, transformers and sentence-transformers load.
+
+    Args:
+        source: A TensorFlow checkpoint (its folder or .index file), an HF folder, or a hub name.
+        destination: The folder to write.
+        json: Print JSON.
+    """
+    from cloze.checkpoint.convert import convert as run
+
+    contents = run(source, destination)
+    facts = {
+        "folder": str(destination),
+        "parameters": contents.model.parameter_count(),
+        "heads": list(contents.model.head_names),
+        "pieces": contents.tokenizer.size,
+        "cased": not contents.tokenizer.lowercase,
+        "notes": list(contents.notes),
+    }
+    if json:
+        print_json(facts)
+        return
+    kind = "cased" if facts["cased"] else "uncased"
+    heads = ", ".join(contents.model.head_names) or "none"
+    print(f"{destination}: {facts['parameters']:,} parameters, heads: {heads}; {facts['pieces']:,} pieces, {kind}")
+    for note in contents.notes:
+        print(f"note: {note}")
+
+
+def doctor(*, json: bool = False) -> None:
+    """Show what cloze runs on, ready to paste into a report.
+
+    Args:
+        json: Print JSON.
+    """
+    facts = _facts()
+    if json:
+        print_json(facts)
+    else:
+        print_table(("cloze doctor", ""), list(facts.items()))
+
+
+def _facts() -> dict[str, object]:
+    import torch
+
+    from cloze import __version__
+
+    facts: dict[str, object] = {
+        "cloze": __version__,
+        "python": sys.version.split()[0],
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "memory": _memory(),
+        "vector instructions": torch.backends.cpu.get_cpu_capability(),
+        "bf16 in hardware": torch.cpu._is_avx512_bf16_supported(),
+        "int8 in hardware (VNNI)": torch.cpu._is_vnni_supported(),
+        "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
+        "mps": torch.backends.mps.is_available(),
+    }
+    return facts | {name: _version(name) for name in LIBRARIES}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def _memory() -> str:
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return "unknown"
+    return f"{total / 2**30:.1f} GiB"

@@ -1,0 +1,1 @@
+"""Ids -> training examples: documents, shards, sentence pairs, masking, batches."""

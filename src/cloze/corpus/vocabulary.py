@@ -1,0 +1,44 @@
+"""``cloze vocab``: text files -> a folder with a vocabulary."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from cloze.corpus.documents import read_lines
+from cloze.corpus.settings import VocabularySettings
+from cloze.errors import DataError
+from cloze.files import replaced_folder
+from cloze.progress import Progress, Silent
+from cloze.text import Tokenizer
+from cloze.text import train_vocabulary as learn_pieces
+
+
+def train_vocabulary(
+    texts: Sequence[str | Path],
+    out: str | Path,
+    *,
+    words: str | Path | None = None,
+    settings: VocabularySettings | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Learn a WordPiece vocabulary from text files; the same input gives the same bytes. ``words`` is one a line."""
+    settings, progress = settings or VocabularySettings(), progress or Silent()
+    folder = Path(out)
+    if folder.exists() and any(folder.iterdir()) and not (folder / "vocab.txt").is_file():
+        raise DataError(f"{folder}: exists and holds no vocabulary; choose another --out")
+    guaranteed = [line for line in read_lines(Path(words)) if line] if words is not None else []
+    pieces = learn_pieces(
+        _lines([Path(text) for text in texts]),
+        settings.size,
+        lowercase=not settings.cased,
+        words=guaranteed,
+        minimum_frequency=settings.minimum_frequency,
+        progress=progress,
+    )
+    with replaced_folder(folder) as temporary:
+        Tokenizer.from_vocabulary(pieces, lowercase=not settings.cased).save(temporary)
+    return folder
+
+
+def _lines(paths: Sequence[Path]) -> Iterator[str]:
+    for path in paths:
+        yield from read_lines(path)

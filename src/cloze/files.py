@@ -1,0 +1,94 @@
+"""Writing that survives a power cut, and reading that trusts no size.
+
+A folder is written beside its place under another name, flushed to the disk, and renamed: whoever looks sees the old
+one or the new one, never half of one.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cloze.errors import CheckpointError, ClozeError
+
+# Configuration files are a few kilobytes; a larger one is a mistake or an attack.
+JSON_LIMIT = 16 * 2**20
+
+
+def flush(path: Path) -> None:
+    """Have the disk, not only the cache, hold this file or folder."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def flush_tree(folder: Path) -> None:
+    """Flush every file below a folder, then the folders, so that names and contents both hold."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        flush(path)
+    flush(folder)
+
+
+@contextmanager
+def replaced_folder(destination: Path) -> Iterator[Path]:
+    """Yield an empty folder that becomes ``destination`` when the block ends well, and vanishes when it does not."""
+    temporary = destination.with_name(f"{destination.name}.tmp")
+    old = destination.with_name(f"{destination.name}.old")
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        for leftover in (temporary, old):
+            shutil.rmtree(leftover, ignore_errors=True)
+        temporary.mkdir()
+        yield temporary
+        flush_tree(temporary)
+        if destination.exists():
+            destination.rename(old)
+        temporary.rename(destination)
+        flush(destination.parent)
+    except OSError as error:
+        raise ClozeError(
+            f"{destination}: cannot be written ({error.strerror or error}); "
+            "what was there before is untouched; free some space or choose another --out"
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value the way people like to read and to compare it."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path, kind: type[ClozeError] = CheckpointError) -> dict[str, Any]:
+    """Read a JSON object, however hostile the file; what is wrong with it is raised as ``kind``."""
+    value = read_json_value(path, kind)
+    if not isinstance(value, dict):
+        raise kind(f"{path}: a JSON object was expected, not {type(value).__name__}")
+    return value
+
+
+def read_json_value(path: Path, kind: type[ClozeError] = CheckpointError) -> Any:
+    """Read any JSON value, however hostile the file."""
+    try:
+        size = path.stat().st_size
+        if size > JSON_LIMIT:
+            raise kind(f"{path}: {size} bytes; at most {JSON_LIMIT} were expected")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise kind(f"{path}: cannot be read ({error.strerror})") from error
+    # Deep nesting exhausts the recursion limit; huge integers exceed Python's digit limit (a ValueError).
+    except (ValueError, RecursionError) as error:
+        raise kind(f"{path}: not valid JSON ({str(error)[:100]}); fetch the file again") from error
+
+
+def plain_name(name: Any, place: Path) -> str:
+    """Return a file name from an index, refusing one that could leave the folder."""
+    if not isinstance(name, str) or not name or name in {".", ".."} or "\0" in name or "/" in name or "\\" in name:
+        raise CheckpointError(f"{place}: {name!r} is not a plain file name; the file may have been tampered with")
+    return name

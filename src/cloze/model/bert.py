@@ -1,0 +1,98 @@
+"""An encoder with the heads that a folder has: what is trained, saved, loaded and asked.
+
+One class holds every combination, so that a folder's heads are data and not a type: a pre-training folder has the
+heads ``mlm`` and ``nsp``, a fine-tuned one has one of ``sequence``, ``token``, ``span`` and ``choice``.
+"""
+
+from collections.abc import Collection
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from cloze.errors import ConfigError, did_you_mean
+from cloze.model.config import BertConfig
+from cloze.model.encoder import Encoder, EncoderOutput, initialise
+from cloze.model.heads import (
+    ChoiceHead,
+    MaskedWordHead,
+    NextSentenceHead,
+    Pooler,
+    SequenceHead,
+    SpanHead,
+    TokenHead,
+)
+
+HeadName = Literal["mlm", "nsp", "sequence", "token", "span", "choice"]
+HEAD_NAMES: tuple[HeadName, ...] = get_args(HeadName)
+# These read the pooled [CLS]; the others read the token states.
+POOLED_HEADS: frozenset[HeadName] = frozenset({"nsp", "sequence", "choice"})
+
+
+class Bert(nn.Module):
+    """An encoder, its pooler where there is one, and its heads by name."""
+
+    def __init__(
+        self,
+        config: BertConfig,
+        heads: Collection[HeadName] = (),
+        *,
+        labels: int = 2,
+        pooler: bool | None = None,
+    ) -> None:
+        super().__init__()
+        for name in heads:
+            if name not in HEAD_NAMES:
+                raise ConfigError(f"unknown head {name!r}{did_you_mean(name, HEAD_NAMES)}")
+        self.config = config
+        self.labels = labels
+        self.encoder = Encoder(config)
+        needs_pooler = any(name in POOLED_HEADS for name in heads)
+        self.pooler = Pooler(config) if needs_pooler or pooler else None
+        self.heads = nn.ModuleDict({name: self._head(name) for name in HEAD_NAMES if name in heads})
+
+    def _head(self, name: HeadName) -> nn.Module:
+        if name == "mlm":
+            # Tied: the head decodes with the very matrix that embeds.
+            return MaskedWordHead(self.config, self.encoder.embeddings.token)
+        if name == "nsp":
+            return NextSentenceHead(self.config)
+        if name == "sequence":
+            return SequenceHead(self.config, self.labels)
+        if name == "token":
+            return TokenHead(self.config, self.labels)
+        return SpanHead(self.config) if name == "span" else ChoiceHead(self.config)
+
+    @classmethod
+    def fresh(
+        cls,
+        config: BertConfig,
+        heads: Collection[HeadName] = (),
+        *,
+        labels: int = 2,
+        pooler: bool | None = None,
+        seed: int = 0,
+    ) -> "Bert":
+        """Return a model with the paper's random start, the same for the same seed."""
+        model = cls(config, heads, labels=labels, pooler=pooler)
+        initialise(model, config.initial_deviation, torch.Generator().manual_seed(seed))
+        return model
+
+    def forward(self, ids: Tensor, segments: Tensor, mask: Tensor | None = None) -> EncoderOutput:
+        """Encode; the heads are called by those who know which one they want."""
+        return self.encoder(ids, segments, mask)  # type: ignore[no-any-return]
+
+    def pooled(self, last: Tensor) -> Tensor:
+        """The pooler's view of the last layer: (B, T, H) -> (B, H)."""
+        if self.pooler is None:
+            raise ConfigError("this model has no pooler; it was saved without one")
+        return self.pooler(last)  # type: ignore[no-any-return]
+
+    @property
+    def head_names(self) -> tuple[HeadName, ...]:
+        """The heads that are there, in a fixed order."""
+        return tuple(name for name in HEAD_NAMES if name in self.heads)
+
+    def parameter_count(self) -> int:
+        """Number of parameters; the tied embedding counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())

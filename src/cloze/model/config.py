@@ -1,0 +1,94 @@
+"""The shape of an encoder: every number of section 3 of the paper, and the sizes that have names.
+
+Field names are ours; ``checkpoint.config_file`` translates them to and from ``config.json``.
+"""
+
+from dataclasses import dataclass, replace
+
+from cloze.errors import ConfigError, did_you_mean
+
+
+@dataclass(frozen=True)
+class BertConfig:
+    """An encoder's sizes. Defaults are BERT-base, uncased."""
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    layers: int = 12
+    heads: int = 12
+    feedforward_size: int = 3072
+    positions: int = 512  # the longest input; positions are learned, so there are no others
+    segments: int = 2
+    activation: str = "gelu"
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    norm_epsilon: float = 1e-12
+    initial_deviation: float = 0.02  # of the truncated normal that every weight starts from
+    pad_id: int = 0
+
+    def __post_init__(self) -> None:
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "layers",
+            "heads",
+            "feedforward_size",
+            "positions",
+            "segments",
+        ):
+            value = getattr(self, name)
+            # An upper bound as well: a size from a file is believed before any tensor of that size is seen.
+            if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**24:
+                raise ConfigError(f"{name} is {value!r}; a whole number from 1 to {2**24} was expected")
+        if self.hidden_size % self.heads:
+            raise ConfigError(
+                f"hidden_size {self.hidden_size} does not divide into {self.heads} heads; "
+                "choose a multiple of the number of heads"
+            )
+        for name in ("dropout", "attention_dropout"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 <= value < 1:
+                raise ConfigError(f"{name} is {value!r}; a share from 0 up to, not including, 1 was expected")
+        for name in ("norm_epsilon", "initial_deviation"):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or not 0 < value < 1:
+                raise ConfigError(f"{name} is {value!r}; a small positive number was expected")
+        if self.activation not in ACTIVATIONS:
+            raise ConfigError(f"unknown activation {self.activation!r}{did_you_mean(self.activation, ACTIVATIONS)}")
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.hidden_size // self.heads
+
+
+# "gelu" is the exact one, x * Phi(x), of the paper's code; the tanh form appears in checkpoints of others.
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
+
+# (layers, hidden size); heads are 64 wide and the feed-forward layer is four times the hidden size, as in the paper.
+_SIZES = {
+    "tiny": (2, 128),
+    "mini": (4, 256),
+    "small": (4, 512),
+    "medium": (8, 512),
+    "base": (12, 768),
+    "large": (24, 1024),
+}
+
+
+def preset(name: str, vocab_size: int = BertConfig.vocab_size, **changes: int | float | str) -> BertConfig:
+    """Return the configuration with this name, for a vocabulary of this size."""
+    if name not in _SIZES:
+        raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, _SIZES)}")
+    layers, hidden_size = _SIZES[name]
+    config = BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        layers=layers,
+        heads=hidden_size // 64,
+        feedforward_size=4 * hidden_size,
+    )
+    return replace(config, **changes)  # type: ignore[arg-type]
+
+
+PRESETS = tuple(_SIZES)

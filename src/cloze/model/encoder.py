@@ -1,0 +1,149 @@
+"""The encoder: section 3 of Devlin et al. (2019), after "Attention is all you need" (Vaswani et al., 2017).
+
+Three learned embeddings are added, and a stack of bidirectional Transformer layers follows. As in the original, and
+unlike most later models, LayerNorm comes after each residual sum (post-LayerNorm), and positions are learned.
+
+Dimensions: B sequences, T tokens, H hidden size, A heads, D head size (H = A * D), L layers, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cloze.model.config import BertConfig
+
+
+@dataclass(frozen=True)
+class EncoderOutput:
+    """What the encoder returns; the last two only when asked for."""
+
+    last: Tensor  # (B, T, H)
+    states: tuple[Tensor, ...] = ()  # L + 1 of (B, T, H), the embeddings first
+    attentions: tuple[Tensor, ...] = ()  # L of (B, A, T, T); each row sums to one
+
+
+class Embeddings(nn.Module):
+    """Token + segment + position, then LayerNorm and dropout."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        # padding_idx keeps the gradient of [PAD] at zero: padding must teach nothing.
+        self.token = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_id)
+        self.segment = nn.Embedding(config.segments, config.hidden_size)
+        self.position = nn.Embedding(config.positions, config.hidden_size)
+        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, ids: Tensor, segments: Tensor) -> Tensor:
+        """(B, T), (B, T) -> (B, T, H)."""
+        total = self.token(ids) + self.segment(segments) + self.position.weight[: ids.shape[1]]
+        return self.dropout(self.norm(total))  # type: ignore[no-any-return]
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention of every token to every token of its sequence."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.heads = config.heads
+        # One matrix instead of three: the same numbers, one larger and so faster product.
+        self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
+        self.output = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dropout = config.attention_dropout
+
+    def forward(self, hidden: Tensor, mask: Tensor | None, explicit: bool) -> tuple[Tensor, Tensor | None]:
+        """(B, T, H), mask (B, 1, 1, T) -> (B, T, H), and the weights (B, A, T, T) if they are to be explicit."""
+        batch, length, width = hidden.shape
+        projected = self.query_key_value(hidden).view(batch, length, 3, self.heads, width // self.heads)
+        query, key, value = projected.permute(2, 0, 3, 1, 4)  # each (B, A, T, D)
+        dropout = self.dropout if self.training else 0.0
+        weights = None
+        if explicit:
+            weights = attention_weights(query, key, mask)
+            context = functional.dropout(weights, dropout) @ value
+        else:
+            context = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+        context = context.transpose(1, 2).reshape(batch, length, width)  # (B, A, T, D) -> (B, T, H)
+        return self.output(context), weights
+
+
+def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+    """softmax(Q K^T / sqrt(D)) over the real tokens: (B, A, T, D) twice -> (B, A, T, T)."""
+    scores: Tensor = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1)
+
+
+class Layer(nn.Module):
+    """Attention and a feed-forward network, each followed by dropout, residual sum and LayerNorm."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.attention = SelfAttention(config)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.expand = nn.Linear(config.hidden_size, config.feedforward_size)
+        self.contract = nn.Linear(config.feedforward_size, config.hidden_size)
+        self.feedforward_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.activation = activation(config.activation)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, hidden: Tensor, mask: Tensor | None, explicit: bool) -> tuple[Tensor, Tensor | None]:
+        """(B, T, H) -> (B, T, H), and the attention weights if they are to be explicit."""
+        attended, weights = self.attention(hidden, mask, explicit)
+        hidden = self.attention_norm(hidden + self.dropout(attended))
+        transformed = self.contract(self.activation(self.expand(hidden)))
+        return self.feedforward_norm(hidden + self.dropout(transformed)), weights
+
+
+class Encoder(nn.Module):
+    """Embeddings and L layers."""
+
+    def __init__(self, config: BertConfig) -> None:
+        super().__init__()
+        self.embeddings = Embeddings(config)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+
+    def forward(
+        self,
+        ids: Tensor,
+        segments: Tensor,
+        mask: Tensor | None = None,
+        *,
+        keep_states: bool = False,
+        keep_attentions: bool = False,
+    ) -> EncoderOutput:
+        """Encode (B, T) ids; ``mask`` is (B, T), true where there is a token, None where there is no padding."""
+        allowed = None if mask is None else mask.bool()[:, None, None, :]  # (B, 1, 1, T)
+        hidden = self.embeddings(ids, segments)
+        states, attentions = [hidden], []
+        for layer in self.layers:
+            hidden, weights = layer(hidden, allowed, keep_attentions)
+            if keep_states:
+                states.append(hidden)
+            if keep_attentions:
+                attentions.append(weights)
+        return EncoderOutput(hidden, tuple(states) if keep_states else (), tuple(attentions))
+
+
+def activation(name: str) -> nn.Module:
+    """Return the feed-forward layer's non-linearity: exact GELU unless a checkpoint says otherwise."""
+    if name == "relu":
+        return nn.ReLU()
+    return nn.GELU(approximate="none" if name == "gelu" else "tanh")
+
+
+def initialise(module: nn.Module, deviation: float, generator: torch.Generator) -> None:
+    """Start as the paper's code does: weights from a normal cut at two deviations, biases 0, LayerNorm 1 and 0."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            nn.init.trunc_normal_(part.weight, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)
+        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
+            nn.init.zeros_(part.weight[part.padding_idx])
+        if isinstance(part, nn.LayerNorm):
+            nn.init.ones_(part.weight)
+            nn.init.zeros_(part.bias)

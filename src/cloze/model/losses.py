@@ -1,0 +1,37 @@
+"""The losses of pre-training (appendix A.2 of the paper) and of the sequence tasks.
+
+Dimensions: B sequences, T tokens, H hidden size, V vocabulary, M chosen positions in the batch.
+"""
+
+from torch import Tensor
+from torch.nn import functional
+
+from cloze.model.bert import Bert
+
+
+def masked_word_logits(model: Bert, last: Tensor, positions: Tensor) -> Tensor:
+    """Logits of the chosen positions alone: (B, T, H), flat positions (M,) -> (M, V).
+
+    Six tokens of seven were not chosen; leaving them out of the widest product is the largest single saving of
+    pre-training, and changes no number.
+    """
+    return model.heads["mlm"](last.flatten(0, 1)[positions])  # type: ignore[no-any-return]
+
+
+def masked_word_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy over all chosen positions of the batch; zero, with a gradient, where none was chosen."""
+    total = functional.cross_entropy(logits.float(), targets, reduction="sum")
+    return total / max(1, targets.numel())
+
+
+def next_sentence_loss(model: Bert, last: Tensor, is_random: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss of "does B follow A" and the logits (B, 2); target 1 is a random B."""
+    logits = model.heads["nsp"](model.pooled(last))
+    return functional.cross_entropy(logits.float(), is_random), logits
+
+
+def sequence_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy for labels, squared error for numbers: (B, labels) against (B,)."""
+    if targets.is_floating_point():
+        return functional.mse_loss(logits.squeeze(-1).float(), targets)
+    return functional.cross_entropy(logits.float(), targets)

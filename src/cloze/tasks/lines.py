@@ -1,0 +1,102 @@
+"""A file -> numbered physical lines: the first step on the way from a task file to labels.
+
+Whatever a file holds, at most ``LONGEST_LINE`` bytes of it are in memory at once, and every complaint names
+the line. Compressed files are read as they unfold; a UTF-8 mark at the beginning and CRLF ends are taken off.
+"""
+
+import gzip
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+from cloze.errors import DataError
+
+LONGEST_LINE = 10 * 2**20
+UTF8_MARK = b"\xef\xbb\xbf"
+COMPRESSED = (".gz", ".xz")
+BROKEN_ARCHIVE = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
+
+
+class RowError(DataError):
+    """One row is bad and the rows around it are not: whoever reads may skip it and go on."""
+
+
+class Lines(Iterator[str]):
+    """The lines of a file with their number; after a ``RowError`` the next line can still be asked for."""
+
+    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+        self.path = path
+        self.number = 0
+        self._stream = stream
+        self._inside_long_line = False
+
+    @property
+    def place(self) -> str:
+        """``file:line`` of the line read last."""
+        return f"{self.path}:{self.number}"
+
+    def __next__(self) -> str:
+        line = self._read()
+        if not line:
+            raise StopIteration
+        self.number += 1
+        if len(line) > LONGEST_LINE:
+            self._inside_long_line = not line.endswith(b"\n")
+            raise RowError(
+                f"{self.place}: this line is longer than {LONGEST_LINE // 2**20} MB; "
+                "check that the file has line ends, or shorten the text"
+            )
+        if self.number == 1:
+            line = line.removeprefix(UTF8_MARK)
+        return self._decode(line.removesuffix(b"\n").removesuffix(b"\r"))
+
+    def _read(self) -> bytes:
+        try:
+            while self._inside_long_line:
+                piece = self._stream.readline(LONGEST_LINE)
+                self._inside_long_line = bool(piece) and not piece.endswith(b"\n")
+            return self._stream.readline(LONGEST_LINE + 1)
+        except BROKEN_ARCHIVE as error:
+            raise DataError(
+                f"{self.path}: cannot be decompressed after line {self.number} ({error}); "
+                "it is damaged or cut short: fetch or compress it again"
+            ) from error
+
+    def _decode(self, line: bytes) -> str:
+        if b"\x00" in line:
+            raise RowError(
+                f"{self.place}: a NUL character at byte {line.index(0) + 1}; "
+                "expected UTF-8 text: save the file as UTF-8 (not UTF-16), or remove the character"
+            )
+        try:
+            return line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RowError(
+                f"{self.place}: byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8; save the file as UTF-8"
+            ) from error
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a file for reading, through its decompressor if the name ends in ``.gz`` or ``.xz``."""
+    check_is_file(path)
+    try:
+        match path.suffix.lower():
+            case ".gz":
+                return cast("IO[bytes]", gzip.open(path))
+            case ".xz":
+                return lzma.open(path)
+        return path.open("rb")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+
+
+def check_is_file(path: Path) -> None:
+    """Refuse a path that names nothing, or a folder, or a file without a byte in it."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; expected a file: name the file inside it")
+    if not path.exists():
+        raise DataError(f"{path} does not exist; check the name and the folder")
+    if path.is_file() and path.stat().st_size == 0:
+        raise DataError(f"{path} is empty; expected a header and rows")

@@ -1,0 +1,115 @@
+"""Targets and predictions -> figures: the official metrics of GLUE, by name, on scikit-learn and SciPy.
+
+Two decisions. A correlation with a constant is undefined; it counts as 0.0, as a model that says the same of
+every pair has learned nothing. F1 without a positive case, told or true, counts as 0.0 too. Neither warns.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+
+from cloze.errors import ConfigError, DataError, did_you_mean
+from cloze.tasks.classify import LabelSet
+
+Numbers = Sequence[int] | Sequence[float]
+
+CLASSIFICATION_METRICS = ("accuracy", "macro_f1")
+REGRESSION_METRICS = ("pearson", "spearman", "mse")
+
+
+def accuracy(targets: Numbers, predictions: Numbers) -> float:
+    """Share of predictions that equal their target."""
+    return sum(target == told for target, told in zip(targets, predictions, strict=True)) / len(targets)
+
+
+def f1(targets: Numbers, predictions: Numbers) -> float:
+    """F1 of class 1, the positive one."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(targets, predictions, labels=[1], average="macro", zero_division=0))
+
+
+def macro_f1(targets: Numbers, predictions: Numbers) -> float:
+    """Mean F1 of the classes that occur among targets or predictions."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(targets, predictions, average="macro", zero_division=0))
+
+
+def matthews(targets: Numbers, predictions: Numbers) -> float:
+    """Matthews' correlation coefficient."""
+    from sklearn.metrics import matthews_corrcoef
+
+    return float(matthews_corrcoef(targets, predictions)) if _both_vary(targets, predictions) else 0.0
+
+
+def pearson(targets: Numbers, predictions: Numbers) -> float:
+    """Pearson's correlation; 0.0 where it is undefined."""
+    from scipy.stats import pearsonr
+
+    return _correlate(pearsonr, targets, predictions)
+
+
+def spearman(targets: Numbers, predictions: Numbers) -> float:
+    """Spearman's rank correlation; 0.0 where it is undefined."""
+    from scipy.stats import spearmanr
+
+    return _correlate(spearmanr, targets, predictions)
+
+
+def mse(targets: Numbers, predictions: Numbers) -> float:
+    """Mean squared error."""
+    return sum((target - told) ** 2 for target, told in zip(targets, predictions, strict=True)) / len(targets)
+
+
+def mae(targets: Numbers, predictions: Numbers) -> float:
+    """Mean absolute error."""
+    return sum(abs(target - told) for target, told in zip(targets, predictions, strict=True)) / len(targets)
+
+
+METRICS: dict[str, Callable[[Numbers, Numbers], float]] = {
+    "accuracy": accuracy,
+    "f1": f1,
+    "macro_f1": macro_f1,
+    "matthews": matthews,
+    "pearson": pearson,
+    "spearman": spearman,
+    "mse": mse,
+    "mae": mae,
+}
+
+
+def score(metrics: Sequence[str], targets: Numbers, predictions: Numbers) -> dict[str, float]:
+    """Compute the named metrics; classes are given by index, regression by number."""
+    for name in metrics:
+        if name not in METRICS:
+            raise ConfigError(f"there is no metric {name!r}{did_you_mean(name, METRICS)}")
+    if len(targets) != len(predictions):
+        raise DataError(f"{len(targets)} targets, but {len(predictions)} predictions; give one for each row, in order")
+    if not targets:
+        raise DataError("there is nothing to score: 0 rows; expected at least one with a label")
+    for index, value in enumerate(predictions):
+        if not math.isfinite(value):
+            raise DataError(f"prediction {index + 1} is {value}; expected a finite number: check the model's training")
+    return {name: METRICS[name](targets, predictions) for name in metrics}
+
+
+def confusion(labels: LabelSet, targets: Sequence[int], predictions: Sequence[int]) -> list[list[int]]:
+    """Count predictions by class: row = the true one, column = the predicted one."""
+    counts = [[0] * len(labels) for _ in labels.names]
+    for target, told in zip(targets, predictions, strict=True):
+        counts[target][told] += 1
+    return counts
+
+
+def _both_vary(targets: Numbers, predictions: Numbers) -> bool:
+    return len(set(targets)) > 1 and len(set(predictions)) > 1
+
+
+def _correlate(function: Callable[..., tuple[float, float]], targets: Numbers, predictions: Numbers) -> float:
+    if not _both_vary(targets, predictions):
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SciPy warns of values that hardly vary, and still gives its figure
+        coefficient = float(function(targets, predictions)[0])
+    return coefficient if math.isfinite(coefficient) else 0.0

@@ -1,0 +1,150 @@
+"""Records -> rows: the text, the pair and the raw label of each example, by column name.
+
+Between the user's file and a task's labels. A file is read as a stream; a bad row stops the reading with its
+place, or is skipped and counted, as ``on_bad_row`` says. What is wrong with the whole file always stops it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from cloze.errors import DataError, did_you_mean
+from cloze.tasks.lines import RowError
+from cloze.tasks.tables import Record, Table, open_table
+
+OnBadRow = Literal["stop", "skip"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One example: ``label`` is as the file spells it, ``fields`` has every column of it."""
+
+    place: str
+    text: str
+    pair: str | None = None
+    label: str | None = None
+    fields: Mapping[str, object] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns hold what."""
+
+    text: str
+    pair: str | None = None
+    label: str | None = None
+
+    def names(self) -> list[str]:
+        """The columns that must be there."""
+        return [name for name in (self.text, self.pair, self.label) if name is not None]
+
+
+class RowFile:
+    """The rows of a file, read anew by each iteration; ``skipped`` and ``problem`` tell of the latest one."""
+
+    def __init__(self, path: Path, columns: Columns, header: Sequence[str] | None, on_bad_row: OnBadRow) -> None:
+        self.path = path
+        self.columns = columns
+        self.skipped = 0
+        self.problem: str | None = None  # the first bad row's
+        self._header = header
+        self._on_bad_row = on_bad_row
+        with closing(self._open()):
+            pass  # what is wrong with the file itself is known before anybody starts on the rows
+
+    def __iter__(self) -> Iterator[Row]:
+        self.skipped, self.problem = 0, None
+        count = 0
+        with closing(self._open()) as table:
+            for row in self._good_rows(table):
+                count += 1
+                yield row
+        if count == 0:
+            raise self._nothing()
+
+    def _open(self) -> Table:
+        table = open_table(self.path, self._header)
+        for name in self.columns.names():
+            if table.columns is not None and name not in table.columns:
+                table.close()
+                raise DataError(f"{self.path} has no column {name!r}{_offer(name, table.columns)}")
+        return table
+
+    def _good_rows(self, table: Table) -> Iterator[Row]:
+        while True:
+            try:
+                yield make_row(next(table), self.columns)
+            except StopIteration:
+                return
+            except RowError as error:
+                if self._on_bad_row == "stop":
+                    raise
+                self.skipped += 1
+                self.problem = self.problem or str(error)
+
+    def _nothing(self) -> DataError:
+        if self.problem is None:
+            return DataError(f"{self.path} has no rows below its header; expected at least one")
+        return DataError(f"{self.path}: all of its {self.skipped} rows are bad; the first: {self.problem}")
+
+
+def read_rows(
+    path: Path,
+    *,
+    text: str,
+    pair: str | None = None,
+    label: str | None = None,
+    on_bad_row: OnBadRow = "stop",
+    header: Sequence[str] | None = None,
+) -> RowFile:
+    """Open a CSV, TSV, JSONL or Parquet file by column names; ``header`` is for a file without one."""
+    return RowFile(Path(path), Columns(text, pair, label), header, on_bad_row)
+
+
+def make_row(record: Record, columns: Columns) -> Row:
+    """Take the text, the pair and the label out of a record, and refuse what cannot be one."""
+    for name in columns.names():
+        if name not in record.cells:
+            raise RowError(f"{record.place}: this row has no {name!r}{_offer(name, list(record.cells))}")
+    return Row(
+        place=record.place,
+        text=_text_of(record, columns.text),
+        pair=None if columns.pair is None else _text_of(record, columns.pair),
+        label=None if columns.label is None else _label_of(record, columns.label),
+        fields=record.cells,
+    )
+
+
+def _text_of(record: Record, name: str) -> str:
+    value = record.cells[name]
+    if not isinstance(value, str):
+        raise RowError(f"{record.place}: {name!r} is {value!r:.40}; expected text in quotes")
+    if not value.strip():
+        raise RowError(f"{record.place}: {name!r} is empty; fill it in, or pass --on-bad-row skip")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(value[error.start]):04x}"
+        raise RowError(f"{record.place}: {name!r} has half of a character ({half}); write both halves") from error
+    return value
+
+
+def _label_of(record: Record, name: str) -> str:
+    value = record.cells[name]
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str | int | float):
+        raise RowError(f"{record.place}: {name!r} is {value!r:.40}; expected a text or a number")
+    label = str(value).strip()
+    if not label:
+        raise RowError(f"{record.place}: {name!r} is empty; label the row, or pass --on-bad-row skip")
+    return label
+
+
+def _offer(name: str, known: Sequence[str]) -> str:
+    """The columns that are there, and the one that was probably meant."""
+    hint = did_you_mean(name, known) if known else ""
+    nearest = hint if "did you mean" in hint else "; name one of these"
+    return f"; it has: {', '.join(known)}{nearest}"

@@ -1,0 +1,236 @@
+"""Numbered lines -> records: cells by column name, from CSV, TSV, JSONL and Parquet.
+
+CSV follows RFC 4180: a quoted cell may hold commas, doubled quotes and line ends, and a record's place is the
+line on which it begins. TSV has no quoting at all, as in GLUE: a quote is a character like any other.
+"""
+
+import csv
+import json
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloze.errors import DataError
+from cloze.tasks import lines
+from cloze.tasks.lines import Lines, RowError, check_is_file, open_bytes
+
+
+@dataclass(frozen=True)
+class Record:
+    """One row as its file has it: cells by column; text in CSV and TSV, any value in JSONL and Parquet."""
+
+    place: str
+    cells: dict[str, object]
+
+
+class Table(Iterator[Record]):
+    """An open file. ``columns`` is None where each row names its own; a ``RowError`` does not end it."""
+
+    columns: tuple[str, ...] | None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the file."""
+
+
+class CellTable(Table):
+    """CSV or TSV: a header, then as many cells in each record; lines without a character are passed over."""
+
+    def __init__(self, path: Path, columns: Sequence[str] | None, *, quoted: bool) -> None:
+        self._stream = open_bytes(path)
+        source = Lines(path, self._stream)
+        self._records = QuotedRecords(source) if quoted else TabbedRecords(source)
+        try:
+            self.columns = tuple(columns) if columns else self._read_header(path)
+        except DataError:
+            self.close()
+            raise
+
+    def __next__(self) -> Record:
+        assert self.columns is not None
+        cells = self._next_cells()
+        if len(cells) != len(self.columns):
+            raise RowError(
+                f"{self._records.place}: {len(cells)} cells, but there are {len(self.columns)} columns "
+                f"({', '.join(self.columns)}); {self._records.advice}"
+            )
+        return Record(self._records.place, dict(zip(self.columns, cells, strict=True)))
+
+    def close(self) -> None:
+        """Release the file."""
+        self._stream.close()
+
+    def _next_cells(self) -> list[str]:
+        cells = next(self._records)
+        while cells in ([], [""]):
+            cells = next(self._records)
+        return cells
+
+    def _read_header(self, path: Path) -> tuple[str, ...]:
+        try:
+            names = [name.strip() for name in self._next_cells()]
+        except StopIteration:
+            raise DataError(f"{path} is empty; expected a header and rows") from None
+        except RowError as error:
+            raise DataError(str(error)) from error  # without a header no row can be read, so none can be skipped
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            raise DataError(
+                f"{self._records.place}: the header names column {twice[0]!r} {names.count(twice[0])} times; "
+                "give every column a name of its own"
+            )
+        return tuple(names)
+
+
+class TabbedRecords(Iterator[list[str]]):
+    """Lines cut at their tabs."""
+
+    advice = "put one tab between cells and none inside (quotes do not protect one here; in a .csv file they do)"
+
+    def __init__(self, source: Lines) -> None:
+        self._source = source
+
+    @property
+    def place(self) -> str:
+        """Where the last record is."""
+        return self._source.place
+
+    def __next__(self) -> list[str]:
+        return next(self._source).split("\t")
+
+
+class QuotedRecords(Iterator[list[str]]):
+    """CSV records, each perhaps of several lines."""
+
+    advice = "put quotes around a cell that holds a comma"
+
+    def __init__(self, source: Lines) -> None:
+        # The csv module bounds cells for the whole process, and low; Lines bounds ours already.
+        csv.field_size_limit(max(csv.field_size_limit(), 2 * lines.LONGEST_LINE))
+        self._feed = BoundedFeed(source)
+        self._parsed = csv.reader(self._feed, strict=True)
+
+    @property
+    def place(self) -> str:
+        """Where the last record began."""
+        return self._feed.place
+
+    def __next__(self) -> list[str]:
+        self._feed.begin()
+        try:
+            return next(self._parsed)
+        except csv.Error as error:
+            if "end of data" in str(error):
+                raise self._feed.unclosed() from error
+            raise RowError(
+                f"{self.place}: not a CSV row ({error}); "
+                'put quotes around the whole cell, and write "" for a quote inside it'
+            ) from error
+
+
+class BoundedFeed(Iterator[str]):
+    """The lines that the csv module asks for, bounded a record; a generator would not survive a bad one."""
+
+    def __init__(self, source: Lines) -> None:
+        self.place = ""
+        self._source = source
+        self._characters = 0
+
+    def begin(self) -> None:
+        """Note that the next line begins a record."""
+        self.place = f"{self._source.path}:{self._source.number + 1}"
+        self._characters = 0
+
+    def __next__(self) -> str:
+        line = next(self._source)
+        self._characters += len(line) + 1
+        if self._characters > lines.LONGEST_LINE + 1:
+            raise self.unclosed()
+        return line + "\n"
+
+    def unclosed(self) -> DataError:
+        """Say that a quote stays open; not a ``RowError``, for what it swallows is more than a row."""
+        return DataError(f'{self.place}: a quote opens in this row and does not close; write "" for a quote in a cell')
+
+
+class JsonTable(Table):
+    """JSONL: an object a line."""
+
+    columns = None
+
+    def __init__(self, path: Path) -> None:
+        self._stream = open_bytes(path)
+        self._lines = Lines(path, self._stream)
+
+    def __next__(self) -> Record:
+        line = next(self._lines)
+        while not line.strip():
+            line = next(self._lines)
+        place = self._lines.place
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise RowError(
+                f"{place}: not JSON ({error.msg} at character {error.pos + 1}); expected one object a line"
+            ) from error
+        except (RecursionError, ValueError) as error:  # deep nesting, or an integer of thousands of digits
+            raise RowError(f"{place}: JSON that cannot be read ({error}); expected one flat object a line") from error
+        if not isinstance(value, dict):
+            raise RowError(f"{place}: {line[:40]!r} is not an object; expected one such as " + '{"text": "..."}')
+        return Record(place, value)
+
+    def close(self) -> None:
+        """Release the file."""
+        self._stream.close()
+
+
+class ParquetTable(Table):
+    """Parquet, a batch of rows at a time; a place is the number of the row."""
+
+    def __init__(self, path: Path) -> None:
+        check_is_file(path)
+        import pyarrow  # a quarter of a second, paid by those who bring Parquet
+        from pyarrow import parquet
+
+        try:
+            self._file = parquet.ParquetFile(path)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(
+                f"{path}: not a Parquet file ({str(error).splitlines()[0]}); check how it was written"
+            ) from error
+        self.columns = tuple(self._file.schema_arrow.names)
+        self._records = self._read(path)
+
+    def __next__(self) -> Record:
+        return next(self._records)
+
+    def close(self) -> None:
+        """Release the file."""
+        self._file.close()
+
+    def _read(self, path: Path) -> Iterator[Record]:
+        number = 0
+        for batch in self._file.iter_batches(batch_size=1024):
+            for cells in batch.to_pylist():
+                number += 1
+                yield Record(f"{path}:{number}", cells)
+
+
+def open_table(path: Path, columns: Sequence[str] | None = None) -> Table:
+    """Open a file by its ending; ``columns`` names those of a CSV or TSV file that has no header."""
+    kind = Path(path.stem).suffix if path.suffix.lower() in lines.COMPRESSED else path.suffix
+    match kind.lower():
+        case ".csv":
+            return CellTable(path, columns, quoted=True)
+        case ".tsv":
+            return CellTable(path, columns, quoted=False)
+        case ".jsonl" | ".ndjson":
+            return JsonTable(path)
+        case ".parquet" if kind == path.suffix:
+            return ParquetTable(path)
+    check_is_file(path)
+    raise DataError(
+        f"{path}: the ending {kind!r} tells no kind of table; "
+        "expected .csv, .tsv, .jsonl (each also with .gz or .xz) or .parquet: rename or convert the file"
+    )

@@ -1,0 +1,301 @@
+"""Text -> ids: BERT's WordPiece tokenizer (Devlin et al. 2019, section 3, "Input/Output Representations").
+
+Normalising, splitting and matching are the work of the ``tokenizers`` library; this module puts the special
+tokens around its pieces, truncates, and guards what it lets in. The engine is built without any special
+token, so that a text which reads ``[SEP]`` is three pieces like any other text; only ``read_mask`` lets a
+text name one, and only ``[MASK]``.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import tokenizers
+from tokenizers.models import WordPiece
+from tokenizers.normalizers import BertNormalizer
+from tokenizers.pre_tokenizers import BertPreTokenizer
+
+from cloze.errors import RequestError
+from cloze.text.characters import LONGEST_READ, replace_surrogates, windows
+from cloze.text.tokenizer_files import DEFAULT_LENGTH, TokenizerSettings, read_settings, write_settings
+from cloze.text.vocabulary import CLS, CONTINUATION, MASK, PAD, SEP, UNKNOWN, check_pieces
+
+# Truncated texts are read in windows of this many characters for a token, and no further than the tokens
+# last. English has four to five characters a token, so that all but the longest texts are one window, and
+# their loss exactly known.
+_CHARACTERS_A_TOKEN = 24
+_SMALLEST_WINDOW = 8192
+# What stops a text that goes on and on without tokens, such as alternating spaces and accents.
+_LONGEST_TEXT = 1_000_000
+# One call to the engine holds some 190 bytes a character until it returns.
+_CHARACTERS_A_CALL = 250_000
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """One sequence for the model. All lists have one entry a token.
+
+    ``offsets`` are code points of the token's own text as it was given, (0, 0) for special tokens;
+    ``sources`` tells which text that is: 0 the first, 1 the pair, None for special tokens. ``dropped``
+    counts the tokens that truncation left out (for texts beyond some thousand characters, at least so
+    many): 0 means that nothing was.
+    """
+
+    ids: list[int]
+    segments: list[int]
+    tokens: list[str]
+    offsets: list[tuple[int, int]]
+    sources: list[int | None]
+    dropped: int = 0
+
+
+@dataclass(frozen=True)
+class _Pieces:
+    """The tokens of one text, special ones aside; ``unread`` counts losses before truncation."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    unread: int = 0
+
+
+class Tokenizer:
+    """A vocabulary with its casing and its length: texts to ids and back."""
+
+    def __init__(self, settings: TokenizerSettings) -> None:
+        self.settings = settings
+        self.pieces = list(settings.pieces)
+        self.size = len(self.pieces)
+        self.lowercase = settings.lowercase
+        self.max_length = settings.max_length
+        self._ids = {piece: number for number, piece in enumerate(self.pieces)}
+        self.pad_id, self.unknown_id = self._ids[PAD], self._ids[UNKNOWN]
+        self.cls_id, self.sep_id, self.mask_id = self._ids[CLS], self._ids[SEP], self._ids[MASK]
+        self.special_ids = frozenset((self.pad_id, self.unknown_id, self.cls_id, self.sep_id, self.mask_id))
+        self._word_starts = [not piece.startswith(CONTINUATION) for piece in self.pieces]
+        self._engine = _build_engine(settings, self._ids)
+
+    @classmethod
+    def from_folder(cls, folder: Path, positions: int | None = None) -> "Tokenizer":
+        """Read the tokenizer of a model folder; ``positions`` is the most that its model can embed."""
+        return cls(read_settings(Path(folder), positions))
+
+    @classmethod
+    def from_vocabulary(
+        cls,
+        pieces: Sequence[str],
+        *,
+        lowercase: bool,
+        max_length: int = DEFAULT_LENGTH,
+        strip_accents: bool | None = None,
+        chinese: bool = True,
+    ) -> "Tokenizer":
+        """Make a tokenizer of a vocabulary and its settings."""
+        check_pieces(pieces, "the vocabulary")
+        return cls(
+            TokenizerSettings(
+                pieces=tuple(pieces),
+                lowercase=lowercase,
+                max_length=max_length,
+                strip_accents=strip_accents,
+                chinese=chinese,
+            )
+        )
+
+    def save(self, folder: Path) -> None:
+        """Write ``vocab.txt``, ``tokenizer.json`` and ``tokenizer_config.json``."""
+        write_settings(Path(folder), self.settings)
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __call__(
+        self,
+        text: str,
+        pair: str | None = None,
+        *,
+        max_length: int | None = None,
+        special: bool = True,
+        read_mask: bool = False,
+    ) -> Encoding:
+        """Encode one text, or two as ``[CLS] A [SEP] B [SEP]``."""
+        pairs = None if pair is None else [pair]
+        return self.encode_batch([text], pairs, max_length=max_length, special=special, read_mask=read_mask)[0]
+
+    def encode_batch(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        max_length: int | None = None,
+        special: bool = True,
+        read_mask: bool = False,
+    ) -> list[Encoding]:
+        """Encode many texts as ``__call__`` does one; each result is the same as alone."""
+        if pairs is not None and len(pairs) != len(texts):
+            raise RequestError(f"{len(texts)} texts with {len(pairs)} second texts; give one for each")
+        length = self.max_length if max_length is None else max_length
+        overhead = (2 if pairs is None else 3) if special else 0
+        if length < max(overhead, 1):
+            raise RequestError(f"max_length is {length}; expected 1 or more, and room for {overhead} special tokens")
+        budget = length - overhead
+        firsts = self._encode_texts(texts, budget, read_mask)
+        if pairs is None:
+            return [self._assemble((first,), budget, special) for first in firsts]
+        seconds = self._encode_texts(pairs, budget, read_mask)
+        return [self._assemble(both, budget, special) for both in zip(firsts, seconds, strict=True)]
+
+    def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids alone, without special tokens or truncation: what corpora are made of."""
+        results: list[list[int]] = [[] for _ in texts]
+        for group in _groups(self._all_windows(texts)):
+            for (owner, _), found in zip(group, self._encode_fast([text for _, text in group]), strict=True):
+                results[owner].extend(found)
+        return results
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Join the pieces into words and the words with spaces."""
+        return " ".join(self.piece(number) for number in ids).replace(f" {CONTINUATION}", "")
+
+    def piece(self, number: int) -> str:
+        """Return the piece that has this id."""
+        if not 0 <= number < self.size:
+            raise RequestError(f"no piece has the id {number}; this vocabulary has 0 to {self.size - 1}")
+        return self.pieces[number]
+
+    def id(self, piece: str) -> int | None:
+        """Return the id of a piece, None where the vocabulary lacks it."""
+        return self._ids.get(piece)
+
+    def is_word_start(self, number: int) -> bool:
+        """Whether the piece with this id starts a word: it has no ``##``."""
+        return self._word_starts[number]
+
+    def _encode_texts(self, texts: Sequence[str], budget: int, read_mask: bool) -> list[_Pieces]:
+        window = min(max(_SMALLEST_WINDOW, _CHARACTERS_A_TOKEN * budget), LONGEST_READ)
+        results: list[_Pieces | None] = [None] * len(texts)
+        short: list[tuple[int, str]] = []
+        for index, text in enumerate(map(replace_surrogates, texts)):
+            if len(text) <= window and not (read_mask and MASK in text):
+                short.append((index, text))
+            else:
+                results[index] = self._encode_long(text, budget, window, read_mask)
+        for group in _groups(iter(short)):
+            found = self._engine.encode_batch([text for _, text in group], add_special_tokens=False)
+            for (index, _), encoding in zip(group, found, strict=True):
+                results[index] = _Pieces(encoding.ids, encoding.offsets)
+        return [result for result in results if result is not None]
+
+    def _encode_long(self, text: str, budget: int, window: int, read_mask: bool) -> _Pieces:
+        """Encode window after window, or mask after mask; of a long text, no more than the budget needs."""
+        ids: list[int] = []
+        offsets: list[tuple[int, int]] = []
+        unread = read = 0
+        for start, end, whole in self._spans(text, window, read_mask):
+            if read > _LONGEST_TEXT or (len(ids) > budget and len(text) > window):
+                return _Pieces(ids, offsets, unread + (len(ids) <= budget))
+            read += end - start
+            if read_mask and text[start:end] == MASK:
+                ids.append(self.mask_id)
+                offsets.append((start, end))
+                continue
+            found = self._engine.encode(text[start:end], add_special_tokens=False)
+            ids.extend(found.ids)
+            offsets.extend((start + first, start + last) for first, last in found.offsets)
+            # A word too long to be read to its end is [UNK] in any case; anything else means that something
+            # was lost.
+            unread += not whole and found.ids != [self.unknown_id]
+        return _Pieces(ids, offsets, unread)
+
+    def _spans(self, text: str, window: int, read_mask: bool) -> Iterator[tuple[int, int, bool]]:
+        start = 0
+        while start <= len(text):
+            end = text.find(MASK, start) if read_mask else -1
+            part = text[start : end if end >= 0 else len(text)]
+            for first, last, whole in windows(part, window, chinese=self.settings.chinese):
+                yield start + first, start + last, whole
+            if end < 0:
+                return
+            yield end, end + len(MASK), True
+            start = end + len(MASK)
+
+    def _all_windows(self, texts: Sequence[str]) -> Iterator[tuple[int, str]]:
+        for index, text in enumerate(map(replace_surrogates, texts)):
+            if len(text) <= LONGEST_READ:
+                yield index, text
+                continue
+            for start, end, _ in windows(text, LONGEST_READ, chinese=self.settings.chinese):
+                yield index, text[start:end]
+
+    def _encode_fast(self, texts: list[str]) -> list[list[int]]:
+        return [found.ids for found in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def _assemble(self, parts: tuple[_Pieces, ...], budget: int, special: bool) -> Encoding:
+        """Truncate the parts and put the special tokens around them."""
+        kept = _truncate([len(part.ids) for part in parts], budget)
+        ids, segments, offsets = list[int](), list[int](), list[tuple[int, int]]()
+        sources = list[int | None]()
+
+        def add(more_ids: list[int], more_offsets: list[tuple[int, int]], segment: int, source: int | None) -> None:
+            ids.extend(more_ids)
+            offsets.extend(more_offsets)
+            segments.extend([segment] * len(more_ids))
+            sources.extend([source] * len(more_ids))
+
+        if special:
+            add([self.cls_id], [(0, 0)], 0, None)
+        for segment, (part, count) in enumerate(zip(parts, kept, strict=True)):
+            add(part.ids[:count], part.offsets[:count], segment, segment)
+            if special:
+                add([self.sep_id], [(0, 0)], segment, None)
+        dropped = sum(len(part.ids) - count + part.unread for part, count in zip(parts, kept, strict=True))
+        return Encoding(ids, segments, [self.pieces[number] for number in ids], offsets, sources, dropped)
+
+
+def _truncate(lengths: list[int], budget: int) -> list[int]:
+    """Take tokens from the end of the longer part until both fit.
+
+    Of two equally long parts the second gives, as in the published code. The engine's own "longest first"
+    leaves the odd token to the second part instead, unless the first was longer; models were trained with
+    the former.
+    """
+    if len(lengths) == 1 or sum(lengths) <= budget:
+        return [min(length, budget) for length in lengths]
+    first, second = lengths
+    half = budget // 2
+    if second <= half:
+        return [budget - second, second]
+    if first <= budget - half:
+        return [first, budget - first]
+    return [budget - half, half]
+
+
+def _groups(items: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    """Gather texts into calls of bounded size."""
+    group: list[tuple[int, str]] = []
+    characters = 0
+    for index, text in items:
+        if group and characters + len(text) > _CHARACTERS_A_CALL:
+            yield group
+            group, characters = [], 0
+        group.append((index, text))
+        characters += len(text)
+    if group:
+        yield group
+
+
+def _build_engine(settings: TokenizerSettings, ids: dict[str, int]) -> tokenizers.Tokenizer:
+    model = WordPiece(
+        ids,
+        unk_token=UNKNOWN,
+        continuing_subword_prefix=CONTINUATION,
+        max_input_chars_per_word=settings.longest_word,
+    )
+    engine = tokenizers.Tokenizer(model)
+    engine.normalizer = BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=settings.chinese,
+        strip_accents=settings.strip_accents,
+        lowercase=settings.lowercase,
+    )
+    engine.pre_tokenizer = BertPreTokenizer()
+    return engine

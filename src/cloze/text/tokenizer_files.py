@@ -1,0 +1,160 @@
+"""Model folder <-> tokenizer settings: ``tokenizer.json``, ``vocab.txt`` and the small files beside them.
+
+A ``tokenizer.json`` from elsewhere is never handed to the engine, which can panic on one and accepts two
+pieces with one id: it is read as plain JSON, every component is compared with what BERT has, and the engine
+is built anew from the few settings that remain. Whatever is wrong with a folder is a ``CheckpointError``.
+
+Where files disagree, the order is that of ``transformers`` and ``sentence-transformers``: the vocabulary of
+``tokenizer.json`` before ``vocab.txt``; casing from ``tokenizer_config.json`` before ``tokenizer.json``;
+the length from ``sentence_bert_config.json`` before ``tokenizer_config.json``; a truncation inside
+``tokenizer.json`` counts for nothing.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from cloze.errors import CheckpointError
+from cloze.text.tokenizer_json import read_tokenizer_json, write_tokenizer_json
+from cloze.text.vocabulary import (
+    CLS,
+    LARGEST_FILE,
+    MASK,
+    PAD,
+    SEP,
+    UNKNOWN,
+    read_vocabulary,
+    write_vocabulary,
+)
+
+DEFAULT_LENGTH = 512
+# Where a folder sets no limit, transformers writes 10^30; no BERT has this many positions.
+_NO_LIMIT = 1_000_000
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """All that decides which ids a text becomes. ``strip_accents`` None: as ``lowercase`` says."""
+
+    pieces: tuple[str, ...]
+    lowercase: bool
+    max_length: int = DEFAULT_LENGTH
+    strip_accents: bool | None = None
+    chinese: bool = True
+    longest_word: int = 100
+
+
+def read_settings(folder: Path, positions: int | None = None) -> TokenizerSettings:
+    """Read a folder's tokenizer; ``positions`` bounds its length, as a model can embed no more."""
+    config = _read_json(folder / "tokenizer_config.json")
+    sentence = _read_json(folder / "sentence_bert_config.json")
+    settings = _from_tokenizer_json(folder) or _from_vocabulary(folder)
+    place = folder / "tokenizer_config.json"
+    settings = replace(
+        settings,
+        lowercase=_flag(config, "do_lower_case", place, settings.lowercase),
+        strip_accents=_flag(config, "strip_accents", place, settings.strip_accents),
+        chinese=bool(_flag(config, "tokenize_chinese_chars", place, settings.chinese)),
+        max_length=_length(folder, config, sentence, positions),
+    )
+    if _flag(sentence, "do_lower_case", folder / "sentence_bert_config.json", False) and not settings.lowercase:
+        # sentence-transformers lowers the text before a cased tokenizer, which leaves accents where they are.
+        settings = replace(settings, lowercase=True, strip_accents=bool(settings.strip_accents))
+    return settings
+
+
+def write_settings(folder: Path, settings: TokenizerSettings) -> None:
+    """Write the three files from which transformers builds the same tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_vocabulary(folder / "vocab.txt", settings.pieces)
+    write_tokenizer_json(
+        folder / "tokenizer.json",
+        settings.pieces,
+        lowercase=settings.lowercase,
+        strip_accents=settings.strip_accents,
+        chinese=settings.chinese,
+        longest_word=settings.longest_word,
+    )
+    config = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": settings.lowercase,
+        "strip_accents": settings.strip_accents,
+        "tokenize_chinese_chars": settings.chinese,
+        "model_max_length": settings.max_length,
+        "pad_token": PAD,
+        "unk_token": UNKNOWN,
+        "cls_token": CLS,
+        "sep_token": SEP,
+        "mask_token": MASK,
+    }
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def _from_tokenizer_json(folder: Path) -> TokenizerSettings | None:
+    path = folder / "tokenizer.json"
+    data = _read_json(path)
+    if data is None:
+        return None
+    return TokenizerSettings(**read_tokenizer_json(data, path))
+
+
+def _from_vocabulary(folder: Path) -> TokenizerSettings:
+    path = folder / "vocab.txt"
+    if not path.exists():
+        raise CheckpointError(f"{folder}: neither tokenizer.json nor vocab.txt; a model folder needs one of them")
+    pieces = tuple(read_vocabulary(path))
+    # The first checkpoints kept their casing in their names only; capitals in the vocabulary give it away.
+    has_capitals = any(piece.isalpha() and piece != piece.lower() for piece in pieces)
+    return TokenizerSettings(pieces=pieces, lowercase=not has_capitals)
+
+
+def _length(folder: Path, config: Json | None, sentence: Json | None, positions: int | None) -> int:
+    length = _positive(sentence, "max_seq_length", folder / "sentence_bert_config.json")
+    if length is None:
+        length = _positive(config, "model_max_length", folder / "tokenizer_config.json")
+    if length is None:
+        length = positions if positions is not None else DEFAULT_LENGTH
+    return length if positions is None else min(length, positions)
+
+
+def _positive(data: Json | None, key: str, path: Path) -> int | None:
+    value = None if data is None else data.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
+        raise CheckpointError(f"{path}: {key} is {value!r}; expected a number of tokens")
+    return None if value > _NO_LIMIT else int(value)
+
+
+def _flag(data: Json | None, key: str, path: Path, default: bool | None) -> Any:
+    value = None if data is None else data.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise CheckpointError(f"{path}: {key} is {value!r}; expected true or false")
+    return value
+
+
+def _read_json(path: Path) -> Json | None:
+    """Read one small JSON object; None where there is no such file."""
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise CheckpointError(f"{path}: over {LARGEST_FILE:,} bytes, which no tokenizer needs")
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # bad UTF-8, bad JSON, a number or a nesting beyond all measure
+        raise CheckpointError(f"{path}: not JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: holds a {type(data).__name__}; expected an object with settings")
+    return data

@@ -1,0 +1,1 @@
+"""The loop and what it trains: pre-training, fine-tuning."""

@@ -1,0 +1,35 @@
+"""``metrics.jsonl`` -> a picture."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+Metrics = Sequence[dict[str, float]]
+
+
+def series(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:
+    """The steps and the values of one figure."""
+    rows = [row for row in metrics if name in row]
+    return [row["step"] for row in rows], [row[name] for row in rows]
+
+
+def draw_curves(metrics: Metrics, path: Path) -> None:
+    """Draw the losses over the steps, held-out ones as dots, into a PNG."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    names = [name for name in ("mlm_loss", "nsp_loss", "loss") if series(metrics, name)[0]]
+    # With both parts there, their sum would only crowd the picture.
+    for name in names[:2] if "mlm_loss" in names else names:
+        (line,) = axes.plot(*series(metrics, name), label=name.replace("_", " "), linewidth=1, alpha=0.7)
+        steps, values = series(metrics, f"held_out_{name}")
+        if steps:
+            axes.plot(steps, values, "o-", color=line.get_color(), label=f"{name.replace('_', ' ')}, held out")
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    figure.savefig(path)

@@ -1,0 +1,188 @@
+"""``cloze finetune``: one more layer on [CLS], and all of the model trained a little (section 4 of the paper)."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from cloze.checkpoint import (
+    EmbeddingSettings,
+    ModelFolder,
+    TaskLabels,
+    fetch,
+    is_hub_name,
+    load_folder,
+    save_folder,
+)
+from cloze.errors import ConfigError
+from cloze.model import Bert, HeadName
+from cloze.model.losses import sequence_loss
+from cloze.model.surgery import with_heads
+from cloze.predict import Evaluation, Model, choose_device, evaluate_examples
+from cloze.predict.batching import Batch, collate
+from cloze.progress import Progress, Silent
+from cloze.tasks import Examples, Source, TaskData, read_task
+from cloze.text import Encoding, Tokenizer
+from cloze.train.curves import draw_curves
+from cloze.train.loop import Outcome, train
+from cloze.train.run import Run
+from cloze.train.settings import FinetuneSettings
+
+HEADS: tuple[HeadName, ...] = ("sequence",)
+
+
+@dataclass(frozen=True)
+class SequenceBatch:
+    """Texts and what they should be called."""
+
+    inputs: Batch
+    targets: Tensor  # (B,) indices of labels, or numbers
+
+
+class SequenceBatches:
+    """Batches of a training set: a new order every epoch, a function of (seed, epoch) alone."""
+
+    def __init__(
+        self,
+        encodings: list[Encoding],
+        targets: Tensor,
+        batch: int,
+        seed: int,
+        pad_id: int,
+        device: torch.device,
+    ) -> None:
+        self._encodings, self._targets = encodings, targets
+        self._batch, self._seed, self._pad_id, self._device = batch, seed, pad_id, device
+        self.steps_an_epoch = -(-len(encodings) // batch)
+
+    def at(self, step: int) -> SequenceBatch:
+        """The batch of a step, counted from 0."""
+        epoch, index = divmod(step, self.steps_an_epoch)
+        order = np.random.default_rng([self._seed, epoch]).permutation(len(self._encodings))
+        rows = order[index * self._batch : (index + 1) * self._batch]
+        inputs = collate([self._encodings[row] for row in rows], self._pad_id, self._device)
+        return SequenceBatch(inputs, self._targets[torch.from_numpy(rows)].to(self._device))
+
+
+class SequenceObjective(nn.Module):
+    """Cross-entropy of labels, or squared error of numbers."""
+
+    def __init__(self, model: Bert) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: SequenceBatch) -> Outcome:
+        """The loss of one batch."""
+        inputs = batch.inputs
+        last = self.model(inputs.ids, inputs.segments, inputs.mask).last
+        logits = self.model.heads["sequence"](self.model.pooled(last))
+        return Outcome(sequence_loss(logits, batch.targets), int(inputs.real.sum()))
+
+
+def finetune(
+    source: Source,
+    model: str | Path,
+    out: str | Path,
+    *,
+    settings: FinetuneSettings | None = None,
+    device: str | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Fine-tune a model folder on a task and return the run's folder. The same call goes on where another stopped."""
+    settings, progress = settings or FinetuneSettings(), progress or Silent()
+    base = load_folder(fetch(str(model)) if is_hub_name(str(model)) else Path(model))
+    data = read_task(source)
+    for note in data.notes:
+        progress.say(note)
+    run = Run.open(Path(out), _recorded(source, model) | asdict(settings), fresh=fresh)
+    if run.finished:
+        progress.say(f"{run.folder}: finished already; use --fresh to start over")
+        return run.folder
+    tuned = _start(base, data, settings, progress)
+    wrapped = Model(tuned, device=device)
+    batches = _batches(data.train, base.tokenizer, settings, choose_device(device), progress)
+
+    def score_dev() -> Mapping[str, float]:
+        return {
+            f"dev_{name}": value for name, value in evaluate_examples(wrapped, data.dev, data.metrics).metrics.items()
+        }
+
+    train(
+        SequenceObjective(wrapped.bert),
+        batches,
+        settings.loop(batches.steps_an_epoch),
+        run,
+        progress,
+        score_dev,
+    )
+    _finish(run, wrapped, tuned, data, settings)
+    return run.folder
+
+
+def _recorded(source: Source, model: str | Path) -> dict[str, Any]:
+    """What the run was asked to do, for comparing with what it is asked next time."""
+    files = {key: None if value is None else str(value) for key, value in asdict(source).items()}
+    return {"command": "finetune", "model": str(model), **files}
+
+
+def _start(base: ModelFolder, data: TaskData, settings: FinetuneSettings, progress: Progress) -> ModelFolder:
+    """The base with a new head for the task's labels."""
+    if settings.length > base.model.config.positions:
+        raise ConfigError(
+            f"length is {settings.length}, but the model reads at most {base.model.config.positions} tokens"
+        )
+    if base.model.pooler is None:
+        progress.say("the model has no pooler; a new one starts at random")
+    outputs = 1 if data.labels is None else len(data.labels)
+    bert = with_heads(base.model, HEADS, labels=outputs, keep=False, seed=settings.seed)
+    names = () if data.labels is None else data.labels.names
+    return ModelFolder(bert, base.tokenizer, TaskLabels(data.kind, names), base.embedding)
+
+
+def _batches(
+    examples: Examples,
+    tokenizer: Tokenizer,
+    settings: FinetuneSettings,
+    device: torch.device,
+    progress: Progress,
+) -> SequenceBatches:
+    length = min(settings.length, tokenizer.max_length)
+    encodings = tokenizer.encode_batch(examples.texts, examples.pairs, max_length=length)
+    cut = sum(encoding.dropped > 0 for encoding in encodings)
+    if cut:
+        progress.say(f"{cut} of {len(encodings)} training texts are longer than {length} tokens and are cut")
+    targets = torch.tensor(examples.targets)
+    return SequenceBatches(encodings, targets, settings.batch, settings.seed, tokenizer.pad_id, device)
+
+
+def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: TaskData, settings: FinetuneSettings) -> None:
+    """Write scores, curves and, last, the model: its presence says that the run is over."""
+    wrapped.bert.eval()
+    evaluation = evaluate_examples(wrapped, data.dev, data.metrics)
+    run.write_results(evaluation.results())
+    draw_curves(run.metrics(), run.folder / "curves.png")
+    card = finetuning_card(tuned, evaluation, settings, len(data.train))
+    tuned.model.cpu()
+    save_folder(
+        ModelFolder(tuned.model, tuned.tokenizer, tuned.task, EmbeddingSettings(), card=card),
+        run.model_folder,
+    )
+    run.store.clear()
+
+
+def finetuning_card(tuned: ModelFolder, evaluation: Evaluation, settings: FinetuneSettings, rows: int) -> str:
+    """The model card of a fine-tuned model."""
+    assert tuned.task is not None
+    scores = "\n".join(f"- {name}: {value:.4f}" for name, value in evaluation.metrics.items())
+    labels = ", ".join(tuned.task.names) or "a number"
+    return (
+        f"# BERT, fine-tuned to {tuned.task.kind}\n\n"
+        f"- answers: {labels}\n- training: {rows:,} rows, {settings.epochs} epochs, batch {settings.batch}, "
+        f"rate {settings.rate:g}, seed {settings.seed}\n\n"
+        f"On {len(evaluation.predictions):,} dev rows:\n\n{scores}\n"
+    )

