@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cloze.text import Tokenizer, train_vocabulary
+from cloze.text import Tokenizer, learn_pieces
 from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 
@@ -24,7 +24,7 @@ def minilm(minilm_folder: Path) -> Tokenizer:
 
 def _learn(lowercase: bool) -> Tokenizer:
     texts = [ENGLISH, CHINESE, MIXED, *strings(400, seed=5)]
-    pieces = train_vocabulary(texts, 4000, lowercase=lowercase, minimum_frequency=1)
+    pieces = learn_pieces(texts, 4000, lowercase=lowercase, minimum_frequency=1)
     return Tokenizer.from_vocabulary(pieces, lowercase=lowercase)
 
 

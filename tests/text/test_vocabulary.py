@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import CheckpointError, ConfigError, DataError
-from cloze.text import SPECIAL, Tokenizer, read_vocabulary, train_vocabulary, write_vocabulary
+from cloze.text import SPECIAL, Tokenizer, learn_pieces, read_vocabulary, write_vocabulary
 from cloze.text.merges import learn_merges
 from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
@@ -53,7 +53,7 @@ def test_flaws_that_are_not(content: str | bytes, message: str, tmp_path: Path) 
 
 
 def test_layout_of_a_learned_vocabulary() -> None:
-    pieces = train_vocabulary([ENGLISH, CHINESE], 400, words=["Waistcoat", "waistcoat-pocket"], minimum_frequency=1)
+    pieces = learn_pieces([ENGLISH, CHINESE], 400, words=["Waistcoat", "waistcoat-pocket"], minimum_frequency=1)
     assert pieces[:5] == list(SPECIAL)
     assert len(pieces) == len(set(pieces)) == 400
     lengths = [len(piece.removeprefix("##")) for piece in pieces[5:]]
@@ -68,7 +68,7 @@ def test_layout_of_a_learned_vocabulary() -> None:
 
 def test_nothing_learned_is_unknown() -> None:
     for lowercase in (True, False):
-        pieces = train_vocabulary([ENGLISH, MIXED], 2000, lowercase=lowercase, minimum_frequency=1)
+        pieces = learn_pieces([ENGLISH, MIXED], 2000, lowercase=lowercase, minimum_frequency=1)
         tokenizer = Tokenizer.from_vocabulary(pieces, lowercase=lowercase)
         assert tokenizer.unknown_id not in tokenizer.encode_ids([ENGLISH + MIXED])[0]
         # Letters of the text in any new order are spelled as well.
@@ -126,10 +126,10 @@ def _join(spelled: list[str], pair: tuple[str, str], piece: str) -> list[str]:
 def test_rare_characters_and_ideographs_yield() -> None:
     text = "aaaa bbbb " * 50 + "中" * 60 + "国" * 40 + "é" + "文"
     # Pairs of continued letters occur 100 times and more, 中 60 times, whole words 50 times.
-    assert train_vocabulary([text], 10, lowercase=False) == [*SPECIAL, "a", "b", "##a", "##b", "##aa"]
-    assert "中" in train_vocabulary([text], 12, lowercase=False)
-    assert "aaaa" not in train_vocabulary([text], 12, lowercase=False)
-    everything = train_vocabulary([text], 100, lowercase=False)
+    assert learn_pieces([text], 10, lowercase=False) == [*SPECIAL, "a", "b", "##a", "##b", "##aa"]
+    assert "中" in learn_pieces([text], 12, lowercase=False)
+    assert "aaaa" not in learn_pieces([text], 12, lowercase=False)
+    everything = learn_pieces([text], 100, lowercase=False)
     assert {"中", "国"} <= set(everything)
     assert {"é", "文"}.isdisjoint(everything)
     assert len(everything) < 100
@@ -138,12 +138,12 @@ def test_rare_characters_and_ideographs_yield() -> None:
 @pytest.mark.parametrize("texts", [[], [""], [" \n\t", "\x00\u200b"]])
 def test_no_text(texts: list[str]) -> None:
     with pytest.raises(DataError, match="no words in the text"):
-        train_vocabulary(texts, 100)
+        learn_pieces(texts, 100)
 
 
 def test_too_small_a_size() -> None:
     with pytest.raises(ConfigError, match="a vocabulary of 30 pieces is too small"):
-        train_vocabulary([ENGLISH], 30)
+        learn_pieces([ENGLISH], 30)
 
 
 def test_progress_is_reported() -> None:
@@ -156,7 +156,7 @@ def test_progress_is_reported() -> None:
         def say(self, message: str) -> None:
             heard.append(message)
 
-    train_vocabulary([ENGLISH] * 10_000, 200, progress=Listener())
+    learn_pieces([ENGLISH] * 10_000, 200, progress=Listener())
     assert heard[0] == "counting 10000 None"
     assert "different words" in heard[1]
     assert heard[-1].startswith("learning pieces ")
@@ -164,17 +164,17 @@ def test_progress_is_reported() -> None:
 
 
 def test_odd_text_is_survived() -> None:
-    pieces = train_vocabulary(["x" * 5000, "\ud800 ab ab", *strings(50, seed=2)], 1500)
+    pieces = learn_pieces(["x" * 5000, "\ud800 ab ab", *strings(50, seed=2)], 1500)
     assert "ab" in pieces
     assert max(map(len, pieces)) <= 102
 
 
 PROGRAM = """
 import sys
-from cloze.text import train_vocabulary
+from cloze.text import learn_pieces
 from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
-pieces = train_vocabulary([ENGLISH, CHINESE, MIXED, *strings(200, seed=1)], 1500, words=["rabbit", "zoë"])
+pieces = learn_pieces([ENGLISH, CHINESE, MIXED, *strings(200, seed=1)], 1500, words=["rabbit", "zoë"])
 sys.stdout.buffer.write("\\n".join(pieces).encode())
 """
 

@@ -36,7 +36,8 @@ def assemble(tensors: Mapping[str, Tensor], values: dict[str, Any], path: Path) 
     config = read_config(values, path)
     found = _without_copies({normalised(name): tensor for name, tensor in tensors.items()})
     heads = _heads(found, read_task_head(values))
-    labels = len(found["classifier.bias"]) if "classifier.bias" in found else 2
+    labels = _count_labels(found, path)
+    _check_depth(config, found, path)
     with torch.device("meta"):  # sizes are believed only once the tensors have confirmed them
         model = Bert(config, heads, labels=labels, pooler="bert.pooler.dense.weight" in found)
     state = {name: _take(name, parameter, found, path) for name, parameter in model.state_dict().items()}
@@ -44,6 +45,25 @@ def assemble(tensors: Mapping[str, Tensor], values: dict[str, Any], path: Path) 
     _check_tied(tensors, found, path)
     task = read_labels(values, labels, path) if {"sequence", "token"} & set(heads) else None
     return Assembled(model.eval(), task, _notes(model, found))
+
+
+def _count_labels(found: Mapping[str, Tensor], path: Path) -> int:
+    bias = found.get("classifier.bias")
+    if bias is None:
+        return 2
+    if bias.ndim != 1 or len(bias) == 0:
+        raise CheckpointError(f"{path}: classifier.bias has shape {tuple(bias.shape)}; one value a label was expected")
+    return len(bias)
+
+
+def _check_depth(config: BertConfig, found: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse more layers than there are before they are built: even without memory, millions would take hours."""
+    last = f"bert.encoder.layer.{config.layers - 1}."
+    if not any(name.startswith(last) for name in found):
+        raise CheckpointError(
+            f"{path}: config.json asks for {config.layers} layers, but no tensor of the last one is there; "
+            "use the config.json that this model was saved with"
+        )
 
 
 def _heads(found: Mapping[str, Tensor], task_head: HeadName) -> list[HeadName]:

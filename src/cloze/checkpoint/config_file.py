@@ -66,7 +66,8 @@ def read_config(values: dict[str, Any], path: Path) -> BertConfig:
 
 def read_task_head(values: dict[str, Any]) -> HeadName:
     """Which head the tensors named ``classifier`` are."""
-    for name in values.get("architectures") or ():
+    names = values.get("architectures")
+    for name in names if isinstance(names, list) else ():
         if isinstance(name, str) and name in _HEAD_CLASSES:
             return _HEAD_CLASSES[name]
     return "sequence"

@@ -58,7 +58,7 @@ def read_embedding(folder: Path) -> EmbeddingSettings:
 def _inside(folder: Path, name: Any, place: Path) -> Path:
     """A sub-folder named by an index, which must not lead outside."""
     path = folder / str(name or "")
-    if not path.resolve().is_relative_to(folder.resolve()) or "\0" in str(name):
+    if "\0" in str(name) or not path.resolve().is_relative_to(folder.resolve()):
         raise CheckpointError(f"{place}: {name!r} leads outside the folder; the file may have been tampered with")
     return path
 
@@ -67,7 +67,7 @@ def _pooling_modes(values: dict[str, Any]) -> frozenset[str]:
     """The modes that are on, in the new spelling (``pooling_mode``) or the old (a flag each)."""
     mode = values.get("pooling_mode")
     if mode is not None:
-        return frozenset([mode] if isinstance(mode, str) else map(str, mode))
+        return frozenset(map(str, mode if isinstance(mode, list) else [mode]))
     names = {flag: name for name, flag in _FLAGS.items()}
     return frozenset(names.get(key, key) for key, on in values.items() if key.startswith("pooling_mode_") and on)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from cloze.errors import CheckpointError
 
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+# The hub allows 96 characters; what is longer would also be too long for a path to be looked up.
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{,95}/[A-Za-z0-9][\w.-]{,95}")
 # What a BERT folder can need; code, ONNX exports and other frameworks' weights stay where they are.
 _WANTED = [
     "*.json",

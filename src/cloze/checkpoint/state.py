@@ -45,15 +45,18 @@ class StateStore:
         self.folder = folder
 
     def save(self, state: TrainingState) -> None:
-        """Commit a checkpoint, then drop the ones before it."""
-        with replaced_folder(self.folder / f"step-{state.step:08d}") as folder:
+        """Commit a checkpoint, then drop the others."""
+        committed = self.folder / f"step-{state.step:08d}"
+        with replaced_folder(committed) as folder:
             write_safetensors(folder / _MODEL, state.model)
             write_safetensors(folder / _OPTIMIZER, state.optimizer)
             write_json(folder / _STATE, {"step": state.step, "figures": dict(state.figures)})
             names = (_MODEL, _OPTIMIZER, _STATE)
             write_json(folder / _MANIFEST, {name: _fingerprint(folder / name) for name in names})
-        for older in self._folders()[1:]:
-            shutil.rmtree(older, ignore_errors=True)
+        # Not only the older ones: after falling back from a damaged checkpoint, that one has the higher number.
+        for other in self._folders():
+            if other != committed:
+                shutil.rmtree(other, ignore_errors=True)
 
     def newest(self, progress: Progress | None = None) -> TrainingState | None:
         """The newest checkpoint that is whole, or None; damaged ones are named and passed over."""

@@ -29,8 +29,7 @@ def find_checkpoint(path: Path) -> Path | None:
 def read_tensorflow(prefix: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Read the configuration and the tensors, renamed and turned as HF has them.
 
-    What an optimizer left behind (``adam_m``, ``adam_v``, ``global_step``) keeps its name, and so is reported as left
-    over instead of being read.
+    What an optimizer left behind (``adam_m``, ``adam_v``, ``global_step``) is not read: it is twice the model's size.
     """
     values = read_json(prefix.parent / CONFIG)
     bundle = TensorBundle.open(prefix)
@@ -40,5 +39,5 @@ def read_tensorflow(prefix: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
             continue
         renamed, transpose = from_tensorflow(name)
         tensor = torch.from_numpy(bundle.tensor(name))
-        tensors[renamed] = tensor.t().contiguous() if transpose else tensor
+        tensors[renamed] = tensor.t().contiguous() if transpose and tensor.ndim == 2 else tensor
     return values, tensors

@@ -6,7 +6,6 @@ Reading is lazy where the format allows it, so that shapes are checked before me
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from zipfile import BadZipFile
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -83,30 +82,34 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path}: holds more than tensors, and was not opened, since loading it could run code; "
-            "ask its author for model.safetensors"
+            f"{path}: holds more than tensors, or is damaged, and was not opened, since loading it could run code; "
+            "fetch it again, or ask its author for model.safetensors"
         ) from error
-    # What a broken archive raises depends on where it is broken.
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-        EOFError,
-        KeyError,
-        IndexError,
-        TypeError,
-        AttributeError,
-        BadZipFile,
-    ) as error:
-        raise CheckpointError(f"{path}: not a whole PyTorch file ({str(error)[:120]}); fetch it again") from error
-    if not isinstance(loaded, dict) or not all(isinstance(tensor, Tensor) for tensor in loaded.values()):
-        raise CheckpointError(f"{path}: a dictionary of tensors was expected; convert it to model.safetensors")
+    # What a broken archive raises depends on where it is broken, down to failed assertions of the reader.
+    except Exception as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{path}: not a whole PyTorch file ({reason[:120]}); fetch it again") from error
+    if not isinstance(loaded, dict) or not all(_is_plain(tensor) for tensor in loaded.values()):
+        raise CheckpointError(f"{path}: a dictionary of plain tensors was expected; convert it to model.safetensors")
     return {str(name): tensor for name, tensor in loaded.items()}
+
+
+def _is_plain(value: object) -> bool:
+    """Whether this is a tensor whose every value is in the file: not sparse, not without data, not one stretched."""
+    return (
+        isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and value.device.type == "cpu"
+        and value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+    )
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors for others to read: safetensors alone would leave mode 0600 and the bytes in the cache."""
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(own, path, metadata={"format": "pt"})
+    try:
+        save_file(own, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # how a full disk looks from there
+        raise OSError(str(error)) from error
     path.chmod(0o644)
     flush(path)

@@ -7,6 +7,7 @@ cloze, whose traceback ``--debug`` shows.
 import logging
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def _run(words: list[str], debug: bool) -> int:
         )
     except (ClozeError, CycloptsError) as error:
         if debug:
-            raise
+            traceback.print_exc()
         _complain(_one_line(error))
         return 2
     except BrokenPipeError:  # the reader of our output has seen enough, as in "| head"
@@ -64,7 +65,7 @@ def _run(words: list[str], debug: bool) -> int:
             _complain(str(error), "note")
             return int(code)
         if debug:
-            raise
+            traceback.print_exc()
         _complain(f"{type(error).__name__}: {_one_line(error)} (a defect of cloze; --debug shows where)")
         return 1
     return 0
@@ -72,7 +73,8 @@ def _run(words: list[str], debug: bool) -> int:
 
 def _build(config: Path | None) -> "App":  # type: ignore[name-defined]  # noqa: F821
     from cyclopts import App
-    from cyclopts.config import Toml
+
+    from cloze.cli.run_file import RunFile
 
     app = App(
         name="cloze",
@@ -83,9 +85,7 @@ def _build(config: Path | None) -> "App":  # type: ignore[name-defined]  # noqa:
         default_parameter=_no_negatives(),
     )
     if config is not None:
-        if not config.is_file():
-            raise ClozeError(f"--config {config}: no such file")
-        app.config = (Toml(config, use_commands_as_keys=False),)
+        app.config = (RunFile(config),)
     for name, (home, summary) in COMMANDS.items():
         app.command(home, name=name, help=summary)
     return app
@@ -104,14 +104,16 @@ def _take_flag(words: list[str], flag: str) -> bool:
 
 
 def _take_value(words: list[str], flag: str) -> Path | None:
-    if flag not in words:
-        return None
-    index = words.index(flag)
-    if index + 1 == len(words):
-        raise ClozeError(f"{flag} needs a file")
-    value = Path(words[index + 1])
-    del words[index : index + 2]
-    return value
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name != flag:
+            continue
+        if not equals and index + 1 == len(words):
+            raise ClozeError(f"{flag} needs a file")
+        taken = [word] if equals else words[index : index + 2]
+        del words[index : index + len(taken)]
+        return Path(value if equals else taken[1])
+    return None
 
 
 def _one_line(error: Exception) -> str:

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,12 +16,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+_WHITE = re.compile("[\t\r\n]+")
+
+
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write rows as JSONL, CSV or TSV, by the file's ending."""
     if path.suffix == ".jsonl":
         _replace(path, lambda place: place.write_text(_json_lines(rows), encoding="utf-8"))
     elif path.suffix in {".csv", ".tsv"}:
-        _replace(path, lambda place: _write_table(place, rows, "\t" if path.suffix == ".tsv" else ","))
+        _replace(path, lambda place: (_write_tabbed if path.suffix == ".tsv" else _write_quoted)(place, rows))
     else:
         raise ConfigError(f"--output {path}: .jsonl, .csv or .tsv was expected")
 
@@ -62,12 +66,23 @@ def _json_lines(rows: Sequence[Mapping[str, object]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def _write_table(path: Path, rows: Sequence[Mapping[str, object]], delimiter: str) -> None:
-    names = list(dict.fromkeys(name for row in rows for name in row))
+def _write_quoted(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, names, delimiter=delimiter, lineterminator="\n")
+        writer = csv.DictWriter(file, _names(rows), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+
+
+def _write_tabbed(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Quotes protect nothing in the TSV that we read, so that a tab or a line end in a cell becomes a space."""
+    names = _names(rows)
+    cells = [names, *([str(row.get(name, "")) for name in names] for row in rows)]
+    lines = ("\t".join(_WHITE.sub(" ", cell) for cell in line) + "\n" for line in cells)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name in row))
 
 
 def _write_parquet(path: Path, kept: Sequence[Mapping[str, object]], vectors: "NDArray[np.float32]") -> None:

@@ -1,5 +1,6 @@
 """``cloze fill``, ``follows``, ``embed`` and ``classify``."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -154,7 +155,7 @@ def classify(
             for one in labels
         ]
     kept = inputs.fields or [{"text": one} for one in inputs.texts]
-    rows = [{**fields, **answer} for fields, answer in zip(kept, answers, strict=True)]
+    rows = [{**fields, **_beside(fields, answer)} for fields, answer in zip(kept, answers, strict=True)]
     if output is not None:
         write_rows(output, rows)
         print(f"{output}: {len(rows):,} rows")
@@ -168,6 +169,11 @@ def classify(
             for answer, one in zip(answers, inputs.texts, strict=True)
         ]
         print_table((*header, "text"), shown)
+
+
+def _beside(fields: Mapping[str, object], answer: Mapping[str, object]) -> dict[str, object]:
+    """An answer under names that leave the file's own columns, such as its labels, as they are."""
+    return {f"predicted_{name}" if name in fields else name: value for name, value in answer.items()}
 
 
 def _shown(value: object) -> str:

@@ -5,6 +5,7 @@ Plain or compressed (``.gz``, ``.xz``, ``.zst``), read line by line, so that mem
 
 import gzip
 import lzma
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,7 +54,7 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
             yield file
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
-    except (gzip.BadGzipFile, lzma.LZMAError, EOFError) as error:
+    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
         raise DataError(f"{path}: not a whole {path.suffix} file ({error}); fetch it again") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error

@@ -66,7 +66,11 @@ class _Planner:
         return examples
 
     def _target(self, room: int) -> int:
-        """How long this example wants to be."""
+        """How long this example wants to be.
+
+        The original draws this once a document, whose share of short examples then grows with its length; here it is
+        drawn for every example, so that the share is the one that was asked for.
+        """
         if self.generator.random() < self.settings.short_share:
             return int(self.generator.integers(2, room + 1))
         return room

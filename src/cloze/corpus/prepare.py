@@ -3,6 +3,7 @@
 import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -35,11 +36,11 @@ def prepare(
     paths, folder = [Path(text) for text in texts], Path(out)
     tokenizer = Tokenizer.from_folder(Path(vocab))
     recipe = _recipe(paths, tokenizer, settings)
-    if folder.exists():
+    if folder.exists() and not _is_empty(folder):
         _check_same(folder, recipe)
         return folder
-    with replaced_folder(folder) as temporary:
-        writers = {split: _Writer(temporary / split, _id_type(tokenizer)) for split in SPLITS}
+    with replaced_folder(folder) as temporary, ExitStack() as files:
+        writers = {split: _Writer(temporary / split, _id_type(tokenizer), files) for split in SPLITS}
         for number, document in enumerate(_tokenized(paths, tokenizer)):
             split = "held_out" if _held_out(number, settings) else "train"
             writers[split].add(document)
@@ -87,10 +88,12 @@ def _id_type(tokenizer: Tokenizer) -> str:
 
 def _recipe(paths: Sequence[Path], tokenizer: Tokenizer, settings: PrepareSettings) -> dict[str, Any]:
     """Everything that the result depends on."""
-    vocabulary = "\n".join([*tokenizer.pieces, str(tokenizer.lowercase)])
+    rules = tokenizer.settings
+    vocabulary = [*rules.pieces, rules.lowercase, rules.strip_accents, rules.chinese, rules.longest_word]
     return {
-        "texts": {path.name: _fingerprint(path) for path in paths},
-        "vocabulary": hashlib.sha256(vocabulary.encode()).hexdigest(),
+        # A list: the order decides which documents are held out, and two files may have one name.
+        "texts": [[path.name, _fingerprint(path)] for path in paths],
+        "vocabulary": hashlib.sha256("\n".join(map(str, vocabulary)).encode()).hexdigest(),
         "held_out": settings.held_out,
         "seed": settings.seed,
     }
@@ -104,8 +107,14 @@ def _fingerprint(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
+
+
 def _check_same(folder: Path, recipe: dict[str, Any]) -> None:
     """Accept a folder that holds just this; refuse to overwrite anything else."""
+    if not (folder / MANIFEST).is_file():
+        raise DataError(f"{folder}: exists and is not a prepared corpus; choose another --out")
     recorded = read_manifest(folder).get("recipe")
     if recorded != recipe:
         changed = [key for key in recipe if not isinstance(recorded, dict) or recorded.get(key) != recipe[key]]
@@ -120,13 +129,14 @@ class _Writer:
 
     folder: Path
     id_type: str
+    files: ExitStack  # closes what is open, however the work ends
     sentences: "array[int]" = field(default_factory=lambda: array("q", [0]))
     documents: "array[int]" = field(default_factory=lambda: array("q", [0]))
     _file: BinaryIO = field(init=False)
 
     def __post_init__(self) -> None:
         self.folder.mkdir()
-        self._file = (self.folder / "tokens.bin").open("wb")
+        self._file = self.files.enter_context((self.folder / "tokens.bin").open("wb"))
 
     @property
     def token_count(self) -> int:

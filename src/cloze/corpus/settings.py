@@ -61,5 +61,5 @@ class MaskSettings:
     def __post_init__(self) -> None:
         if not 0 < self.rate < 1:
             raise ConfigError(f"mask rate is {self.rate}; a share between 0 and 1 was expected")
-        if len(self.mix) != 3 or min(self.mix) < 0 or abs(sum(self.mix) - 1) > 1e-6:
+        if len(self.mix) != 3 or min(self.mix) < 0 or not abs(sum(self.mix) - 1) <= 1e-6:
             raise ConfigError(f"mask mix is {self.mix}; three shares that add up to 1 were expected, as 0.8 0.1 0.1")

@@ -49,16 +49,18 @@ class Corpus:
             empty = facts["tokens"] == 0  # an empty file cannot be mapped
             tokens = np.zeros(0, dtype) if empty else np.memmap(place / "tokens.bin", dtype=dtype, mode="r")
             corpus = cls(tokens, np.load(place / "sentences.npy"), np.load(place / "documents.npy"))
-        except (OSError, KeyError, TypeError, ValueError) as error:
+            whole = corpus.matches(facts)
+        except (OSError, EOFError, LookupError, TypeError, ValueError) as error:
             raise DataError(f"{folder}: the {split} part is damaged ({error}); prepare the text again") from error
-        if not corpus.matches(facts):
+        if not whole:
             raise DataError(f"{folder}: the {split} part does not match its manifest; prepare the text again")
         return corpus
 
     def matches(self, facts: dict[str, int]) -> bool:
         """Whether sizes are the recorded ones and the offsets lead nowhere outside."""
         return (
-            len(self.tokens) == facts["tokens"] == self.sentences[-1]
+            self.sentences[0] == self.documents[0] == 0
+            and len(self.tokens) == facts["tokens"] == self.sentences[-1]
             and len(self.sentences) - 1 == facts["sentences"] == self.documents[-1]
             and self.document_count == facts["documents"]
             and bool((np.diff(self.sentences) > 0).all())

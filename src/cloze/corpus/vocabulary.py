@@ -8,8 +8,10 @@ from cloze.corpus.settings import VocabularySettings
 from cloze.errors import DataError
 from cloze.files import replaced_folder
 from cloze.progress import Progress, Silent
-from cloze.text import Tokenizer
-from cloze.text import train_vocabulary as learn_pieces
+from cloze.text import Tokenizer, learn_pieces
+
+# What a vocabulary's folder holds; one with anything else in it, such as a model, is not ours to replace.
+FILES = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
 
 
 def train_vocabulary(
@@ -23,8 +25,8 @@ def train_vocabulary(
     """Learn a WordPiece vocabulary from text files; the same input gives the same bytes. ``words`` is one a line."""
     settings, progress = settings or VocabularySettings(), progress or Silent()
     folder = Path(out)
-    if folder.exists() and any(folder.iterdir()) and not (folder / "vocab.txt").is_file():
-        raise DataError(f"{folder}: exists and holds no vocabulary; choose another --out")
+    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= FILES):
+        raise DataError(f"{folder}: exists and is not a vocabulary's folder; choose another --out")
     guaranteed = [line for line in read_lines(Path(words)) if line] if words is not None else []
     pieces = learn_pieces(
         _lines([Path(text) for text in texts]),

@@ -40,6 +40,8 @@ class BertConfig:
             # An upper bound as well: a size from a file is believed before any tensor of that size is seen.
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**24:
                 raise ConfigError(f"{name} is {value!r}; a whole number from 1 to {2**24} was expected")
+        if not isinstance(self.pad_id, int) or isinstance(self.pad_id, bool) or not 0 <= self.pad_id < self.vocab_size:
+            raise ConfigError(f"pad_id is {self.pad_id!r}; an id from 0 to {self.vocab_size - 1} was expected")
         if self.hidden_size % self.heads:
             raise ConfigError(
                 f"hidden_size {self.hidden_size} does not divide into {self.heads} heads; "

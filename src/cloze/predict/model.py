@@ -51,8 +51,11 @@ def choose_device(name: str | None) -> torch.device:
             return torch.device("cuda")
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
+        probe = torch.zeros(1, device=name)
+        probe.item()  # fails on "meta", which has no memory
+        return probe.device
+    # ImportError: some devices are packages of their own.
+    except (RuntimeError, AssertionError, ImportError) as error:
         raise ConfigError(f"device {name!r} is not to be had here; use 'cpu', or leave --device out") from error
 
 
@@ -115,7 +118,7 @@ class Model:
     def follows(self, first: str, second: str) -> float:
         """The probability that the second text follows the first."""
         self._need("nsp")
-        batch = self._collate([self.tokenizer(first, second)])
+        batch = self._collate(self._encode([first], [second]))
         logits = self.bert.heads["nsp"](self.bert.pooled(self.bert(batch.ids, batch.segments).last))
         return float(logits.softmax(-1)[0, 0])
 
@@ -151,7 +154,7 @@ class Model:
     @torch.inference_mode()
     def hidden(self, text: str, pair: str | None = None, layer: int | None = -1) -> Floats:
         """The token states of one layer, (T, H), or of all with ``layer=None``, (L + 1, T, H), embeddings first."""
-        batch = self._collate([self.tokenizer(text, pair)])
+        batch = self._collate(self._encode([text], None if pair is None else [pair]))
         if layer is not None:
             return self._states(batch, self._layer(layer))[0].cpu().numpy()
         states = self.bert.encoder(batch.ids, batch.segments, keep_states=True).states
@@ -160,7 +163,7 @@ class Model:
     @torch.inference_mode()
     def attend(self, text: str, pair: str | None = None) -> Attention:
         """The attention weights of every layer and head."""
-        encoding = self.tokenizer(text, pair)
+        (encoding,) = self._encode([text], None if pair is None else [pair])
         batch = self._collate([encoding])
         output = self.bert.encoder(batch.ids, batch.segments, keep_attentions=True)
         weights = torch.cat(output.attentions).cpu().numpy()  # L of (1, A, T, T) -> (L, A, T, T)
@@ -207,6 +210,8 @@ class Model:
             raise RequestError("one text was given where a list of texts was expected; put it into a list")
         if pairs is not None and len(pairs) != len(texts):
             raise RequestError(f"{len(texts)} texts, but {len(pairs)} pairs; one for each was expected")
+        if pairs is not None and self.bert.config.segments < 2:
+            raise RequestError("this model tells no second text from a first (it has one segment); give single texts")
         encodings = self.tokenizer.encode_batch(texts, pairs)
         cut = sum(encoding.dropped > 0 for encoding in encodings)
         if cut:

@@ -2,15 +2,15 @@
 
 from cloze.text.sentences import split_sentences
 from cloze.text.tokenizer import Encoding, Tokenizer
-from cloze.text.vocabulary import MASK, SPECIAL, read_vocabulary, train_vocabulary, write_vocabulary
+from cloze.text.vocabulary import MASK, SPECIAL, learn_pieces, read_vocabulary, write_vocabulary
 
 __all__ = [
     "MASK",
     "SPECIAL",
     "Encoding",
     "Tokenizer",
+    "learn_pieces",
     "read_vocabulary",
     "split_sentences",
-    "train_vocabulary",
     "write_vocabulary",
 ]

@@ -126,8 +126,9 @@ def _positive(data: Json | None, key: str, path: Path) -> int | None:
     value = None if data is None else data.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 1:
-        raise CheckpointError(f"{path}: {key} is {value!r}; expected a number of tokens")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 3:
+        # [CLS] A [SEP] B [SEP] has three tokens of its own.
+        raise CheckpointError(f"{path}: {key} is {str(value)[:50]!r}; expected a number of tokens, 3 or more")
     return None if value > _NO_LIMIT else int(value)
 
 
@@ -136,7 +137,7 @@ def _flag(data: Json | None, key: str, path: Path, default: bool | None) -> Any:
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise CheckpointError(f"{path}: {key} is {value!r}; expected true or false")
+        raise CheckpointError(f"{path}: {key} is {str(value)[:50]}; expected true or false")
     return value
 
 

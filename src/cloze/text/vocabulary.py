@@ -76,7 +76,7 @@ def check_pieces(pieces: Sequence[str], place: Path | str, numbered: Literal["id
         )
 
 
-def train_vocabulary(
+def learn_pieces(
     texts: Iterable[str],
     size: int,
     *,

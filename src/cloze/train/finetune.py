@@ -99,12 +99,13 @@ def finetune(
     data = read_task(source)
     for note in data.notes:
         progress.say(note)
-    run = Run.open(Path(out), _recorded(source, model) | asdict(settings), fresh=fresh)
+    # What cannot be trained is found out now, not after the folder is made.
+    tuned = _start(base, data, settings, progress)
+    wrapped = Model(tuned, device=device)
+    run = Run.open(Path(out), _recorded(source, model, data) | asdict(settings), fresh=fresh)
     if run.finished:
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
-    tuned = _start(base, data, settings, progress)
-    wrapped = Model(tuned, device=device)
     batches = _batches(data.train, base.tokenizer, settings, choose_device(device), progress)
 
     def score_dev() -> Mapping[str, float]:
@@ -124,10 +125,12 @@ def finetune(
     return run.folder
 
 
-def _recorded(source: Source, model: str | Path) -> dict[str, Any]:
+def _recorded(source: Source, model: str | Path, data: TaskData) -> dict[str, Any]:
     """What the run was asked to do, for comparing with what it is asked next time."""
     files = {key: None if value is None else str(value) for key, value in asdict(source).items()}
-    return {"command": "finetune", "model": str(model), **files}
+    # A file that has changed meanwhile would change the order of the rows, or the size of the head.
+    facts = {"rows": len(data.train), "labels": None if data.labels is None else list(data.labels.names)}
+    return {"command": "finetune", "model": str(model), **files, **facts}
 
 
 def _start(base: ModelFolder, data: TaskData, settings: FinetuneSettings, progress: Progress) -> ModelFolder:

@@ -51,8 +51,8 @@ def train(
 ) -> None:
     """Train until the last step, from the newest checkpoint if there is one."""
     optimizer = make_optimizer(objective, settings.rate, settings.weight_decay)
-    start = _resume(objective, optimizer, run, progress)
     meter = _Meter()
+    start = _resume(objective, optimizer, meter, run, progress)
     with heard_between_steps() as interrupts:
         for step in range(start, settings.steps):
             outcome = _step(objective, optimizer, source.at(step), step, settings)
@@ -66,7 +66,7 @@ def train(
                 run.log(done, **_evaluated(objective, evaluate))
             stopping = interrupts.number is not None and done < settings.steps
             if stopping or _due(done, settings.save_every, settings.steps):
-                run.store.save(_state(done, objective, optimizer))
+                run.store.save(_state(done, objective, optimizer, meter))
             if stopping and interrupts.number is not None:
                 raise Interrupted(interrupts.number, f"stopped and saved at step {done}; the same command goes on")
 
@@ -80,18 +80,23 @@ def _step(objective: nn.Module, optimizer: torch.optim.AdamW, batch: Any, step: 
     torch.manual_seed(settings.seed * 1_000_003 + step)
     objective.train()
     outcome: Outcome = objective(batch)
-    if not torch.isfinite(outcome.loss):
-        raise DataError(
-            f"step {step + 1}: the loss is {outcome.loss.item()}; the last checkpoint is from before it: "
-            "lower --rate, or look for broken rows in the data"
-        )
+    _require_finite(outcome.loss, "loss", step)
     optimizer.zero_grad()
     outcome.loss.backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(objective.parameters(), settings.clip)
+    # A finite loss may still have a gradient that is not, which would spoil every weight.
+    _require_finite(nn.utils.clip_grad_norm_(objective.parameters(), settings.clip), "gradient's norm", step)
     warmup = round(settings.warmup * settings.steps)
     set_rate(optimizer, rate_at(step, settings.steps, warmup, settings.rate))
     optimizer.step()
     return outcome
+
+
+def _require_finite(value: Tensor, name: str, step: int) -> None:
+    if not torch.isfinite(value):
+        raise DataError(
+            f"step {step + 1}: the {name} is {value.item()}; the last checkpoint is from before it: "
+            "lower --rate, or look for broken rows in the data"
+        )
 
 
 def _evaluated(objective: nn.Module, evaluate: Evaluate) -> Mapping[str, float]:
@@ -100,7 +105,7 @@ def _evaluated(objective: nn.Module, evaluate: Evaluate) -> Mapping[str, float]:
         return evaluate()
 
 
-def _resume(objective: nn.Module, optimizer: torch.optim.AdamW, run: Run, progress: Progress) -> int:
+def _resume(objective: nn.Module, optimizer: torch.optim.AdamW, meter: "_Meter", run: Run, progress: Progress) -> int:
     """Put the newest checkpoint into place and return the step to go on with."""
     state = run.store.newest(progress)
     if state is None:
@@ -108,13 +113,14 @@ def _resume(objective: nn.Module, optimizer: torch.optim.AdamW, run: Run, progre
         return 0
     objective.load_state_dict(dict(state.model))
     restore_optimizer(optimizer, state.optimizer)
+    meter.restore(state.figures)
     run.rewind(state.step)
     progress.say(f"resuming at step {state.step}")
     return state.step
 
 
-def _state(step: int, objective: nn.Module, optimizer: torch.optim.AdamW) -> TrainingState:
-    return TrainingState(step, objective.state_dict(), optimizer_tensors(optimizer))
+def _state(step: int, objective: nn.Module, optimizer: torch.optim.AdamW, meter: "_Meter") -> TrainingState:
+    return TrainingState(step, objective.state_dict(), optimizer_tensors(optimizer), meter.figures())
 
 
 class _Meter:
@@ -134,6 +140,14 @@ class _Meter:
             self._sums[name] = self._sums.get(name, 0.0) + float(value.detach())
         self._count += 1
         self._tokens += outcome.tokens
+
+    def figures(self) -> dict[str, Any]:
+        """What a checkpoint remembers, so that the next mean is that of an uninterrupted run."""
+        return {"sums": self._sums, "count": self._count}
+
+    def restore(self, figures: Mapping[str, Any]) -> None:
+        """Go on from such figures; the clock starts anew."""
+        self._sums, self._count = dict(figures["sums"]), figures["count"]
 
     def read(self) -> dict[str, float]:
         figures = {name: total / self._count for name, total in self._sums.items()}

@@ -81,17 +81,19 @@ def pretrain(
     """Pre-train on a prepared corpus and return the run's folder. The same call goes on where another stopped."""
     settings, progress = settings or PretrainSettings(), progress or Silent()
     data = Path(data)
+    read_manifest(data)  # a folder that is no corpus should be called just that
     tokenizer = Tokenizer.from_folder(data)
     bert = _start(tokenizer, settings, None if model is None else Path(model), progress)
     train_batches = _batches(Corpus.open(data), tokenizer, settings, settings.seed)
     train_batches.at(0)  # too little text is found out now, not after the folder is made
+    held_out = _held_out_batches(data, tokenizer, settings)
+    place = choose_device(device)
     recorded = {"command": "pretrain", "data": _identity(data), "model": str(model) if model else None}
     run = Run.open(Path(out), recorded | asdict(settings), fresh=fresh)
     if run.finished:
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
-    objective = PretrainingObjective(bert.to(choose_device(device)), choose_device(device))
-    held_out = _held_out_batches(data, tokenizer, settings)
+    objective = PretrainingObjective(bert.to(place), place)
     evaluate = (lambda: evaluate_pretraining(objective, held_out)) if held_out else None
     train(objective, train_batches, settings.loop(), run, progress, evaluate)
     _finish(run, bert, tokenizer, settings, data)

@@ -36,9 +36,9 @@ class Run:
         if (folder / SETTINGS).is_file() and not fresh:
             _refuse_changes(folder, read_json(folder / SETTINGS, ConfigError), wanted)
             return cls(folder)
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             if not (folder / SETTINGS).is_file():
-                raise ConfigError(f"{folder}: is not empty and holds no run; choose another --out")
+                raise ConfigError(f"{folder}: exists and holds no run; choose another --out")
             shutil.rmtree(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)

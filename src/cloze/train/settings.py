@@ -29,6 +29,11 @@ class LoopSettings:
             raise ConfigError(f"rate is {self.rate}; a learning rate such as 1e-4 was expected")
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"warmup is {self.warmup}; a share of the steps, from 0 up to 1, was expected")
+        # Streams of random numbers start from it, and NumPy takes no negative ones.
+        if not 0 <= self.seed < 2**32:
+            raise ConfigError(f"seed is {self.seed}; a whole number from 0 up to 2**32 was expected")
+        if not 0 <= self.weight_decay < 1:
+            raise ConfigError(f"weight_decay is {self.weight_decay}; a small number such as 0.01 was expected")
         if self.save_every < 1 or self.log_every < 1:
             raise ConfigError("save_every and log_every must be at least 1")
 
