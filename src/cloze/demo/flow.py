@@ -1,0 +1,233 @@
+"""The demo's stages, each a call of the product: what is done already is not done again.
+
+vocab/  data/  pretraining/  scratch/  finetuning/<start>-<seed>/  report.html  results.json
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import TypeVar
+
+from cloze.checkpoint import ModelFolder, save_folder
+from cloze.corpus.prepare import prepare
+from cloze.corpus.settings import PrepareSettings, VocabularySettings
+from cloze.corpus.vocabulary import train_vocabulary
+from cloze.files import write_json
+from cloze.model import Bert, preset
+from cloze.predict import Evaluation, Model, evaluate, load
+from cloze.progress import Progress
+from cloze.tasks import Source
+from cloze.text import Tokenizer
+from cloze.train.finetune import finetune
+from cloze.train.pretrain import pretrain
+from cloze.train.run import Run
+from cloze.train.settings import FinetuneSettings, PretrainSettings
+
+DATA = Path(str(files("cloze.demo"))) / "data"
+SEEDS = (0, 1, 2)
+STARTS = ("pretrained", "scratch")
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """Sizes that fit into about five minutes on two cores."""
+
+    vocabulary: VocabularySettings = field(default_factory=lambda: VocabularySettings(size=6000))
+    preparation: PrepareSettings = field(default_factory=lambda: PrepareSettings(held_out=0.03))
+    pretraining: PretrainSettings = field(
+        default_factory=lambda: PretrainSettings(
+            preset="tiny",
+            steps=2500,
+            batch=32,
+            length=64,
+            rate=1e-3,
+            warmup=0.1,
+            # A model that sees its text a handful of times has nothing to forget.
+            dropout=0.0,
+            evaluate_every=250,
+        )
+    )
+    finetuning: FinetuneSettings = field(
+        default_factory=lambda: FinetuneSettings(epochs=4, batch=16, length=128, rate=3e-4)
+    )
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A sentence with a blank, the word that stood there, and what two models put in."""
+
+    sentence: str
+    word: str
+    trained: list[tuple[str, float]]
+    untrained: list[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class DemoResults:
+    """Everything that the page shows."""
+
+    metrics: list[dict[str, float]]
+    held_out: dict[str, float]
+    blanks: list[Blank]
+    accuracies: dict[str, list[float]]  # start -> one a seed
+    baseline: float  # words counted, no model at all
+    labels: list[str]
+    confusion: list[list[int]]
+    examples: list[dict[str, str]]
+    facts: dict[str, str]
+    seconds: dict[str, float]
+
+
+def run_demo(out: Path, progress: Progress, settings: DemoSettings | None = None) -> DemoResults:
+    """Do what is not done yet, and return what there is to show."""
+    settings = settings or DemoSettings()
+    clock = _Clock(out / "seconds.json")
+    vocab, data, scratch = out / "vocab", out / "data", out / "scratch"
+    books = [DATA / "books.txt.xz"]
+    if not vocab.exists():
+        progress.say("1/5  learning a vocabulary")
+        clock.time(
+            "vocabulary", lambda: train_vocabulary(books, vocab, settings=settings.vocabulary, progress=progress)
+        )
+    progress.say("2/5  splitting and tokenizing the text")
+    clock.time("preparation", lambda: prepare(books, vocab, data, settings=settings.preparation, progress=progress))
+    progress.say("3/5  pre-training: masked words and next sentences")
+    run = out / "pretraining"
+    clock.time("pre-training", lambda: pretrain(data, run, settings=settings.pretraining, progress=progress))
+    if not scratch.exists():
+        _save_untrained(scratch, vocab, settings)
+    progress.say("4/5  fine-tuning on 'who wrote this paragraph?', three seeds, with and without pre-training")
+    for seed in SEEDS:
+        for start in STARTS:
+            clock.time("fine-tuning", lambda: _finetune(out, start, seed, settings, progress))  # noqa: B023 (called at once)
+    progress.say("5/5  scoring the test books")
+    return _gather(out, clock)
+
+
+def _save_untrained(folder: Path, vocab: Path, settings: DemoSettings) -> None:
+    """The same model with the same start, before it has read anything."""
+    tokenizer = Tokenizer.from_folder(vocab)
+    dropout = settings.pretraining.dropout
+    config = preset(settings.pretraining.preset, tokenizer.size, dropout=dropout, attention_dropout=dropout)
+    bert = Bert.fresh(config, ("mlm", "nsp"), seed=settings.pretraining.seed)
+    save_folder(ModelFolder(bert, tokenizer), folder)
+
+
+def _finetune(out: Path, start: str, seed: int, settings: DemoSettings, progress: Progress) -> Path:
+    tuning = asdict(settings.finetuning) | {"seed": seed}
+    return finetune(
+        _source("authors_train.tsv"),
+        out / ("pretraining" if start == "pretrained" else "scratch"),
+        out / "finetuning" / f"{start}-{seed}",
+        settings=FinetuneSettings(**tuning),
+        progress=progress,
+    )
+
+
+def _source(name: str) -> Source:
+    return Source("classify", DATA / name, DATA / "authors_dev.tsv")
+
+
+def _gather(out: Path, clock: "_Clock") -> DemoResults:
+    evaluations = {
+        start: [evaluate(out / "finetuning" / f"{start}-{seed}", _source("authors_test.tsv")) for seed in SEEDS]
+        for start in STARTS
+    }
+    trained, untrained = load(out / "pretraining"), load(out / "scratch")
+    rows = read_table("authors_test.tsv")
+    labels = sorted({row["label"] for row in rows})
+    run = Run(out / "pretraining")
+    results = DemoResults(
+        metrics=run.metrics(),
+        held_out={name: value for name, value in run.results().items() if name.startswith("held_out_")},
+        blanks=[_fill(line, trained, untrained) for line in (DATA / "sentences.txt").read_text("utf-8").splitlines()],
+        accuracies={start: [one.metrics["accuracy"] for one in found] for start, found in evaluations.items()},
+        baseline=bag_of_words_accuracy(),
+        labels=labels,
+        confusion=_confusion(labels, rows, evaluations["pretrained"][0]),
+        examples=_examples(rows, evaluations),
+        facts=_facts(trained, out),
+        seconds=clock.seconds,
+    )
+    write_json(out / "results.json", asdict(results))
+    return results
+
+
+def _fill(line: str, trained: Model, untrained: Model) -> Blank:
+    sentence, word = line.split("\t")
+    answers = [[tuple(filled) for filled in model.fill(sentence)[0]] for model in (trained, untrained)]
+    return Blank(sentence, word, answers[0], answers[1])  # type: ignore[arg-type]
+
+
+def read_table(name: str) -> list[dict[str, str]]:
+    """The rows of a bundled table."""
+    header, *lines = (DATA / name).read_text("utf-8").splitlines()
+    return [dict(zip(header.split("\t"), line.split("\t"), strict=True)) for line in lines]
+
+
+def bag_of_words_accuracy() -> float:
+    """What counting words gets, trained and tested on the same rows: no claim without a simple baseline."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    train, test = read_table("authors_train.tsv"), read_table("authors_test.tsv")
+    model = make_pipeline(TfidfVectorizer(sublinear_tf=True), LogisticRegression(C=10, max_iter=1000))
+    model.fit([row["text"] for row in train], [row["label"] for row in train])
+    return float(model.score([row["text"] for row in test], [row["label"] for row in test]))
+
+
+def _confusion(labels: list[str], rows: list[dict[str, str]], evaluation: Evaluation) -> list[list[int]]:
+    counts = [[0] * len(labels) for _ in labels]
+    for row, told in zip(rows, evaluation.predictions, strict=True):
+        counts[labels.index(row["label"])][labels.index(told)] += 1
+    return counts
+
+
+def _examples(rows: list[dict[str, str]], evaluations: dict[str, list[Evaluation]]) -> list[dict[str, str]]:
+    """The shortest paragraph of each author with what the first seed's models said: not picked by the outcome."""
+    shown = []
+    for label in sorted({row["label"] for row in rows}):
+        index = min(
+            (index for index, row in enumerate(rows) if row["label"] == label),
+            key=lambda index: len(rows[index]["text"]),
+        )
+        told = {start: found[0].predictions[index] for start, found in evaluations.items()}
+        shown.append({**rows[index], **told})
+    return shown
+
+
+def _facts(model: Model, out: Path) -> dict[str, str]:
+    manifest = json.loads((out / "data" / "manifest.json").read_text("utf-8"))
+    train = manifest["splits"]["train"]
+    config = model.bert.config
+    return {
+        "model": f"{config.layers} layers, hidden size {config.hidden_size}, {config.heads} heads",
+        "parameters": f"{model.bert.parameter_count():,}",
+        "vocabulary": f"{model.tokenizer.size:,} pieces",
+        "text": f"{train['documents']:,} chapters, {train['sentences']:,} sentences, {train['tokens']:,} tokens",
+    }
+
+
+class _Clock:
+    """How long each stage took, added up over interruptions."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.seconds: dict[str, float] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+    def time(self, stage: str, work: Callable[[], Result]) -> Result:
+        start = time.monotonic()
+        try:
+            return work()
+        finally:
+            spent = time.monotonic() - start
+            if spent > 1:  # less means that it was done already
+                self.seconds[stage] = round(self.seconds.get(stage, 0.0) + spent, 1)
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(self._path, self.seconds)

@@ -1,0 +1,181 @@
+"""The page at the end of the demo: one file, nothing loaded from anywhere, every text escaped."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+
+from cloze import __version__
+from cloze.demo.charts import Line, line_chart
+from cloze.demo.flow import Blank, DemoResults
+from cloze.demo.statistics import Margin, paired_margin
+from cloze.train.curves import series
+
+
+def write_report(results: DemoResults, out: Path) -> Path:
+    """Write ``report.html`` into the demo's folder."""
+    path = out / "report.html"
+    path.write_text(render(results, out), encoding="utf-8")
+    return path
+
+
+def render(results: DemoResults, out: Path) -> str:
+    """The page as text."""
+    margin = paired_margin(results.accuracies["pretrained"], results.accuracies["scratch"])
+    sections = [
+        _summary(results, margin),
+        _pretraining(results),
+        _blanks(results.blanks),
+        _comparison(results, margin),
+        _confusion(results),
+        _examples(results),
+        _next_steps(out),
+        _facts(results),
+    ]
+    page = files("cloze.demo").joinpath("report.html").read_text("utf-8")
+    style = files("cloze.demo").joinpath("report.css").read_text("utf-8")
+    return page.replace("{{style}}", style).replace("{{version}}", __version__).replace("{{body}}", "\n".join(sections))
+
+
+def _section(title: str, *parts: str) -> str:
+    return f"<section><h2>{title}</h2>{''.join(parts)}</section>"
+
+
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]], style: str = "") -> str:
+    """A table of cells that are HTML already."""
+    head = "".join(f"<th>{cell}</th>" for cell in header)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<table class="{style}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+
+def _summary(results: DemoResults, margin: Margin) -> str:
+    total = sum(results.seconds.values())
+    pretrained, scratch = (_mean(results.accuracies[start]) for start in ("pretrained", "scratch"))
+    tiles = [
+        (f"{total / 60:.1f} min", "from raw text to this page"),
+        (f"{results.held_out.get('held_out_mlm_loss', float('nan')):.2f}", "masked-word loss on chapters never read"),
+        (f"{pretrained:.1%}", f"of test paragraphs to the right author; {scratch:.1%} without pre-training"),
+        (f"{100 * margin.mean:+.1f} points", f"from pre-training, 95 % interval {_interval(margin)}"),
+    ]
+    cards = "".join(f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in tiles)
+    return f'<div class="tiles">{cards}</div>'
+
+
+def _pretraining(results: DemoResults) -> str:
+    lines = []
+    for name, title, style in (("mlm_loss", "masked words", "one"), ("nsp_loss", "next sentence", "two")):
+        steps, values = series(results.metrics, name)
+        lines.append(Line(title, style, steps, _smooth(values)))
+        steps, values = series(results.metrics, f"held_out_{name}")
+        if steps:
+            lines.append(Line(f"{title}, held out", f"{style} held", steps, values, dots=True))
+    figures = results.held_out
+    told = ""
+    if figures:
+        told = (
+            f"<p>On chapters held out of training the model names {figures['held_out_mlm_accuracy']:.1%} of the hidden "
+            f"words exactly, and tells a real next passage from a random one {figures['held_out_nsp_accuracy']:.0%} of "
+            "the time (50 % is chance).</p>"
+        )
+    return _section("Pre-training", line_chart(lines, "step", "loss"), told)
+
+
+def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
+    """A running mean, since ten steps' loss is mostly noise."""
+    return [_mean(values[max(0, index - width + 1) : index + 1]) for index in range(len(values))]
+
+
+def _blanks(blanks: Iterable[Blank]) -> str:
+    rows = []
+    for blank in blanks:
+        before, after = (escape(part) for part in blank.sentence.split("[MASK]"))
+        words = " ".join(_word(token, probability, token == blank.word) for token, probability in blank.trained)
+        untrained = " ".join(escape(token) for token, _ in blank.untrained[:3])
+        rows.append((f"{before}<u>{escape(blank.word)}</u>{after}", words, f'<span class="faint">{untrained}</span>'))
+    told = (
+        "<p>The underlined word was hidden. In the middle, the model's five best; on the right, what the same model "
+        "says before it has read anything.</p>"
+    )
+    return _section("Filled blanks", told, _table(("sentence", "pre-trained", "untrained"), rows))
+
+
+def _word(token: str, probability: float, right: bool) -> str:
+    return f'<span class="word{" right" if right else ""}">{escape(token)} <i>{probability:.0%}</i></span>'
+
+
+def _comparison(results: DemoResults, margin: Margin) -> str:
+    pairs = list(zip(results.accuracies["pretrained"], results.accuracies["scratch"], strict=True))
+    rows = [(f"seed {seed}", one, other) for seed, (one, other) in enumerate(pairs)]
+    rows.append(("mean", _mean([one for one, _ in pairs]), _mean([other for _, other in pairs])))
+    cells = [(name, f"{one:.1%}", f"{other:.1%}", f"{100 * (one - other):+.1f}") for name, one, other in rows]
+    holds = "lies above zero" if margin.low > 0 else "holds zero, so that three seeds do not settle it"
+    return _section(
+        "Who wrote this paragraph?",
+        "<p>900 labelled paragraphs of six authors for training, 600 from <em>other books</em> of theirs for the test, "
+        "none of which the model has read. Same model, same rows, same settings: only the start differs.</p>",
+        _table(("", "pre-trained", "from scratch", "points"), cells, "numbers"),
+        f"<p>Pre-training brings {100 * margin.mean:+.1f} points; the 95 % interval over seeds, {_interval(margin)}, "
+        f"{holds}. Guessing gets {1 / len(results.labels):.1%}. Counting words (TF-IDF and a logistic regression) gets "
+        f"{results.baseline:.1%}: with minutes of training on a few books, that is the mark to measure oneself by.</p>",
+    )
+
+
+def _confusion(results: DemoResults) -> str:
+    largest = max(max(row) for row in results.confusion)
+    names = [escape(label.split()[-1]) for label in results.labels]
+    rows = [
+        (name, *(f'<span class="heat" style="--share:{count / largest:.2f}">{count}</span>' for count in counts))
+        for name, counts in zip(names, results.confusion, strict=True)
+    ]
+    told = "<p>Rows are the true author, columns the model's answer (pre-trained, seed 0).</p>"
+    return _section("Who is taken for whom", told, _table(("", *names), rows, "confusion"))
+
+
+def _examples(results: DemoResults) -> str:
+    told = "<p>The shortest test paragraph of each author, whatever the models made of it.</p>"
+    return _section("Examples", told, *(_example(row) for row in results.examples))
+
+
+def _example(row: Mapping[str, str]) -> str:
+    marks = "".join(
+        f'<li class="{"right" if row[start] == row["label"] else "wrong"}">{title}: {escape(row[start])}</li>'
+        for start, title in (("pretrained", "pre-trained"), ("scratch", "from scratch"))
+    )
+    origin = escape(f"{row['label']}, {row['book']}")
+    return (
+        f"<figure><blockquote>{escape(row['text'])}</blockquote><figcaption>{origin}</figcaption>"
+        f"<ul>{marks}</ul></figure>"
+    )
+
+
+def _next_steps(out: Path) -> str:
+    model, tuned = out / "pretraining", out / "finetuning" / "pretrained-0"
+    own = "cloze vocab my.txt --out vocab && cloze prepare my.txt --vocab vocab --out data"
+    commands = {
+        "fill a blank": f'cloze fill "She opened the [MASK]." --model {model}',
+        "ask who wrote something": f'cloze classify "It was the best of times." --model {tuned}',
+        "embed sentences": f'cloze embed "a ship at sea" "a boat" --model {model}',
+        "see the pieces of a word": f'cloze tokens "unquestionably" --model {model}',
+        "your own text": f"{own} && cloze pretrain data --out runs/mine",
+        "your own labels": f"cloze finetune classify train.csv --model {model} --out runs/task",
+    }
+    rows = [(title, f"<code>{escape(command)}</code>") for title, command in commands.items()]
+    told = (
+        f"<p>The model is in <code>{escape(str(model / 'model'))}</code>: a folder that <code>transformers</code> and "
+        "<code>sentence-transformers</code> load as well.</p>"
+    )
+    return _section("What to try next", told, _table(("to", "run"), rows, "facts"))
+
+
+def _facts(results: DemoResults) -> str:
+    times = {f"time for {stage}": f"{seconds:.0f} s" for stage, seconds in results.seconds.items()}
+    rows = [(escape(key), escape(value)) for key, value in (results.facts | times).items()]
+    return _section("In numbers", _table(("", ""), rows, "facts"))
+
+
+def _interval(margin: Margin) -> str:
+    return f"{100 * margin.low:+.1f} to {100 * margin.high:+.1f}"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
