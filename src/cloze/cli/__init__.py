@@ -83,6 +83,7 @@ def _build(config: Path | None) -> "App":  # type: ignore[name-defined]  # noqa:
         help_epilogue="Every command also takes --config RUN.toml (its flags as a file) and --debug (tracebacks).",
         help_format="plaintext",
         default_parameter=_no_negatives(),
+        suppress_keyboard_interrupt=False,  # it is for us to say so
     )
     if config is not None:
         app.config = (RunFile(config),)

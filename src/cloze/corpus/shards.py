@@ -59,7 +59,8 @@ class Corpus:
     def matches(self, facts: dict[str, int]) -> bool:
         """Whether sizes are the recorded ones and the offsets lead nowhere outside."""
         return (
-            self.sentences[0] == self.documents[0] == 0
+            self.sentences.ndim == self.documents.ndim == 1
+            and self.sentences[0] == self.documents[0] == 0
             and len(self.tokens) == facts["tokens"] == self.sentences[-1]
             and len(self.sentences) - 1 == facts["sentences"] == self.documents[-1]
             and self.document_count == facts["documents"]

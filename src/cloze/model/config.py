@@ -56,7 +56,8 @@ class BertConfig:
             if not isinstance(value, int | float) or not 0 < value < 1:
                 raise ConfigError(f"{name} is {value!r}; a small positive number was expected")
         if self.activation not in ACTIVATIONS:
-            raise ConfigError(f"unknown activation {self.activation!r}{did_you_mean(self.activation, ACTIVATIONS)}")
+            hint = did_you_mean(str(self.activation), ACTIVATIONS)  # a file may name anything, even a number
+            raise ConfigError(f"unknown activation {self.activation!r}{hint}")
 
     @property
     def head_size(self) -> int:

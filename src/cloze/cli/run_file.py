@@ -1,0 +1,41 @@
+"""``--config run.toml``: a command's flags as a file. A flag on the command line wins over it."""
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloze.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from cyclopts import App
+    from cyclopts.argument import ArgumentCollection
+
+
+class RunFile:
+    """What Cyclopts asks for values that the command line left out.
+
+    Its own reader would pass over a key that is also the name of a command (``vocab``), and offers no nearest name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            self._values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"--config {path}: cannot be read ({error.strerror})") from error
+        except ValueError as error:  # not UTF-8, or not TOML
+            raise ConfigError(f"--config {path}: not a TOML file ({error})") from error
+
+    def __call__(self, app: "App", commands: tuple[str, ...], arguments: "ArgumentCollection") -> None:  # noqa: ARG002
+        """Give the values of the file to the arguments that have none yet."""
+        from cyclopts import Token
+
+        flags = {name.removeprefix("--"): argument for argument in arguments for name in argument.names}
+        for key, value in self._values.items():
+            argument = flags.get(key.replace("_", "-"))
+            if argument is None:
+                raise ConfigError(f"{self._path}: unknown key {key!r}{did_you_mean(key, flags)}")
+            if argument.tokens:
+                continue
+            for index, word in enumerate(value if isinstance(value, list) else [value]):
+                argument.append(Token(keyword=key, value=str(word), source=str(self._path), index=index))

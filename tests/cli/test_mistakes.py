@@ -1,0 +1,148 @@
+"""Whatever a person can get wrong: code 2, one line that helps, no traceback, nothing left behind."""
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.cli.conftest import Cloze, Way
+
+Words = list[object]
+Mistake = Callable[[Way, Path], tuple[Words, str]]
+
+
+def copy_model(way: Way, folder: Path) -> Path:
+    return shutil.copytree(way.pretrained / "model", folder / "model")
+
+
+def truncated_weights(way: Way, folder: Path) -> tuple[Words, str]:
+    weights = copy_model(way, folder) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    return ["fill", "[MASK]", "--model", folder / "model"], "model.safetensors: "
+
+
+def tensor_of_another_shape(way: Way, folder: Path) -> tuple[Words, str]:
+    weights = copy_model(way, folder) / "model.safetensors"
+    tensors = load_file(weights)
+    name = "bert.encoder.layer.1.attention.self.query.weight"
+    save_file({**tensors, name: torch.zeros(128, 64)}, weights)
+    return ["fill", "[MASK]", "--model", folder / "model"], "query.weight"
+
+
+def foreign_vocabulary(way: Way, folder: Path) -> tuple[Words, str]:
+    model = copy_model(way, folder)
+    (model / "tokenizer.json").unlink()
+    with (model / "vocab.txt").open("a", encoding="utf-8") as file:
+        file.writelines(f"surplus{number}\n" for number in range(40))
+    return ["fill", "[MASK]", "--model", model], "540 pieces"
+
+
+class Payload:
+    """Would write a file, were it ever unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Path.touch, (self.marker,)
+
+
+def hostile_pickle(way: Way, folder: Path) -> tuple[Words, str]:
+    model = copy_model(way, folder)
+    (model / "model.safetensors").unlink()
+    (model / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": Payload(folder / "run")}))
+    return ["fill", "[MASK]", "--model", model], "pytorch_model.bin: "
+
+
+def empty_corpus(way: Way, folder: Path) -> tuple[Words, str]:
+    (folder / "blank.txt").write_text("\n\n", encoding="utf-8")
+    words = ["prepare", folder / "blank.txt", "--vocab", way.vocabulary, "--out", folder / "run"]
+    return words, "blank.txt: no text found; nothing was prepared"
+
+
+def unfinished_run(way: Way, folder: Path) -> tuple[Words, str]:
+    (folder / "halfway" / "checkpoints").mkdir(parents=True)
+    return ["fill", "[MASK]", "--model", folder / "halfway"], "this run has not finished; run its command again"
+
+
+def folder_of_others(way: Way, folder: Path) -> tuple[Words, str]:
+    (folder / "thesis").mkdir()
+    (folder / "thesis" / "chapter.txt").write_text("years", encoding="utf-8")
+    return ["vocab", way.text, "--out", folder / "thesis", "--size", 300], "is not a vocabulary's folder"
+
+
+MADE: dict[str, Mistake] = {
+    "unfinished run": unfinished_run,
+    "truncated weights": truncated_weights,
+    "tensor of another shape": tensor_of_another_shape,
+    "foreign vocabulary": foreign_vocabulary,
+    "hostile pickle": hostile_pickle,
+    "empty corpus": empty_corpus,
+    "folder of others": folder_of_others,
+}
+# Commands, with the folders of the way by name, and what is said of them.
+TYPED = {
+    "vocab {folder}/none.txt --out {folder}/run": "none.txt: no such file",
+    "vocab {text}": "--out",
+    "pretrian {data}": 'Did you mean "pretrain"?',
+    "pretrain {folder}/none --out {folder}/run": "none: not a prepared corpus (no manifest.json); make one with",
+    "pretrain {data} --preset tinny --out {folder}/run": "unknown preset 'tinny'; did you mean 'tiny'?",
+    "pretrain {data} --step 3 --out {folder}/run": "Unknown option: --step. Did you mean --steps?",
+    "pretrain {data} --steps many --out {folder}/run": 'Invalid value for --steps: unable to convert "many" into int.',
+    "pretrain {data} --seed -1 --out {folder}/run": "seed is -1; a whole number from 0",
+    "pretrain {data} --preset tiny --device warp --out {folder}/run": "device 'warp' is not to be had here",
+    "finetune classify {folder}/none.csv --model {pretrained} --out {folder}/run": "none.csv does not exist",
+    "finetune clasify {rows} --model {pretrained} --out {folder}/run": "'clasify'; did you mean 'classify'?",
+    "finetune classify {rows} --text txt --model {pretrained} --out {folder}/run": (
+        "has no column 'txt'; it has: text, label, book; did you mean 'text'?"
+    ),
+    "evaluate regress {rows} --model {tuned}": "needs a model fine-tuned to regress; this one does classify",
+    "fill [MASK] --model {folder}/none": "none: no such folder",
+    "fill [MASK] --model {pretrained} --threads 0": "threads is 0; at least 1 was expected",
+    "fill door --model {pretrained}": "no [MASK] in 'door'",
+    "embed --input {folder}/none.txt --model {pretrained}": "none.txt: no such file",
+    "embed door --input {text} --model {pretrained}": "texts were given both as arguments and by --input",
+    "embed door --model {pretrained} --pooling meen": "unknown pooling 'meen'; did you mean 'mean'?",
+    "classify door --model {pretrained}": "this model has no 'sequence' head (its heads: mlm, nsp)",
+    "classify one two --pair three --model {tuned}": "--pair with 2 texts; give one text",
+}
+
+
+def check(run: Cloze, words: Words, message: str, folder: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    result = run(*words)
+    assert result.code == 2
+    assert result.out == ""
+    assert message in result.complaint
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_bad_file_is_one_line(run: Cloze, way: Way, tmp_path: Path, name: str) -> None:
+    check(run, *MADE[name](way, tmp_path), tmp_path)
+
+
+@pytest.mark.parametrize("command", TYPED)
+def test_bad_command_is_one_line(run: Cloze, way: Way, tmp_path: Path, command: str) -> None:
+    words: Words = [word.format(folder=tmp_path, **vars(way)) for word in command.split()]
+    check(run, words, TYPED[command], tmp_path)
+
+
+def test_debug_shows_where(run: Cloze, tmp_path: Path) -> None:
+    result = run("vocab", tmp_path / "none.txt", "--out", tmp_path / "out", "--debug")
+    assert result.code == 2
+    assert result.err.startswith("Traceback")
+    assert result.err.splitlines()[-1] == f"cloze: error: {tmp_path / 'none.txt'}: no such file"
+
+
+def test_changed_settings_are_told_as_a_difference(run: Cloze, way: Way) -> None:
+    recorded = json.loads((way.pretrained / "run.json").read_text(encoding="utf-8"))
+    words = ["pretrain", way.data, "--preset", "tiny", "--steps", 21, "--batch", 4, "--length", 32]
+    result = run(*words, "--out", way.pretrained)
+    assert (result.code, "steps was 20 and is now 21; choose another --out" in result.complaint) == (2, True)
+    assert json.loads((way.pretrained / "run.json").read_text(encoding="utf-8")) == recorded

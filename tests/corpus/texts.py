@@ -1,0 +1,24 @@
+"""Made-up text with the joints in known places: plain sentences that no splitter can mistake."""
+
+import random
+
+LINE = (
+    "the old small river house garden morning letter captain doctor winter music window silver road "
+    "sees finds keeps opens follows hears leaves remembers of in under behind without and but slowly again"
+)
+WORDS = LINE.split()
+
+
+def make_documents(count: int, seed: int = 0, sentences: tuple[int, int] = (3, 9)) -> list[list[str]]:
+    """Documents of sentences of words, the same for the same seed."""
+    draw = random.Random(seed)
+    return [[_sentence(draw) for _ in range(draw.randint(*sentences))] for _ in range(count)]
+
+
+def _sentence(draw: random.Random) -> str:
+    return " ".join(draw.choices(WORDS, k=draw.randint(3, 12))).capitalize() + "."
+
+
+def as_text(documents: list[list[str]]) -> str:
+    """A paragraph a document, of several sentences a line, with a blank line between documents."""
+    return "\n\n".join(" ".join(sentences[:2]) + "\n" + " ".join(sentences[2:]) for sentences in documents) + "\n"

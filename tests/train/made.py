@@ -1,0 +1,98 @@
+"""Small models, listeners and batch sources for trainings of seconds."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cloze.corpus.batches import PretrainingBatches
+from cloze.corpus.settings import MaskSettings, PairSettings
+from cloze.corpus.shards import Corpus
+from cloze.model import Bert, BertConfig
+from cloze.text import Tokenizer
+from cloze.train.loop import BatchSource, train
+from cloze.train.pretrain import PretrainingObjective
+from cloze.train.run import Run
+from cloze.train.settings import LoopSettings
+
+LOOP = LoopSettings(steps=12, rate=1e-3, save_every=3, log_every=5, seed=4)
+
+
+class Listener:
+    """Remembers what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
+        """Figures are in the run's metrics."""
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+
+class Disturbed:
+    """A source of batches that does something else before one of them."""
+
+    def __init__(self, source: BatchSource, step: int, act: Callable[[], object]) -> None:
+        self._source, self._step, self._act = source, step, act
+
+    def at(self, step: int) -> Any:
+        if step == self._step:
+            self._act()
+        return self._source.at(step)
+
+
+def make_batches(data: Path, *, batch: int = 4, length: int = 24) -> PretrainingBatches:
+    tokenizer = Tokenizer.from_folder(data)
+    return PretrainingBatches(Corpus.open(data), tokenizer, batch, PairSettings(length), MaskSettings(), seed=0)
+
+
+def make_bert(data: Path, dropout: float = 0.1, seed: int = 2) -> Bert:
+    """A speck of a model, with both heads of pre-training."""
+    config = BertConfig(
+        vocab_size=Tokenizer.from_folder(data).size,
+        hidden_size=32,
+        layers=2,
+        heads=2,
+        feedforward_size=64,
+        positions=64,
+        dropout=dropout,
+        attention_dropout=dropout,
+    )
+    return Bert.fresh(config, ("mlm", "nsp"), seed=seed)
+
+
+class Training:
+    """The loop on such a model; each call is what the same command would do once more."""
+
+    def __init__(self, data: Path, folder: Path, settings: LoopSettings = LOOP, dropout: float = 0.1) -> None:
+        self.data, self.folder, self.settings, self.dropout = data, folder, settings, dropout
+        self.source: BatchSource = make_batches(data)
+        self.listener = Listener()
+
+    def go(self, source: BatchSource | None = None) -> nn.Module:
+        objective = PretrainingObjective(make_bert(self.data, self.dropout), torch.device("cpu"))
+        train(objective, source or self.source, self.settings, self.run, self.listener)
+        return objective
+
+    @property
+    def run(self) -> Run:
+        return Run.open(self.folder, {"like": "this"})
+
+    def losses(self) -> list[tuple[float, ...]]:
+        """Step, rate, loss, its parts and accuracies; not the speed, which is never the same."""
+        names = ("step", "rate", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
+        return [tuple(row[name] for name in names) for row in self.run.metrics()]
+
+
+def fingerprint(module: nn.Module) -> str:
+    """Of every bit of a module's state."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,235 @@
+import csv
+import json
+import os
+import random
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, BertForSequenceClassification
+
+from cloze.checkpoint import ModelFolder, load_folder, save_folder
+from cloze.errors import CheckpointError, ConfigError, DataError
+from cloze.model import Bert
+from cloze.predict import load
+from cloze.tasks import Source
+from cloze.text import Tokenizer
+from cloze.train.finetune import SequenceBatch, SequenceBatches, finetune
+from cloze.train.interrupts import Interrupted
+from cloze.train.settings import FinetuneSettings
+from tests.corpus.texts import WORDS
+from tests.train.made import Listener, make_bert
+from tests.train.test_pretrain import weights
+
+FAST = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3)
+LEARNING = FinetuneSettings(epochs=6, batch=8, length=16, rate=3e-3)
+
+Rows = list[dict[str, str]]
+
+
+def make_rows(count: int, seed: int = 0) -> Rows:
+    """Texts with one of two words among others, which is the label."""
+    draw = random.Random(seed)
+    rows = []
+    for number in range(count):
+        label = ("winter", "garden")[number % 2]
+        words = [word for word in draw.sample(WORDS, 6) if word not in {"winter", "garden"}]
+        words.insert(draw.randrange(len(words)), label)
+        rows.append({"text": " ".join(words), "label": label, "extra": str(number)})
+    return rows
+
+
+def write(path: Path, rows: Rows) -> Path:
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return path
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]), delimiter="\t" if path.suffix == ".tsv" else ",")
+        writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+@pytest.fixture(scope="module")
+def learned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("learned")
+    source = Source(
+        "classify", write(folder / "train.csv", make_rows(160)), write(folder / "dev.csv", make_rows(40, 1))
+    )
+    return finetune(source, base, folder / "run", settings=LEARNING)
+
+
+def test_separable_labels_are_learned(learned: Path) -> None:
+    results = json.loads((learned / "eval_results.json").read_text(encoding="utf-8"))
+    assert results.keys() == {"accuracy", "macro_f1", "rows"}
+    assert results["rows"] == 40
+    assert results["accuracy"] > 0.9
+    # Scored after every epoch of 20 steps.
+    metrics = [json.loads(line) for line in (learned / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["step"] for row in metrics if "dev_accuracy" in row] == [20, 40, 60, 80, 100, 120]
+    assert metrics[-1]["dev_accuracy"] == results["accuracy"]
+    assert not (learned / "checkpoints").exists()
+    card = (learned / "model" / "README.md").read_text(encoding="utf-8")
+    assert "answers: garden, winter" in card
+    assert f"accuracy: {results['accuracy']:.4f}" in card
+
+
+def test_transformers_load_it_and_agree(learned: Path) -> None:
+    model = BertForSequenceClassification.from_pretrained(learned / "model").eval()  # type: ignore[no-untyped-call]
+    assert model.config.id2label == {0: "garden", 1: "winter"}
+    texts = [row["text"] for row in make_rows(6, seed=2)]
+    encoded = AutoTokenizer.from_pretrained(learned / "model")(texts, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        theirs = model(**encoded).logits.numpy()
+    assert np.abs(theirs - load(learned).logits(texts)).max() < 1e-5
+    assert np.abs(theirs).max() > 0.5
+
+
+@pytest.mark.parametrize("ending", [".tsv", ".jsonl"])
+def test_forms_of_files_give_one_model(base: Path, tmp_path: Path, ending: str) -> None:
+    rows, dev = make_rows(24), make_rows(8, 1)
+    runs = [
+        finetune(
+            Source("classify", write(tmp_path / f"train{end}", rows), write(tmp_path / f"dev{end}", dev)),
+            base,
+            tmp_path / f"run{end}",
+            settings=FAST,
+        )
+        for end in (".csv", ending)
+    ]
+    assert weights(runs[0]) == weights(runs[1])
+
+
+def test_seed_decides_the_model(base: Path, tmp_path: Path) -> None:
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
+    seeds = {"first": 0, "again": 0, "other": 1}
+    models = {
+        name: weights(
+            finetune(source, base, tmp_path / name, settings=FinetuneSettings(1, 8, 16, rate=1e-3, seed=seed))
+        )
+        for name, seed in seeds.items()
+    }
+    assert models["first"] == models["again"]
+    assert models["first"] != models["other"]
+
+
+def test_interrupted_and_resumed_gives_the_same_model(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
+    whole = finetune(source, base, tmp_path / "whole", settings=FAST)
+    at = SequenceBatches.at
+
+    def disturbed(batches: SequenceBatches, step: int) -> SequenceBatch:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return at(batches, step)
+
+    monkeypatch.setattr(SequenceBatches, "at", disturbed)
+    with pytest.raises(Interrupted, match="stopped and saved at step 3"):
+        finetune(source, base, tmp_path / "run", settings=FAST)
+    monkeypatch.undo()
+    assert weights(finetune(source, base, tmp_path / "run", settings=FAST)) == weights(whole)
+
+
+def test_numbers_of_pairs_are_learned(base: Path, tmp_path: Path) -> None:
+    draw = random.Random(0)
+    rows = [
+        {"one": draw.choice(WORDS), "two": word, "score": str({"winter": 1.0, "garden": -1.0}[word])}
+        for word in draw.choices(["winter", "garden"], k=160)
+    ]
+    source = Source(
+        "regress", write(tmp_path / "train.csv", rows), write(tmp_path / "dev.csv", rows[:30]), "one", "two", "score"
+    )
+    run = finetune(source, base, tmp_path / "run", settings=LEARNING)
+    results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
+    assert results.keys() == {"pearson", "spearman", "mse", "rows"}
+    assert results["pearson"] > 0.9
+    values = load(run).regress(["river", "river"], ["winter", "garden"])
+    assert values[0] > 0.5 > -0.5 > values[1]
+    assert BertForSequenceClassification.from_pretrained(run / "model").config.problem_type == "regression"
+
+
+def test_published_folder_is_read_by_its_name(base: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "glue" / "MRPC"
+    folder.mkdir(parents=True)
+    for split, count in (("train", 16), ("dev", 6)):
+        lines = [
+            f'{number % 2}\t{number}\t{number + 1}\tThe "old captain sees.\tThe captain, old, sees.\n'
+            for number in range(count)
+        ]
+        header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
+        (folder / f"{split}.tsv").write_text(header + "".join(lines), encoding="utf-8")
+    run = finetune(Source("mrpc", tmp_path / "glue"), base, tmp_path / "run", settings=FAST)
+    results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
+    assert list(results) == ["f1", "accuracy", "rows"]
+    assert results["rows"] == 6
+    assert load_folder(run).task is not None
+    assert load_folder(run).task.names == ("0", "1")  # type: ignore[union-attr]
+
+
+def test_without_dev_file_every_tenth_row_is_kept(base: Path, tmp_path: Path) -> None:
+    listener = Listener()
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
+    run = finetune(source, base, tmp_path / "run", settings=FAST, progress=listener)
+    assert "no --dev file: 4 of the training rows, every tenth, are kept for scoring" in listener.said
+    assert json.loads((run / "eval_results.json").read_text(encoding="utf-8"))["rows"] == 4
+
+
+def test_long_texts_are_cut_and_counted(base: Path, tmp_path: Path) -> None:
+    listener = Listener()
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
+    finetune(source, base, tmp_path / "run", settings=FinetuneSettings(1, 8, 4, rate=1e-3), progress=listener)
+    assert listener.said[-1] == "36 of 36 training texts are longer than 4 tokens and are cut"
+
+
+def test_model_without_pooler_is_told(data: Path, tmp_path: Path) -> None:
+    save_folder(ModelFolder(Bert.fresh(make_bert(data).config, seed=1), Tokenizer.from_folder(data)), tmp_path / "bare")
+    listener = Listener()
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
+    run = finetune(source, tmp_path / "bare", tmp_path / "run", settings=FAST, progress=listener)
+    assert "the model has no pooler; a new one starts at random" in listener.said
+    assert load_folder(run).model.pooler is not None
+
+
+def test_finished_run_returns_at_once_and_fresh_starts_over(base: Path, tmp_path: Path) -> None:
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
+    run = finetune(source, base, tmp_path / "run", settings=FAST)
+    before, listener = (run / "model" / "config.json").stat().st_mtime_ns, Listener()
+    finetune(source, base, run, settings=FAST, progress=listener)
+    assert listener.said[-1] == f"{run}: finished already; use --fresh to start over"
+    assert (run / "model" / "config.json").stat().st_mtime_ns == before
+    finetune(source, base, run, settings=FAST, fresh=True)
+    assert (run / "model" / "config.json").stat().st_mtime_ns > before
+
+
+def test_changed_rows_are_another_run(base: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "train.csv", make_rows(40))
+    run = finetune(Source("classify", path), base, tmp_path / "run", settings=FAST)
+    write(path, [*make_rows(40), {"text": "slowly", "label": "third", "extra": ""}])
+    with pytest.raises(
+        ConfigError,
+        match=r"labels was \['garden', 'winter'\] and is now \['garden', 'third', 'winter'\]; "
+        "rows was 36 and is now 37",
+    ):
+        finetune(Source("classify", path), base, run, settings=FAST)
+
+
+def test_mistakes_are_found_before_the_folder_is_made(base: Path, tmp_path: Path) -> None:
+    good = write(tmp_path / "train.csv", make_rows(40))
+    odd = write(tmp_path / "dev.csv", [*make_rows(2), {"text": "river", "label": "wintre", "extra": ""}])
+    mistakes = [
+        (Source("classify", good, odd), base, r"dev\.csv:4: label 'wintre' .*did you mean 'winter'"),
+        (Source("classify", good, label="lable"), base, "has no column 'lable'.*did you mean 'label'"),
+        (Source("clasify", good), base, "unknown task 'clasify'; did you mean 'classify'"),
+        (Source("classify", write(tmp_path / "few.csv", make_rows(9))), base, "9 rows are too few.*give a --dev file"),
+        (Source("classify", good), tmp_path / "nowhere", "nowhere: no such folder"),
+    ]
+    for source, model, message in mistakes:
+        with pytest.raises((DataError, ConfigError, CheckpointError), match=message):
+            finetune(source, model, tmp_path / "run", settings=FAST)
+    with pytest.raises(ConfigError, match="length is 65, but the model reads at most 64 tokens"):
+        finetune(Source("classify", good), base, tmp_path / "run", settings=FinetuneSettings(length=65))
+    assert not (tmp_path / "run").exists()

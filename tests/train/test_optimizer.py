@@ -1,0 +1,56 @@
+import pytest
+import torch
+from torch import nn
+
+from cloze.train.optimizer import make_optimizer, optimizer_tensors, rate_at, restore_optimizer, set_rate
+
+
+@pytest.mark.parametrize(
+    ("step", "rate"),
+    [(0, 0.25), (1, 0.5), (3, 1.0), (4, 1.0), (5, 5 / 6), (9, 1 / 6), (10, 0.0), (11, 0.0)],
+)
+def test_rate_rises_then_falls(step: int, rate: float) -> None:
+    assert rate_at(step, steps=10, warmup=4, peak=1.0) == pytest.approx(rate, abs=1e-12)
+
+
+def test_rate_without_warmup_starts_at_the_peak() -> None:
+    assert [rate_at(step, 4, 0, 0.8) for step in range(4)] == pytest.approx([0.8, 0.6, 0.4, 0.2])
+
+
+def make_module() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
+
+
+def test_one_dimension_decays_not_and_frozen_ones_stay_out() -> None:
+    module = make_module()
+    module[3].weight.requires_grad_(False)  # type: ignore[index]
+    decayed, others = make_optimizer(module, 1e-3, 0.01).param_groups
+    assert (decayed["weight_decay"], others["weight_decay"]) == (0.01, 0.0)
+    assert [tuple(parameter.shape) for parameter in decayed["params"]] == [(5, 4), (3, 4)]
+    assert [tuple(parameter.shape) for parameter in others["params"]] == [(3,), (3,), (3,), (2,)]
+
+
+def advance(module: nn.Module, optimizer: torch.optim.AdamW, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        module(torch.tensor([step % 5, 1])).square().sum().backward()
+        set_rate(optimizer, 0.01 * (step + 1))
+        optimizer.step()
+
+
+def test_state_survives_the_way_through_tensors() -> None:
+    module, restored = make_module(), make_module()
+    optimizer = make_optimizer(module, 1e-3, 0.01)
+    advance(module, optimizer, range(3))
+    restored.load_state_dict(module.state_dict())
+    tensors = optimizer_tensors(optimizer)
+    assert {name.partition(".")[2] for name in tensors} == {"step", "exp_avg", "exp_avg_sq"}
+    other = make_optimizer(restored, 1e-3, 0.01)
+    restore_optimizer(other, tensors)
+    advance(module, optimizer, range(3, 6))
+    advance(restored, other, range(3, 6))
+    for one, two in zip(module.parameters(), restored.parameters(), strict=True):
+        assert torch.equal(one, two)
+    # Six steps each: had the two shared their moments, these would count nine.
+    assert {int(tensor) for name, tensor in tensors.items() if name.endswith(".step")} == {6}

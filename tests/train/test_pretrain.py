@@ -1,0 +1,180 @@
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from cloze.checkpoint import ModelFolder, load_folder, save_folder
+from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
+from cloze.corpus.prepare import prepare
+from cloze.corpus.settings import PrepareSettings
+from cloze.errors import ConfigError, DataError
+from cloze.model import Bert, BertConfig
+from cloze.text import Tokenizer, learn_pieces
+from cloze.train.interrupts import Interrupted
+from cloze.train.pretrain import pretrain
+from cloze.train.settings import PretrainSettings
+from tests.corpus.texts import make_documents
+from tests.train.made import Listener, make_bert
+
+SETTINGS = PretrainSettings(
+    preset="tiny", steps=6, batch=4, length=24, save_every=2, evaluate_every=3, rate=1e-3, seed=5
+)
+
+
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretrain(data, tmp_path_factory.mktemp("run") / "run", settings=SETTINGS)
+
+
+def weights(run: Path) -> bytes:
+    return (run / "model" / "model.safetensors").read_bytes()
+
+
+def interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    at = PretrainingBatches.at
+
+    def disturbed(batches: PretrainingBatches, wanted: int) -> PretrainingBatch:
+        if wanted == step and batches.seed == SETTINGS.seed:  # not one of those for evaluation
+            os.kill(os.getpid(), signal.SIGTERM)
+        return at(batches, wanted)
+
+    monkeypatch.setattr(PretrainingBatches, "at", disturbed)
+
+
+def test_finished_run_holds_a_model_and_its_story(finished: Path, data: Path) -> None:
+    assert {path.name for path in finished.iterdir()} == {
+        "run.json",
+        "metrics.jsonl",
+        "eval_results.json",
+        "curves.png",
+        "model",
+    }
+    results = json.loads((finished / "eval_results.json").read_text(encoding="utf-8"))
+    assert results.keys() == {
+        "steps",
+        "held_out_mlm_loss",
+        "held_out_mlm_accuracy",
+        "held_out_nsp_loss",
+        "held_out_nsp_accuracy",
+    }
+    steps = [json.loads(line)["step"] for line in (finished / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert steps == [3, 6, 6]  # two evaluations and the one line of losses
+    model = load_folder(finished)
+    assert model.model.head_names == ("mlm", "nsp")
+    assert model.tokenizer.pieces == Tokenizer.from_folder(data).pieces
+    assert model.card is not None
+    assert f"held_out_mlm_loss: {results['held_out_mlm_loss']:.4f}" in model.card
+
+
+def test_interrupted_and_resumed_gives_the_same_model(
+    data: Path, tmp_path: Path, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_at(3, monkeypatch)
+    with pytest.raises(Interrupted, match="stopped and saved at step 4"):
+        pretrain(data, tmp_path / "run", settings=SETTINGS)
+    monkeypatch.undo()
+    assert weights(pretrain(data, tmp_path / "run", settings=SETTINGS)) == weights(finished)
+
+
+def test_finished_run_returns_at_once(finished: Path, data: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+    listener = Listener()
+    assert pretrain(data, finished, settings=SETTINGS, progress=listener) == finished
+    assert listener.said == [f"{finished}: finished already; use --fresh to start over"]
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_changed_settings_are_refused_until_fresh(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interrupt_at(3, monkeypatch)
+    with pytest.raises(Interrupted, match="stopped and saved at step 4"):
+        pretrain(data, tmp_path / "run", settings=SETTINGS)
+    monkeypatch.undo()
+    changed = PretrainSettings(preset="tiny", steps=1, batch=2, length=24, save_every=2, evaluate_every=3)
+    with pytest.raises(
+        ConfigError,
+        match=r"batch was 4 and is now 2; rate was 0\.001 and is now 0\.0005; seed was 5 and is now 0; "
+        r"steps was 6 and is now 1; choose another --out, or start over with --fresh",
+    ):
+        pretrain(data, tmp_path / "run", settings=changed)
+    listener = Listener()
+    folder = pretrain(data, tmp_path / "run", settings=changed, fresh=True, progress=listener)
+    assert listener.said == []  # nothing was resumed
+    assert json.loads((folder / "eval_results.json").read_text(encoding="utf-8"))["steps"] == 1
+
+
+def test_folder_of_others_is_left_alone(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear all", encoding="utf-8")
+    for place in (tmp_path, tmp_path / "letter.txt"):
+        with pytest.raises(ConfigError, match="exists and holds no run; choose another --out"):
+            pretrain(data, place, settings=SETTINGS, fresh=True)
+    assert (tmp_path / "letter.txt").read_text(encoding="utf-8") == "dear all"
+
+
+def test_mistakes_are_found_before_the_folder_is_made(data: Path, tmp_path: Path) -> None:
+    mistakes: list[tuple[Path, PretrainSettings, str | None, str]] = [
+        (tmp_path, SETTINGS, None, "not a prepared corpus"),
+        (data, PretrainSettings(preset="tinny"), None, "unknown preset 'tinny'; did you mean 'tiny'"),
+        (data, PretrainSettings(preset="tiny", length=600), None, "length is 600, but the model reads at most 512"),
+        (data, PretrainSettings(preset="tiny", batch=5000), None, "fewer than one batch of 5000"),
+        (data, PretrainSettings(preset="tiny", mask_rate=2.0), None, "mask rate is 2.0"),
+        (data, SETTINGS, "warp", "device 'warp' is not to be had here"),
+    ]
+    for corpus, settings, device, message in mistakes:
+        with pytest.raises((ConfigError, DataError), match=message):
+            pretrain(corpus, tmp_path / "run", settings=settings, device=device)
+        assert not (tmp_path / "run").exists()
+
+
+def test_loss_falls_where_there_is_something_to_learn(tmp_path: Path) -> None:
+    # Twenty documents that say one of two sentences over and over: each word follows from its neighbours.
+    sentences = ["The old captain follows the silver river.", "Winter music leaves every small garden slowly."]
+    text = "\n\n".join("\n".join([sentences[number % 2]] * 12) for number in range(20))
+    (tmp_path / "text.txt").write_text(text, encoding="utf-8")
+    Tokenizer.from_vocabulary(learn_pieces(sentences * 5, 100), lowercase=True).save(tmp_path / "vocabulary")
+    data = prepare([tmp_path / "text.txt"], tmp_path / "vocabulary", tmp_path / "data", settings=PrepareSettings(0))
+    settings = PretrainSettings(preset="tiny", steps=60, batch=8, length=32, rate=2e-3, dropout=0.0)
+    run = pretrain(data, tmp_path / "run", settings=settings)
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    losses = [json.loads(line)["mlm_loss"] for line in lines]
+    # How often each word occurs is worth 2.6 nats a word; to get well below, the neighbours must be read.
+    assert losses[0] > 2.6
+    assert losses[-1] < 2.0
+    assert json.loads((run / "eval_results.json").read_text(encoding="utf-8")) == {"steps": 60}  # nothing held out
+
+
+def equal(one: nn.Module, other: nn.Module) -> bool:
+    state = other.state_dict()
+    return all(torch.allclose(tensor, state[name], atol=1e-9) for name, tensor in one.state_dict().items())
+
+
+def test_goes_on_from_a_model_with_its_heads(data: Path, base: Path, tmp_path: Path) -> None:
+    # At so small a rate nothing moves that was there before.
+    settings = PretrainSettings(steps=1, batch=4, length=24, rate=1e-12, weight_decay=0.0)
+    listener = Listener()
+    run = pretrain(data, tmp_path / "run", model=base, settings=settings, progress=listener)
+    assert listener.said == []
+    assert equal(load_folder(run).model, load_folder(base).model)
+    assert not equal(load_folder(run).model, make_bert(data, seed=3))
+
+
+def test_missing_heads_start_anew_and_are_told(data: Path, tmp_path: Path) -> None:
+    tokenizer, config = Tokenizer.from_folder(data), make_bert(data).config
+    save_folder(ModelFolder(Bert.fresh(config, seed=9), tokenizer), tmp_path / "bare")
+    listener = Listener()
+    settings = PretrainSettings(steps=1, batch=4, length=24, rate=1e-12, weight_decay=0.0)
+    run = pretrain(data, tmp_path / "run", model=tmp_path / "bare", settings=settings, progress=listener)
+    assert listener.said == [f"{tmp_path / 'bare'}: lacks the heads mlm, nsp; new ones start at random"]
+    assert equal(load_folder(run).model.encoder, load_folder(tmp_path / "bare").model.encoder)
+
+
+def test_model_of_another_vocabulary_is_refused(data: Path, tmp_path: Path) -> None:
+    pieces = learn_pieces([sentence for document in make_documents(9, seed=8) for sentence in document], 90)
+    config = BertConfig(len(pieces), hidden_size=32, layers=1, heads=2, feedforward_size=64)
+    foreign = tmp_path / "foreign"
+    save_folder(ModelFolder(Bert.fresh(config), Tokenizer.from_vocabulary(pieces, lowercase=True)), foreign)
+    with pytest.raises(DataError, match=r"prepared with another vocabulary; prepare it with --vocab .*foreign"):
+        pretrain(data, tmp_path / "run", model=foreign, settings=SETTINGS)
