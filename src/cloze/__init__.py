@@ -21,7 +21,7 @@ _HOMES = {
     "PrepareSettings": "cloze.corpus.settings",
     "PretrainSettings": "cloze.train.settings",
     "FinetuneSettings": "cloze.train.settings",
-    "Source": "cloze.tasks",
+    "Source": "cloze.tasks.source",
     "ClozeError": "cloze.errors",
 }
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cloze.predict import Model as Model
     from cloze.predict import evaluate as evaluate
     from cloze.predict import load as load
-    from cloze.tasks import Source as Source
+    from cloze.tasks.source import Source as Source
     from cloze.train.finetune import finetune as finetune
     from cloze.train.pretrain import pretrain as pretrain
     from cloze.train.settings import FinetuneSettings as FinetuneSettings

@@ -4,13 +4,17 @@ A folder is written beside its place under another name, flushed to the disk, an
 one or the new one, never half of one.
 """
 
+import gzip
+import io
 import json
+import lzma
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from cloze.errors import CheckpointError, ClozeError
 
@@ -58,6 +62,25 @@ def replaced_folder(destination: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.rmtree(old, ignore_errors=True)
+
+
+COMPRESSED = (".gz", ".xz", ".zst")
+# What a compressed file that is damaged or cut short may raise.
+BROKEN_ARCHIVE = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """Open a file for reading, through its decompressor if its name ends in ``.gz``, ``.xz`` or ``.zst``."""
+    match path.suffix.lower():
+        case ".gz":
+            return cast("BinaryIO", gzip.open(path))
+        case ".xz":
+            return cast("BinaryIO", lzma.open(path))
+        case ".zst":
+            import pyarrow  # a quarter of a second, so only for those who need it
+
+            return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
+    return path.open("rb")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -14,7 +14,7 @@ from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.errors import CheckpointError, ConfigError, DataError
 from cloze.model import Bert
 from cloze.predict import load
-from cloze.tasks import Source
+from cloze.tasks.source import Source
 from cloze.text import Tokenizer
 from cloze.train.finetune import SequenceBatch, SequenceBatches, finetune
 from cloze.train.interrupts import Interrupted

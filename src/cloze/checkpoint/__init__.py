@@ -3,7 +3,7 @@
 from cloze.checkpoint.config_file import TaskKind, TaskLabels
 from cloze.checkpoint.embedding_files import POOLINGS, EmbeddingSettings, Pooling
 from cloze.checkpoint.folder import RUN_MODEL, ModelFolder, load_folder, save_folder
-from cloze.checkpoint.hub import fetch, is_hub_name
+from cloze.checkpoint.hub import find_source
 from cloze.checkpoint.state import StateStore, TrainingState
 
 __all__ = [
@@ -16,8 +16,7 @@ __all__ = [
     "TaskKind",
     "TaskLabels",
     "TrainingState",
-    "fetch",
-    "is_hub_name",
+    "find_source",
     "load_folder",
     "save_folder",
 ]

@@ -24,6 +24,11 @@ def is_hub_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
+def find_source(source: str | Path) -> Path:
+    """The path that a user's word for a model means: a path of theirs, or the local copy of a hub model."""
+    return fetch(str(source)) if is_hub_name(str(source)) else Path(source)
+
+
 def fetch(name: str) -> Path:
     """Return the local copy of a hub model, downloading it if it is not there yet."""
     from huggingface_hub import list_repo_files, snapshot_download

@@ -36,7 +36,7 @@ def gather_texts(
 
 def _read(path: Path, text: str, pair: str | None) -> Inputs:
     if TABLES & set(path.suffixes):
-        from cloze.tasks import read_rows
+        from cloze.tasks.rows import read_rows
 
         rows = list(read_rows(path, text=text, pair=pair))
         pairs = None if pair is None else [row.pair or "" for row in rows]

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from cloze.cli.console import Machine, Reporter, print_json, print_table
 from cloze.cli.outputs import write_rows
 from cloze.corpus.settings import PrepareSettings
-from cloze.tasks import OnBadRow, Source
+from cloze.tasks.source import OnBadRow, Source
 from cloze.train.settings import FinetuneSettings, PretrainSettings
 
 Place = Annotated[Machine, Parameter(name="*")]

@@ -3,15 +3,13 @@
 Plain or compressed (``.gz``, ``.xz``, ``.zst``), read line by line, so that memory does not grow with the file.
 """
 
-import gzip
-import lzma
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 from cloze.errors import DataError
+from cloze.files import BROKEN_ARCHIVE, open_bytes
 
 Document = list[str]
 
@@ -50,25 +48,11 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
     if path.is_dir():
         raise DataError(f"{path}: is a folder; name the text files in it, for example {path}/*.txt")
     try:
-        with _open(path) as file:
+        with open_bytes(path) as file:
             yield file
     except FileNotFoundError as error:
         raise DataError(f"{path}: no such file") from error
-    except (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError) as error:
+    except BROKEN_ARCHIVE as error:
         raise DataError(f"{path}: not a whole {path.suffix} file ({error}); fetch it again") from error
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
-
-
-def _open(path: Path) -> BinaryIO:
-    if path.suffix == ".gz":
-        return cast("BinaryIO", gzip.open(path))
-    if path.suffix == ".xz":
-        return cast("BinaryIO", lzma.open(path))
-    if path.suffix == ".zst":
-        import io
-
-        import pyarrow
-
-        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
-    return path.open("rb")

@@ -19,7 +19,7 @@ from cloze.files import write_json
 from cloze.model import Bert, preset
 from cloze.predict import Evaluation, Model, evaluate, load
 from cloze.progress import Progress
-from cloze.tasks import Source
+from cloze.tasks.source import Source
 from cloze.text import Tokenizer
 from cloze.train.finetune import finetune
 from cloze.train.pretrain import pretrain

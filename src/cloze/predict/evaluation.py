@@ -7,7 +7,10 @@ from typing import Any
 
 from cloze.errors import RequestError
 from cloze.predict.model import Model, load
-from cloze.tasks import Examples, Source, read_examples, score, task_metrics
+from cloze.tasks.classify import Examples
+from cloze.tasks.metrics import score
+from cloze.tasks.source import Source
+from cloze.tasks.task import read_examples, task_metrics
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from cloze.checkpoint import (
     ModelFolder,
     Pooling,
     TaskLabels,
-    fetch,
-    is_hub_name,
+    find_source,
     load_folder,
     save_folder,
 )
@@ -37,8 +36,7 @@ Floats = NDArray[np.float32]
 
 def load(source: str | Path, *, device: str | None = None) -> "Model":
     """Load a model folder (ours, any HF BERT, or a TensorFlow checkpoint), or a hub name when online."""
-    path = fetch(str(source)) if is_hub_name(str(source)) else Path(source)
-    folder = load_folder(path)
+    folder = load_folder(find_source(source))
     for note in folder.notes:
         logger.warning("%s: %s", source, note)
     return Model(folder, device=device)

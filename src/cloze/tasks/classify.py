@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from cloze.errors import DataError, did_you_mean
 from cloze.tasks.lines import RowError
-from cloze.tasks.rows import OnBadRow, Row
+from cloze.tasks.rows import Row
+from cloze.tasks.source import OnBadRow
 
 Target = TypeVar("Target", int, float)
 

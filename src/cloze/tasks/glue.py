@@ -10,7 +10,8 @@ from pathlib import Path
 
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.tasks.classify import LabelSet
-from cloze.tasks.rows import OnBadRow, RowFile, read_rows
+from cloze.tasks.rows import RowFile, read_rows
+from cloze.tasks.source import OnBadRow
 
 FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
 MNLI_FILES = {

@@ -4,19 +4,15 @@ Whatever a file holds, at most ``LONGEST_LINE`` bytes of it are in memory at onc
 the line. Compressed files are read as they unfold; a UTF-8 mark at the beginning and CRLF ends are taken off.
 """
 
-import gzip
-import lzma
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import BinaryIO
 
 from cloze.errors import DataError
+from cloze.files import BROKEN_ARCHIVE, open_bytes
 
 LONGEST_LINE = 10 * 2**20
 UTF8_MARK = b"\xef\xbb\xbf"
-COMPRESSED = (".gz", ".xz")
-BROKEN_ARCHIVE = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 
 
 class RowError(DataError):
@@ -26,7 +22,7 @@ class RowError(DataError):
 class Lines(Iterator[str]):
     """The lines of a file with their number; after a ``RowError`` the next line can still be asked for."""
 
-    def __init__(self, path: Path, stream: IO[bytes]) -> None:
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
         self.path = path
         self.number = 0
         self._stream = stream
@@ -78,16 +74,11 @@ class Lines(Iterator[str]):
             ) from error
 
 
-def open_bytes(path: Path) -> IO[bytes]:
-    """Open a file for reading, through its decompressor if the name ends in ``.gz`` or ``.xz``."""
+def open_file(path: Path) -> BinaryIO:
+    """Open a task file, plain or compressed."""
     check_is_file(path)
     try:
-        match path.suffix.lower():
-            case ".gz":
-                return cast("IO[bytes]", gzip.open(path))
-            case ".xz":
-                return lzma.open(path)
-        return path.open("rb")
+        return open_bytes(path)
     except OSError as error:
         raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
 

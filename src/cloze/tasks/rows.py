@@ -8,13 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from cloze.errors import DataError, did_you_mean
 from cloze.tasks.lines import RowError
+from cloze.tasks.source import OnBadRow
 from cloze.tasks.tables import Record, Table, open_table
-
-OnBadRow = Literal["stop", "skip"]
 
 
 @dataclass(frozen=True)

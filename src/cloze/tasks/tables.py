@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloze.errors import DataError
+from cloze.files import COMPRESSED
 from cloze.tasks import lines
-from cloze.tasks.lines import Lines, RowError, check_is_file, open_bytes
+from cloze.tasks.lines import Lines, RowError, check_is_file, open_file
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class CellTable(Table):
     """CSV or TSV: a header, then as many cells in each record; lines without a character are passed over."""
 
     def __init__(self, path: Path, columns: Sequence[str] | None, *, quoted: bool) -> None:
-        self._stream = open_bytes(path)
+        self._stream = open_file(path)
         source = Lines(path, self._stream)
         self._records = QuotedRecords(source) if quoted else TabbedRecords(source)
         try:
@@ -160,7 +161,7 @@ class JsonTable(Table):
     columns = None
 
     def __init__(self, path: Path) -> None:
-        self._stream = open_bytes(path)
+        self._stream = open_file(path)
         self._lines = Lines(path, self._stream)
 
     def __next__(self) -> Record:
@@ -219,7 +220,7 @@ class ParquetTable(Table):
 
 def open_table(path: Path, columns: Sequence[str] | None = None) -> Table:
     """Open a file by its ending; ``columns`` names those of a CSV or TSV file that has no header."""
-    kind = Path(path.stem).suffix if path.suffix.lower() in lines.COMPRESSED else path.suffix
+    kind = Path(path.stem).suffix if path.suffix.lower() in COMPRESSED else path.suffix
     match kind.lower():
         case ".csv":
             return CellTable(path, columns, quoted=True)

@@ -2,13 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.tasks.classify import Examples, LabelSet, classification_examples, find_labels, regression_examples
 from cloze.tasks.glue import ALIASES, GLUE, find_glue_task, read_glue
-from cloze.tasks.rows import OnBadRow, RowFile, read_rows
+from cloze.tasks.rows import RowFile, read_rows
+from cloze.tasks.source import Source
 
 Kind = Literal["classify", "regress"]
 GENERIC: dict[str, tuple[Kind, tuple[str, ...]]] = {
@@ -18,19 +18,6 @@ GENERIC: dict[str, tuple[Kind, tuple[str, ...]]] = {
 TASK_NAMES = (*GENERIC, *GLUE)
 # Without a dev file, this share of the training rows stands in for one.
 DEV_SHARE = 0.1
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a task's rows are, and which columns of the user's own files hold what."""
-
-    task: str
-    data: Path
-    dev: Path | None = None
-    text: str = "text"
-    pair: str | None = None
-    label: str = "label"
-    on_bad_row: OnBadRow | None = None  # None: as the task has it, which is to stop unless its published files are bad
 
 
 @dataclass(frozen=True)

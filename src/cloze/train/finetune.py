@@ -13,8 +13,7 @@ from cloze.checkpoint import (
     EmbeddingSettings,
     ModelFolder,
     TaskLabels,
-    fetch,
-    is_hub_name,
+    find_source,
     load_folder,
     save_folder,
 )
@@ -25,7 +24,9 @@ from cloze.model.surgery import with_heads
 from cloze.predict import Evaluation, Model, choose_device, evaluate_examples
 from cloze.predict.batching import Batch, collate
 from cloze.progress import Progress, Silent
-from cloze.tasks import Examples, Source, TaskData, read_task
+from cloze.tasks.classify import Examples
+from cloze.tasks.source import Source
+from cloze.tasks.task import TaskData, read_task
 from cloze.text import Encoding, Tokenizer
 from cloze.train.curves import draw_curves
 from cloze.train.loop import Outcome, train
@@ -95,7 +96,7 @@ def finetune(
 ) -> Path:
     """Fine-tune a model folder on a task and return the run's folder. The same call goes on where another stopped."""
     settings, progress = settings or FinetuneSettings(), progress or Silent()
-    base = load_folder(fetch(str(model)) if is_hub_name(str(model)) else Path(model))
+    base = load_folder(find_source(model))
     data = read_task(source)
     for note in data.notes:
         progress.say(note)

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from cloze.checkpoint import ModelFolder, load_folder, save_folder
+from cloze.checkpoint import ModelFolder, find_source, load_folder, save_folder
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.settings import MaskSettings, PairSettings
 from cloze.corpus.shards import Corpus, read_manifest
@@ -83,7 +83,7 @@ def pretrain(
     data = Path(data)
     read_manifest(data)  # a folder that is no corpus should be called just that
     tokenizer = Tokenizer.from_folder(data)
-    bert = _start(tokenizer, settings, None if model is None else Path(model), progress)
+    bert = _start(tokenizer, settings, None if model is None else find_source(model), progress)
     train_batches = _batches(Corpus.open(data), tokenizer, settings, settings.seed)
     train_batches.at(0)  # too little text is found out now, not after the folder is made
     held_out = _held_out_batches(data, tokenizer, settings)
