@@ -45,8 +45,8 @@ def replaced_folder(destination: Path) -> Iterator[Path]:
     old = destination.with_name(f"{destination.name}.old")
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
-        for leftover in (temporary, old):
-            shutil.rmtree(leftover, ignore_errors=True)
+        _put_back(old, destination)  # an earlier process was ended between the two renames below
+        shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir()
         yield temporary
         flush_tree(temporary)
@@ -61,7 +61,14 @@ def replaced_folder(destination: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
+        _put_back(old, destination)
+
+
+def _put_back(old: Path, destination: Path) -> None:
+    """Give the old folder its name again if nothing has taken its place; drop it otherwise."""
+    if old.exists() and not destination.exists():
+        old.rename(destination)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 COMPRESSED = (".gz", ".xz", ".zst")

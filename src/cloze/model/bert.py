@@ -25,6 +25,7 @@ from cloze.model.heads import (
 
 HeadName = Literal["mlm", "nsp", "sequence", "token", "span", "choice"]
 HEAD_NAMES: tuple[HeadName, ...] = get_args(HeadName)
+PRETRAINING_HEADS: frozenset[HeadName] = frozenset({"mlm", "nsp"})
 # These read the pooled [CLS]; the others read the token states.
 POOLED_HEADS: frozenset[HeadName] = frozenset({"nsp", "sequence", "choice"})
 
@@ -44,6 +45,9 @@ class Bert(nn.Module):
         for name in heads:
             if name not in HEAD_NAMES:
                 raise ConfigError(f"unknown head {name!r}{did_you_mean(name, HEAD_NAMES)}")
+        if len(set(heads) - PRETRAINING_HEADS) > 1:
+            # They share one name on disk.
+            raise ConfigError(f"heads {', '.join(heads)}: a model has one task head at the most")
         self.config = config
         self.labels = labels
         self.encoder = Encoder(config)

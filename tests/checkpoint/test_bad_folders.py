@@ -1,0 +1,320 @@
+"""Folders that cannot be read: one line that says what is wrong and what to do, and nothing worse."""
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cloze.checkpoint import TaskLabels, load_folder
+from cloze.errors import CheckpointError, ClozeError
+from cloze.text import write_vocabulary
+from tests.model.made import SMALL, model_folder, saved, vocabulary
+
+LABELS = TaskLabels("classify", ("no", "perhaps", "yes"))
+CONTENTS = model_folder(["sequence"], labels=3, task=LABELS)
+QUERY = "bert.encoder.layer.1.attention.self.query.weight"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return saved(CONTENTS, tmp_path / "model")
+
+
+def refusal(folder: Path) -> str:
+    """The message with which a folder is refused."""
+    with pytest.raises(CheckpointError) as caught:
+        load_folder(folder)
+    message = str(caught.value)
+    assert message.startswith(str(folder))
+    assert "\n" not in message
+    assert len(message) < len(str(folder)) + 400
+    return message.removeprefix(str(folder))
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    """Set keys of ``config.json``; those set to ``...`` are taken out."""
+    path = folder / "config.json"
+    values = json.loads(path.read_text(encoding="utf-8")) | changes
+    values = {key: value for key, value in values.items() if value is not ...}
+    path.write_text(json.dumps(values), encoding="utf-8")
+
+
+def change_weights(folder: Path, changes: dict[str, Tensor | None]) -> None:
+    tensors = load_file(folder / "model.safetensors") | changes
+    save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, folder / "model.safetensors")
+
+
+def save_pickle(folder: Path, value: Any) -> Path:
+    """Put a pickle in the place of the weights."""
+    (folder / "model.safetensors").unlink()
+    torch.save(value, folder / "pytorch_model.bin")
+    return folder / "pytorch_model.bin"
+
+
+# Places
+
+
+def test_missing_folder(tmp_path: Path) -> None:
+    assert ": no such folder; give a model folder, or a hub name such as" in refusal(tmp_path / "nowhere")
+
+
+def test_not_a_model_folder(tmp_path: Path) -> None:
+    assert refusal(tmp_path) == ": not a model folder (no config.json in it)"
+
+
+def test_unfinished_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    assert refusal(tmp_path) == ": this run has not finished; run its command again to go on"
+
+
+def test_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    assert ": holds neither model.safetensors nor pytorch_model.bin; is this a model folder?" in refusal(folder)
+
+
+# config.json
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "roberta"}, ": model_type is 'roberta'; only 'bert' folders can be read"),
+        (
+            {"position_embedding_type": "relative_key"},
+            ": position_embedding_type is 'relative_key'; cloze reads encoders with position_embedding_type 'absolute'",
+        ),
+        ({"is_decoder": True}, ": is_decoder is True; cloze reads encoders with is_decoder False"),
+        ({"add_cross_attention": True}, ": add_cross_attention is True"),
+        ({"hidden_size": ..., "vocab_size": ...}, ": lacks vocab_size, hidden_size; is this a BERT folder?"),
+        ({"hidden_size": 10**12}, ": hidden_size is 1000000000000; a whole number from 1 to"),
+        ({"hidden_size": "16"}, ": hidden_size is '16'; a whole number"),
+        ({"hidden_size": 2**24}, " has shape (60, 16), but config.json asks for (60, 16777216)"),
+        # Building so many layers, even without memory for them, would not end.
+        ({"num_hidden_layers": 2**24}, ": config.json asks for 16777216 layers, but no tensor of the last one is"),
+        ({"num_attention_heads": 3}, ": hidden_size 16 does not divide into 3 heads"),
+        ({"hidden_act": "swish"}, ": unknown activation 'swish'"),
+        ({"hidden_act": 5}, ": unknown activation 5; choose one of: gelu, gelu_new"),
+        ({"pad_token_id": 60}, ": pad_id is 60; an id from 0 to 59 was expected"),
+        ({"pad_token_id": [0]}, ": pad_id is [0]; an id"),
+        (
+            {"max_position_embeddings": 33},
+            "position_embeddings.weight has shape (32, 16), but config.json asks for (33",
+        ),
+        ({"id2label": {"0": "no", "1": "yes"}}, ": id2label does not name the 3 labels that the head has"),
+        ({"id2label": ["no", "perhaps", "yes"]}, ": id2label does not name the 3 labels"),
+        ({"id2label": {"zero": "no"}}, ": id2label does not name the 3 labels"),
+    ],
+)
+def test_configurations(changes: dict[str, Any], message: str, folder: Path) -> None:
+    change_config(folder, **changes)
+    assert message in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b"\xff\xfe{}", "not valid JSON"),
+        (b"[" * 100_000, "not valid JSON"),
+        (b"[]", "a JSON object was expected, not list"),
+        (b" " * (16 * 2**20 + 1), "16777217 bytes; at most 16777216 were expected"),
+    ],
+    ids=["empty", "open", "bytes", "deep", "list", "large"],
+)
+def test_configurations_that_are_not_json(content: bytes, message: str, folder: Path) -> None:
+    (folder / "config.json").write_bytes(content)
+    assert f"/config.json: {message}" in refusal(folder)
+
+
+def test_heads_named_by_something_else_than_a_list(folder: Path) -> None:
+    """Nothing else says which head a classifier is, so the most common is taken."""
+    change_config(folder, architectures=5)
+    assert load_folder(folder).model.head_names == ("sequence",)
+
+
+# Weights
+
+
+@pytest.mark.parametrize("length", [0, 1, 7, 8, 9, 100, 2000, -1000, -1])
+def test_truncated_safetensors(length: int, folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:length])
+    assert "/model.safetensors: " in refusal(folder)
+    assert "not a whole safetensors file" in refusal(folder)
+
+
+def test_header_too_large(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes((2**20 + 1).to_bytes(8, "little") + bytes(2**20 + 100))
+    assert "bytes with a header of 1048577; not a whole safetensors file" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "message"),
+    [
+        (torch.zeros(16, 15), f": {QUERY} has shape (16, 15), but config.json asks for (16, 16); use the config.json"),
+        (None, f": lacks the tensor {QUERY}; the folder is incomplete: fetch or save it again"),
+        (
+            torch.zeros(16, 16, dtype=torch.int8),
+            f": {QUERY} holds torch.int8; floating-point weights were expected",
+        ),
+    ],
+)
+def test_tensors(tensor: Tensor | None, message: str, folder: Path) -> None:
+    change_weights(folder, {QUERY: tensor})
+    assert message in refusal(folder)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 1)])
+def test_head_without_labels(shape: tuple[int, ...], folder: Path) -> None:
+    change_weights(folder, {"classifier.bias": torch.zeros(shape)})
+    assert f": classifier.bias has shape {shape}; one value a label was expected" in refusal(folder)
+
+
+def test_untied_decoder(tmp_path: Path) -> None:
+    folder = saved(model_folder(["mlm"]), tmp_path / "model")
+    change_weights(folder, {"cls.predictions.decoder.weight": torch.zeros(60, 16)})
+    assert ": cls.predictions.decoder.weight differs from bert.embeddings.word_embeddings.weight" in refusal(folder)
+
+
+@pytest.mark.parametrize("size", [59, 61, 30])
+def test_vocabulary_of_another_model(size: int, folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    write_vocabulary(folder / "vocab.txt", vocabulary(size))
+    assert f": {size} pieces in the vocabulary, but the model embeds {SMALL.vocab_size}; use the" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "..", "", 7, "a\\b", "a\0b"])
+@pytest.mark.parametrize("index", ["model.safetensors.index.json", "pytorch_model.bin.index.json"])
+def test_index_that_leads_outside(index: str, name: Any, folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder.parent / "model.safetensors")
+    (folder / index).write_text(json.dumps({"weight_map": {QUERY: name}}), encoding="utf-8")
+    assert refusal(folder) == f"/{index}: {name!r} is not a plain file name; the file may have been tampered with"
+
+
+def test_index_without_a_map(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text("{}", encoding="utf-8")
+    assert "index.json: lacks weight_map" in refusal(folder)
+
+
+# Pickles
+
+
+class Hostile:
+    """An object that touches a file when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Callable[[Path], None], tuple[Path]]:
+        return Path.touch, (self.marker,)
+
+
+def test_hostile_pickle_is_not_run(folder: Path) -> None:
+    marker = folder.parent / "marker"
+    path = save_pickle(folder, load_file(folder / "model.safetensors") | {"x": Hostile(marker)})
+    assert "/pytorch_model.bin: holds more than tensors, or is damaged, and was not opened" in refusal(folder)
+    assert not marker.exists()
+    torch.load(path, weights_only=False)
+    assert marker.exists()  # it would have run
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, 5000, -1000, -1])
+def test_truncated_pickle(length: int, folder: Path) -> None:
+    path = save_pickle(folder, load_file(folder / "model.safetensors"))
+    path.write_bytes(path.read_bytes()[:length])
+    assert "/pytorch_model.bin: " in refusal(folder)
+    assert "fetch it again" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [torch.zeros(1)],
+        {QUERY: 1.0},
+        {QUERY: torch.zeros(16, 16).to_sparse()},
+        {QUERY: torch.zeros(16, 16, device="meta")},
+        # One value on the disk, a terabyte in memory.
+        {QUERY: torch.zeros(1, 1).expand(500_000, 500_000)},
+    ],
+    ids=["list", "number", "sparse", "meta", "stretched"],
+)
+def test_pickles_of_other_things(value: Any, folder: Path) -> None:
+    save_pickle(folder, value)
+    assert "/pytorch_model.bin: a dictionary of plain tensors was expected" in refusal(folder)
+
+
+# modules.json
+
+
+@pytest.mark.parametrize("path", ["../outside", "/etc", "1_Pooling/../../outside", "a\0b"])
+def test_modules_that_lead_outside(path: str, folder: Path) -> None:
+    modules = [{"type": "sentence_transformers.models.Pooling", "path": path}]
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    assert refusal(folder) == (
+        f"/modules.json: {path!r} leads outside the folder; the file may have been tampered with"
+    )
+
+
+@pytest.mark.parametrize("modules", [{}, [1], "Pooling"])
+def test_modules_that_are_none(modules: Any, folder: Path) -> None:
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    assert refusal(folder) == "/modules.json: a list of modules was expected"
+
+
+@pytest.mark.parametrize("mode", ["lasttoken", 5, ["cls", "weightedmean"], []])
+def test_unknown_poolings_do_not_stop_the_rest(mode: Any, folder: Path) -> None:
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode": mode}), encoding="utf-8")
+    unsupported = load_folder(folder).embedding.unsupported
+    assert unsupported is not None
+    assert "modules.json pools by " in unsupported
+
+
+# Anything at all
+
+
+def damaged(data: bytes, reach: int, source: random.Random) -> Iterator[bytes]:
+    """Truncations, flipped bits and exchanged characters, the latter two within the first ``reach`` bytes."""
+    for _ in range(30):
+        yield data[: source.randrange(len(data))]
+        flipped = bytearray(data)
+        for _ in range(source.randint(1, 3)):
+            flipped[source.randrange(reach)] ^= 1 << source.randrange(8)
+        yield bytes(flipped)
+        exchanged = bytearray(data)
+        exchanged[source.randrange(reach)] = source.choice(b'0123456789[]{}",:-e. ')
+        yield bytes(exchanged)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
+@pytest.mark.parametrize(
+    "name", ["config.json", "model.safetensors", "vocab.txt", "pytorch_model.bin", "legacy pytorch_model.bin"]
+)
+def test_damage_raises_nothing_else(name: str, folder: Path) -> None:
+    path = folder / name.split()[-1]
+    if path.suffix == ".bin":
+        save_pickle(folder, load_file(folder / "model.safetensors"))
+        if name.startswith("legacy"):
+            torch.save(torch.load(path), path, _use_new_zipfile_serialization=False)
+    if name == "vocab.txt":
+        (folder / "tokenizer.json").unlink()  # which would be read instead
+    good = path.read_bytes()
+    # The tensors themselves may hold any values: only the header can be wrong.
+    reach = 8 + int.from_bytes(good[:8], "little") if name == "model.safetensors" else len(good)
+    outcomes = set()
+    for bad in damaged(good, reach, random.Random(11)):
+        path.write_bytes(bad)
+        try:
+            load_folder(folder)
+            outcomes.add("read")
+        except ClozeError:
+            outcomes.add("refused")
+    assert "refused" in outcomes

@@ -1,0 +1,104 @@
+"""Folders that cloze writes: read back to the bit, and read by the libraries that everybody has."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from torch import Tensor
+
+from cloze.checkpoint import POOLINGS, EmbeddingSettings, ModelFolder, Pooling, TaskLabels, load_folder
+from cloze.model import Bert, HeadName
+from cloze.predict import Model
+from tests.model.made import assert_close, assert_same_weights, model_folder, saved
+
+THREE = TaskLabels("classify", ("no", "perhaps", "yes"))
+FOLDERS = {
+    "BertModel": model_folder(pooler=True),
+    "BertForPreTraining": model_folder(["mlm", "nsp"]),
+    "BertForMaskedLM": model_folder(["mlm"]),
+    "BertForNextSentencePrediction": model_folder(["nsp"]),
+    "BertForSequenceClassification": model_folder(["sequence"], labels=3, task=THREE),
+    "BertForTokenClassification": model_folder(["token"], labels=3, task=THREE),
+    "BertForQuestionAnswering": model_folder(["span"]),
+    "BertForMultipleChoice": model_folder(["choice"]),
+}
+NUMBERS = model_folder(["sequence"], labels=1, task=TaskLabels("regress"))
+
+
+@pytest.mark.parametrize("contents", [model_folder(), *FOLDERS.values(), NUMBERS], ids=["bare", *FOLDERS, "regression"])
+def test_round_trip(contents: ModelFolder, tmp_path: Path) -> None:
+    loaded = load_folder(saved(contents, tmp_path / "model"))
+    assert_same_weights(loaded.model, contents.model)
+    assert loaded.model.config == contents.model.config
+    assert (loaded.model.head_names, loaded.task) == (contents.model.head_names, contents.task)
+    assert loaded.tokenizer.settings == contents.tokenizer.settings
+    assert not loaded.model.training
+
+
+def logits(model: Bert, last: Tensor) -> dict[str, Tensor]:
+    """What each head says, under the names that ``transformers`` gives it."""
+    by_head: dict[HeadName, Callable[[], dict[str, Tensor]]] = {
+        "mlm": lambda: {"prediction_logits": model.heads["mlm"](last)},
+        "nsp": lambda: {"seq_relationship_logits": model.heads["nsp"](model.pooled(last))},
+        "sequence": lambda: {"logits": model.heads["sequence"](model.pooled(last))},
+        "token": lambda: {"logits": model.heads["token"](last)},
+        "span": lambda: dict(zip(("start_logits", "end_logits"), model.heads["span"](last), strict=True)),
+        "choice": lambda: {"logits": model.heads["choice"](model.pooled(last))[None]},
+    }
+    found = {name: tensor for head in model.head_names for name, tensor in by_head[head]().items()}
+    if len(model.head_names) == 1 and len(found) == 1:
+        return {"logits": next(iter(found.values()))}  # one head, one name
+    return found or {"last_hidden_state": last, "pooler_output": model.pooled(last)}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", FOLDERS)
+def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
+    contents = FOLDERS[name]
+    folder = saved(contents, tmp_path / "model")
+    theirs, report = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
+    assert not any(report.values()), report
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    inputs = tokenizer(["the cat sat", "dogs"], ["on a mat.", "ran"], padding=True, return_tensors="pt")
+    ids, segments, mask = (inputs[key] for key in ("input_ids", "token_type_ids", "attention_mask"))
+    # Choices are a dimension of their own there: (1, choices, T).
+    given = {key: value[None] for key, value in inputs.items()} if name == "BertForMultipleChoice" else inputs
+    output = theirs.eval()(**given)
+    expected = logits(contents.model, contents.model(ids, segments, mask).last)
+    for key, tensor in expected.items():
+        assert_close(output[key], tensor)
+
+
+def test_transformers_knows_the_labels(tmp_path: Path) -> None:
+    config = transformers.AutoConfig.from_pretrained(
+        saved(FOLDERS["BertForSequenceClassification"], tmp_path / "labels")
+    )
+    assert config.id2label == {0: "no", 1: "perhaps", 2: "yes"}
+    assert config.problem_type == "single_label_classification"
+    config = transformers.AutoConfig.from_pretrained(saved(NUMBERS, tmp_path / "numbers"))
+    assert (config.num_labels, config.problem_type) == (1, "regression")
+
+
+TEXTS = ["the cat sat on a mat.", "", "dogs", "猫坐 on word7, word8 " * 9]
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_sentence_transformers_reads_what_we_write(pooling: Pooling, normalize: bool, tmp_path: Path) -> None:
+    settings = EmbeddingSettings(pooling, normalize)
+    contents = replace(FOLDERS["BertModel"], embedding=settings)
+    folder = saved(contents, tmp_path / "model")
+    assert load_folder(folder).embedding == settings
+    theirs = SentenceTransformer(str(folder), device="cpu")
+    assert theirs.max_seq_length == contents.tokenizer.max_length
+    ours = Model(contents).embed(TEXTS)
+    assert_close(ours, theirs.encode(TEXTS))
+    # What it saves in turn, in the spelling of its own time, is read alike.
+    theirs.save(str(tmp_path / "theirs"))
+    again = load_folder(tmp_path / "theirs")
+    assert again.embedding == settings
+    assert_same_weights(again.model, contents.model)

@@ -1,0 +1,91 @@
+"""Names on the hub, with and without a network; no test here has one."""
+
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import huggingface_hub.constants
+import pytest
+
+from cloze.checkpoint.convert import convert
+from cloze.checkpoint.hub import fetch, find_source, is_hub_name
+from cloze.errors import CheckpointError
+from cloze.predict import load
+from tests.model.made import model_folder, saved
+
+NAME = "google-bert/bert-base-uncased"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        (NAME, True),
+        ("sentence-transformers/all-MiniLM-L6-v2", True),
+        ("owner/model.v1_2", True),
+        ("bert-base-uncased", False),
+        ("./owner/model", False),
+        ("/owner/model", False),
+        ("../owner/model", False),
+        ("a/b/c", False),
+        ("owner/", False),
+        ("owner/.hidden", False),
+        ("owner/two words", False),
+        ("owner/" + "x" * 300, False),
+        ("", False),
+    ],
+)
+def test_what_looks_like_a_hub_name(name: str, expected: bool) -> None:
+    assert is_hub_name(name) is expected
+
+
+def test_a_path_that_exists_is_no_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_name("runs/first")
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    assert not is_hub_name("runs/first")
+
+
+def test_offline_without_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    message = rf"^{NAME}: not a folder here, and not to be had from the Hugging Face hub \(.*\); check the .* network"
+    with pytest.raises(CheckpointError, match=message):
+        fetch(NAME)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The copy of an earlier download, which alone can be had."""
+    snapshot = saved(model_folder(["mlm"]), tmp_path / "snapshot")
+
+    def download(name: str, *, local_files_only: bool = False, **options: Any) -> str:
+        assert name == NAME
+        if not local_files_only:
+            raise ConnectionError("no network")
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return snapshot
+
+
+def test_offline_with_a_copy(cache: Path, tmp_path: Path) -> None:
+    assert fetch(NAME) == find_source(NAME) == cache
+    assert find_source(tmp_path) == tmp_path
+    assert load(NAME).heads == ("mlm",)
+    convert(NAME, tmp_path / "converted")
+    assert (tmp_path / "converted" / "model.safetensors").read_bytes() == (cache / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("safetensors", [True, False])
+def test_weights_are_fetched_once(safetensors: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    files = ["config.json", "pytorch_model.bin", *(["model.safetensors"] if safetensors else [])]
+    asked: dict[str, Any] = {}
+
+    def download(name: str, **options: Any) -> str:
+        asked.update(options)
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda _: files)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert fetch(NAME) == tmp_path
+    assert asked["ignore_patterns"] == (["*.bin"] if safetensors else None)
+    assert not any(pattern.endswith((".py", ".h5", ".msgpack")) for pattern in asked["allow_patterns"])

@@ -1,0 +1,157 @@
+"""A training's state survives what happens to disks: it is whole, or the one before it is taken."""
+
+import random
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import torch
+
+from cloze.checkpoint import StateStore, TrainingState
+from cloze.errors import ClozeError
+
+FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
+
+
+class Listener:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
+        raise AssertionError("reading a state is no long work")
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+
+def state(step: int) -> TrainingState:
+    generator = torch.Generator().manual_seed(step)
+    return TrainingState(
+        step=step,
+        model={"weight": torch.randn(4, 5, generator=generator), "bias": torch.randn(4, generator=generator)},
+        optimizer={"0.exp_avg": torch.randn(4, 5, generator=generator), "0.step": torch.tensor(float(step))},
+        figures={"best": 0.1 + 0.2, "losses": [2.5, 1.25], "note": "é"},
+    )
+
+
+def assert_same(found: TrainingState | None, expected: TrainingState) -> None:
+    assert found is not None
+    assert (found.step, found.figures) == (expected.step, expected.figures)
+    for ours, theirs in ((found.model, expected.model), (found.optimizer, expected.optimizer)):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> StateStore:
+    return StateStore(tmp_path / "checkpoints")
+
+
+@pytest.fixture
+def two(store: StateStore, tmp_path: Path) -> StateStore:
+    """A store with the checkpoints of steps 9 and 10, as when the deletion of the older one was cut off."""
+    store.save(state(9))
+    shutil.copytree(store.folder / "step-00000009", tmp_path / "kept")
+    store.save(state(10))
+    shutil.move(tmp_path / "kept", store.folder / "step-00000009")
+    return store
+
+
+def names(store: StateStore) -> list[str]:
+    return sorted(path.name for path in store.folder.iterdir())
+
+
+def test_round_trip(store: StateStore) -> None:
+    assert store.newest() is None
+    store.save(state(7))
+    assert_same(store.newest(), state(7))
+    store.clear()
+    assert store.newest() is None
+
+
+def test_older_ones_go_once_the_newer_one_is_there(store: StateStore) -> None:
+    store.save(state(9))
+    store.save(state(10))
+    assert names(store) == ["step-00000010"]
+    assert_same(store.newest(), state(10))
+
+
+def test_the_same_step_again(store: StateStore) -> None:
+    store.save(state(9))
+    again = TrainingState(9, state(3).model, state(3).optimizer)
+    store.save(again)
+    assert_same(store.newest(), again)
+
+
+def test_newest_is_by_number(store: StateStore, tmp_path: Path) -> None:
+    store.save(state(99_999_999))
+    shutil.move(store.folder / "step-99999999", tmp_path / "kept")
+    store.save(state(100_000_000))  # one digit more than the names are padded to
+    shutil.move(tmp_path / "kept", store.folder / "step-99999999")
+    assert_same(store.newest(), state(100_000_000))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damage_falls_back(name: str, two: StateStore) -> None:
+    path = two.folder / "step-00000010" / name
+    good, source = path.read_bytes(), random.Random(5)
+    flipped = [good[:place] + bytes([good[place] ^ 255]) + good[place + 1 :] for place in range(len(good))]
+    cut = [good[:place] for place in range(len(good) - 1)]  # the last newline of a manifest means nothing
+    for bad in [*source.sample(flipped, 40), *source.sample(cut, 40)]:
+        path.write_bytes(bad)
+        listener = Listener()
+        assert_same(two.newest(listener), state(9))
+        (message,) = listener.said
+        assert message.startswith(f"{two.folder}/step-00000010/")
+        assert message.endswith("; falling back to the checkpoint before it")
+    path.write_bytes(good)
+    assert_same(two.newest(), state(10))
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_falls_back(name: str, two: StateStore) -> None:
+    (two.folder / "step-00000010" / name).unlink()
+    assert_same(two.newest(), state(9))
+
+
+def test_all_damaged(two: StateStore) -> None:
+    for folder in two.folder.iterdir():
+        (folder / "manifest.json").write_text("{}", encoding="utf-8")
+    listener = Listener()
+    assert two.newest(listener) is None
+    assert len(listener.said) == 2
+
+
+def test_a_damaged_one_does_not_outlive_its_successor(two: StateStore) -> None:
+    """Going on from step 9 and saving at 9.5, so to speak: the damaged 10 must not count as newer."""
+    shutil.move(two.folder / "step-00000010", two.folder / "step-00000020")
+    (two.folder / "step-00000020" / "model.safetensors").write_bytes(b"")
+    two.save(state(15))
+    assert names(two) == ["step-00000015"]
+    assert_same(two.newest(), state(15))
+
+
+def test_unfinished_ones_are_ignored(store: StateStore) -> None:
+    store.save(state(9))
+    for suffix in (".tmp", ".old"):
+        shutil.copytree(store.folder / "step-00000009", store.folder / f"step-00000010{suffix}")
+    listener = Listener()
+    assert_same(store.newest(listener), state(9))
+    assert listener.said == []
+    store.save(state(10))  # clears what lies in its way
+    assert names(store) == ["step-00000010"]
+
+
+@pytest.mark.parametrize("allowed", [0, 100, 300])
+def test_a_full_disk_leaves_the_one_before(
+    allowed: int, full_disk: Callable[[int], AbstractContextManager[None]], store: StateStore
+) -> None:
+    store.save(state(9))
+    with full_disk(allowed), pytest.raises(ClozeError, match=r"step-00000010: cannot be written .*File too large"):
+        store.save(state(10))
+    assert names(store) == ["step-00000009"]
+    assert_same(store.newest(), state(9))

@@ -1,0 +1,66 @@
+"""Small models and vocabularies, made on the spot."""
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cloze.checkpoint import ModelFolder, TaskLabels, save_folder
+from cloze.model import Bert, BertConfig, HeadName
+from cloze.text import SPECIAL, Tokenizer
+
+SMALL = BertConfig(vocab_size=60, hidden_size=16, layers=3, heads=2, feedforward_size=24, positions=32)
+WORDS = ["the", "cat", "sat", "on", "a", "mat", "dog", "ran", "##s", "##ing", ".", ",", "[", "]", "sep", "猫", "坐"]
+
+
+def vocabulary(size: int) -> list[str]:
+    """This many pieces: the special ones, some words, and made ones to fill up."""
+    pieces = [*SPECIAL, *WORDS]
+    return [*pieces, *(f"word{index}" for index in range(size - len(pieces)))][:size]
+
+
+def random_bert(
+    config: BertConfig = SMALL, heads: Collection[HeadName] = (), *, labels: int = 2, pooler: bool | None = None
+) -> Bert:
+    """A model whose every parameter, biases and norms included, is random and large enough to matter."""
+    model = Bert(config, heads, labels=labels, pooler=pooler).eval()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(1 + 0.1 * noise if "norm.weight" in name else 0.3 * noise)
+    return model
+
+
+def model_folder(
+    heads: Collection[HeadName] = (),
+    *,
+    config: BertConfig = SMALL,
+    labels: int = 2,
+    task: TaskLabels | None = None,
+    pooler: bool | None = None,
+) -> ModelFolder:
+    """A random model with a tokenizer that fits."""
+    tokenizer = Tokenizer.from_vocabulary(
+        vocabulary(config.vocab_size), lowercase=True, max_length=min(config.positions, 32)
+    )
+    return ModelFolder(random_bert(config, heads, labels=labels, pooler=pooler), tokenizer, task)
+
+
+def saved(contents: ModelFolder, folder: Path) -> Path:
+    """Save and return the place."""
+    save_folder(contents, folder)
+    return folder
+
+
+def assert_close(ours: Any, theirs: Any) -> None:
+    """Within 1e-5, tensors or arrays: float32 sums in another order differ by less, and a mistake by more."""
+    torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs), atol=1e-5, rtol=0.0, check_dtype=False)
+
+
+def assert_same_weights(ours: Bert, expected: Bert) -> None:
+    """To the bit, and under the same names."""
+    tensors = expected.state_dict()
+    assert ours.state_dict().keys() == tensors.keys()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in ours.state_dict().items())

@@ -1,0 +1,88 @@
+"""One vector a text: each pooling by hand, any layer, in any company."""
+
+from dataclasses import replace
+
+import numpy
+import pytest
+
+from cloze.checkpoint import POOLINGS, EmbeddingSettings, Pooling
+from cloze.errors import RequestError
+from cloze.predict import Model
+from cloze.predict.batching import batches
+from tests.model.made import SMALL, assert_close, model_folder
+
+TEXTS = ["the cat sat", "", "dogs ran on a mat, word7 word8.", "猫", "the cat sat", "a " * 50, "[SEP] cat"]
+
+
+@pytest.mark.parametrize("layer", [-1, 0, 2])
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_poolings_by_hand(pooling: Pooling, layer: int, pretrained: Model) -> None:
+    vectors = pretrained.embed(TEXTS, pooling=pooling, layer=layer)
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        states = pretrained.hidden(text, layer=layer)  # alone, and so without padding: (T, H)
+        mean, largest = states.mean(0), states.max(0)
+        expected = {"cls": states[0], "mean": mean, "max": largest, "mean_max": numpy.concatenate([largest, mean])}
+        assert_close(vector, expected[pooling])
+
+
+def test_the_folder_chooses() -> None:
+    contents = model_folder()
+    plain = Model(contents).embed(TEXTS)
+    numpy.testing.assert_array_equal(plain, Model(contents).embed(TEXTS, pooling="mean"))
+    other = Model(replace(contents, embedding=EmbeddingSettings("max", normalize=True)))
+    largest = Model(contents).embed(TEXTS, pooling="max")
+    lengths = numpy.linalg.norm(largest, axis=1, keepdims=True)
+    assert_close(other.embed(TEXTS), largest / lengths)
+    assert_close(numpy.linalg.norm(other.embed(TEXTS), axis=1), numpy.ones(len(TEXTS)))
+
+
+def test_pairs(pretrained: Model) -> None:
+    vectors = pretrained.embed(["the cat", "a"], ["sat", "dog ran"], pooling="cls")
+    assert_close(vectors[0], pretrained.hidden("the cat", "sat")[0])
+    assert_close(vectors[1], pretrained.hidden("a", "dog ran")[0])
+    assert numpy.abs(vectors[0] - pretrained.embed(["the cat"], pooling="cls")[0]).max() > 0.01
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_nothing_to_embed(pooling: Pooling, pretrained: Model) -> None:
+    vectors = pretrained.embed([], pooling=pooling)
+    assert vectors.shape == (0, SMALL.hidden_size * (2 if pooling == "mean_max" else 1))
+    assert vectors.dtype == numpy.float32
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_neighbours_change_nothing(pooling: Pooling, pretrained: Model) -> None:
+    alone = numpy.concatenate([pretrained.embed([text], pooling=pooling) for text in TEXTS])
+    assert_close(pretrained.embed(TEXTS, pooling=pooling), alone)
+    backwards = pretrained.embed(TEXTS[::-1], pooling=pooling)[::-1].copy()
+    assert_close(backwards, alone)
+
+
+def test_what_is_refused(pretrained: Model) -> None:
+    one = "^one text was given where a list of texts was expected; put it into a list$"
+    with pytest.raises(RequestError, match=one):
+        pretrained.embed("the cat")
+    with pytest.raises(RequestError, match=one):
+        pretrained.embed(["the cat"], "sat")
+    with pytest.raises(RequestError, match=r"^2 texts, but 1 pairs; one for each was expected$"):
+        pretrained.embed(["a", "b"], ["c"])
+    with pytest.raises(RequestError, match=r"^unknown pooling 'maen'; did you mean 'mean'\?$"):
+        pretrained.embed(["a"], pooling="maen")  # type: ignore[arg-type]
+
+
+def test_a_pooling_that_we_do_not_have() -> None:
+    contents = replace(model_folder(), embedding=EmbeddingSettings(unsupported="modules.json pools by lasttoken"))
+    message = "^modules.json pools by lasttoken, which cloze does not do; pass pooling= to choose another$"
+    with pytest.raises(RequestError, match=message):
+        Model(contents).embed(["a"])
+    expected = Model(model_folder()).embed(["a"], pooling="cls")
+    numpy.testing.assert_array_equal(Model(contents).embed(["a"], pooling="cls"), expected)
+
+
+@pytest.mark.parametrize("lengths", [[], [5], [3000], [9, 1, 8, 2, 7], [500] * 9, [1, 2047, 1, 2049, 64] * 30])
+def test_batches_hold_each_text_once_within_the_budget(lengths: list[int]) -> None:
+    found = list(batches(lengths, budget=2048))
+    assert sorted(index for batch in found for index in batch) == list(range(len(lengths)))
+    for batch in found:
+        longest = max(lengths[index] for index in batch)
+        assert len(batch) == 1 or len(batch) * longest <= 2048
