@@ -90,9 +90,24 @@ def open_bytes(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
+@contextmanager
+def replaced_file(path: Path) -> Iterator[Path]:
+    """Yield the name of a file that becomes ``path`` when the block ends well, and vanishes when it does not."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        yield temporary
+        flush(temporary)
+        temporary.replace(path)
+    except OSError as error:
+        raise ClozeError(f"{path}: cannot be written ({error.strerror or error}); choose another place") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: Any) -> None:
-    """Write a value the way people like to read and to compare it."""
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    """Write a value the way people like to read and to compare it; all of it, or nothing."""
+    with replaced_file(path) as temporary:
+        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path, kind: type[ClozeError] = CheckpointError) -> dict[str, Any]:

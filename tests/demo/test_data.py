@@ -42,7 +42,7 @@ def runs(text: str) -> set[tuple[str, ...]]:
 def test_sizes(books: str) -> None:
     assert 4_900_000 < len(books.encode()) < 6_000_000
     assert (DATA / "books.txt.xz").stat().st_size < 2_000_000
-    assert sum(path.stat().st_size for path in DATA.iterdir()) < 2_600_000
+    assert sum(path.stat().st_size for path in DATA.iterdir()) < 3_100_000
     assert (DATA / "SOURCE.md").is_file()
 
 
@@ -97,3 +97,33 @@ def test_sentences_hide_one_word_that_the_books_know(books: str) -> None:
         sentence, word = line.split("\t")
         assert sentence.count("[MASK]") == 1
         assert len(re.findall(rf"\b{word}\b", books)) > 50
+
+
+ORDER_ROWS = {"train": 3000, "dev": 600, "test": 1500}
+
+
+@pytest.fixture(scope="module")
+def orders() -> dict[str, list[Row]]:
+    return {split: list(read_rows(DATA / f"order_{split}.tsv", text="text", label="label")) for split in ORDER_ROWS}
+
+
+def test_order_rows_are_balanced_and_share_no_book(orders: dict[str, list[Row]]) -> None:
+    for split, count in ORDER_ROWS.items():
+        assert Counter(row.label for row in orders[split]) == {"in order": count // 2, "shuffled": count // 2}
+    titles = {split: {str(row.fields["book"]) for row in rows} for split, rows in orders.items()}
+    assert not titles["train"] & (titles["dev"] | titles["test"])
+    assert not titles["dev"] & titles["test"]
+
+
+def test_order_rows_tell_nothing_but_by_their_order(orders: dict[str, list[Row]]) -> None:
+    for row in (row for rows in orders.values() for row in rows):
+        words = row.text.split()
+        assert 9 <= len(words) <= 20
+        assert re.fullmatch(r"[A-Z][^\"()\d]*[.!?]", row.text)
+        # In either half: six plain words in a row, so that the sentences themselves are of one kind.
+        assert re.search(r" [a-z]+( [a-z]+){5} ", row.text)
+
+
+def test_order_test_sentences_were_not_read_before(orders: dict[str, list[Row]], books: str) -> None:
+    intact = [row.text for split in ("dev", "test") for row in orders[split] if row.label == "in order"]
+    assert not [text for text in intact if text in books]

@@ -66,7 +66,9 @@ def _locate(path: Path) -> tuple[Path, Path | None]:
         )
     if (path / "checkpoints").is_dir():
         raise CheckpointError(f"{path}: this run has not finished; run its command again to go on")
-    raise CheckpointError(f"{path}: not a model folder (no {CONFIG} in it)")
+    raise CheckpointError(
+        f"{path}: not a model folder (no {CONFIG} in it); give one that pretrain, finetune or convert has written"
+    )
 
 
 def save_folder(contents: ModelFolder, destination: Path) -> None:

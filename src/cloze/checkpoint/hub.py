@@ -21,7 +21,8 @@ _WANTED = [
 
 def is_hub_name(name: str) -> bool:
     """Whether this looks like ``owner/model`` rather than a path."""
-    return _NAME.fullmatch(name) is not None and not Path(name).exists()
+    # "runs/mini" looks like a name too: where there is a folder "runs", it is a path, and a slip of the pen stays here.
+    return _NAME.fullmatch(name) is not None and not Path(name).parent.exists()
 
 
 def find_source(source: str | Path) -> Path:

@@ -9,49 +9,75 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cloze import __version__
-from cloze.errors import ClozeError
+from cloze.errors import ClozeError, ConfigError, did_you_mean
 
-# Where each command lives, and its line in the list of commands. Modules are imported when a command is called, so
-# that help stays fast.
+if TYPE_CHECKING:
+    from cyclopts import App
+
+# Where each command lives, and its line in the list, along the flow from text to prediction. A module is imported when
+# its command is called, so that help stays fast.
 COMMANDS = {
-    "vocab": ("cloze.cli.words:vocab", "Learn a WordPiece vocabulary from text files."),
-    "tokens": ("cloze.cli.words:tokens", "Show the pieces, ids and offsets of texts."),
-    "prepare": ("cloze.cli.training:prepare", "Split, tokenize and store text for pre-training."),
-    "pretrain": ("cloze.cli.training:pretrain", "Pre-train a model on a prepared corpus, from scratch or further."),
-    "finetune": ("cloze.cli.training:finetune", "Fine-tune a model on a task."),
-    "evaluate": ("cloze.cli.training:evaluate", "Score a fine-tuned model with the official metrics."),
-    "fill": ("cloze.cli.predictions:fill", "Fill the [MASK] blanks of texts."),
-    "follows": ("cloze.cli.predictions:follows", "Say how likely one text follows another."),
-    "embed": ("cloze.cli.predictions:embed", "Turn texts into vectors."),
-    "classify": ("cloze.cli.predictions:classify", "Label texts, or rate them, with a fine-tuned model."),
-    "convert": ("cloze.cli.models:convert", "Turn a TensorFlow or HF checkpoint into a model folder."),
-    "demo": ("cloze.cli.demo:demo", "The whole way on bundled text, in minutes, ending in a page to look at."),
-    "doctor": ("cloze.cli.models:doctor", "Show versions, cores, threads and precision, ready to paste."),
+    "demo": ("cloze.cli.demo", "The whole way on bundled text, in minutes, ending in a page to look at."),
+    "vocab": ("cloze.cli.words", "Learn a WordPiece vocabulary from text files."),
+    "tokens": ("cloze.cli.words", "Show the pieces, ids and offsets of texts."),
+    "prepare": ("cloze.cli.training", "Split, tokenize and store text for pre-training."),
+    "pretrain": ("cloze.cli.training", "Pre-train a model on a prepared corpus, from scratch or further."),
+    "finetune": ("cloze.cli.training", "Fine-tune a model on a task."),
+    "evaluate": ("cloze.cli.training", "Score a fine-tuned model with the official metrics."),
+    "fill": ("cloze.cli.predictions", "Fill the [MASK] blanks of texts."),
+    "follows": ("cloze.cli.predictions", "Say how likely one text follows another."),
+    "embed": ("cloze.cli.predictions", "Turn texts into vectors."),
+    "classify": ("cloze.cli.predictions", "Label texts, or rate them, with a fine-tuned model."),
+    "convert": ("cloze.cli.models", "Turn a TensorFlow or HF checkpoint into a model folder."),
+    "doctor": ("cloze.cli.models", "Show versions, cores, threads and precision, ready to paste."),
 }
+EVERYWHERE = "Every command also takes --config RUN.toml (its flags as a file) and --debug (tracebacks)."
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = _take_flag(words, "--debug")
-    sys.exit(_run(words, debug))
+    if not words or words[0] in {"--help", "-h"}:
+        print(overview())
+    elif words[0] == "--version":
+        print(__version__)
+    else:
+        sys.exit(_run(words[0], words[1:], debug))
+    sys.exit(0)
 
 
-def _run(words: list[str], debug: bool) -> int:
+def overview() -> str:
+    """What ``cloze --help`` says."""
+    lines = [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(
+        [
+            "Usage: cloze COMMAND ...",
+            "\nBERT, from raw text to a running service, on the machine you have.\n",
+            *lines,
+            "\ncloze COMMAND --help tells of its flags; cloze --version the version.",
+            EVERYWHERE,
+        ]
+    )
+
+
+def _run(command: str, words: list[str], debug: bool) -> int:
     from cyclopts import CycloptsError
 
     try:
         _listen_to_notes()
-        _build(_take_value(words, "--config"))(
+        _build(command, _take_value(words, "--config"))(
             words, exit_on_error=False, print_error=False, result_action="return_none"
         )
     except (ClozeError, CycloptsError) as error:
         if debug:
             traceback.print_exc()
-        _complain(_one_line(error))
+        _complain(_told(error, command))
         return 2
     except BrokenPipeError:  # the reader of our output has seen enough, as in "| head"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -71,31 +97,35 @@ def _run(words: list[str], debug: bool) -> int:
     return 0
 
 
-def _build(config: Path | None) -> "App":  # type: ignore[name-defined]  # noqa: F821
-    from cyclopts import App
+def _build(command: str, config: Path | None) -> "App":
+    from cyclopts import App, Parameter
 
     from cloze.cli.run_file import RunFile
 
+    if command not in COMMANDS:
+        raise ConfigError(f"unknown command {command!r}{did_you_mean(command, COMMANDS)}")
     app = App(
-        name="cloze",
-        version=__version__,
-        help="BERT, from raw text to a running service, on the machine you have.",
-        help_epilogue="Every command also takes --config RUN.toml (its flags as a file) and --debug (tracebacks).",
+        name=f"cloze {command}",
+        version_flags=[],
+        help_epilogue=EVERYWHERE,
         help_format="plaintext",
-        default_parameter=_no_negatives(),
+        default_parameter=Parameter(negative=()),  # no --no-json beside every --json
         suppress_keyboard_interrupt=False,  # it is for us to say so
     )
     if config is not None:
         app.config = (RunFile(config),)
-    for name, (home, summary) in COMMANDS.items():
-        app.command(home, name=name, help=summary)
+    app["--help"].show = False  # whoever reads it has found it
+    app.default(getattr(import_module(COMMANDS[command][0]), command))
     return app
 
 
-def _no_negatives() -> "Parameter":  # type: ignore[name-defined]  # noqa: F821
-    from cyclopts import Parameter
+def _told(error: Exception, command: str) -> str:
+    """The error in one line; the parser's word for a flag that is not there reads as if it were."""
+    from cyclopts import MissingArgumentError
 
-    return Parameter(negative=())
+    if isinstance(error, MissingArgumentError) and error.argument is not None and not error.argument.tokens:
+        return f"{error.argument.name} is missing; 'cloze {command} --help' tells what it is"
+    return _one_line(error)
 
 
 def _take_flag(words: list[str], flag: str) -> bool:
@@ -126,10 +156,17 @@ def _complain(message: str, kind: str = "error") -> None:
 
 
 class _NoteHandler(logging.Handler):
-    """Shows the library's notes as the command line shows its own."""
+    """Shows the library's notes as the command line shows its own, each of them once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        _complain(record.getMessage(), "note")
+        message = record.getMessage()
+        if message not in self._said:
+            self._said.add(message)
+            _complain(message, "note")
 
 
 def _listen_to_notes() -> None:

@@ -26,6 +26,8 @@ class Reporter:
     _tasks: "dict[str, TaskID]" = field(default_factory=dict)
     _last: float = 0.0
     _starts: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _done: dict[str, int] = field(default_factory=dict)
+    _said: set[str] = field(default_factory=set)
 
     def __enter__(self) -> "Reporter":
         if sys.stderr.isatty():
@@ -43,6 +45,9 @@ class Reporter:
     def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
         """Show how far a stage is."""
         shown = _figures(figures)
+        if done < self._done.get(stage, 0):  # the same stage of another run
+            self._forget(stage)
+        self._done[stage] = done
         if self._bar is None:
             self._advance_plain(stage, done, total, shown)
             return
@@ -50,9 +55,17 @@ class Reporter:
             self._tasks[stage] = self._bar.add_task(stage, total=total, figures="")
         self._bar.update(self._tasks[stage], completed=done, total=total, figures=shown)
 
+    def _forget(self, stage: str) -> None:
+        self._starts.pop(stage, None)
+        task = self._tasks.pop(stage, None)
+        if self._bar is not None and task is not None:
+            self._bar.remove_task(task)
+
     def _advance_plain(self, stage: str, done: int, total: int | None, shown: str) -> None:
         now = time.monotonic()
         start, first = self._starts.setdefault(stage, (now, done))
+        if done == 0:  # "0 done" looks as if it were stuck
+            return
         if now - self._last < PLAIN_EVERY and done != total:
             return
         self._last = now
@@ -60,10 +73,16 @@ class Reporter:
         left = ""
         if total and done > first and done < total:
             left = f", {(now - start) / (done - first) * (total - done):.0f} s left"
-        self.say(f"{stage}: {done:,}{of}{left}{'  ' + shown if shown else ''}")
+        self._print(f"{stage}: {done:,}{of}{left}{'  ' + shown if shown else ''}")
 
     def say(self, message: str) -> None:
-        """Print one line to standard error, above the bar if there is one."""
+        """Print one line to standard error, above the bar if there is one; the same line is said once."""
+        if message in self._said:
+            return
+        self._said.add(message)
+        self._print(message)
+
+    def _print(self, message: str) -> None:
         if self._bar is not None:
             self._bar.console.print(message, markup=False, highlight=False)
         else:

@@ -8,8 +8,9 @@ from cloze.cli.console import Reporter, print_json, print_table
 def demo(*, out: Path = Path("runs/demo"), json: bool = False) -> None:
     """Go the whole way on bundled public-domain text, in about five minutes on two cores.
 
-    It learns a vocabulary, pre-trains a small model, fills blanks, fine-tunes it on "who wrote this paragraph?",
-    compares with the same model not pre-trained, and writes a page. Interrupted, it goes on where it stopped.
+    It learns a vocabulary, pre-trains a small model, fills blanks, fine-tunes it on
+    "are these words in order?", compares with the same model not pre-trained, and
+    writes a page. Interrupted, it goes on where it stopped.
 
     Args:
         out: The folder for everything that it makes.
@@ -33,7 +34,7 @@ def demo(*, out: Path = Path("runs/demo"), json: bool = False) -> None:
         (f"seed {seed}", f"{one:.1%}", f"{other:.1%}", f"{100 * (one - other):+.1f}")
         for seed, (one, other) in enumerate(zip(accuracies["pretrained"], accuracies["scratch"], strict=True))
     ]
-    print_table(("who wrote this paragraph?", "pre-trained", "from scratch", "points"), rows)
+    print_table(("are these words in order?", "pre-trained", "from scratch", "points"), rows)
     print(
         f"pre-training brings {100 * margin.mean:+.1f} points (95 % interval {100 * margin.low:+.1f} to "
         f"{100 * margin.high:+.1f}); counting words gets {results.baseline:.1%}"

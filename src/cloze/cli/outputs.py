@@ -2,14 +2,14 @@
 
 import csv
 import json
-import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloze.cli.inputs import Inputs
-from cloze.errors import ConfigError, DataError
+from cloze.errors import ConfigError
+from cloze.files import replaced_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,49 +21,39 @@ _WHITE = re.compile("[\t\r\n]+")
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write rows as JSONL, CSV or TSV, by the file's ending."""
-    if path.suffix == ".jsonl":
-        _replace(path, lambda place: place.write_text(_json_lines(rows), encoding="utf-8"))
-    elif path.suffix in {".csv", ".tsv"}:
-        _replace(path, lambda place: (_write_tabbed if path.suffix == ".tsv" else _write_quoted)(place, rows))
-    else:
+    writers = {".jsonl": _write_json_lines, ".csv": _write_quoted, ".tsv": _write_tabbed}
+    if path.suffix not in writers:
         raise ConfigError(f"--output {path}: .jsonl, .csv or .tsv was expected")
+    with replaced_file(path) as temporary:
+        writers[path.suffix](temporary, rows)
 
 
 def write_vectors(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]") -> None:
     """Write vectors as a NumPy array, or with the input's columns as JSONL or Parquet."""
+    if path.suffix not in {".npy", ".jsonl", ".parquet"}:
+        raise ConfigError(f"--output {path}: .npy, .jsonl or .parquet was expected")
+    kept = inputs.fields or [{"text": text} for text in inputs.texts]
+    with replaced_file(path) as temporary:
+        if path.suffix == ".npy":
+            _write_array(temporary, vectors)
+        elif path.suffix == ".jsonl":
+            rows = [{**fields, "vector": vector.tolist()} for fields, vector in zip(kept, vectors, strict=True)]
+            _write_json_lines(temporary, rows)
+        else:
+            _write_parquet(temporary, kept, vectors)
+
+
+def _write_array(path: Path, vectors: "NDArray[np.float32]") -> None:
     import numpy as np
 
-    kept = inputs.fields or [{"text": text} for text in inputs.texts]
-    if path.suffix == ".npy":
-        # np.save would add the ending to a temporary name; an open file is left as it is called.
-        def save(place: Path) -> None:
-            with place.open("wb") as file:
-                np.save(file, vectors)
-
-        _replace(path, save)
-    elif path.suffix == ".jsonl":
-        rows = [{**fields, "vector": vector.tolist()} for fields, vector in zip(kept, vectors, strict=True)]
-        _replace(path, lambda place: place.write_text(_json_lines(rows), encoding="utf-8"))
-    elif path.suffix == ".parquet":
-        _replace(path, lambda place: _write_parquet(place, kept, vectors))
-    else:
-        raise ConfigError(f"--output {path}: .npy, .jsonl or .parquet was expected")
+    # np.save would add its ending to a temporary name; an open file is left as it is called.
+    with path.open("wb") as file:
+        np.save(file, vectors)
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    """Write under another name, then rename."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        write(temporary)
-        os.replace(temporary, path)  # noqa: PTH105 (Path.replace says the same, less clearly)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error.strerror})") from error
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _json_lines(rows: Sequence[Mapping[str, object]]) -> str:
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+def _write_json_lines(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    path.write_text(text, encoding="utf-8")
 
 
 def _write_quoted(path: Path, rows: Sequence[Mapping[str, object]]) -> None:

@@ -44,7 +44,7 @@ def tokens(
     pair: str | None = None,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     max_length: int | None = None,
-    special: bool = True,
+    bare: bool = False,
     json: bool = False,
 ) -> None:
     """Show the pieces, ids, segments and offsets of texts.
@@ -54,14 +54,14 @@ def tokens(
         pair: A second text, for the first one.
         input: A file with a text a line.
         max_length: Tokens at most; the folder's own limit if left out.
-        special: Put [CLS] and [SEP] around the pieces.
+        bare: Leave out [CLS] and [SEP].
         json: Print JSON.
     """
     from cloze.text import Tokenizer
 
     tokenizer = Tokenizer.from_folder(model / "model" if (model / "model" / "config.json").is_file() else model)
     for text in gather_texts(texts, input).texts:
-        encoding = tokenizer(text, pair, max_length=max_length, special=special)
+        encoding = tokenizer(text, pair, max_length=max_length, special=not bare)
         if json:
             print_json(
                 {

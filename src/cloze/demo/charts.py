@@ -6,7 +6,7 @@ from html import escape
 from math import ceil, floor, log10
 
 WIDTH, HEIGHT = 720, 300
-LEFT, RIGHT, TOP, BOTTOM = 52, 150, 14, 40
+LEFT, RIGHT, TOP, BOTTOM = 44, 180, 26, 40
 
 Place = Callable[[float, float], tuple[float, float]]
 
@@ -38,7 +38,7 @@ def line_chart(lines: Sequence[Line], x_name: str, y_name: str) -> str:
     parts += [_curve(line, place) for line in lines]
     parts += _names(lines, place)
     parts.append(f'<text class="axis" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}">{escape(x_name)}</text>')
-    parts.append(f'<text class="axis start" x="4" y="{TOP - 2}">{escape(y_name)}</text>')
+    parts.append(f'<text class="axis start" x="4" y="12">{escape(y_name)}</text>')
     label = escape(f"{y_name} over {x_name}: {', '.join(line.name for line in lines)}")
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 

@@ -54,7 +54,7 @@ def _summary(results: DemoResults, margin: Margin) -> str:
     tiles = [
         (f"{total / 60:.1f} min", "from raw text to this page"),
         (f"{results.held_out.get('held_out_mlm_loss', float('nan')):.2f}", "masked-word loss on chapters never read"),
-        (f"{pretrained:.1%}", f"of test paragraphs to the right author; {scratch:.1%} without pre-training"),
+        (f"{pretrained:.1%}", f"of test sentences judged right; {scratch:.1%} without pre-training"),
         (f"{100 * margin.mean:+.1f} points", f"from pre-training, 95 % interval {_interval(margin)}"),
     ]
     cards = "".join(f'<div class="tile"><b>{escape(big)}</b><span>{escape(small)}</span></div>' for big, small in tiles)
@@ -110,29 +110,30 @@ def _comparison(results: DemoResults, margin: Margin) -> str:
     cells = [(name, f"{one:.1%}", f"{other:.1%}", f"{100 * (one - other):+.1f}") for name, one, other in rows]
     holds = "lies above zero" if margin.low > 0 else "holds zero, so that three seeds do not settle it"
     return _section(
-        "Who wrote this paragraph?",
-        "<p>900 labelled paragraphs of six authors for training, 600 from <em>other books</em> of theirs for the test, "
-        "none of which the model has read. Same model, same rows, same settings: only the start differs.</p>",
+        "Are these words in order?",
+        "<p>3,000 labelled sentences for training and 1,500 from <em>other books</em> for the test, none of which the "
+        "model has read; in half of them six words in a row are shuffled. Same model, same rows, same settings: only "
+        "the start differs.</p>",
         _table(("", "pre-trained", "from scratch", "points"), cells, "numbers"),
         f"<p>Pre-training brings {100 * margin.mean:+.1f} points; the 95 % interval over seeds, {_interval(margin)}, "
-        f"{holds}. Guessing gets {1 / len(results.labels):.1%}. Counting words (TF-IDF and a logistic regression) gets "
-        f"{results.baseline:.1%}: with minutes of training on a few books, that is the mark to measure oneself by.</p>",
+        f"{holds}. Guessing gets {1 / len(results.labels):.0%}; so does counting words ({results.baseline:.1%}, by "
+        "TF-IDF and a logistic regression), since the words are the same in any order.</p>",
     )
 
 
 def _confusion(results: DemoResults) -> str:
     largest = max(max(row) for row in results.confusion)
-    names = [escape(label.split()[-1]) for label in results.labels]
+    names = [escape(label) for label in results.labels]
     rows = [
         (name, *(f'<span class="heat" style="--share:{count / largest:.2f}">{count}</span>' for count in counts))
         for name, counts in zip(names, results.confusion, strict=True)
     ]
-    told = "<p>Rows are the true author, columns the model's answer (pre-trained, seed 0).</p>"
-    return _section("Who is taken for whom", told, _table(("", *names), rows, "confusion"))
+    told = "<p>Rows are the truth, columns the model's answer (pre-trained, seed 0).</p>"
+    return _section("What is taken for what", told, _table(("", *names), rows, "confusion"))
 
 
 def _examples(results: DemoResults) -> str:
-    told = "<p>The shortest test paragraph of each author, whatever the models made of it.</p>"
+    told = "<p>The first sentences of the test, whatever the models made of them.</p>"
     return _section("Examples", told, *(_example(row) for row in results.examples))
 
 
@@ -153,7 +154,7 @@ def _next_steps(out: Path) -> str:
     own = "cloze vocab my.txt --out vocab && cloze prepare my.txt --vocab vocab --out data"
     commands = {
         "fill a blank": f'cloze fill "She opened the [MASK]." --model {model}',
-        "ask who wrote something": f'cloze classify "It was the best of times." --model {tuned}',
+        "judge a sentence": f'cloze classify "He the opened door and went in." --model {tuned}',
         "embed sentences": f'cloze embed "a ship at sea" "a boat" --model {model}',
         "see the pieces of a word": f'cloze tokens "unquestionably" --model {model}',
         "your own text": f"{own} && cloze pretrain data --out runs/mine",

@@ -30,9 +30,9 @@ class Embeddings(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         # padding_idx keeps the gradient of [PAD] at zero: padding must teach nothing.
-        self.token = nn.Embedding(config.vocab_size, config.hidden_size, padding_idx=config.pad_id)
-        self.segment = nn.Embedding(config.segments, config.hidden_size)
-        self.position = nn.Embedding(config.positions, config.hidden_size)
+        self.token = table(config.vocab_size, config.hidden_size, padding_id=config.pad_id)
+        self.segment = table(config.segments, config.hidden_size)
+        self.position = table(config.positions, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -40,6 +40,14 @@ class Embeddings(nn.Module):
         """(B, T), (B, T) -> (B, T, H)."""
         total = self.token(ids) + self.segment(segments) + self.position.weight[: ids.shape[1]]
         return self.dropout(self.norm(total))  # type: ignore[no-any-return]
+
+
+def table(rows: int, width: int, padding_id: int | None = None) -> nn.Embedding:
+    """A table of zeros, to be initialised or loaded.
+
+    PyTorch's own random start would be thrown away in either case, and takes two seconds on the meta device.
+    """
+    return nn.Embedding(rows, width, padding_idx=padding_id, _weight=torch.zeros(rows, width))
 
 
 class SelfAttention(nn.Module):

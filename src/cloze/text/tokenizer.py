@@ -7,7 +7,7 @@ text name one, and only ``[MASK]``.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import tokenizers
@@ -100,6 +100,10 @@ class Tokenizer:
                 chinese=chinese,
             )
         )
+
+    def with_max_length(self, max_length: int) -> "Tokenizer":
+        """Return the same tokenizer with another limit."""
+        return Tokenizer(replace(self.settings, max_length=max_length))
 
     def save(self, folder: Path) -> None:
         """Write ``vocab.txt``, ``tokenizer.json`` and ``tokenizer_config.json``."""

@@ -105,6 +105,8 @@ def _from_tokenizer_json(folder: Path) -> TokenizerSettings | None:
 
 def _from_vocabulary(folder: Path) -> TokenizerSettings:
     path = folder / "vocab.txt"
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; give a model folder, or one that 'cloze vocab' has written")
     if not path.exists():
         raise CheckpointError(f"{folder}: neither tokenizer.json nor vocab.txt; a model folder needs one of them")
     pieces = tuple(read_vocabulary(path))

@@ -107,7 +107,7 @@ def finetune(
     if run.finished:
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
-    batches = _batches(data.train, base.tokenizer, settings, choose_device(device), progress)
+    batches = _batches(data.train, tuned.tokenizer, settings, choose_device(device), progress)
 
     def score_dev() -> Mapping[str, float]:
         return {
@@ -143,9 +143,14 @@ def _start(base: ModelFolder, data: TaskData, settings: FinetuneSettings, progre
     if base.model.pooler is None:
         progress.say("the model has no pooler; a new one starts at random")
     outputs = 1 if data.labels is None else len(data.labels)
-    bert = with_heads(base.model, HEADS, labels=outputs, keep=False, seed=settings.seed)
+    bert = with_heads(base.model, HEADS, labels=outputs, keep=False, seed=settings.seed, dropout=settings.dropout)
     names = () if data.labels is None else data.labels.names
-    return ModelFolder(bert, base.tokenizer, TaskLabels(data.kind, names), base.embedding)
+    length = min(settings.length, base.tokenizer.max_length)
+    if length < settings.length:
+        progress.say(f"the model reads at most {length} tokens")
+    # What it is trained and scored on is what it will read: the limit goes with the folder.
+    tokenizer = base.tokenizer.with_max_length(length)
+    return ModelFolder(bert, tokenizer, TaskLabels(data.kind, names), base.embedding)
 
 
 def _batches(
@@ -155,11 +160,12 @@ def _batches(
     device: torch.device,
     progress: Progress,
 ) -> SequenceBatches:
-    length = min(settings.length, tokenizer.max_length)
-    encodings = tokenizer.encode_batch(examples.texts, examples.pairs, max_length=length)
+    encodings = tokenizer.encode_batch(examples.texts, examples.pairs)
     cut = sum(encoding.dropped > 0 for encoding in encodings)
     if cut:
-        progress.say(f"{cut} of {len(encodings)} training texts are longer than {length} tokens and are cut")
+        progress.say(
+            f"{cut} of {len(encodings)} training texts are longer than {tokenizer.max_length} tokens and are cut"
+        )
     targets = torch.tensor(examples.targets)
     return SequenceBatches(encodings, targets, settings.batch, settings.seed, tokenizer.pad_id, device)
 

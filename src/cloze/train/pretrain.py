@@ -82,8 +82,8 @@ def pretrain(
     settings, progress = settings or PretrainSettings(), progress or Silent()
     data = Path(data)
     read_manifest(data)  # a folder that is no corpus should be called just that
-    tokenizer = Tokenizer.from_folder(data)
-    bert = _start(tokenizer, settings, None if model is None else find_source(model), progress)
+    start = None if model is None else find_source(model)
+    bert, tokenizer = _start(Tokenizer.from_folder(data), settings, start, progress)
     train_batches = _batches(Corpus.open(data), tokenizer, settings, settings.seed)
     train_batches.at(0)  # too little text is found out now, not after the folder is made
     held_out = _held_out_batches(data, tokenizer, settings)
@@ -100,16 +100,12 @@ def pretrain(
     return run.folder
 
 
-def _start(tokenizer: Tokenizer, settings: PretrainSettings, model: Path | None, progress: Progress) -> Bert:
-    """A fresh model of the preset, or the one to go on with, with heads where it has none."""
+def _start(
+    tokenizer: Tokenizer, settings: PretrainSettings, model: Path | None, progress: Progress
+) -> tuple[Bert, Tokenizer]:
+    """A fresh model of the preset, or the one to go on with; its tokenizer ends where its positions were trained."""
     if model is None:
-        changes = {
-            "dropout": settings.dropout,
-            "attention_dropout": settings.dropout,
-            "pad_id": tokenizer.pad_id,
-        }
-        config = preset(settings.preset, tokenizer.size, **changes)
-        bert = Bert.fresh(config, HEADS, seed=settings.seed)
+        bert, longest = _fresh(tokenizer, settings), settings.length
     else:
         loaded = load_folder(model)
         if loaded.tokenizer.pieces != tokenizer.pieces:
@@ -118,9 +114,15 @@ def _start(tokenizer: Tokenizer, settings: PretrainSettings, model: Path | None,
         if missing:
             progress.say(f"{model}: lacks the heads {', '.join(missing)}; new ones start at random")
         bert = with_heads(loaded.model, HEADS, keep=True, seed=settings.seed)
+        longest = max(loaded.tokenizer.max_length, settings.length)
     if settings.length > bert.config.positions:
         raise ConfigError(f"length is {settings.length}, but the model reads at most {bert.config.positions} tokens")
-    return bert
+    return bert, tokenizer.with_max_length(longest)
+
+
+def _fresh(tokenizer: Tokenizer, settings: PretrainSettings) -> Bert:
+    changes = {"dropout": settings.dropout, "attention_dropout": settings.dropout, "pad_id": tokenizer.pad_id}
+    return Bert.fresh(preset(settings.preset, tokenizer.size, **changes), HEADS, seed=settings.seed)
 
 
 def _identity(data: Path) -> object:
@@ -195,6 +197,7 @@ def pretraining_card(
         f"# BERT, {bert.config.layers} layers, hidden size {bert.config.hidden_size}\n\n"
         "Pre-trained with cloze by masked language modelling and next-sentence prediction.\n\n"
         f"- parameters: {bert.parameter_count():,}\n"
+        f"- longest input: {tokenizer.max_length} tokens\n"
         f"- vocabulary: {tokenizer.size:,} pieces, {'uncased' if tokenizer.lowercase else 'cased'}\n"
         f"- text: {splits['train']['tokens']:,} tokens in {splits['train']['documents']:,} documents\n"
         f"- training: {settings.steps:,} steps of {settings.batch} sequences of {settings.length} tokens\n\n"

@@ -103,6 +103,8 @@ class FinetuneSettings:
     """Share of the steps over which the rate rises."""
     weight_decay: float = 0.01
     """Decay of matrices and embeddings; biases and LayerNorm have none."""
+    dropout: float | None = None
+    """Of hidden states and attention; the model's own if left out."""
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0

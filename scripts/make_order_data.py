@@ -1,0 +1,93 @@
+"""Make the demo's task, "are these words in order?", from the books that ``make_demo_data`` keeps apart.
+
+    python scripts/make_order_data.py CORPUS_EN_FOLDER [--out src/cloze/demo/data]
+
+A sentence is left as it is, or six words in a row are shuffled. The words are the same either way, so that counting
+them tells nothing: only their order does. The same input gives the same output.
+"""
+
+import argparse
+import hashlib
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from cloze.text import split_sentences
+from make_demo_data import BOOKS, Books, read_books
+
+ROWS = {"train": 3000, "dev": 600, "test": 1500}
+SHORTEST, LONGEST = 9, 20  # words of a sentence
+WINDOW = 6
+LABELS = ("in order", "shuffled")
+
+
+def sentences(books: Books, split: str) -> Iterator[tuple[str, str]]:
+    """Sentences of narration from the books of a split, with their book."""
+    for author, splits in BOOKS.items():
+        for title in splits[split]:
+            for chapter in books[author, title]:
+                for paragraph in chapter:
+                    for sentence in split_sentences(paragraph, "en"):
+                        if is_plain(sentence):
+                            yield sentence, title
+
+
+def is_plain(sentence: str) -> bool:
+    """Whether a sentence is whole, of a fit length, and has room for a window."""
+    words = sentence.split()
+    return (
+        SHORTEST <= len(words) <= LONGEST
+        and sentence.isascii()
+        and re.fullmatch(r"[A-Z][^\"()\d]*[.!?]", sentence) is not None
+        and bool(windows(words))
+    )
+
+
+def windows(words: list[str]) -> list[int]:
+    """Where six plain words stand in a row; a capital or a comma out of place would give the game away."""
+    plain = [re.fullmatch("[a-z]+", word) is not None for word in words]
+    return [start for start in range(1, len(words) - WINDOW) if all(plain[start : start + WINDOW])]
+
+
+def shuffled(sentence: str, generator: random.Random) -> str:
+    """The sentence with one of its windows in another order."""
+    words = sentence.split()
+    start = generator.choice(windows(words))
+    window = words[start : start + WINDOW]
+    while words[start : start + WINDOW] == window:
+        generator.shuffle(window)
+    return " ".join([*words[:start], *window, *words[start + WINDOW :]])
+
+
+def rows(books: Books, split: str) -> list[tuple[str, str, str]]:
+    """Choose and label, by the hash of the sentence: half of each kind."""
+    unique = dict(sentences(books, split))
+    ordered = sorted(unique, key=lambda sentence: hashlib.sha256(sentence.encode()).hexdigest())[: ROWS[split]]
+    generator = random.Random(split)
+    labelled = []
+    for index, sentence in enumerate(ordered):
+        label = LABELS[index % 2]
+        text = sentence if label == "in order" else shuffled(sentence, generator)
+        labelled.append((text, label, unique[sentence]))
+    return labelled
+
+
+def main() -> None:
+    """Read the corpus, choose, write."""
+    parser = argparse.ArgumentParser(description="Make the demo's task.")
+    parser.add_argument("folder", type=Path, help="the corpus_en folder")
+    parser.add_argument("--out", type=Path, default=Path("src/cloze/demo/data"))
+    arguments = parser.parse_args()
+    books = read_books(arguments.folder)
+    for split, count in ROWS.items():
+        found = rows(books, split)
+        if len(found) < count:
+            raise SystemExit(f"{split}: {len(found)} sentences will do; {count} are needed")
+        lines = ["text\tlabel\tbook\n", *("\t".join(row) + "\n" for row in found)]
+        (arguments.out / f"order_{split}.tsv").write_text("".join(lines), encoding="utf-8")
+        print(f"order_{split}.tsv: {len(found)} rows")
+
+
+if __name__ == "__main__":
+    main()
