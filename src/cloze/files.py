@@ -105,9 +105,14 @@ def replaced_file(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value the way people like to read and to compare it; all of it, or nothing."""
+    """Write a value the way people like to read and to compare it, into a folder that is being made."""
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def replace_json(path: Path, value: Any) -> None:
+    """Write a file of its own: all of it, or nothing."""
     with replaced_file(path) as temporary:
-        temporary.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(temporary, value)
 
 
 def read_json(path: Path, kind: type[ClozeError] = CheckpointError) -> dict[str, Any]:

@@ -65,7 +65,8 @@ def test_missing_folder(tmp_path: Path) -> None:
 
 
 def test_not_a_model_folder(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == ": not a model folder (no config.json in it)"
+    advice = "give one that pretrain, finetune or convert has written"
+    assert refusal(tmp_path) == f": not a model folder (no config.json in it); {advice}"
 
 
 def test_unfinished_run(tmp_path: Path) -> None:

@@ -89,3 +89,12 @@ def test_weights_are_fetched_once(safetensors: bool, monkeypatch: pytest.MonkeyP
     assert fetch(NAME) == tmp_path
     assert asked["ignore_patterns"] == (["*.bin"] if safetensors else None)
     assert not any(pattern.endswith((".py", ".h5", ".msgpack")) for pattern in asked["allow_patterns"])
+
+
+def test_a_slip_in_a_path_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_name("runs/mini")
+    (tmp_path / "runs").mkdir()
+    assert not is_hub_name("runs/mni")
+    with pytest.raises(CheckpointError, match=r"^runs/mni: no such folder"):
+        load("runs/mni")

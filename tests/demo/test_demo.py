@@ -9,8 +9,9 @@ import pytest
 
 from cloze.corpus.settings import VocabularySettings
 from cloze.demo.charts import nice_ticks
-from cloze.demo.flow import Blank, DemoResults, DemoSettings, run_demo
+from cloze.demo.flow import run_demo
 from cloze.demo.report import render, write_report
+from cloze.demo.results import Blank, DemoResults, DemoSettings
 from cloze.demo.statistics import paired_margin
 from cloze.predict import load
 from cloze.progress import Silent

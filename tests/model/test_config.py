@@ -106,3 +106,8 @@ def test_what_is_refused(name: str, value: Any, message: str) -> None:
 def test_two_task_heads_are_refused() -> None:
     with pytest.raises(ConfigError, match="one task head at the most"):
         Bert(preset("tiny"), ("mlm", "sequence", "token"))
+
+
+def test_narrow_presets_start_wider() -> None:
+    deviations = {name: round(preset(name).initial_deviation, 4) for name in PRESETS}
+    assert deviations == {"tiny": 0.049, "mini": 0.0346, "small": 0.0245, "medium": 0.0245, "base": 0.02, "large": 0.02}

@@ -3,6 +3,7 @@ import json
 import os
 import random
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -233,3 +234,19 @@ def test_mistakes_are_found_before_the_folder_is_made(base: Path, tmp_path: Path
     with pytest.raises(ConfigError, match="length is 65, but the model reads at most 64 tokens"):
         finetune(Source("classify", good), base, tmp_path / "run", settings=FinetuneSettings(length=65))
     assert not (tmp_path / "run").exists()
+
+
+def test_length_and_dropout_go_with_the_model(base: Path, tmp_path: Path) -> None:
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
+    tuned = load_folder(finetune(source, base, tmp_path / "run", settings=replace(FAST, length=9, dropout=0.25)))
+    assert tuned.tokenizer.max_length == 9
+    assert (tuned.model.config.dropout, tuned.model.config.attention_dropout) == (0.25, 0.25)
+
+
+def test_length_beyond_what_the_base_reads_is_told(base: Path, tmp_path: Path) -> None:
+    limit = load_folder(base).tokenizer.max_length
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
+    listener = Listener()
+    run = finetune(source, base, tmp_path / "run", settings=replace(FAST, length=limit + 1), progress=listener)
+    assert f"the model reads at most {limit} tokens" in listener.said
+    assert load_folder(run).tokenizer.max_length == limit

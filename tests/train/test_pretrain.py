@@ -1,6 +1,7 @@
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,9 @@ def test_finished_run_holds_a_model_and_its_story(finished: Path, data: Path) ->
         "held_out_mlm_accuracy",
         "held_out_nsp_loss",
         "held_out_nsp_accuracy",
+        "held_out_nsp_constant",
     }
+    assert 0.5 <= results["held_out_nsp_constant"] <= 1
     steps = [json.loads(line)["step"] for line in (finished / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert steps == [3, 6, 6]  # two evaluations and the one line of losses
     model = load_folder(finished)
@@ -178,3 +181,11 @@ def test_model_of_another_vocabulary_is_refused(data: Path, tmp_path: Path) -> N
     save_folder(ModelFolder(Bert.fresh(config), Tokenizer.from_vocabulary(pieces, lowercase=True)), foreign)
     with pytest.raises(DataError, match=r"prepared with another vocabulary; prepare it with --vocab .*foreign"):
         pretrain(data, tmp_path / "run", model=foreign, settings=SETTINGS)
+
+
+def test_longest_input_is_what_was_trained(finished: Path, data: Path, tmp_path: Path) -> None:
+    assert load_folder(finished).tokenizer.max_length == 24
+    longer = pretrain(data, tmp_path / "longer", model=finished, settings=replace(SETTINGS, length=40, steps=1))
+    shorter = pretrain(data, tmp_path / "shorter", model=finished, settings=replace(SETTINGS, length=16, steps=1))
+    assert load_folder(longer).tokenizer.max_length == 40
+    assert load_folder(shorter).tokenizer.max_length == 24

@@ -136,14 +136,14 @@ def evaluate(
         on_bad_row: stop, or skip and count.
         json: Print JSON.
     """
-    from cloze.files import write_json
+    from cloze.files import replace_json
     from cloze.predict import evaluate as run
 
     source = Source(task, data, None, text, pair, label, on_bad_row)
     evaluation = run(model, source, split=split, device=machine.use())
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        write_json(out / "eval_results.json", evaluation.results())
+        replace_json(out / "eval_results.json", evaluation.results())
         told = zip(evaluation.places, evaluation.predictions, strict=True)
         write_rows(out / "predictions.tsv", [{"row": place, "prediction": answer} for place, answer in told])
     if json:

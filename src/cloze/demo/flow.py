@@ -6,16 +6,17 @@ vocab/  data/  pretraining/  scratch/  finetuning/<start>-<seed>/  report.html  
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
 
 from cloze.checkpoint import ModelFolder, save_folder
 from cloze.corpus.prepare import prepare
-from cloze.corpus.settings import PrepareSettings, VocabularySettings
 from cloze.corpus.vocabulary import train_vocabulary
-from cloze.files import read_json, write_json
+from cloze.demo.results import Blank, DemoResults, DemoSettings, record_results, recorded_results
+from cloze.demo.statistics import paired_margin
+from cloze.files import replace_json
 from cloze.model import Bert, preset
 from cloze.predict import Evaluation, Model, evaluate, load
 from cloze.progress import Progress
@@ -24,74 +25,21 @@ from cloze.text import Tokenizer
 from cloze.train.finetune import finetune
 from cloze.train.pretrain import pretrain
 from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings, PretrainSettings
+from cloze.train.settings import FinetuneSettings
 
 DATA = Path(str(files("cloze.demo"))) / "data"
 TEST = "order_test.tsv"
 SEEDS = (0, 1, 2)
 STARTS = ("pretrained", "scratch")
-RESULTS = "results.json"
 PRETRAINING, SCRATCH = "pretraining", "scratch"
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class DemoSettings:
-    """Sizes that fit into about five minutes on two cores."""
-
-    vocabulary: VocabularySettings = field(default_factory=lambda: VocabularySettings(size=6000))
-    preparation: PrepareSettings = field(default_factory=lambda: PrepareSettings(held_out=0.03))
-    pretraining: PretrainSettings = field(
-        default_factory=lambda: PretrainSettings(
-            preset="tiny",
-            steps=1800,
-            batch=64,
-            # Short sequences are not only cheaper: the fewer tokens there are, the sooner the model finds out which
-            # of them to look at.
-            length=32,
-            rate=2e-3,
-            warmup=0.1,
-            # A model that sees its text a handful of times has nothing to forget.
-            dropout=0.0,
-            evaluate_every=150,
-        )
-    )
-    finetuning: FinetuneSettings = field(
-        default_factory=lambda: FinetuneSettings(epochs=3, batch=16, length=32, rate=3e-4)
-    )
-
-
-@dataclass(frozen=True)
-class Blank:
-    """A sentence with a blank, the word that stood there, and what two models put in."""
-
-    sentence: str
-    word: str
-    trained: list[tuple[str, float]]
-    untrained: list[tuple[str, float]]
-
-
-@dataclass(frozen=True)
-class DemoResults:
-    """Everything that the page shows."""
-
-    metrics: list[dict[str, float]]
-    held_out: dict[str, float]
-    blanks: list[Blank]
-    accuracies: dict[str, list[float]]  # start -> one a seed
-    baseline: float  # words counted, no model at all
-    labels: list[str]
-    confusion: list[list[int]]
-    examples: list[dict[str, str]]
-    facts: dict[str, str]
-    seconds: dict[str, float]
-
-
 def run_demo(out: Path, progress: Progress, settings: DemoSettings | None = None) -> DemoResults:
     """Do what is not done yet, and return what there is to show."""
     settings = settings or DemoSettings()
-    recorded = _recorded(out / RESULTS, settings)
+    recorded = recorded_results(out, settings)
     if recorded is not None:
         return recorded
     clock = _Clock(out / "seconds.json")
@@ -115,22 +63,8 @@ def run_demo(out: Path, progress: Progress, settings: DemoSettings | None = None
             clock.time("fine-tuning", lambda: _finetune(out, start, seed, settings, progress))  # noqa: B023 (called at once)
     progress.say("5/5  scoring the test books")
     results = _gather(out, clock)
-    write_json(out / RESULTS, {"settings": _plain(settings), "results": asdict(results)})
+    record_results(out, settings, results)
     return results
-
-
-def _recorded(path: Path, settings: DemoSettings) -> DemoResults | None:
-    """The results of an earlier time, if the demo was the same."""
-    recorded = read_json(path) if path.is_file() else {}
-    if recorded.get("settings") != _plain(settings):
-        return None
-    results = recorded["results"]
-    return DemoResults(**results | {"blanks": [Blank(**blank) for blank in results["blanks"]]})
-
-
-def _plain(settings: DemoSettings) -> object:
-    """The settings as they look after a journey through JSON."""
-    return json.loads(json.dumps(asdict(settings)))
 
 
 def _save_untrained(folder: Path, vocab: Path, settings: DemoSettings) -> None:
@@ -165,11 +99,13 @@ def _gather(out: Path, clock: "_Clock") -> DemoResults:
     rows = read_table(TEST)
     labels = sorted({row["label"] for row in rows})
     run = Run(out / PRETRAINING)
+    accuracies = {start: [one.metrics["accuracy"] for one in found] for start, found in evaluations.items()}
     return DemoResults(
         metrics=run.metrics(),
         held_out={name: value for name, value in run.results().items() if name.startswith("held_out_")},
         blanks=[_fill(line, trained, untrained) for line in (DATA / "sentences.txt").read_text("utf-8").splitlines()],
-        accuracies={start: [one.metrics["accuracy"] for one in found] for start, found in evaluations.items()},
+        accuracies=accuracies,
+        margin=paired_margin(accuracies["pretrained"], accuracies["scratch"]),
         baseline=bag_of_words_accuracy(),
         labels=labels,
         confusion=_confusion(labels, rows, evaluations["pretrained"][0]),
@@ -244,4 +180,4 @@ class _Clock:
             if spent > 1:  # less means that it was done already
                 self.seconds[stage] = round(self.seconds.get(stage, 0.0) + spent, 1)
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self._path, self.seconds)
+                replace_json(self._path, self.seconds)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cloze import __version__
 from cloze.demo.charts import Line, line_chart
-from cloze.demo.flow import Blank, DemoResults
-from cloze.demo.statistics import Margin, paired_margin
+from cloze.demo.results import Blank, DemoResults
+from cloze.demo.statistics import Margin
 from cloze.train.curves import series
 
 
@@ -21,12 +21,11 @@ def write_report(results: DemoResults, out: Path) -> Path:
 
 def render(results: DemoResults, out: Path) -> str:
     """The page as text."""
-    margin = paired_margin(results.accuracies["pretrained"], results.accuracies["scratch"])
     sections = [
-        _summary(results, margin),
+        _summary(results),
         _pretraining(results),
         _blanks(results.blanks),
-        _comparison(results, margin),
+        _comparison(results),
         _confusion(results),
         _examples(results),
         _next_steps(out),
@@ -48,7 +47,8 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]], style: str = ""
     return f'<table class="{style}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _summary(results: DemoResults, margin: Margin) -> str:
+def _summary(results: DemoResults) -> str:
+    margin = results.margin
     total = sum(results.seconds.values())
     pretrained, scratch = (_mean(results.accuracies[start]) for start in ("pretrained", "scratch"))
     tiles = [
@@ -74,8 +74,8 @@ def _pretraining(results: DemoResults) -> str:
     if figures:
         told = (
             f"<p>On chapters held out of training the model names {figures['held_out_mlm_accuracy']:.1%} of the hidden "
-            f"words exactly, and tells a real next passage from a random one {figures['held_out_nsp_accuracy']:.0%} of "
-            "the time (50 % is chance).</p>"
+            f"words exactly. It tells a real next passage from a random one {figures['held_out_nsp_accuracy']:.0%} of "
+            f"the time; saying the same every time would get {figures['held_out_nsp_constant']:.0%}.</p>"
         )
     return _section("Pre-training", line_chart(lines, "step", "loss"), told)
 
@@ -103,7 +103,8 @@ def _word(token: str, probability: float, right: bool) -> str:
     return f'<span class="word{" right" if right else ""}">{escape(token)} <i>{probability:.0%}</i></span>'
 
 
-def _comparison(results: DemoResults, margin: Margin) -> str:
+def _comparison(results: DemoResults) -> str:
+    margin = results.margin
     pairs = list(zip(results.accuracies["pretrained"], results.accuracies["scratch"], strict=True))
     rows = [(f"seed {seed}", one, other) for seed, (one, other) in enumerate(pairs)]
     rows.append(("mean", _mean([one for one, _ in pairs]), _mean([other for _, other in pairs])))

@@ -157,18 +157,18 @@ def _held_out_batches(data: Path, tokenizer: Tokenizer, settings: PretrainSettin
 
 
 def evaluate_pretraining(objective: PretrainingObjective, batches: list[PretrainingBatch]) -> Mapping[str, float]:
-    """Held-out losses and accuracies, each batch weighing by what it holds."""
+    """Held-out losses and accuracies, each batch weighing by what it holds; and what a constant answer would get."""
     names = {"mlm_loss": "mlm", "mlm_accuracy": "mlm", "nsp_loss": "nsp", "nsp_accuracy": "nsp"}
-    weights = {
-        "mlm": [len(batch.targets) for batch in batches],
-        "nsp": [len(batch.is_random) for batch in batches],
-    }
+    weights = {"mlm": [len(batch.targets) for batch in batches], "nsp": [len(batch.is_random) for batch in batches]}
     outcomes = [objective(batch).figures for batch in batches]
-    return {
+    figures = {
         f"held_out_{name}": sum(float(figures[name]) * w for figures, w in zip(outcomes, weights[kind], strict=True))
         / sum(weights[kind])
         for name, kind in names.items()
     }
+    # Short sequences often hold one sentence, whose B can only be random: then half is not chance.
+    random_share = sum(int(batch.is_random.sum()) for batch in batches) / sum(weights["nsp"])
+    return figures | {"held_out_nsp_constant": max(random_share, 1 - random_share)}
 
 
 def _finish(run: Run, bert: Bert, tokenizer: Tokenizer, settings: PretrainSettings, data: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cloze.checkpoint import RUN_MODEL, StateStore
 from cloze.errors import ConfigError
-from cloze.files import read_json, write_json
+from cloze.files import read_json, replace_json
 
 SETTINGS = "run.json"
 METRICS = "metrics.jsonl"
@@ -42,7 +42,7 @@ class Run:
             shutil.rmtree(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / SETTINGS, wanted)
+            replace_json(folder / SETTINGS, wanted)
         except OSError as error:
             raise ConfigError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from error
         return cls(folder)
@@ -71,7 +71,7 @@ class Run:
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write the final scores."""
-        write_json(self.folder / RESULTS, dict(results))
+        replace_json(self.folder / RESULTS, dict(results))
 
     def results(self) -> dict[str, Any]:
         """The final scores."""

@@ -1,0 +1,79 @@
+"""How a narrow model should start: held-out masked-word loss by deviation of the random start and by length.
+
+    python benchmarks/small_start.py [--steps 1500] [--seeds 1]
+
+Trains ``tiny`` on the bundled books with the same number of tokens an update, once with the paper's deviation (0.02,
+meant for a hidden size of 768) and once with the preset's own, on short and on long sequences. Prints a table.
+"""
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from cloze.corpus.batches import PretrainingBatches
+from cloze.corpus.prepare import prepare
+from cloze.corpus.settings import MaskSettings, PairSettings, PrepareSettings, VocabularySettings
+from cloze.corpus.shards import Corpus
+from cloze.corpus.vocabulary import train_vocabulary
+from cloze.demo.flow import DATA
+from cloze.model import Bert, preset
+from cloze.text import Tokenizer
+from cloze.train.optimizer import make_optimizer, rate_at, set_rate
+from cloze.train.pretrain import EVALUATION_SEED, PretrainingObjective, evaluate_pretraining
+
+TOKENS = 2048  # an update
+RATE = 2e-3
+
+
+def train(data: Path, deviation: float | None, length: int, steps: int, seed: int) -> list[float]:
+    """Train, and return the held-out loss at each sixth of the way."""
+    tokenizer = Tokenizer.from_folder(data)
+    config = preset("tiny", tokenizer.size, dropout=0.0, attention_dropout=0.0)
+    if deviation is not None:
+        config = replace(config, initial_deviation=deviation)
+    objective = PretrainingObjective(Bert.fresh(config, ("mlm", "nsp"), seed=seed), torch.device("cpu"))
+    source, held_out = (
+        PretrainingBatches(
+            Corpus.open(data, split), tokenizer, TOKENS // length, PairSettings(length=length), MaskSettings(), number
+        )
+        for split, number in (("train", seed), ("held_out", EVALUATION_SEED))
+    )
+    batches = [held_out.at(step) for step in range(10)]
+    optimizer = make_optimizer(objective, RATE, 0.01)
+    losses = []
+    for step in range(steps):
+        set_rate(optimizer, rate_at(step, steps, steps // 10, RATE))
+        outcome = objective(source.at(step))
+        optimizer.zero_grad()
+        outcome.loss.backward()
+        torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
+        optimizer.step()
+        if (step + 1) % max(1, steps // 6) == 0:
+            with torch.inference_mode():
+                losses.append(evaluate_pretraining(objective, batches)["held_out_mlm_loss"])
+    return losses
+
+
+def main() -> None:
+    """Print one line a run."""
+    parser = argparse.ArgumentParser(description="How a narrow model should start.")
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--seeds", type=int, default=1)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        vocab, data = Path(folder) / "vocab", Path(folder) / "data"
+        train_vocabulary([DATA / "books.txt.xz"], vocab, settings=VocabularySettings(size=6000))
+        prepare([DATA / "books.txt.xz"], vocab, data, settings=PrepareSettings(held_out=0.03))
+        print("length  deviation  seed  held-out masked-word loss along the way")
+        for length in (32, 128):
+            for name, deviation in (("paper", 0.02), ("preset", None)):
+                for seed in range(arguments.seeds):
+                    losses = train(data, deviation, length, arguments.steps, seed)
+                    print(f"{length:6}  {name:9}  {seed:4}  {' '.join(f'{loss:.2f}' for loss in losses)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""What the demo is told and what it found. Light to import: the second time, nothing else is needed."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from cloze.corpus.settings import PrepareSettings, VocabularySettings
+from cloze.demo.statistics import Margin
+from cloze.files import read_json, replace_json
+from cloze.train.settings import FinetuneSettings, PretrainSettings
+
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True)
+class DemoSettings:
+    """Sizes that fit into about five minutes on two cores."""
+
+    vocabulary: VocabularySettings = field(default_factory=lambda: VocabularySettings(size=6000))
+    preparation: PrepareSettings = field(default_factory=lambda: PrepareSettings(held_out=0.03))
+    pretraining: PretrainSettings = field(
+        default_factory=lambda: PretrainSettings(
+            preset="tiny",
+            steps=1800,
+            batch=64,
+            # Short sequences are not only cheaper: the fewer tokens there are, the sooner the model finds out which
+            # of them to look at.
+            length=32,
+            rate=2e-3,
+            warmup=0.1,
+            # A model that sees its text a handful of times has nothing to forget.
+            dropout=0.0,
+            evaluate_every=150,
+        )
+    )
+    finetuning: FinetuneSettings = field(
+        default_factory=lambda: FinetuneSettings(epochs=4, batch=32, length=32, rate=5e-4, dropout=0.1)
+    )
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A sentence with a blank, the word that stood there, and what two models put in."""
+
+    sentence: str
+    word: str
+    trained: list[tuple[str, float]]
+    untrained: list[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class DemoResults:
+    """Everything that the page shows."""
+
+    metrics: list[dict[str, float]]
+    held_out: dict[str, float]
+    blanks: list[Blank]
+    accuracies: dict[str, list[float]]  # start -> one a seed
+    margin: Margin  # of pre-training over none
+    baseline: float  # words counted, no model at all
+    labels: list[str]
+    confusion: list[list[int]]
+    examples: list[dict[str, str]]
+    facts: dict[str, str]
+    seconds: dict[str, float]
+
+
+def recorded_results(out: Path, settings: DemoSettings) -> DemoResults | None:
+    """The results of an earlier time, if the demo was the same."""
+    path = out / RESULTS
+    recorded = read_json(path) if path.is_file() else {}
+    if recorded.get("settings") != _plain(settings):
+        return None
+    results = recorded["results"]
+    rebuilt = {"blanks": [Blank(**blank) for blank in results["blanks"]], "margin": Margin(**results["margin"])}
+    return DemoResults(**results | rebuilt)
+
+
+def record_results(out: Path, settings: DemoSettings, results: DemoResults) -> None:
+    """Keep the results for the next time."""
+    replace_json(out / RESULTS, {"settings": _plain(settings), "results": asdict(results)})
+
+
+def _plain(settings: DemoSettings) -> object:
+    """The settings as they look after a journey through JSON."""
+    return json.loads(json.dumps(asdict(settings)))

@@ -1,0 +1,33 @@
+"""What ``--help`` says: the list along the flow, and each command's own page."""
+
+import pytest
+
+from cloze import __version__
+from cloze.cli import COMMANDS
+from tests.cli.conftest import Cloze
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_list_goes_along_the_flow(words: list[str], run: Cloze) -> None:
+    result = run(*words)
+    assert (result.code, result.err) == (0, "")
+    listed = [line.split()[0] for line in result.out.splitlines() if line.startswith("  ")]
+    assert listed == list(COMMANDS)
+
+
+def test_version(run: Cloze) -> None:
+    assert run("--version").out == f"{__version__}\n"
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_tells_its_flags(command: str, run: Cloze) -> None:
+    result = run(command, "--help")
+    assert (result.code, result.err) == (0, "")
+    assert result.out.startswith(f"Usage: cloze {command}")
+    assert "--json" in result.out or command == "vocab"
+    assert "--no-" not in result.out
+
+
+def test_page_holds_the_whole_description(run: Cloze) -> None:
+    words = " ".join(run("pretrain", "--help").out.split())  # wherever the lines are broken
+    assert "The same command goes on where it stopped." in words
