@@ -244,9 +244,10 @@ def test_length_and_dropout_go_with_the_model(base: Path, tmp_path: Path) -> Non
 
 
 def test_length_beyond_what_the_base_reads_is_told(base: Path, tmp_path: Path) -> None:
-    limit = load_folder(base).tokenizer.max_length
+    folder = load_folder(base)
+    save_folder(replace(folder, tokenizer=folder.tokenizer.with_max_length(12)), tmp_path / "short")
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     listener = Listener()
-    run = finetune(source, base, tmp_path / "run", settings=replace(FAST, length=limit + 1), progress=listener)
-    assert f"the model reads at most {limit} tokens" in listener.said
-    assert load_folder(run).tokenizer.max_length == limit
+    run = finetune(source, tmp_path / "short", tmp_path / "run", settings=FAST, progress=listener)
+    assert "the model reads at most 12 tokens" in listener.said
+    assert load_folder(run).tokenizer.max_length == 12
