@@ -4,6 +4,7 @@ import pytest
 
 from cloze import __version__
 from cloze.cli import COMMANDS
+from make_help_pages import page
 from tests.cli.conftest import Cloze
 
 
@@ -26,6 +27,12 @@ def test_each_command_tells_its_flags(command: str, run: Cloze) -> None:
     assert result.out.startswith(f"Usage: cloze {command}")
     assert "--json" in result.out or command == "vocab"
     assert "--no-" not in result.out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_pages_are_those_of_the_flags(command: str, run: Cloze) -> None:
+    # If this fails, a flag has changed: python scripts/make_help_pages.py
+    assert run(command, "--help").out == page(command)
 
 
 def test_page_holds_the_whole_description(run: Cloze) -> None:

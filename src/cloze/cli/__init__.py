@@ -36,6 +36,8 @@ COMMANDS = {
     "convert": ("cloze.cli.models", "Turn a TensorFlow or HF checkpoint into a model folder."),
     "doctor": ("cloze.cli.models", "Show versions, cores, threads and precision, ready to paste."),
 }
+HELP = ("--help", "-h")
+HELP_PAGES = Path(__file__).parent / "help"
 EVERYWHERE = "Every command also takes --config RUN.toml (its flags as a file) and --debug (tracebacks)."
 
 
@@ -43,10 +45,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = _take_flag(words, "--debug")
-    if not words or words[0] in {"--help", "-h"}:
+    if not words or words[0] in HELP:
         print(overview())
     elif words[0] == "--version":
         print(__version__)
+    elif words[0] in COMMANDS and words[-1] in HELP:
+        # Kept as text, since importing what renders it takes longer than anybody wants to wait for a page of help;
+        # scripts/make_help_pages.py writes them, and a test compares.
+        print(HELP_PAGES.joinpath(f"{words[0]}.txt").read_text(encoding="utf-8"), end="")
     else:
         sys.exit(_run(words[0], words[1:], debug))
     sys.exit(0)
@@ -71,7 +77,7 @@ def _run(command: str, words: list[str], debug: bool) -> int:
 
     try:
         _listen_to_notes()
-        _build(command, _take_value(words, "--config"))(
+        build(command, _take_value(words, "--config"))(
             words, exit_on_error=False, print_error=False, result_action="return_none"
         )
     except (ClozeError, CycloptsError) as error:
@@ -97,7 +103,8 @@ def _run(command: str, words: list[str], debug: bool) -> int:
     return 0
 
 
-def _build(command: str, config: Path | None) -> "App":
+def build(command: str, config: Path | None = None) -> "App":
+    """The parser of one command."""
     from cyclopts import App, Parameter
 
     from cloze.cli.run_file import RunFile
