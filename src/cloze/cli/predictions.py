@@ -1,15 +1,19 @@
 """``cloze fill``, ``follows``, ``embed`` and ``classify``."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, print_json, print_table
-from cloze.cli.inputs import gather_texts
+from cloze.cli.inputs import Inputs, gather_texts
 from cloze.cli.outputs import write_rows, write_vectors
 from cloze.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cloze.predict import Model
 
 Texts = Annotated[list[str] | None, Parameter(help="Texts; standard input, a line each, if none are given.")]
 Place = Annotated[Machine, Parameter(name="*")]
@@ -136,24 +140,9 @@ def classify(
     from cloze.predict import load
 
     inputs = gather_texts(texts, input, text=text, pair=pair)
-    pairs = inputs.pairs
     if pair is not None and input is None:
-        if len(inputs.texts) != 1:
-            raise ConfigError(
-                f"--pair with {len(inputs.texts)} texts; give one text, or --input with a column of pairs"
-            )
-        pairs = [pair]
-    loaded = load(model, device=machine.use())
-    answers: list[dict[str, object]]
-    if loaded.task is not None and loaded.task.kind == "regress":
-        answers = [{"value": float(value)} for value in loaded.regress(inputs.texts, pairs)]
-    else:
-        labels = loaded.classify(inputs.texts, pairs)
-        answers = [
-            {"label": one.label, "probability": one.probability}
-            | ({"probabilities": dict(one.probabilities)} if json else {})
-            for one in labels
-        ]
+        inputs = _with_pair(inputs, pair)
+    answers = _answers(load(model, device=machine.use()), inputs, every_label=json)
     kept = inputs.fields or [{"text": one} for one in inputs.texts]
     rows = [{**fields, **_beside(fields, answer)} for fields, answer in zip(kept, answers, strict=True)]
     if output is not None:
@@ -169,6 +158,23 @@ def classify(
             for answer, one in zip(answers, inputs.texts, strict=True)
         ]
         print_table((*header, "text"), shown)
+
+
+def _with_pair(inputs: Inputs, pair: str) -> Inputs:
+    if len(inputs.texts) != 1:
+        raise ConfigError(f"--pair with {len(inputs.texts)} texts; give one text, or --input with a column of pairs")
+    return replace(inputs, pairs=[pair])
+
+
+def _answers(model: "Model", inputs: Inputs, every_label: bool) -> list[dict[str, object]]:
+    """What the model's head says to each text: a number, or a label with its probability."""
+    if model.task is not None and model.task.kind == "regress":
+        return [{"value": float(value)} for value in model.regress(inputs.texts, inputs.pairs)]
+    return [
+        {"label": one.label, "probability": one.probability}
+        | ({"probabilities": dict(one.probabilities)} if every_label else {})
+        for one in model.classify(inputs.texts, inputs.pairs)
+    ]
 
 
 def _beside(fields: Mapping[str, object], answer: Mapping[str, object]) -> dict[str, object]:
