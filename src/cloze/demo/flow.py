@@ -20,6 +20,8 @@ from cloze.files import replace_json
 from cloze.model import Bert, preset
 from cloze.predict import Evaluation, Model, evaluate, load
 from cloze.progress import Progress
+from cloze.tasks.classify import LabelSet
+from cloze.tasks.metrics import confusion
 from cloze.tasks.source import Source
 from cloze.text import Tokenizer
 from cloze.train.finetune import finetune
@@ -140,10 +142,9 @@ def bag_of_words_accuracy() -> float:
 
 
 def _confusion(labels: list[str], rows: list[dict[str, str]], evaluation: Evaluation) -> list[list[int]]:
-    counts = [[0] * len(labels) for _ in labels]
-    for row, told in zip(rows, evaluation.predictions, strict=True):
-        counts[labels.index(row["label"])][labels.index(told)] += 1
-    return counts
+    known = LabelSet(tuple(labels))
+    truth = [known.indices[row["label"]] for row in rows]
+    return confusion(known, truth, [known.indices[told] for told in evaluation.predictions])
 
 
 def _examples(rows: list[dict[str, str]], evaluations: dict[str, list[Evaluation]]) -> list[dict[str, str]]:
