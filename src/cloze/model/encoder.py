@@ -55,7 +55,7 @@ class SelfAttention(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.heads = config.heads
+        self.heads, self.head_size = config.heads, config.head_size
         # One matrix instead of three: the same numbers, one larger and so faster product.
         self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
@@ -64,7 +64,7 @@ class SelfAttention(nn.Module):
     def forward(self, hidden: Tensor, mask: Tensor | None, explicit: bool) -> tuple[Tensor, Tensor | None]:
         """(B, T, H), mask (B, 1, 1, T) -> (B, T, H), and the weights (B, A, T, T) if they are to be explicit."""
         batch, length, width = hidden.shape
-        projected = self.query_key_value(hidden).view(batch, length, 3, self.heads, width // self.heads)
+        projected = self.query_key_value(hidden).view(batch, length, 3, self.heads, self.head_size)
         query, key, value = projected.permute(2, 0, 3, 1, 4)  # each (B, A, T, D)
         dropout = self.dropout if self.training else 0.0
         weights = None

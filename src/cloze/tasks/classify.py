@@ -88,11 +88,6 @@ def regression_examples(rows: Iterable[Row], on_bad_row: OnBadRow = "stop") -> E
     return _examples(kept, targets, skipped)
 
 
-def unlabelled_examples(rows: Iterable[Row]) -> Examples:
-    """Turn rows into texts alone, for prediction."""
-    return _examples(list(rows), None, 0)
-
-
 def parse_number(row: Row) -> float:
     """Return a row's label as a finite number."""
     label = _label_of(row)
