@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cloze import lines
 from cloze.errors import DataError
-from cloze.tasks import lines
 from cloze.tasks.rows import RowFile, read_rows
 
 
@@ -116,7 +116,7 @@ def test_a_cell_longer_than_the_csv_module_allows(tmp_path: Path) -> None:
 
 FILE_COMPLAINTS: dict[str, tuple[str | bytes | None, str]] = {
     "gone.csv": (None, "gone.csv does not exist; check the name and the folder"),
-    "empty.csv": ("", "empty.csv is empty; expected a header and rows"),
+    "empty.csv": ("", "empty.csv is empty; expected text in it"),
     "blank.csv": ("\n\n", "blank.csv is empty; expected a header and rows"),
     "bare.csv": ("text,label\n", "bare.csv has no rows below its header; expected at least one"),
     "lacks.csv": (

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import TypeVar
 
 from cloze.errors import DataError, did_you_mean
-from cloze.tasks.lines import RowError
+from cloze.lines import RowError
 from cloze.tasks.rows import Row
 from cloze.tasks.source import OnBadRow
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloze.errors import DataError, did_you_mean
-from cloze.tasks.lines import RowError
+from cloze.lines import RowError
 from cloze.tasks.source import OnBadRow
 from cloze.tasks.tables import Record, Table, open_table
 

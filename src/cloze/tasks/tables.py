@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloze import lines
 from cloze.errors import DataError
 from cloze.files import COMPRESSED
-from cloze.tasks import lines
-from cloze.tasks.lines import Lines, RowError, check_is_file, open_file
+from cloze.lines import Lines, RowError, check_is_file, open_file
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""A file -> numbered physical lines: the first step on the way from a task file to labels.
+"""A file -> numbered physical lines: the first step on the way from rows, word lists and maps to what they mean.
 
 Whatever a file holds, at most ``LONGEST_LINE`` bytes of it are in memory at once, and every complaint names
 the line. Compressed files are read as they unfold; a UTF-8 mark at the beginning and CRLF ends are taken off.
@@ -90,4 +90,4 @@ def check_is_file(path: Path) -> None:
     if not path.exists():
         raise DataError(f"{path} does not exist; check the name and the folder")
     if path.is_file() and path.stat().st_size == 0:
-        raise DataError(f"{path} is empty; expected a header and rows")
+        raise DataError(f"{path} is empty; expected text in it")
