@@ -1,10 +1,12 @@
+import gzip
 from pathlib import Path
 
 import pytest
 
 from cloze.corpus.settings import VocabularySettings
-from cloze.corpus.vocabulary import train_vocabulary
+from cloze.corpus.vocabulary import learn_vocabulary, train_vocabulary
 from cloze.errors import ConfigError, DataError
+from cloze.progress import Silent
 from cloze.text import Tokenizer
 
 SETTINGS = VocabularySettings(size=200)
@@ -29,6 +31,78 @@ def test_words_of_a_file_get_entries(text: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(folder)
     assert tokenizer("zebrafish quagga", special=False).tokens == ["zebrafish", "quagga"]
     assert without.id("zebrafish") is None
+
+
+def test_words_of_a_table_are_its_first_column(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "words.tsv").write_text("zebrafish\t12\tfish\n\nquagga\t\n", encoding="utf-8")
+    folder = train_vocabulary([text], tmp_path / "with", words=tmp_path / "words.tsv", settings=SETTINGS)
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer("zebrafish quagga", special=False).tokens == ["zebrafish", "quagga"]
+    assert tokenizer.id("12") is tokenizer.id("fish") is None
+
+
+def test_file_without_words_is_refused(text: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"none\.txt does not exist"):
+        train_vocabulary([text], tmp_path / "out", words=tmp_path / "none.txt", settings=SETTINGS)
+    (tmp_path / "empty.txt").write_text("\n \n\t\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"empty\.txt: no word in it; expected a word a line"):
+        train_vocabulary([text], tmp_path / "out", words=tmp_path / "empty.txt", settings=SETTINGS)
+    assert not (tmp_path / "out").exists()
+
+
+def test_published_layout(text: Path, tmp_path: Path) -> None:
+    settings = VocabularySettings(size=300, layout="published", unused=120)
+    folder = train_vocabulary([text], tmp_path / "out", settings=settings)
+    pieces = (folder / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    places = {0: "[PAD]", 1: "[unused0]", 99: "[unused98]", 100: "[UNK]", 101: "[CLS]", 102: "[SEP]", 103: "[MASK]"}
+    assert {number: pieces[number] for number in places} == places
+    assert pieces[104:125] == [f"[unused{number}]" for number in range(99, 120)]
+    assert not pieces[125].startswith("[unused")
+    assert len(pieces) <= 300
+
+
+def test_layout_is_looked_at_before_the_text(tmp_path: Path) -> None:
+    settings = VocabularySettings(layout="published", unused=98)
+    with pytest.raises(ConfigError, match="unused is 98; the published layout has 99 unused entries or more; ask for"):
+        train_vocabulary([tmp_path / "none.txt"], tmp_path / "out", settings=settings)
+
+
+def test_vocabulary_is_described(text: Path, tmp_path: Path) -> None:
+    learned = learn_vocabulary([text], tmp_path / "out", settings=SETTINGS)
+    tokenizer = Tokenizer.from_folder(learned.folder)
+    lines = text.read_text(encoding="utf-8").split("\n")
+    tokens = [token for line in lines for token in tokenizer(line, special=False, max_length=10_000).tokens]
+    words = sum(not token.startswith("##") for token in tokens)
+    assert (learned.folder, learned.size, learned.cased) == (tmp_path / "out", tokenizer.size, False)
+    assert learned.fit.words == words
+    assert learned.fit.pieces_per_word == pytest.approx(len(tokens) / words)
+    assert learned.fit.coverage == 1
+
+
+class Listener(Silent):
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, int, int | None]] = []
+
+    def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
+        self.heard.append((stage, done, total))
+
+
+def test_size_of_plain_files_is_known(text: Path, tmp_path: Path) -> None:
+    listener = Listener()
+    train_vocabulary([text, text], tmp_path / "out", settings=SETTINGS, progress=listener)
+    size = 2 * text.stat().st_size
+    assert ("counting words (bytes)", size, size) in listener.heard
+    compressed = tmp_path / "text.txt.gz"
+    compressed.write_bytes(gzip.compress(text.read_bytes()))
+    listener = Listener()
+    train_vocabulary([text, compressed], tmp_path / "out", settings=SETTINGS, progress=listener)
+    assert {total for stage, _, total in listener.heard if stage.startswith("counting")} == {None}
+
+
+def test_unreadable_text_is_told(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.txt").write_bytes(b"good\n\xff\n")
+    with pytest.raises(DataError, match=r"bad\.txt:2: not valid UTF-8"):
+        train_vocabulary([text, tmp_path / "bad.txt"], tmp_path / "out", settings=SETTINGS)
 
 
 def test_case_is_kept_where_asked(text: Path, tmp_path: Path) -> None:
@@ -61,3 +135,10 @@ def test_only_a_vocabulary_is_replaced(text: Path, tmp_path: Path) -> None:
 def test_size_without_room_is_refused() -> None:
     with pytest.raises(ConfigError, match="size is 9; a vocabulary needs at least 10 entries"):
         VocabularySettings(size=9)
+
+
+def test_numbers_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ConfigError, match="workers is 0; at least 1 was expected"):
+        VocabularySettings(workers=0)
+    with pytest.raises(ConfigError, match="unused is -1; a number of entries was expected, 0 or more"):
+        VocabularySettings(unused=-1)

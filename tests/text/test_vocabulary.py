@@ -3,15 +3,16 @@
 import os
 import subprocess
 import sys
-from collections import Counter
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from cloze.errors import CheckpointError, ConfigError, DataError
+from cloze.progress import Silent
 from cloze.text import SPECIAL, Tokenizer, learn_pieces, read_vocabulary, write_vocabulary
-from cloze.text.merges import learn_merges
+from cloze.text.counting import count_words
+from cloze.text.vocabulary import choose_pieces, first_entries
+from cloze.text.word_counts import SortedTables
 from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 
@@ -75,54 +76,6 @@ def test_nothing_learned_is_unknown() -> None:
         assert tokenizer.unknown_id not in tokenizer.encode_ids(["tneps gnihton eht"])[0]
 
 
-def test_frequent_pieces_come_first() -> None:
-    merges = list(learn_merges({"low": 5, "lower": 2, "newest": 6, "widest": 3}, _alphabet("lowernstid"), 2))
-    # Sennrich et al.'s example: es 9, est 9, lo 7, low 7, then the pieces of the word newest.
-    assert merges[:4] == [(9, "##es"), (9, "##est"), (7, "lo"), (7, "low")]
-    assert [count for count, _ in merges] == sorted((count for count, _ in merges), reverse=True)
-
-
-def _alphabet(letters: str) -> list[str]:
-    return [*sorted(letters), *sorted(f"##{letter}" for letter in letters)]
-
-
-def test_repeated_letters_merge_without_overlap() -> None:
-    merges = list(learn_merges({"aaaaa": 3}, ["a", "##a"], 1))
-    # a ##a ##a ##a ##a -> a ##aa ##aa -> aaa ##aa -> aaaaa
-    assert merges == [(9, "##aa"), (3, "aaa"), (3, "aaaaa")]
-
-
-def test_merges_equal_a_plain_count() -> None:
-    """The table of pairs, kept up to date piece by piece, against one that is counted anew each time."""
-    counts = Counter(word for text in strings(60, seed=9) for word in text.split() if word.isalpha())
-    alphabet = _alphabet("".join(sorted(set("".join(counts)))))
-    words = {word: [word[0], *(f"##{letter}" for letter in word[1:])] for word in counts}
-    order = {piece: number for number, piece in enumerate(alphabet)}
-    for found in learn_merges(counts, alphabet, 2):
-        while True:
-            pairs: Counter[tuple[str, str]] = Counter()
-            for word, spelled in words.items():
-                for pair in pairwise(spelled):
-                    pairs[pair] += counts[word]
-            best = min(pairs, key=lambda pair: (-pairs[pair], order[pair[0]], order[pair[1]]))
-            piece = best[0] + best[1].removeprefix("##")
-            words = {word: _join(spelled, best, piece) for word, spelled in words.items()}
-            if piece not in order:
-                order[piece] = len(order)
-                assert found == (pairs[best], piece)
-                break
-
-
-def _join(spelled: list[str], pair: tuple[str, str], piece: str) -> list[str]:
-    joined: list[str] = []
-    for part in spelled:
-        if joined and (joined[-1], part) == pair:
-            joined[-1] = piece
-        else:
-            joined.append(part)
-    return joined
-
-
 def test_rare_characters_and_ideographs_yield() -> None:
     text = "aaaa bbbb " * 50 + "中" * 60 + "国" * 40 + "é" + "文"
     # Pairs of continued letters occur 100 times and more, 中 60 times, whole words 50 times.
@@ -141,6 +94,51 @@ def test_no_text(texts: list[str]) -> None:
         learn_pieces(texts, 100)
 
 
+def test_words_left_out_are_told() -> None:
+    said: list[str] = []
+
+    class Listener(Silent):
+        def say(self, message: str) -> None:
+            said.append(message)
+
+    with SortedTables() as tables:
+        tables.add(b"ab\t3\nabc\t2\nabd\t2\nb\t1\n")
+        counts = tables.choose(3)
+    pieces = choose_pieces(
+        counts, 20, lowercase=True, words=[], minimum_frequency=1, first=SPECIAL, progress=Listener()
+    )
+    assert "##c" in pieces
+    assert said == [
+        "4 different words, 8 characters and 0 ideographs",
+        "pieces are learned from the 3 most frequent of them, down to a count of 2; the others are left out",
+    ]
+
+
+def test_layouts() -> None:
+    assert first_entries("compact", None) == list(SPECIAL)
+    assert first_entries("compact", 2) == [*SPECIAL, "[unused0]", "[unused1]"]
+    published = first_entries("published", None)
+    assert published[0] == "[PAD]"
+    assert published[1:100] == [f"[unused{number}]" for number in range(99)]
+    assert published[100:] == ["[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert first_entries("published", 101) == [*published, "[unused99]", "[unused100]"]
+    with pytest.raises(ConfigError, match="unused is 98; the published layout has 99 unused entries or more"):
+        first_entries("published", 98)
+
+
+def test_layout_changes_places_and_nothing_else() -> None:
+    compact = learn_pieces([ENGLISH], 140)
+    published = learn_pieces([ENGLISH], 239, first=first_entries("published", None))
+    assert published[104:] == compact[5:]
+    assert len(published) == 239
+    with pytest.raises(ConfigError, match="the unused entries"):
+        learn_pieces([ENGLISH], 120, first=first_entries("published", None))
+    tokenizer = Tokenizer.from_vocabulary(published, lowercase=True)
+    assert (tokenizer.pad_id, tokenizer.unknown_id, tokenizer.cls_id, tokenizer.mask_id) == (0, 100, 101, 103)
+    # A text cannot name an entry that is not used.
+    assert "[unused3]" not in tokenizer("[unused3]").tokens
+
+
 def test_too_small_a_size() -> None:
     with pytest.raises(ConfigError, match="a vocabulary of 30 pieces is too small"):
         learn_pieces([ENGLISH], 30)
@@ -156,11 +154,22 @@ def test_progress_is_reported() -> None:
         def say(self, message: str) -> None:
             heard.append(message)
 
-    learn_pieces([ENGLISH] * 10_000, 200, progress=Listener())
-    assert heard[0] == "counting 10000 None"
-    assert "different words" in heard[1]
+    texts = [ENGLISH] * 2000
+    learn_pieces(texts, 200, progress=Listener())
+    bytes_read = len("\n".join(texts).encode()) + 1
+    counted = [line for line in heard if line.startswith("counting")]
+    assert len(counted) > 1
+    assert counted[-1] == f"counting words (bytes) {bytes_read} None"
+    assert "different words" in heard[len(counted)]
+    assert heard[-2].startswith("learning pieces 100 ")
+    # Whatever there was room for, the bar comes to its end.
     assert heard[-1].startswith("learning pieces ")
     assert heard[-1].split()[-1] == heard[-1].split()[-2]
+    heard.clear()
+    total = bytes_read + 100
+    count_words(texts, lowercase=True, workers=1, total=total, progress=Listener())
+    assert heard[-1] == f"counting words (bytes) {total} {total}"
+    assert [line.split()[-2] for line in heard].count(str(total)) == 1
 
 
 def test_odd_text_is_survived() -> None:

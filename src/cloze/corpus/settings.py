@@ -1,6 +1,7 @@
 """What can be said about vocabularies, preparation, pairs and masks. Light to import: the command line reads it."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from cloze.errors import ConfigError
 
@@ -15,12 +16,22 @@ class VocabularySettings:
     """Keep capitals and accents."""
     minimum_frequency: int = 2
     """A pair of pieces seen less often is not merged."""
+    layout: Literal["compact", "published"] = "compact"
+    """compact: the five special tokens first; published: all of them where BERT's English vocabularies have them."""
+    unused: int | None = None
+    """Entries for words to be added later; 99 in the published layout, none in the compact one if left out."""
+    workers: int | None = None
+    """Processes that count words; one a core if left out. The result is the same."""
 
     def __post_init__(self) -> None:
         if self.size < 10:
             raise ConfigError(
                 f"size is {self.size}; a vocabulary needs at least 10 entries, and thousands to be of use"
             )
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"workers is {self.workers}; at least 1 was expected")
+        if self.unused is not None and self.unused < 0:
+            raise ConfigError(f"unused is {self.unused}; a number of entries was expected, 0 or more")
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,32 @@
 """``cloze vocab``: text files -> a folder with a vocabulary."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from cloze.corpus.documents import read_lines
 from cloze.corpus.settings import VocabularySettings
 from cloze.errors import DataError
-from cloze.files import replaced_folder
+from cloze.files import COMPRESSED, replaced_folder
 from cloze.progress import Progress, Silent
-from cloze.text import Tokenizer, learn_pieces
+from cloze.text import Tokenizer
+from cloze.text.counting import count_words, usable_cores
+from cloze.text.fit import Fit, measure_fit
+from cloze.text.vocabulary import choose_pieces, first_entries
+from cloze.text.word_files import read_word_list
 
 # What a vocabulary's folder holds; one with anything else in it, such as a model, is not ours to replace.
-FILES = {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
+FILES = {"vocab.txt", "tokenizer.json", "tokenizer_config.json", "ladder.json"}
+
+
+@dataclass(frozen=True)
+class LearnedVocabulary:
+    """Where a vocabulary was written, and what it is like."""
+
+    folder: Path
+    size: int
+    cased: bool
+    fit: Fit
 
 
 def train_vocabulary(
@@ -23,24 +38,48 @@ def train_vocabulary(
     progress: Progress | None = None,
 ) -> Path:
     """Learn a WordPiece vocabulary from text files; the same input gives the same bytes. ``words`` is one a line."""
+    return learn_vocabulary(texts, out, words=words, settings=settings, progress=progress).folder
+
+
+def learn_vocabulary(
+    texts: Sequence[str | Path],
+    out: str | Path,
+    *,
+    words: str | Path | None = None,
+    settings: VocabularySettings | None = None,
+    progress: Progress | None = None,
+) -> LearnedVocabulary:
+    """Do what ``train_vocabulary`` does, and tell how well the vocabulary fits the text."""
     settings, progress = settings or VocabularySettings(), progress or Silent()
-    folder = Path(out)
+    folder, paths = Path(out), [Path(text) for text in texts]
     if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= FILES):
         raise DataError(f"{folder}: exists and is not a vocabulary's folder; choose another --out")
-    guaranteed = [line for line in read_lines(Path(words)) if line] if words is not None else []
-    pieces = learn_pieces(
-        _lines([Path(text) for text in texts]),
+    first = first_entries(settings.layout, settings.unused)
+    guaranteed = [row.word for row in read_word_list(Path(words))] if words is not None else []
+    counts = count_words(
+        (line for path in paths for line in read_lines(path)),
+        lowercase=not settings.cased,
+        workers=settings.workers or usable_cores(),
+        total=_total_bytes(paths),
+        progress=progress,
+    )
+    pieces = choose_pieces(
+        counts,
         settings.size,
         lowercase=not settings.cased,
         words=guaranteed,
         minimum_frequency=settings.minimum_frequency,
+        first=first,
         progress=progress,
     )
+    fit = measure_fit(counts, pieces)
     with replaced_folder(folder) as temporary:
         Tokenizer.from_vocabulary(pieces, lowercase=not settings.cased).save(temporary)
-    return folder
+    return LearnedVocabulary(folder, len(pieces), settings.cased, fit)
 
 
-def _lines(paths: Sequence[Path]) -> Iterator[str]:
-    for path in paths:
-        yield from read_lines(path)
+def _total_bytes(paths: Sequence[Path]) -> int | None:
+    """The size of the text, unless some of it is compressed; what is not there is for the reader to tell."""
+    if any(path.suffix.lower() in COMPRESSED for path in paths):
+        return None
+    return sum(path.stat().st_size for path in paths if path.is_file())

@@ -13,13 +13,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
-
 from cloze.errors import CheckpointError, ConfigError, DataError
 from cloze.progress import Progress, Silent
-from cloze.text.characters import LONGEST_READ, is_ideograph, replace_surrogates, windows
+from cloze.text.characters import is_ideograph, replace_surrogates
+from cloze.text.counting import count_words
 from cloze.text.merges import learn_merges
+from cloze.text.word_counts import LONGEST_WORD as LONGEST_WORD
+from cloze.text.word_counts import WordCounts, basic_words
 
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"
@@ -28,8 +28,10 @@ CONTINUATION = "##"
 LARGEST_FILE = 16_000_000
 # Scripts without ideographs come to a few hundred characters; the rest is noise from encodings and pictures.
 LARGEST_ALPHABET = 1000
-# A longer word is [UNK] to the tokenizer, and nothing that could be learned from it would ever be used.
-LONGEST_WORD = 100
+# Between [PAD] and [UNK] in the published English vocabularies.
+PUBLISHED_UNUSED = 99
+
+Layout = Literal["compact", "published"]
 
 
 def read_vocabulary(path: Path) -> list[str]:
@@ -76,6 +78,23 @@ def check_pieces(pieces: Sequence[str], place: Path | str, numbered: Literal["id
         )
 
 
+def first_entries(layout: Layout, unused: int | None) -> list[str]:
+    """Return what stands before all that is learned: the special tokens, and entries for words to be added later.
+
+    ``published`` is the place of each in BERT's own English vocabularies: [PAD] 0, 99 unused entries, [UNK] 100
+    and so on; what is unused beyond the 99 follows. With None, a layout has no more than it needs.
+    """
+    needed = PUBLISHED_UNUSED if layout == "published" else 0
+    spare = [f"[unused{number}]" for number in range(needed if unused is None else unused)]
+    if len(spare) < needed:
+        raise ConfigError(
+            f"unused is {unused}; the published layout has {needed} unused entries or more; "
+            "ask for as many, or for the compact layout"
+        )
+    first, *others = SPECIAL
+    return [first, *spare[:needed], *others, *spare[needed:]]
+
+
 def learn_pieces(
     texts: Iterable[str],
     size: int,
@@ -83,82 +102,91 @@ def learn_pieces(
     lowercase: bool = True,
     words: Iterable[str] = (),
     minimum_frequency: int = 2,
+    first: Sequence[str] = SPECIAL,
+    workers: int = 1,
     progress: Progress | None = None,
 ) -> list[str]:
-    """Learn at most ``size`` pieces: special tokens, characters, ``words``, then what merging finds.
+    """Learn at most ``size`` pieces from texts; the same ones whatever the number of ``workers`` that count."""
+    progress = progress or Silent()
+    counts = count_words(texts, lowercase=lowercase, workers=workers, total=None, progress=progress)
+    return choose_pieces(
+        counts,
+        size,
+        lowercase=lowercase,
+        words=words,
+        minimum_frequency=minimum_frequency,
+        first=first,
+        progress=progress,
+    )
+
+
+def choose_pieces(
+    counts: WordCounts,
+    size: int,
+    *,
+    lowercase: bool,
+    words: Iterable[str],
+    minimum_frequency: int,
+    first: Sequence[str],
+    progress: Progress,
+) -> list[str]:
+    """Choose at most ``size`` pieces: the ``first`` ones, characters, ``words``, then what merging finds.
 
     Each of ``words`` becomes a whole entry; what the basic tokenizer splits (``covid-19``) has an entry for
     each part. Characters rarer than ``minimum_frequency`` or beyond the 1,000 most frequent are left to
     [UNK]; ideographs compete with merged pieces for the room, by count. A text with little in it may give
     fewer pieces than asked for.
     """
-    listener = progress if progress is not None else Silent()
-    counts = _count_words(texts, lowercase, listener)
-    if not counts:
+    if not counts.kept:
         raise DataError("no words in the text: a vocabulary needs some text to learn from")
-    wanted = list(dict.fromkeys(part for word in words for part in _basic_words(word, lowercase)))
+    wanted = list(dict.fromkeys(part for word in words for part in basic_words(word, lowercase)))
     alphabet, ideographs = _choose_characters(counts, wanted, minimum_frequency)
-    fixed = list(dict.fromkeys([*SPECIAL, *alphabet, *wanted]))
+    fixed = list(dict.fromkeys([*first, *alphabet, *wanted]))
     if len(fixed) > size:
         raise ConfigError(
-            f"a vocabulary of {size:,} pieces is too small: the special tokens, the characters of this text "
-            f"and the words asked for take {len(fixed):,}; ask for more"
+            f"a vocabulary of {size:,} pieces is too small: the special tokens, the unused entries, the characters of "
+            f"this text and the words asked for take {len(fixed):,}; ask for more"
         )
-    listener.say(f"{len(counts):,} different words, {len(alphabet):,} characters and {len(ideographs):,} ideographs")
+    _tell(counts, len(alphabet), len(ideographs), progress)
     candidates = merge(
         learn_merges(counts, alphabet, minimum_frequency),
         ((count, character) for character, count in ideographs),
         key=lambda candidate: -candidate[0],
     )
-    chosen = _choose_pieces(candidates, set(fixed), size - len(fixed), listener)
-    alphabet_end = len(SPECIAL) + len(alphabet)
+    chosen = _choose_learned(candidates, set(fixed), size - len(fixed), progress)
+    alphabet_end = len(first) + len(alphabet)
     characters = sorted(piece for piece in chosen if len(piece) == 1)
     learned = [piece for piece in chosen if len(piece) > 1]
     return [*fixed[:alphabet_end], *characters, *fixed[alphabet_end:], *learned]
 
 
-def _choose_pieces(candidates: Iterator[tuple[int, str]], known: set[str], room: int, progress: Progress) -> list[str]:
+def _tell(counts: WordCounts, characters: int, ideographs: int, progress: Progress) -> None:
+    progress.say(f"{counts.different:,} different words, {characters:,} characters and {ideographs:,} ideographs")
+    if counts.kept < counts.different:
+        progress.say(
+            f"pieces are learned from the {counts.kept:,} most frequent of them, down to a count of {counts.least:,}; "
+            "the others are left out"
+        )
+
+
+def _choose_learned(candidates: Iterator[tuple[int, str]], known: set[str], room: int, progress: Progress) -> list[str]:
     chosen: list[str] = []
     for piece in islice((piece for _, piece in candidates if piece not in known), room):
         chosen.append(piece)
-        if len(chosen) % 100 == 0 or len(chosen) == room:
+        if len(chosen) % 100 == 0:
             progress.advance("learning pieces", len(chosen), room)
+    # The text may have given fewer than there was room for.
+    progress.advance("learning pieces", len(chosen), len(chosen))
     return chosen
 
 
-def _count_words(texts: Iterable[str], lowercase: bool, progress: Progress) -> dict[str, int]:
-    """Count the basic tokenizer's words. Runs between spaces are counted first: most of them recur."""
-    runs: Counter[str] = Counter()
-    characters = 0
-    for number, text in enumerate(texts, start=1):
-        runs.update(text.split())
-        characters += len(text)
-        if number % 10_000 == 0:
-            progress.advance("counting", number, None, characters=characters)
-    counts: Counter[str] = Counter()
-    for run, count in runs.items():
-        for word in _basic_words(run, lowercase):
-            counts[word] += count
-    return {word: count for word, count in sorted(counts.items()) if len(word) <= LONGEST_WORD}
-
-
-_BASIC = BertPreTokenizer()
-_NORMALIZERS = {lowercase: BertNormalizer(lowercase=lowercase) for lowercase in (True, False)}
-
-
-def _basic_words(text: str, lowercase: bool) -> list[str]:
-    text, normalizer = replace_surrogates(text), _NORMALIZERS[lowercase]
-    parts = (text[start:end] for start, end, _ in windows(text, LONGEST_READ, chinese=True))
-    return [word for part in parts for word, _ in _BASIC.pre_tokenize_str(normalizer.normalize_str(part))]
-
-
 def _choose_characters(
-    counts: dict[str, int], wanted: list[str], minimum_frequency: int
+    counts: WordCounts, wanted: list[str], minimum_frequency: int
 ) -> tuple[list[str], list[tuple[str, int]]]:
     """Return the alphabet, sorted, and the ideographs with their counts, most frequent first."""
     characters: Counter[str] = Counter()
     inside: set[str] = set()
-    for word, count in counts.items():
+    for word, count in counts:
         for character in word:
             characters[character] += count
         if len(word) > 1:
