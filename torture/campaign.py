@@ -1,0 +1,94 @@
+"""Running tests that take minutes, and keeping what they found.
+
+A finished test's figures are kept with what they depended on: the sources of cloze, the test's own files, its settings,
+and the versions below. What has passed under the same conditions is not run again; what has failed is.
+"""
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import cloze
+from cloze.files import read_json, replace_json
+from cloze.progress import Progress
+
+ROOT = Path(__file__).parents[1]
+SOURCES = Path(cloze.__file__).parent
+RESULTS = "results.json"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a test found: its figures by name, and a line for each of the first failures."""
+
+    passed: bool
+    figures: dict[str, str | int | float]
+    failures: list[str]
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One test of the campaign: what it tries, what is to be reached, and how it is run.
+
+    ``settings`` is a frozen dataclass, which ``run`` takes; ``files`` are those that it consists of, so that a changed
+    test is run again.
+    """
+
+    tested: str
+    to_reach: str
+    settings: Any
+    run: Callable[[Any, Progress], Outcome]
+    files: tuple[str, ...]
+
+
+def run_trials(
+    trials: Mapping[str, Trial], chosen: Iterable[str], folder: Path, progress: Progress, *, fresh: bool = False
+) -> dict[str, Outcome]:
+    """Run the chosen trials that have not passed yet, and return what is known of all."""
+    kept = read_json(folder / RESULTS) if (folder / RESULTS).is_file() else {}
+    # Once: what changes during a run must not count as tried.
+    depends = {name: conditions(trial) for name, trial in trials.items()}
+    for name in chosen:
+        known = _kept_outcome(kept, name, depends[name])
+        if known is not None and known.passed and not fresh:
+            progress.say(f"{name}: passed already with these sources and settings; --fresh runs it again")
+            continue
+        progress.say(f"{name}: {trials[name].tested}")
+        start = time.monotonic()
+        outcome = trials[name].run(trials[name].settings, progress)
+        found = asdict(outcome) | {"seconds": round(time.monotonic() - start, 1)}
+        kept[name] = {"depends": depends[name], "outcome": found}
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_json(folder / RESULTS, kept)
+    outcomes = {name: _kept_outcome(kept, name, depends[name]) for name in trials}
+    return {name: outcome for name, outcome in outcomes.items() if outcome is not None}
+
+
+def conditions(trial: Trial) -> dict[str, Any]:
+    """Everything that a trial's figures depend on."""
+    settings = {field.name: str(getattr(trial.settings, field.name)) for field in fields(trial.settings)}
+    sources = (path for path in SOURCES.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {
+        "sources": digest(sources, SOURCES),
+        "test": digest((ROOT / name for name in trial.files), ROOT),
+        "settings": settings,
+        "python": platform.python_version(),
+        "tokenizers": version("tokenizers"),
+    }
+
+
+def digest(paths: Iterable[Path], root: Path) -> str:
+    """One SHA-256 of the names and contents of files."""
+    lines = (f"{path.relative_to(root).as_posix()} {sha256(path.read_bytes()).hexdigest()}" for path in paths)
+    return sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def _kept_outcome(kept: dict[str, Any], name: str, depends: dict[str, Any]) -> Outcome | None:
+    entry = kept.get(name)
+    return Outcome(**entry["outcome"]) if entry is not None and entry["depends"] == depends else None
