@@ -17,6 +17,7 @@ _HOMES = {
     "pretrain": "cloze.train.pretrain",
     "finetune": "cloze.train.finetune",
     "convert": "cloze.checkpoint.convert",
+    "extend": "cloze.checkpoint.extend",
     "VocabularySettings": "cloze.corpus.settings",
     "PrepareSettings": "cloze.corpus.settings",
     "PretrainSettings": "cloze.train.settings",
@@ -27,6 +28,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from cloze.checkpoint.convert import convert as convert
+    from cloze.checkpoint.extend import extend as extend
     from cloze.corpus.prepare import prepare as prepare
     from cloze.corpus.settings import PrepareSettings as PrepareSettings
     from cloze.corpus.settings import VocabularySettings as VocabularySettings

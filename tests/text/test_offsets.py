@@ -24,7 +24,7 @@ def check(text: str, encoding: Encoding, tokenizer: Tokenizer) -> None:
         assert start >= previous[1] or (offsets == previous and end - start == 1), text
         previous = offsets
         if number != tokenizer.unknown_id:
-            bare = token.removeprefix("##") if not tokenizer.is_word_start(number) else token
+            bare = token if tokenizer.word_starts([number])[0] else token.removeprefix("##")
             slice_text = normalized(text[start:end], tokenizer.lowercase)
             assert bare == slice_text or (len(text[start:end]) == 1 and bare in slice_text), (text, token)
 

@@ -95,7 +95,7 @@ def test_ids_and_pieces(minilm: Tokenizer) -> None:
         minilm.decode(minilm("Unaffable, RUNNING embeddings!", special=False).ids) == "unaffable , running embeddings !"
     )
     running = minilm("embeddings", special=False)
-    assert [minilm.is_word_start(number) for number in running.ids] == [
+    assert minilm.word_starts(running.ids) == [
         True,
         *[False] * (len(running.ids) - 1),
     ]

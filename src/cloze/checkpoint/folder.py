@@ -52,14 +52,19 @@ def load_folder(path: Path) -> ModelFolder:
     )
 
 
-def _locate(path: Path) -> tuple[Path, Path | None]:
-    """The folder that a path means, and the prefix of its TensorFlow checkpoint if it is one."""
+def find_model(path: Path) -> tuple[Path, Path | None] | None:
+    """The folder that a path means, and the prefix of its TensorFlow checkpoint if it is one; None if no model is."""
     for folder in (path, path / RUN_MODEL):
         if (folder / CONFIG).is_file():
             return folder, None
     checkpoint = find_checkpoint(path)
-    if checkpoint is not None:
-        return checkpoint.parent, checkpoint
+    return None if checkpoint is None else (checkpoint.parent, checkpoint)
+
+
+def _locate(path: Path) -> tuple[Path, Path | None]:
+    found = find_model(path)
+    if found is not None:
+        return found
     if not path.exists():
         raise CheckpointError(
             f"{path}: no such folder; give a model folder, or a hub name such as google-bert/bert-base-uncased"

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 COMMANDS = {
     "demo": ("cloze.cli.demo", "The whole way on bundled text, in minutes, ending in a page to look at."),
     "vocab": ("cloze.cli.words", "Learn a WordPiece vocabulary from text files."),
-    "tokens": ("cloze.cli.words", "Show the pieces, ids and offsets of texts."),
+    "tokens": ("cloze.cli.words", "Show the pieces, ids and offsets of texts, and how each word was read."),
+    "coverage": ("cloze.cli.words", "Show how a vocabulary fares on a text, and the words worth adding."),
+    "extend": ("cloze.cli.models", "Add words and entities to a model, and turn on rungs for unknown words."),
     "prepare": ("cloze.cli.training", "Split, tokenize and store text for pre-training."),
     "pretrain": ("cloze.cli.training", "Pre-train a model on a prepared corpus, from scratch or further."),
     "finetune": ("cloze.cli.training", "Fine-tune a model on a task."),

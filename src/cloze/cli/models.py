@@ -1,14 +1,79 @@
-"""``cloze convert`` and ``cloze doctor``."""
+"""``cloze extend``, ``cloze convert`` and ``cloze doctor``."""
 
 import os
 import platform
 import sys
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal
 
 from cloze.cli.console import print_json, print_table
 
-LIBRARIES = ("torch", "tokenizers", "safetensors", "numpy", "pyarrow", "scikit-learn", "cyclopts", "sentencex")
+LIBRARIES = (
+    "torch",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pyarrow",
+    "scikit-learn",
+    "cyclopts",
+    "sentencex",
+    "rjieba",
+)
+
+
+def extend(
+    *,
+    model: str,
+    out: Path,
+    words: Path | None = None,
+    entities: Path | None = None,
+    characters: bool = False,
+    look_alikes: bool = False,
+    similar: Path | None = None,
+    start: Literal["pieces", "random"] = "pieces",
+    seed: int = 0,
+    json: bool = False,
+) -> None:
+    """Add words and entities to a model, and turn on rungs of the ladder for words that it does not know.
+
+    Args:
+        model: A model folder, a folder with a vocabulary alone, or a hub name.
+        out: The folder to write.
+        words: A file with a word a line; each gets an entry of its own, and matches as a whole word only.
+        entities: A map from names to words that the vocabulary knows: TSV (name, words, perhaps a type) or JSONL.
+        characters: Spell words that would be [UNK] by what is known of them.
+        look_alikes: Read unknown characters by their other forms: full-width, compatibility, without accents.
+        similar: A map of characters, a tab between, such as traditional to simplified; turns look-alikes on.
+        start: Where new vectors start: at the mean of the word's pieces, or at random.
+        seed: Of the random start.
+        json: Print JSON.
+    """
+    from cloze.checkpoint.extend import extend as run
+
+    done = run(
+        model,
+        out,
+        words=words,
+        entities=entities,
+        characters=characters,
+        look_alikes=look_alikes,
+        similar=similar,
+        start=start,
+        seed=seed,
+    )
+    if json:
+        print_json({**asdict(done), "folder": str(done.folder)})
+        return
+    print(f"{done.folder}: {done.pieces:,} pieces, {done.entities:,} entities")
+    if words is not None:
+        print(
+            f"{done.words:,} words added: {done.words - done.grown:,} in unused entries, {done.grown:,} behind the last"
+        )
+    if done.known:
+        shown = ", ".join(done.known[:5]) + (", ..." if len(done.known) > 5 else "")
+        print(f"{len(done.known):,} known already: {shown}")
 
 
 def convert(source: str, destination: Path, /, *, json: bool = False) -> None:

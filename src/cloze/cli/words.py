@@ -1,13 +1,19 @@
-"""``cloze vocab`` and ``cloze tokens``."""
+"""``cloze vocab``, ``cloze tokens`` and ``cloze coverage``."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from cloze.cli.console import Reporter, print_json, print_table
 from cloze.cli.inputs import gather_texts
 from cloze.corpus.settings import VocabularySettings
+
+if TYPE_CHECKING:
+    from cloze.text import Encoding, Tokenizer
+    from cloze.text.coverage import Coverage
+    from cloze.text.pieces import Word
 
 DEFAULTS = VocabularySettings()
 
@@ -19,21 +25,29 @@ def vocab(
     out: Path,
     words: Path | None = None,
     settings: Annotated[VocabularySettings, Parameter(name="*")] = DEFAULTS,
+    json: bool = False,
 ) -> None:
     """Learn a WordPiece vocabulary: the same text gives the same bytes.
 
     Args:
         out: The folder to write.
-        words: A file of words, one a line, that get entries of their own.
+        words: A file of words that get entries of their own, one a line; of a table, the first column.
+        json: Print JSON.
     """
-    from cloze.corpus.vocabulary import train_vocabulary
-    from cloze.text import Tokenizer
+    from cloze.corpus.vocabulary import learn_vocabulary
 
     with Reporter() as reporter:
-        folder = train_vocabulary(texts, out, words=words, settings=settings, progress=reporter)
-    tokenizer = Tokenizer.from_folder(folder)
-    kind = "uncased" if tokenizer.lowercase else "cased"
-    print(f"{folder}: {tokenizer.size:,} pieces, {kind}")
+        learned = learn_vocabulary(texts, out, words=words, settings=settings, progress=reporter)
+    fit = learned.fit
+    if json:
+        about = {"folder": str(learned.folder), "size": learned.size, "cased": learned.cased}
+        print_json({**about, **asdict(fit), "coverage": fit.coverage})
+        return
+    print(f"{learned.folder}: {learned.size:,} pieces, {'cased' if learned.cased else 'uncased'}")
+    print(
+        f"{fit.words:,} words, {fit.distinct_words:,} different; {fit.one_piece:.1%} are one piece, "
+        f"{fit.unknown:.2%} [UNK]; {fit.pieces_per_word:.3f} pieces a word"
+    )
 
 
 def tokens(
@@ -47,7 +61,7 @@ def tokens(
     bare: bool = False,
     json: bool = False,
 ) -> None:
-    """Show the pieces, ids, segments and offsets of texts.
+    """Show the pieces, ids, segments and offsets of texts, and the rung of the ladder that each word stood on.
 
     Args:
         model: A model folder, or any folder with a vocabulary.
@@ -57,27 +71,144 @@ def tokens(
         bare: Leave out [CLS] and [SEP].
         json: Print JSON.
     """
-    from cloze.text import Tokenizer
-
-    tokenizer = Tokenizer.from_folder(model / "model" if (model / "model" / "config.json").is_file() else model)
+    tokenizer = _tokenizer(model)
     for text in gather_texts(texts, input).texts:
         encoding = tokenizer(text, pair, max_length=max_length, special=not bare)
+        words = tokenizer.words(encoding, text, pair)
         if json:
-            print_json(
-                {
-                    "tokens": encoding.tokens,
-                    "ids": encoding.ids,
-                    "segments": encoding.segments,
-                    "offsets": encoding.offsets,
-                    "dropped": encoding.dropped,
-                }
-            )
+            print_json(_as_json(encoding, words))
             continue
-        columns = (encoding.tokens, encoding.ids, encoding.segments, encoding.offsets, encoding.sources)
+        rungs = {word.first: _rung(word) for word in words}
+        columns = zip(encoding.tokens, encoding.ids, encoding.segments, encoding.offsets, encoding.sources, strict=True)
         rows = [
-            (token, number, segment, "" if source is None else f"{offset[0]}-{offset[1]}")
-            for token, number, segment, offset, source in zip(*columns, strict=True)
+            (token, number, segment, "" if source is None else f"{start}-{end}", rungs.get(place, ""))
+            for place, (token, number, segment, (start, end), source) in enumerate(columns)
         ]
-        print_table(("piece", "id", "segment", "offsets"), rows)
+        print_table(("piece", "id", "segment", "offsets", "rung"), rows)
+        if encoding.unknown:
+            print(f"{encoding.unknown} given up as [UNK]")
         if encoding.dropped:
             print(f"{encoding.dropped} pieces beyond the limit were left out")
+
+
+def coverage(
+    texts: Annotated[list[Path], Parameter(help="Text files, plain or .gz, .xz, .zst.")],
+    /,
+    *,
+    model: Path,
+    top: int = 20,
+    best: int = 2000,
+    minimum: int = 5,
+    output: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Show how a vocabulary fares on a text, and the words worth adding to it.
+
+    Args:
+        model: A model folder, or any folder with a vocabulary.
+        top: How many of the words worth adding are shown.
+        best: How many words --output is to hold, and how many the forecast adds.
+        minimum: Words that come less often are not worth adding.
+        output: A .tsv file for the words worth adding, the best first; 'cloze extend --words' reads it.
+        json: Print JSON.
+    """
+    from cloze.cli.outputs import write_rows
+    from cloze.corpus.documents import read_lines
+    from cloze.errors import ConfigError, DataError
+    from cloze.text.coverage import measure_coverage
+
+    for name, value in (("top", top), ("best", best), ("minimum", minimum)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; at least 1 was expected")
+    if output is not None and output.suffix != ".tsv":
+        raise ConfigError(f"--output {output}: .tsv was expected, which 'cloze extend --words' reads")
+    tokenizer = _tokenizer(model)
+    with Reporter() as reporter:
+        lines = (line for path in texts for line in read_lines(path))
+        found = measure_coverage(lines, tokenizer, minimum=minimum, progress=reporter)
+    if not found.words:
+        raise DataError(f"{', '.join(map(str, texts))}: no word in it; give a text to read")
+    if output is not None:
+        write_rows(output, [asdict(candidate) for candidate in found.candidates[:best]])
+    if json:
+        print_json(_coverage_as_json(found, best))
+    else:
+        _print_coverage(found, top, best)
+
+
+def _print_coverage(found: "Coverage", top: int, best: int) -> None:
+    from cloze.text.pieces import RUNGS
+
+    rows = [(RUNGS[name], name, f"{count:,}", f"{count / found.words:.2%}") for name, count in found.rungs.items()]
+    print_table(("rung", "", "words", "share"), sorted(rows))
+    print(
+        f"{found.words:,} words, {found.tokens:,} pieces: {found.pieces_per_word:.3f} pieces a word, "
+        f"{found.unknown_rate:.3%} with an [UNK]"
+    )
+    if found.unknown:
+        shown = ", ".join(f"{form[:20]} ({count:,})" for form, count in found.unknown[:10])
+        print(f"given up most often: {shown}")
+    if not found.candidates:
+        print("no word is worth adding")
+        return
+    shown_words = found.candidates[:top]
+    print_table(
+        ("word", "count", "pieces", "saves"),
+        [(one.word, f"{one.count:,}", one.pieces, f"{one.saves:,}") for one in shown_words],
+        title="words worth adding",
+    )
+    count = min(best, len(found.candidates))
+    print(f"adding the best {count:,}: {found.pieces_per_word_with(count):.3f} pieces a word")
+
+
+def _coverage_as_json(found: "Coverage", best: int) -> dict[str, object]:
+    count = min(best, len(found.candidates))
+    return {
+        "words": found.words,
+        "pieces": found.tokens,
+        "pieces_per_word": found.pieces_per_word,
+        "unknown_rate": found.unknown_rate,
+        "rungs": found.rungs,
+        "given_up": [{"word": form, "count": times} for form, times in found.unknown[:100]],
+        "worth_adding": [asdict(candidate) for candidate in found.candidates[:best]],
+        "after_adding": {"words": count, "pieces_per_word": found.pieces_per_word_with(count)},
+    }
+
+
+def _tokenizer(model: Path) -> "Tokenizer":
+    from cloze.text import Tokenizer
+
+    return Tokenizer.from_folder(model / "model" if (model / "model" / "config.json").is_file() else model)
+
+
+def _rung(word: "Word") -> str:
+    from cloze.text.pieces import RUNGS
+
+    return f"{RUNGS[word.rung]} {word.rung}" + (f" ({word.kind})" if word.kind else "")
+
+
+def _as_json(encoding: "Encoding", words: "list[Word]") -> dict[str, object]:
+    from cloze.text.pieces import RUNGS
+
+    return {
+        "tokens": encoding.tokens,
+        "ids": encoding.ids,
+        "segments": encoding.segments,
+        "offsets": encoding.offsets,
+        "dropped": encoding.dropped,
+        "unknown": encoding.unknown,
+        "words": [
+            {
+                "text": word.text,
+                "segment": word.source,
+                "start": word.start,
+                "end": word.end,
+                "pieces": word.tokens,
+                "ids": word.ids,
+                "rung": RUNGS[word.rung],
+                "by": word.rung,
+                "type": word.kind,
+            }
+            for word in words
+        ],
+    }

@@ -90,6 +90,8 @@ def _recipe(paths: Sequence[Path], tokenizer: Tokenizer, settings: PrepareSettin
     """Everything that the result depends on."""
     rules = tokenizer.settings
     vocabulary = [*rules.pieces, rules.lowercase, rules.strip_accents, rules.chinese, rules.longest_word]
+    if rules.ladder:
+        vocabulary.append(str(rules.ladder))
     return {
         # A list: the order decides which documents are held out, and two files may have one name.
         "texts": [[path.name, _fingerprint(path)] for path in paths],

@@ -6,17 +6,17 @@ token, so that a text which reads ``[SEP]`` is three pieces like any other text;
 text name one, and only ``[MASK]``.
 """
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
-
-import tokenizers
-from tokenizers.models import WordPiece
-from tokenizers.normalizers import BertNormalizer
-from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from cloze.errors import RequestError
 from cloze.text.characters import LONGEST_READ, replace_surrogates, windows
+from cloze.text.climb import Climber
+from cloze.text.engine import build_engine
+from cloze.text.pieces import Encoding, Mark, Pieces, Word, read_words
 from cloze.text.tokenizer_files import DEFAULT_LENGTH, TokenizerSettings, read_settings, write_settings
 from cloze.text.vocabulary import CLS, CONTINUATION, MASK, PAD, SEP, UNKNOWN, check_pieces
 
@@ -29,33 +29,6 @@ _SMALLEST_WINDOW = 8192
 _LONGEST_TEXT = 1_000_000
 # One call to the engine holds some 190 bytes a character until it returns.
 _CHARACTERS_A_CALL = 250_000
-
-
-@dataclass(frozen=True)
-class Encoding:
-    """One sequence for the model. All lists have one entry a token.
-
-    ``offsets`` are code points of the token's own text as it was given, (0, 0) for special tokens;
-    ``sources`` tells which text that is: 0 the first, 1 the pair, None for special tokens. ``dropped``
-    counts the tokens that truncation left out (for texts beyond some thousand characters, at least so
-    many): 0 means that nothing was.
-    """
-
-    ids: list[int]
-    segments: list[int]
-    tokens: list[str]
-    offsets: list[tuple[int, int]]
-    sources: list[int | None]
-    dropped: int = 0
-
-
-@dataclass(frozen=True)
-class _Pieces:
-    """The tokens of one text, special ones aside; ``unread`` counts losses before truncation."""
-
-    ids: list[int]
-    offsets: list[tuple[int, int]]
-    unread: int = 0
 
 
 class Tokenizer:
@@ -72,7 +45,8 @@ class Tokenizer:
         self.cls_id, self.sep_id, self.mask_id = self._ids[CLS], self._ids[SEP], self._ids[MASK]
         self.special_ids = frozenset((self.pad_id, self.unknown_id, self.cls_id, self.sep_id, self.mask_id))
         self._word_starts = [not piece.startswith(CONTINUATION) for piece in self.pieces]
-        self._engine = _build_engine(settings, self._ids)
+        self._climber = Climber(settings, self._ids) if settings.ladder else None
+        self._engine = self._climber.engine if self._climber else build_engine(settings, self._ids)
 
     @classmethod
     def from_folder(cls, folder: Path, positions: int | None = None) -> "Tokenizer":
@@ -103,10 +77,16 @@ class Tokenizer:
 
     def with_max_length(self, max_length: int) -> "Tokenizer":
         """Return the same tokenizer with another limit."""
-        return Tokenizer(replace(self.settings, max_length=max_length))
+        other = copy(self)
+        other.settings, other.max_length = replace(self.settings, max_length=max_length), max_length
+        return other
+
+    def reads_like(self, other: "Tokenizer") -> bool:
+        """Whether both know the same words: their pieces, and what their ladders add to them."""
+        return self.pieces == other.pieces and self.settings.ladder == other.settings.ladder
 
     def save(self, folder: Path) -> None:
-        """Write ``vocab.txt``, ``tokenizer.json`` and ``tokenizer_config.json``."""
+        """Write ``vocab.txt``, ``tokenizer.json``, ``tokenizer_config.json`` and, where there is one, the ladder."""
         write_settings(Path(folder), self.settings)
 
     def __len__(self) -> int:
@@ -152,9 +132,25 @@ class Tokenizer:
         """Return the ids alone, without special tokens or truncation: what corpora are made of."""
         results: list[list[int]] = [[] for _ in texts]
         for group in _groups(self._all_windows(texts)):
-            for (owner, _), found in zip(group, self._encode_fast([text for _, text in group]), strict=True):
-                results[owner].extend(found)
-        return results
+            found = self._engine.encode_batch_fast([text for _, text in group], add_special_tokens=False)
+            for (owner, _), encoding in zip(group, found, strict=True):
+                results[owner].extend(encoding.ids)
+        if self._climber is None:
+            return results
+        return [self._climb_ids(self._climber, text, ids) for text, ids in zip(texts, results, strict=True)]
+
+    def words(self, encoding: Encoding, text: str, pair: str | None = None) -> list[Word]:
+        """Gather the tokens of an encoded text into words, with the rung of the ladder that each stood on."""
+        return read_words(encoding, (text,) if pair is None else (text, pair), self.added_ids)
+
+    @property
+    def added_ids(self) -> frozenset[int]:
+        """The ids of words that were added to the vocabulary after training."""
+        return frozenset(self._ids[word] for word in self.settings.ladder.words)
+
+    def encode_pieces(self, texts: Sequence[str]) -> list[Pieces]:
+        """Return ids, offsets and marks, without special tokens or truncation: what words are counted by."""
+        return self._encode_texts(texts, _LONGEST_TEXT, read_mask=False)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Join the pieces into words and the words with spaces."""
@@ -170,13 +166,14 @@ class Tokenizer:
         """Return the id of a piece, None where the vocabulary lacks it."""
         return self._ids.get(piece)
 
-    def is_word_start(self, number: int) -> bool:
-        """Whether the piece with this id starts a word: it has no ``##``."""
-        return self._word_starts[number]
+    def word_starts(self, ids: Iterable[int]) -> list[bool]:
+        """Tell of each id whether its piece starts a word: it has no ``##``."""
+        flags = self._word_starts
+        return [flags[number] for number in ids]
 
-    def _encode_texts(self, texts: Sequence[str], budget: int, read_mask: bool) -> list[_Pieces]:
+    def _encode_texts(self, texts: Sequence[str], budget: int, read_mask: bool) -> list[Pieces]:
         window = min(max(_SMALLEST_WINDOW, _CHARACTERS_A_TOKEN * budget), LONGEST_READ)
-        results: list[_Pieces | None] = [None] * len(texts)
+        results: list[Pieces | None] = [None] * len(texts)
         short: list[tuple[int, str]] = []
         for index, text in enumerate(map(replace_surrogates, texts)):
             if len(text) <= window and not (read_mask and MASK in text):
@@ -185,18 +182,21 @@ class Tokenizer:
                 results[index] = self._encode_long(text, budget, window, read_mask)
         for group in _groups(iter(short)):
             found = self._engine.encode_batch([text for _, text in group], add_special_tokens=False)
-            for (index, _), encoding in zip(group, found, strict=True):
-                results[index] = _Pieces(encoding.ids, encoding.offsets)
+            for (index, text), encoding in zip(group, found, strict=True):
+                results[index] = self._climb(text, Pieces(encoding.ids, encoding.offsets))
         return [result for result in results if result is not None]
 
-    def _encode_long(self, text: str, budget: int, window: int, read_mask: bool) -> _Pieces:
+    def _encode_long(self, text: str, budget: int, window: int, read_mask: bool, limit: int = _LONGEST_TEXT) -> Pieces:
         """Encode window after window, or mask after mask; of a long text, no more than the budget needs."""
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         unread = read = 0
         for start, end, whole in self._spans(text, window, read_mask):
-            if read > _LONGEST_TEXT or (len(ids) > budget and len(text) > window):
-                return _Pieces(ids, offsets, unread + (len(ids) <= budget))
+            if read > limit or (len(ids) > budget and len(text) > window):
+                pieces = self._climb(text, Pieces(ids, offsets, unread))
+                # The ladder may have made fewer tokens of them, and more of what goes on in the next window.
+                if read > limit or len(pieces.ids) > budget + (self._climber.reach if self._climber else 0):
+                    return replace(pieces, unread=unread + (len(pieces.ids) <= budget))
             read += end - start
             if read_mask and text[start:end] == MASK:
                 ids.append(self.mask_id)
@@ -208,7 +208,10 @@ class Tokenizer:
             # A word too long to be read to its end is [UNK] in any case; anything else means that something
             # was lost.
             unread += not whole and found.ids != [self.unknown_id]
-        return _Pieces(ids, offsets, unread)
+        return self._climb(text, Pieces(ids, offsets, unread))
+
+    def _climb(self, text: str, pieces: Pieces) -> Pieces:
+        return pieces if self._climber is None else self._climber.climb(text, pieces)
 
     def _spans(self, text: str, window: int, read_mask: bool) -> Iterator[tuple[int, int, bool]]:
         start = 0
@@ -230,29 +233,41 @@ class Tokenizer:
             for start, end, _ in windows(text, LONGEST_READ, chinese=self.settings.chinese):
                 yield index, text[start:end]
 
-    def _encode_fast(self, texts: list[str]) -> list[list[int]]:
-        return [found.ids for found in self._engine.encode_batch_fast(texts, add_special_tokens=False)]
+    def _climb_ids(self, climber: Climber, text: str, ids: list[int]) -> list[int]:
+        climbed = climber.climb_ids(ids)
+        if climbed is None:
+            text = replace_surrogates(text)
+            climbed = self._encode_long(text, sys.maxsize, LONGEST_READ, read_mask=False, limit=len(text)).ids
+        return climbed
 
-    def _assemble(self, parts: tuple[_Pieces, ...], budget: int, special: bool) -> Encoding:
+    def _assemble(self, parts: tuple[Pieces, ...], budget: int, special: bool) -> Encoding:
         """Truncate the parts and put the special tokens around them."""
         kept = _truncate([len(part.ids) for part in parts], budget)
         ids, segments, offsets = list[int](), list[int](), list[tuple[int, int]]()
-        sources = list[int | None]()
+        sources, marks = list[int | None](), list[Mark | None]()
 
-        def add(more_ids: list[int], more_offsets: list[tuple[int, int]], segment: int, source: int | None) -> None:
-            ids.extend(more_ids)
-            offsets.extend(more_offsets)
-            segments.extend([segment] * len(more_ids))
-            sources.extend([source] * len(more_ids))
+        def add(part: Pieces, count: int, segment: int, source: int | None) -> None:
+            ids.extend(part.ids[:count])
+            offsets.extend(part.offsets[:count])
+            segments.extend([segment] * count)
+            sources.extend([source] * count)
+            marks.extend(part.marks[:count] if part.marks else [None] * count)
 
         if special:
-            add([self.cls_id], [(0, 0)], 0, None)
+            add(Pieces([self.cls_id], [(0, 0)]), 1, 0, None)
         for segment, (part, count) in enumerate(zip(parts, kept, strict=True)):
-            add(part.ids[:count], part.offsets[:count], segment, segment)
+            add(part, count, segment, segment)
             if special:
-                add([self.sep_id], [(0, 0)], segment, None)
-        dropped = sum(len(part.ids) - count + part.unread for part, count in zip(parts, kept, strict=True))
-        return Encoding(ids, segments, [self.pieces[number] for number in ids], offsets, sources, dropped)
+                add(Pieces([self.sep_id], [(0, 0)]), 1, segment, None)
+        return Encoding(
+            ids,
+            segments,
+            [self.pieces[number] for number in ids],
+            offsets,
+            sources,
+            dropped=sum(len(part.ids) - count + part.unread for part, count in zip(parts, kept, strict=True)),
+            marks=marks if any(part.marks for part in parts) else None,
+        )
 
 
 def _truncate(lengths: list[int], budget: int) -> list[int]:
@@ -285,21 +300,3 @@ def _groups(items: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]
         characters += len(text)
     if group:
         yield group
-
-
-def _build_engine(settings: TokenizerSettings, ids: dict[str, int]) -> tokenizers.Tokenizer:
-    model = WordPiece(
-        ids,
-        unk_token=UNKNOWN,
-        continuing_subword_prefix=CONTINUATION,
-        max_input_chars_per_word=settings.longest_word,
-    )
-    engine = tokenizers.Tokenizer(model)
-    engine.normalizer = BertNormalizer(
-        clean_text=True,
-        handle_chinese_chars=settings.chinese,
-        strip_accents=settings.strip_accents,
-        lowercase=settings.lowercase,
-    )
-    engine.pre_tokenizer = BertPreTokenizer()
-    return engine

@@ -12,11 +12,12 @@ the length from ``sentence_bert_config.json`` before ``tokenizer_config.json``; 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from cloze.errors import CheckpointError
+from cloze.text.ladder import Ladder, read_ladder, write_ladder
 from cloze.text.tokenizer_json import read_tokenizer_json, write_tokenizer_json
 from cloze.text.vocabulary import (
     CLS,
@@ -46,6 +47,7 @@ class TokenizerSettings:
     strip_accents: bool | None = None
     chinese: bool = True
     longest_word: int = 100
+    ladder: Ladder = field(default_factory=Ladder)
 
 
 def read_settings(folder: Path, positions: int | None = None) -> TokenizerSettings:
@@ -60,6 +62,7 @@ def read_settings(folder: Path, positions: int | None = None) -> TokenizerSettin
         strip_accents=_flag(config, "strip_accents", place, settings.strip_accents),
         chinese=bool(_flag(config, "tokenize_chinese_chars", place, settings.chinese)),
         max_length=_length(folder, config, sentence, positions),
+        ladder=read_ladder(folder, settings.pieces),
     )
     if _flag(sentence, "do_lower_case", folder / "sentence_bert_config.json", False) and not settings.lowercase:
         # sentence-transformers lowers the text before a cased tokenizer, which leaves accents where they are.
@@ -68,7 +71,7 @@ def read_settings(folder: Path, positions: int | None = None) -> TokenizerSettin
 
 
 def write_settings(folder: Path, settings: TokenizerSettings) -> None:
-    """Write the three files from which transformers builds the same tokenizer."""
+    """Write the three files from which transformers builds the same tokenizer, and the ladder beside them."""
     folder.mkdir(parents=True, exist_ok=True)
     write_vocabulary(folder / "vocab.txt", settings.pieces)
     write_tokenizer_json(
@@ -79,6 +82,7 @@ def write_settings(folder: Path, settings: TokenizerSettings) -> None:
         chinese=settings.chinese,
         longest_word=settings.longest_word,
     )
+    write_ladder(folder, settings.ladder)
     config = {
         "tokenizer_class": "BertTokenizer",
         "do_lower_case": settings.lowercase,

@@ -108,7 +108,7 @@ def _start(
         bert, longest = _fresh(tokenizer, settings), settings.length
     else:
         loaded = load_folder(model)
-        if loaded.tokenizer.pieces != tokenizer.pieces:
+        if not loaded.tokenizer.reads_like(tokenizer):
             raise DataError(f"{model}: the text was prepared with another vocabulary; prepare it with --vocab {model}")
         missing = missing_heads(loaded.model, HEADS)
         if missing:

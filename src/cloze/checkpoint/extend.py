@@ -1,0 +1,104 @@
+"""``cloze extend``: a model folder -> one that knows more words."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cloze.checkpoint.folder import ModelFolder, find_model, load_folder, plain_card, save_folder
+from cloze.checkpoint.hub import find_source
+from cloze.errors import CheckpointError, ConfigError
+from cloze.files import replaced_folder
+from cloze.model.surgery import WordStart, with_words
+from cloze.text import Tokenizer
+from cloze.text.extension import Additions, Extension, extend_tokenizer
+from cloze.text.word_files import read_entities, read_similar, read_word_list
+
+_VOCABULARY_FILES = {"vocab.txt", "tokenizer.json", "tokenizer_config.json", "ladder.json"}
+
+
+@dataclass(frozen=True)
+class Extended:
+    """What was done: ``grown`` counts the entries behind the old ones, the others took unused ones."""
+
+    folder: Path
+    words: int
+    grown: int
+    known: tuple[str, ...]
+    entities: int
+    pieces: int
+
+
+def extend(
+    model: str | Path,
+    out: str | Path,
+    *,
+    words: str | Path | None = None,
+    entities: str | Path | None = None,
+    characters: bool = False,
+    look_alikes: bool = False,
+    similar: str | Path | None = None,
+    start: WordStart = "pieces",
+    seed: int = 0,
+) -> Extended:
+    """Add words and entities from files to a model folder, or to one with a vocabulary alone, and turn rungs on."""
+    additions = Additions(
+        words=read_word_list(Path(words)) if words is not None else (),
+        entities=read_entities(Path(entities)) if entities is not None else (),
+        characters=characters,
+        look_alikes=look_alikes,
+        similar=read_similar(Path(similar)) if similar is not None else (),
+    )
+    if additions == Additions():
+        raise ConfigError("nothing to extend by; give --words, --entities, --characters, --look-alikes or --similar")
+    source, destination = find_source(model), Path(out)
+    if find_model(source) is None and _has_vocabulary(source):
+        old = Tokenizer.from_folder(source)
+        extension = extend_tokenizer(old, additions)
+        _save_vocabulary(extension.tokenizer, destination)
+    else:
+        contents = load_folder(source)
+        old = contents.tokenizer
+        extension = extend_tokenizer(old, additions)
+        save_folder(_extend_model(contents, extension, start, seed), destination)
+    return Extended(
+        folder=destination,
+        words=len(extension.added),
+        grown=extension.tokenizer.size - old.size,
+        known=extension.known,
+        entities=len(extension.tokenizer.settings.ladder.entities),
+        pieces=extension.tokenizer.size,
+    )
+
+
+def _extend_model(contents: ModelFolder, extension: Extension, start: WordStart, seed: int) -> ModelFolder:
+    model = with_words(contents.model, extension.added, start=start, seed=seed)
+    extended = replace(contents, model=model, tokenizer=extension.tokenizer)
+    card = contents.card or plain_card(extended)
+    return replace(extended, card=f"{card.rstrip()}\n\n{_note(extension, start)}")
+
+
+def _note(extension: Extension, start: WordStart) -> str:
+    ladder = extension.tokenizer.settings.ladder
+    rungs = [name for name, on in (("characters", ladder.characters), ("look-alikes", ladder.look_alikes)) if on]
+    begun = "the mean of their pieces" if start == "pieces" else "random vectors"
+    return (
+        f"## Words\n\nExtended by cloze: {len(extension.added):,} words added, started from {begun}; "
+        f"{extension.tokenizer.size:,} pieces in all; {len(ladder.entities):,} entities; "
+        f"further rungs: {', '.join(rungs) or 'none'}. "
+        "What is beside the vocabulary lies in `ladder.json`, which only cloze reads.\n"
+    )
+
+
+def _has_vocabulary(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("vocab.txt", "tokenizer.json"))
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether nothing is lost with a folder but a vocabulary."""
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= _VOCABULARY_FILES
+
+
+def _save_vocabulary(tokenizer: Tokenizer, destination: Path) -> None:
+    if destination.exists() and not _is_ours(destination):
+        raise CheckpointError(f"{destination}: exists and is not a vocabulary's folder; choose another --out")
+    with replaced_folder(destination) as folder:
+        tokenizer.save(folder)

@@ -1,0 +1,175 @@
+"""Rungs 2 and 5: a word that would be ``[UNK]``, spelled by what the vocabulary knows of it.
+
+WordPiece gives a whole word up for one character that it cannot place, and every word over 100 characters.
+Here the word keeps the longest pieces that fit; where none goes on, the character stands alone, as it would
+between spaces; only what is unknown even so is ``[UNK]``. A character that the vocabulary lacks is first
+looked for in its other forms: what a given map says of it, its compatibility form (full-width letters,
+circled numbers, ligatures), the same without accents, the sign of the keyboard that looks like it.
+"""
+
+import unicodedata
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import tokenizers
+from tokenizers.normalizers import BertNormalizer
+
+from cloze.text.ladder import Ladder
+from cloze.text.pieces import Mark, Rung
+from cloze.text.vocabulary import CONTINUATION, UNKNOWN
+
+# Signs that typesetting prefers to those of the keyboard, and that Unicode does not call their equals.
+_KEYBOARD = dict(
+    zip(
+        "\u2010\u2011\u2012\u2013\u2014\u2212\u223c\u2217\u2215\u2018\u2019\u201c\u201d\u2032\u2033\u00d7\u00b7\u2022",
+        "------~*/''\"\"'\"x..",
+        strict=True,
+    )
+)
+# Longer words are given up whole: one text without spaces must not become a million tokens.
+LONGEST_SPELLED = 1000
+# The same few words are unknown again and again; the longest of them are not worth the memory.
+_REMEMBERED = 20_000
+_LONGEST_REMEMBERED = 50
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """A word's tokens, with offsets into the word as the text has it; no mark if they are just its pieces."""
+
+    ids: tuple[int, ...]
+    offsets: tuple[tuple[int, int], ...]
+    mark: Mark | None
+
+
+class Speller:
+    """Spells words with one vocabulary."""
+
+    def __init__(
+        self,
+        engine: tokenizers.Tokenizer,
+        normalizer: BertNormalizer,
+        ids: Mapping[str, int],
+        added: Mapping[str, int],
+        ladder: Ladder,
+    ) -> None:
+        self._engine = engine
+        self._normalizer = normalizer
+        self._ids = ids
+        self._added = added
+        self._unknown = ids[UNKNOWN]
+        self._ladder = ladder
+        self._similar = dict(ladder.similar)
+        self._longest_piece = max(map(len, ids))
+        self._spell_known = lru_cache(_REMEMBERED)(self._spell)
+
+    def spell(self, word: str) -> Spelled:
+        """Spell a word, given as the text has it, by the highest rung that is on and reaches it."""
+        return self._spell_known(word) if len(word) <= _LONGEST_REMEMBERED else self._spell(word)
+
+    def _give_up(self, word: str) -> Spelled:
+        return Spelled((self._unknown,), ((0, len(word)),), Mark("unknown"))
+
+    def _spell(self, word: str) -> Spelled:
+        whole = self._engine.encode(word, add_special_tokens=False)
+        if self._unknown not in whole.ids:
+            return Spelled(tuple(whole.ids), tuple(whole.offsets), None)
+        if len(word) > LONGEST_SPELLED:
+            return self._give_up(word)
+        read, places, changed = self._read(word)
+        if (number := self._added.get(read)) is not None:
+            return Spelled((number,), ((places[0][0], places[-1][1]),), Mark("look-alike"))
+        found = list(self._tokens(read))
+        is_unknown = not found or any(number == self._unknown for number, _, _ in found)
+        if is_unknown and not self._ladder.characters:
+            return self._give_up(word)
+        ids = tuple(number for number, _, _ in found) or (self._unknown,)
+        offsets = tuple((places[start][0], places[end - 1][1]) for _, start, end in found) or ((0, len(word)),)
+        rung: Rung = "unknown" if is_unknown else "look-alike" if changed else "characters"
+        return Spelled(ids, offsets, Mark(rung))
+
+    def _normalised(self, text: str) -> str:
+        return str(self._normalizer.normalize_str(text)).strip()
+
+    def _read(self, word: str) -> tuple[str, list[tuple[int, int]], bool]:
+        """Normalise a word, with look-alikes for what is unknown; return the places, and whether any was."""
+        read: list[str] = []
+        places: list[tuple[int, int]] = []
+        changed = False
+        for start, end in self._steps(word):
+            other = self._other_form(word[start:end])
+            one = other or self._normalised(word[start:end])
+            read.append(one)
+            places.extend([(start, end)] * len(one))
+            changed = changed or other is not None
+        return "".join(read), places, changed
+
+    def _steps(self, word: str) -> Iterator[tuple[int, int]]:
+        """Yield the characters one by one, but a letter with its accents where these have another form together."""
+        for start, end in _with_accents(word):
+            if end - start > 1 and self._other_form(word[start:end]):
+                yield start, end
+            else:
+                yield from ((place, place + 1) for place in range(start, end))
+
+    def _other_form(self, given: str) -> str | None:
+        normalised = self._normalised(given)
+        return None if all(map(self._is_known, normalised)) else self._look_alike(normalised)
+
+    def _is_known(self, character: str) -> bool:
+        return character in self._ids or CONTINUATION + character in self._ids
+
+    def _look_alike(self, character: str) -> str | None:
+        if not self._ladder.look_alikes:
+            return None
+        compatible = unicodedata.normalize("NFKC", character)
+        bare = "".join(one for one in unicodedata.normalize("NFKD", character) if not unicodedata.combining(one))
+        mapped = self._similar.get(character) or self._similar.get(compatible, "")
+        for form in (mapped, compatible, bare, _KEYBOARD.get(character, "")):
+            normalised = self._normalised(form).replace(" ", "")
+            if normalised and normalised != character and all(map(self._is_known, normalised)):
+                return normalised
+        return None
+
+    def _tokens(self, read: str) -> Iterator[tuple[int, int, int]]:
+        """Yield ids with their places: the engine's own, and the spelling of what it does not know."""
+        found = self._engine.encode(read, add_special_tokens=False)
+        for number, (start, end) in zip(found.ids, found.offsets, strict=True):
+            if number == self._unknown and self._ladder.characters:
+                yield from self._spell_out(read, start, end)
+            else:
+                yield number, start, end
+
+    def _spell_out(self, read: str, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+        place, lost = start, start
+        while place < end:
+            number, stop = self._longest_from(read, place, end, inside=place > start)
+            if number is not None:
+                if lost < place:
+                    yield self._unknown, lost, place
+                yield number, place, stop
+                lost = stop
+            place = stop
+        if lost < end:
+            yield self._unknown, lost, end
+
+    def _longest_from(self, read: str, place: int, end: int, inside: bool) -> tuple[int | None, int]:
+        prefix = CONTINUATION if inside else ""
+        for stop in range(min(end, place + self._longest_piece), place, -1):
+            number = self._ids.get(prefix + read[place:stop])
+            if number is not None:
+                return number, stop
+        alone = read[place]
+        other = self._ids.get(alone, self._ids.get(CONTINUATION + alone))
+        return other, place + 1
+
+
+def _with_accents(word: str) -> Iterator[tuple[int, int]]:
+    """Yield the places of each letter with the combining accents that follow it."""
+    start = 0
+    for place in range(1, len(word)):
+        if not unicodedata.combining(word[place]):
+            yield start, place
+            start = place
+    yield start, len(word)

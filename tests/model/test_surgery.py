@@ -1,0 +1,84 @@
+"""Models with more words: the new rows start where they should, and nothing else moves, to the bit."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cloze.model import Bert, HeadName
+from cloze.model.surgery import with_words
+from tests.model.made import SMALL, random_bert
+
+TOKENS = "encoder.embeddings.token.weight"
+BIAS = "heads.mlm.bias"
+HEADS: list[list[HeadName]] = [[], ["mlm"], ["nsp"], ["mlm", "nsp"], ["sequence"], ["token"], ["span"], ["choice"]]
+# Rows 5 and 7 are in the table; 60 and 61 are behind it.
+PIECES = {7: (20,), 60: (21, 22, 23), 5: (30, 31), 61: (21, 21)}
+
+
+@pytest.mark.parametrize("heads", HEADS, ids=lambda heads: " ".join(heads) or "none")
+def test_new_rows_are_means_and_all_else_stays(heads: list[HeadName]) -> None:
+    model = random_bert(heads=heads, labels=3)
+    changed = with_words(model, PIECES)
+    assert changed.config == replace(model.config, vocab_size=62)
+    assert (changed.head_names, changed.labels, changed.training) == (model.head_names, 3, False)
+    old, new = model.state_dict(), changed.state_dict()
+    assert old.keys() == new.keys()
+    for name, tensor in old.items():
+        if name not in (TOKENS, BIAS):
+            assert torch.equal(new[name], tensor)
+            continue
+        assert len(new[name]) == 62
+        kept = [row for row in range(60) if row not in PIECES]
+        assert torch.equal(new[name][kept], tensor[kept])
+        for row, pieces in PIECES.items():
+            assert torch.equal(new[name][row], sum(tensor[piece] for piece in pieces) / len(pieces))
+
+
+def test_the_model_itself_is_left_alone() -> None:
+    model = random_bert(heads=["mlm"])
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with_words(model.train(), PIECES)
+    assert model.training
+    assert with_words(model, PIECES).training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_rows_inside_the_table_leave_its_size() -> None:
+    model = random_bert(heads=["mlm"])
+    assert with_words(model, {5: (30,)}).config == model.config
+    assert with_words(model, {}).config == model.config
+
+
+def test_random_start_follows_from_the_seed() -> None:
+    model = random_bert(heads=["mlm"])
+    one, same, other = (with_words(model, PIECES, start="random", seed=seed).state_dict() for seed in (1, 1, 2))
+    assert torch.equal(one[TOKENS], same[TOKENS])
+    assert torch.equal(one[TOKENS][:5], model.state_dict()[TOKENS][:5])
+    rows = list(PIECES)
+    assert not (one[TOKENS][rows] == other[TOKENS][rows]).any()
+    assert not one[BIAS][rows].any()
+    assert 0 < one[TOKENS][rows].std() < 3 * model.config.initial_deviation
+
+
+def random_ids(model: Bert, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(batch)
+    ids = torch.randint(10, 60, (batch, length), generator=generator)
+    lengths = torch.randint(1, length + 1, (batch, 1), generator=generator)
+    return ids, torch.zeros_like(ids), (torch.arange(length) < lengths).long()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 2, 7, 32])
+@pytest.mark.parametrize("words", [1, 4, 100])
+def test_old_inputs_give_the_same_bits(batch: int, words: int) -> None:
+    config = replace(SMALL, vocab_size=500, hidden_size=64, feedforward_size=128)
+    model = random_bert(config, ["mlm", "nsp"])
+    changed = with_words(model, {5: (30,)} | {500 + word: (20 + word, 21) for word in range(words)})
+    ids, segments, mask = random_ids(model, batch, 24)
+    old, new = model(ids, segments, mask), changed(ids, segments, mask)
+    assert torch.equal(new.last, old.last)
+    assert torch.equal(changed.pooled(new.last), model.pooled(old.last))
+    kept = [row for row in range(500) if row != 5]
+    logits = model.heads["mlm"](old.last), changed.heads["mlm"](new.last)
+    assert torch.equal(logits[1][..., kept], logits[0][..., kept])
