@@ -74,12 +74,34 @@ class Climber:
         normalised = self._base.normalizer.normalize_str(text)
         return tuple(word for word, _ in self._base.pre_tokenizer.pre_tokenize_str(normalised))
 
-    def climb(self, text: str, pieces: Pieces) -> Pieces:
-        """Take the engine's tokens of a text up the ladder."""
-        if edits := list(self._mend_words(text, pieces)):
-            pieces = _edited(pieces, edits)
+    def climb(self, texts: Sequence[str], found: Sequence[Pieces]) -> list[Pieces]:
+        """Take the engine's tokens of texts up the ladder."""
+        mended = [self._mend(text, pieces) for text, pieces in zip(texts, found, strict=True)]
         if not self._phrases:
-            return pieces
+            return mended
+        places = self._phrases.places([pieces.ids for pieces in mended])
+        return [self._put_phrases(*one) if one[2] else one[1] for one in zip(texts, mended, places, strict=True)]
+
+    def climb_ids(self, batch: Sequence[list[int]]) -> list[list[int] | None]:
+        """Do the same without offsets; return None where only the text can tell."""
+        mended = [self._mend_ids(ids) for ids in batch]
+        if not self._phrases:
+            return mended
+        places = self._phrases.places([ids or () for ids in mended])
+        return [self._put_ids(ids, some) if ids and some else ids for ids, some in zip(mended, places, strict=True)]
+
+    def _mend(self, text: str, pieces: Pieces) -> Pieces:
+        edits = list(self._mend_words(text, pieces))
+        return _edited(pieces, edits) if edits else pieces
+
+    def _mend_ids(self, ids: list[int]) -> list[int] | None:
+        if self._reads_unknown and self._unknown in ids:
+            return None
+        longer = self._longer_words(ids)
+        ids = _spliced(ids, [(start, stop, self._split_again(tuple(ids[start:stop]))) for start, stop in longer])
+        return None if longer and self._unknown in ids else ids
+
+    def _put_phrases(self, text: str, pieces: Pieces, places: Sequence[int]) -> Pieces:
 
         def starts_word(place: int) -> bool:
             return is_word_start(place, self._word_starts[pieces.ids[place]], pieces.marks)
@@ -88,20 +110,11 @@ class Climber:
             first, last = _stretch(pieces, start, stop)
             return self.basic_words(text[first:last])
 
-        found = self._phrases.find(pieces.ids, starts_word, words_at)
+        found = self._phrases.find(pieces.ids, places, starts_word, words_at)
         return _edited(pieces, [_replace(match, pieces) for match in found]) if found else pieces
 
-    def climb_ids(self, ids: list[int]) -> list[int] | None:
-        """Do the same without offsets; return None where only the text can tell."""
-        if self._reads_unknown and self._unknown in ids:
-            return None
-        if longer := self._longer_words(ids):
-            ids = _spliced(ids, [(start, stop, self._split_again(tuple(ids[start:stop]))) for start, stop in longer])
-            if self._unknown in ids:
-                return None
-        if not self._phrases:
-            return ids
-        found = self._phrases.find(ids, lambda place: self._word_starts[ids[place]], lambda *_: None)
+    def _put_ids(self, ids: list[int], places: Sequence[int]) -> list[int]:
+        found = self._phrases.find(ids, places, lambda place: self._word_starts[ids[place]], lambda *_: None)
         return _spliced(ids, [(match.start, match.stop, match.phrase.replacement) for match in found])
 
     def _mend_words(self, text: str, pieces: Pieces) -> Iterator[Edit]:
@@ -154,8 +167,7 @@ class Climber:
 
     def _read(self, texts: Sequence[str]) -> list[Pieces]:
         found = self.engine.encode_batch(list(texts), add_special_tokens=False)
-        encodings = zip(texts, found, strict=True)
-        return [self.climb(text, Pieces(encoding.ids, encoding.offsets)) for text, encoding in encodings]
+        return self.climb(texts, [Pieces(encoding.ids, encoding.offsets) for encoding in found])
 
 
 def _stretch(pieces: Pieces, start: int, stop: int) -> tuple[int, int]:

@@ -63,6 +63,7 @@ class Speller:
         self._similar = dict(ladder.similar)
         self._longest_piece = max(map(len, ids))
         self._spell_known = lru_cache(_REMEMBERED)(self._spell)
+        self._form = lru_cache(_REMEMBERED)(self._find_form)
 
     def spell(self, word: str) -> Spelled:
         """Spell a word, given as the text has it, by the highest rung that is on and reaches it."""
@@ -98,24 +99,25 @@ class Speller:
         places: list[tuple[int, int]] = []
         changed = False
         for start, end in self._steps(word):
-            other = self._other_form(word[start:end])
-            one = other or self._normalised(word[start:end])
+            one, is_other = self._form(word[start:end])
             read.append(one)
             places.extend([(start, end)] * len(one))
-            changed = changed or other is not None
+            changed = changed or is_other
         return "".join(read), places, changed
 
     def _steps(self, word: str) -> Iterator[tuple[int, int]]:
         """Yield the characters one by one, but a letter with its accents where these have another form together."""
         for start, end in _with_accents(word):
-            if end - start > 1 and self._other_form(word[start:end]):
+            if end - start > 1 and self._form(word[start:end])[1]:
                 yield start, end
             else:
                 yield from ((place, place + 1) for place in range(start, end))
 
-    def _other_form(self, given: str) -> str | None:
+    def _find_form(self, given: str) -> tuple[str, bool]:
+        """Return a character, or one with its accents, as it is to be read, and whether that is another form of it."""
         normalised = self._normalised(given)
-        return None if all(map(self._is_known, normalised)) else self._look_alike(normalised)
+        other = None if all(map(self._is_known, normalised)) else self._look_alike(normalised)
+        return other or normalised, other is not None
 
     def _is_known(self, character: str) -> bool:
         return character in self._ids or CONTINUATION + character in self._ids

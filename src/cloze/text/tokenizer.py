@@ -137,7 +137,8 @@ class Tokenizer:
                 results[owner].extend(encoding.ids)
         if self._climber is None:
             return results
-        return [self._climb_ids(self._climber, text, ids) for text, ids in zip(texts, results, strict=True)]
+        climbed = zip(texts, self._climber.climb_ids(results), strict=True)
+        return [self._read_again(text) if ids is None else ids for text, ids in climbed]
 
     def words(self, encoding: Encoding, text: str, pair: str | None = None) -> list[Word]:
         """Gather the tokens of an encoded text into words, with the rung of the ladder that each stood on."""
@@ -181,9 +182,11 @@ class Tokenizer:
             else:
                 results[index] = self._encode_long(text, budget, window, read_mask)
         for group in _groups(iter(short)):
-            found = self._engine.encode_batch([text for _, text in group], add_special_tokens=False)
-            for (index, text), encoding in zip(group, found, strict=True):
-                results[index] = self._climb(text, Pieces(encoding.ids, encoding.offsets))
+            parts = [text for _, text in group]
+            found = self._engine.encode_batch(parts, add_special_tokens=False)
+            climbed = self._climb(parts, [Pieces(encoding.ids, encoding.offsets) for encoding in found])
+            for (index, _), pieces in zip(group, climbed, strict=True):
+                results[index] = pieces
         return [result for result in results if result is not None]
 
     def _encode_long(self, text: str, budget: int, window: int, read_mask: bool, limit: int = _LONGEST_TEXT) -> Pieces:
@@ -193,7 +196,7 @@ class Tokenizer:
         unread = read = 0
         for start, end, whole in self._spans(text, window, read_mask):
             if read > limit or (len(ids) > budget and len(text) > window):
-                pieces = self._climb(text, Pieces(ids, offsets, unread))
+                (pieces,) = self._climb([text], [Pieces(ids, offsets, unread)])
                 # The ladder may have made fewer tokens of them, and more of what goes on in the next window.
                 if read > limit or len(pieces.ids) > budget + (self._climber.reach if self._climber else 0):
                     return replace(pieces, unread=unread + (len(pieces.ids) <= budget))
@@ -208,10 +211,10 @@ class Tokenizer:
             # A word too long to be read to its end is [UNK] in any case; anything else means that something
             # was lost.
             unread += not whole and found.ids != [self.unknown_id]
-        return self._climb(text, Pieces(ids, offsets, unread))
+        return self._climb([text], [Pieces(ids, offsets, unread)])[0]
 
-    def _climb(self, text: str, pieces: Pieces) -> Pieces:
-        return pieces if self._climber is None else self._climber.climb(text, pieces)
+    def _climb(self, texts: list[str], found: list[Pieces]) -> list[Pieces]:
+        return found if self._climber is None else self._climber.climb(texts, found)
 
     def _spans(self, text: str, window: int, read_mask: bool) -> Iterator[tuple[int, int, bool]]:
         start = 0
@@ -233,12 +236,10 @@ class Tokenizer:
             for start, end, _ in windows(text, LONGEST_READ, chinese=self.settings.chinese):
                 yield index, text[start:end]
 
-    def _climb_ids(self, climber: Climber, text: str, ids: list[int]) -> list[int]:
-        climbed = climber.climb_ids(ids)
-        if climbed is None:
-            text = replace_surrogates(text)
-            climbed = self._encode_long(text, sys.maxsize, LONGEST_READ, read_mask=False, limit=len(text)).ids
-        return climbed
+    def _read_again(self, text: str) -> list[int]:
+        """Return the ids of a text whose offsets are needed on the way."""
+        text = replace_surrogates(text)
+        return self._encode_long(text, sys.maxsize, LONGEST_READ, read_mask=False, limit=len(text)).ids
 
     def _assemble(self, parts: tuple[Pieces, ...], budget: int, special: bool) -> Encoding:
         """Truncate the parts and put the special tokens around them."""
