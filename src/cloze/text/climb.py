@@ -5,8 +5,8 @@ too. A longer word is therefore split again without them: they match as whole wo
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
+from itertools import compress, count
 from typing import NamedTuple, TypeVar
 
 from cloze.errors import CheckpointError
@@ -115,7 +115,7 @@ class Climber:
 
     def _put_ids(self, ids: list[int], places: Sequence[int]) -> list[int]:
         found = self._phrases.find(ids, places, lambda place: self._word_starts[ids[place]], lambda *_: None)
-        return _spliced(ids, [(match.start, match.stop, match.phrase.replacement) for match in found])
+        return _spliced(ids, [(match.start, match.stop, match.replacement) for match in found])
 
     def _mend_words(self, text: str, pieces: Pieces) -> Iterator[Edit]:
         """Spell what is unknown, and split again the words that only begin with an added one."""
@@ -133,7 +133,7 @@ class Climber:
         if self.added.isdisjoint(ids):
             return []
         found = []
-        for place in [place for place, number in enumerate(ids) if number in self.added]:
+        for place in compress(count(), map(self.added.__contains__, ids)):
             stop = place + 1
             while stop < len(ids) and not self._word_starts[ids[stop]]:
                 stop += 1
@@ -178,18 +178,27 @@ def _stretch(pieces: Pieces, start: int, stop: int) -> tuple[int, int]:
 def _replace(match: Match, pieces: Pieces) -> Edit:
     """Put a phrase's replacement in its place: each token of it points to the whole phrase."""
     whole = _stretch(pieces, match.start, match.stop)
-    replacement = match.phrase.replacement
-    return Edit(match.start, match.stop, replacement, [whole] * len(replacement), match.phrase.mark)
+    return Edit(match.start, match.stop, match.replacement, [whole] * len(match.replacement), match.mark)
 
 
 def _edited(pieces: Pieces, edits: Sequence[Edit]) -> Pieces:
-    marks = [(edit.start, edit.stop, [edit.mark and replace(edit.mark)] * len(edit.ids)) for edit in edits]
     return Pieces(
         _spliced(pieces.ids, [(edit.start, edit.stop, edit.ids) for edit in edits]),
         _spliced(pieces.offsets, [(edit.start, edit.stop, edit.offsets) for edit in edits]),
         pieces.unread,
-        _spliced(pieces.marks or [None] * len(pieces.ids), marks),
+        _spliced(pieces.marks or [None] * len(pieces.ids), list(_marks(edits))),
     )
+
+
+def _marks(edits: Sequence[Edit]) -> Iterator[tuple[int, int, Sequence[Mark | None]]]:
+    """Yield the marks of each edit; two words side by side are two, though the same thing was done to both."""
+    end, last = -1, None
+    for edit in edits:
+        mark = edit.mark
+        if mark is not None and edit.start == end and mark is last:
+            mark = Mark(mark.rung, mark.kind)
+        yield edit.start, edit.stop, [mark] * len(edit.ids)
+        end, last = edit.stop, mark
 
 
 def _spliced(items: list[Item], changes: Sequence[tuple[int, int, Sequence[Item]]]) -> list[Item]:

@@ -19,7 +19,7 @@ RUNGS: dict[Rung, int] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, slots=True)  # one is made for every word that a rung changes, and must not take long
 class Mark:
     """Which rung put a token where it is. Tokens that came together share one mark; the others have none."""
 
