@@ -21,6 +21,9 @@ from tests.text.passages import CHINESE, ENGLISH, MIXED
 from cloze.errors import ConfigError
 from cloze.progress import Progress
 from cloze.text import Tokenizer
+from cloze.text.extension import Additions, extend_tokenizer
+from cloze.text.ladder import Entity
+from cloze.text.word_files import EntityRow, WordRow
 from torture.campaign import Outcome
 from torture.fixed_texts import BEYOND_READING, FIXED
 from torture.processes import Death, do_in_processes
@@ -87,7 +90,7 @@ def run(settings: StringSettings, progress: Progress) -> Outcome:
 
 
 def standard_candidates(scratch: Path, texts: Sequence[Path], size: int) -> list[Candidate]:
-    """An original vocabulary of 30,522 pieces, and a cased one of these texts and some of what is generated."""
+    """An original vocabulary of 30,522 pieces, a cased one of these texts, and the first with every rung on."""
     package = importlib.util.find_spec(PUBLISHED)
     if package is None or package.origin is None:
         raise ConfigError(f"{PUBLISHED} is not installed, whose vocabulary this test needs; 'make torture' installs it")
@@ -96,10 +99,26 @@ def standard_candidates(scratch: Path, texts: Sequence[Path], size: int) -> list
     made.write_text("\n".join(lines), encoding="utf-8", newline="\n")
     words = [*map(str, texts), str(made), "--out", str(scratch / "cased"), "--size", str(size), "--cased"]
     run_program([*CLOZE, "vocab", *words])
+    uncased = Tokenizer.from_folder(Path(package.origin).parent / "model")
     return [
-        Candidate("uncased", Tokenizer.from_folder(Path(package.origin).parent / "model"), ids_are_defined=True),
+        Candidate("uncased", uncased, ids_are_defined=True),
         Candidate("cased", Tokenizer.from_folder(scratch / "cased"), ids_are_defined=True),
+        Candidate("every rung on", _with_every_rung(uncased), ids_are_defined=False),
     ]
+
+
+def _with_every_rung(tokenizer: Tokenizer) -> Tokenizer:
+    """Add words and entities that occur in what is generated, two of them of unknown characters, and turn all on."""
+    words = sorted({word for word in f"{ENGLISH} {MIXED}".split() if tokenizer.id(word.lower()) is None})
+    entities = [Entity("the quick", "fast"), Entity("\u2603", "snow man", "sign"), Entity("\U0001f600", "smile")]
+    additions = Additions(
+        words=[WordRow("made", word) for word in words],
+        entities=[EntityRow("made", entity) for entity in entities],
+        characters=True,
+        look_alikes=True,
+        similar=[("\u9ad4", "\u4f53")],
+    )
+    return extend_tokenizer(tokenizer, additions).tokenizer
 
 
 def torture_strings(candidates: Sequence[Candidate], settings: StringSettings, progress: Progress) -> Outcome:

@@ -79,6 +79,11 @@ def test_accents_of_a_cased_vocabulary(text: str, tokens: str) -> None:
     assert (found[0], found[2]) == (text, tokens)
 
 
+def test_signs_that_compatibility_forms_hold_are_read_too() -> None:
+    halves = Tokenizer.from_vocabulary([*SPECIAL, "1", "/", "2", "~"], lowercase=True)
+    assert rungs(extended(halves, look_alikes=True), "½ ∼") == [("½", "look-alike", "1 / 2"), ("∼", "look-alike", "~")]
+
+
 def test_accents_keep_their_places() -> None:
     tokenizer = extended(CASED, look_alikes=True)
     text = "-fe\u0301e n\u0303u"

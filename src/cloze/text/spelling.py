@@ -20,12 +20,9 @@ from cloze.text.pieces import Mark, Rung
 from cloze.text.vocabulary import CONTINUATION, UNKNOWN
 
 # Signs that typesetting prefers to those of the keyboard, and that Unicode does not call their equals.
-_KEYBOARD = dict(
-    zip(
-        "\u2010\u2011\u2012\u2013\u2014\u2212\u223c\u2217\u2215\u2018\u2019\u201c\u201d\u2032\u2033\u00d7\u00b7\u2022",
-        "------~*/''\"\"'\"x..",
-        strict=True,
-    )
+_KEYBOARD = str.maketrans(
+    "\u2010\u2011\u2012\u2013\u2014\u2212\u223c\u2217\u2215\u2044\u2018\u2019\u201c\u201d\u2032\u2033\u00d7\u00b7\u2022",
+    "------~*//''\"\"'\"x..",
 )
 # Longer words are given up whole: one text without spaces must not become a million tokens.
 LONGEST_SPELLED = 1000
@@ -128,7 +125,7 @@ class Speller:
         compatible = unicodedata.normalize("NFKC", character)
         bare = "".join(one for one in unicodedata.normalize("NFKD", character) if not unicodedata.combining(one))
         mapped = self._similar.get(character) or self._similar.get(compatible, "")
-        for form in (mapped, compatible, bare, _KEYBOARD.get(character, "")):
+        for form in (mapped, compatible, bare, compatible.translate(_KEYBOARD)):
             normalised = self._normalised(form).replace(" ", "")
             if normalised and normalised != character and all(map(self._is_known, normalised)):
                 return normalised
