@@ -68,8 +68,7 @@ class Phrases:
         # The first ids -> how long the phrases are that begin so, the longest first.
         self._lengths = {head: tuple(sorted(found, reverse=True)) for head, found in lengths.items()}
         self.longest = max((found[0] for found in self._lengths.values()), default=0)
-        # Ids that do not tell one phrase from another.
-        self._uncertain = {phrase.ids for phrase in listed if phrase.words is not None}
+        self._known = {phrase.ids for phrase in listed}
         self._head_sizes = sorted({len(head) for head in self._lengths}, reverse=True)
         self._sieve = _Sieve(self._lengths)
 
@@ -114,28 +113,17 @@ class Phrases:
         self, place: int, ids: Sequence[int], starts_word: Callable[[int], bool], words_at: Callable[[int, int], Words]
     ) -> Match | None:
         for size in self._head_sizes:
-            head = tuple(ids[place : place + size])
-            for length in self._lengths.get(head, ()) if len(head) == size else ():
-                key = self._key(place, place + length, ids, starts_word, words_at)
-                if key in self._replacements:
-                    return Match(place, place + length, self._replacements[key], self._kinds[self._marks[key]])
+            for length in self._lengths.get(tuple(ids[place : place + size]), ()):
+                stop = place + length
+                key = tuple(ids[place:stop])
+                if key not in self._known or len(key) < length or not starts_word(place):
+                    continue
+                if stop < len(ids) and not starts_word(stop):
+                    continue
+                kept = key if key in self._replacements else (key, words_at(place, stop))
+                if kept in self._replacements:
+                    return Match(place, stop, self._replacements[kept], self._kinds[self._marks[kept]])
         return None
-
-    def _key(
-        self,
-        place: int,
-        stop: int,
-        ids: Sequence[int],
-        starts_word: Callable[[int], bool],
-        words_at: Callable[[int, int], Words],
-    ) -> _Key | None:
-        """Return what a phrase at these tokens would be kept under, None where none could be."""
-        key = tuple(ids[place:stop])
-        if len(key) < stop - place or (key not in self._replacements and key not in self._uncertain):
-            return None
-        if not starts_word(place) or (stop < len(ids) and not starts_word(stop)):
-            return None
-        return key if key in self._replacements else (key, words_at(place, stop))
 
 
 class _Sieve:
