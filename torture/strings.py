@@ -211,6 +211,7 @@ def _judge(found: dict[str, Findings], settings: StringSettings, rate: float, me
         "failed": every.failed,
         "s/MB": round(average, 3),
         "s/MB at worst": f"{every.slowest:.2f} ({every.slowest_text})" if every.slowest else "not measured",
+        "with every rung": f"{every.climbing:.1f}",
         "strings/s": round(rate),
         "MB of memory": memory,
     }

@@ -8,7 +8,7 @@ circled numbers, ligatures), the same without accents, the sign of the keyboard 
 """
 
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -58,7 +58,10 @@ class Speller:
         self._unknown = ids[UNKNOWN]
         self._ladder = ladder
         self._similar = dict(ladder.similar)
-        self._longest_piece = max(map(len, ids))
+        self._characters = frozenset(bare for piece in ids if len(bare := piece.removeprefix(CONTINUATION)) == 1)
+        self._longest = _longest_by_start(ids)
+        self._starts = frozenset(start[-1] for start in self._longest)
+        self._added_starts = frozenset(word[0] for word in added)
         self._spell_known = lru_cache(_REMEMBERED)(self._spell)
         self._form = lru_cache(_REMEMBERED)(self._find_form)
 
@@ -70,28 +73,36 @@ class Speller:
         return Spelled((self._unknown,), ((0, len(word)),), Mark("unknown"))
 
     def _spell(self, word: str) -> Spelled:
-        whole = self._engine.encode(word, add_special_tokens=False)
-        if self._unknown not in whole.ids:
-            return Spelled(tuple(whole.ids), tuple(whole.offsets), None)
         if len(word) > LONGEST_SPELLED:
-            return self._give_up(word)
+            return self._split(word) or self._give_up(word)
         read, places, changed = self._read(word)
+        # Without added words, the vocabulary may split what begins with one of them.
+        if read[:1] in self._added_starts and (split := self._split(word)):
+            return split
         if (number := self._added.get(read)) is not None:
             return Spelled((number,), ((places[0][0], places[-1][1]),), Mark("look-alike"))
-        found = list(self._tokens(read))
-        is_unknown = not found or any(number == self._unknown for number, _, _ in found)
+        if self._starts.isdisjoint(read) or not (changed or self._ladder.characters):
+            return self._give_up(word)
+        found = list(self._tokens(read) if changed else self._spell_out(read, 0, len(read)))
+        is_unknown = any(number == self._unknown for number, _, _ in found)
         if is_unknown and not self._ladder.characters:
             return self._give_up(word)
-        ids = tuple(number for number, _, _ in found) or (self._unknown,)
-        offsets = tuple((places[start][0], places[end - 1][1]) for _, start, end in found) or ((0, len(word)),)
+        ids = tuple(number for number, _, _ in found)
+        offsets = tuple((places[start][0], places[end - 1][1]) for _, start, end in found)
         rung: Rung = "unknown" if is_unknown else "look-alike" if changed else "characters"
         return Spelled(ids, offsets, Mark(rung))
+
+    def _split(self, word: str) -> Spelled | None:
+        found = self._engine.encode(word, add_special_tokens=False)
+        return None if self._unknown in found.ids else Spelled(tuple(found.ids), tuple(found.offsets), None)
 
     def _normalised(self, text: str) -> str:
         return str(self._normalizer.normalize_str(text)).strip()
 
     def _read(self, word: str) -> tuple[str, list[tuple[int, int]], bool]:
         """Normalise a word, with look-alikes for what is unknown; return the places, and whether any was."""
+        if word.isascii() and len(whole := self._normalised(word)) == len(word) and self._characters.issuperset(whole):
+            return whole, [(place, place + 1) for place in range(len(word))], False
         read: list[str] = []
         places: list[tuple[int, int]] = []
         changed = False
@@ -113,11 +124,8 @@ class Speller:
     def _find_form(self, given: str) -> tuple[str, bool]:
         """Return a character, or one with its accents, as it is to be read, and whether that is another form of it."""
         normalised = self._normalised(given)
-        other = None if all(map(self._is_known, normalised)) else self._look_alike(normalised)
+        other = None if self._characters.issuperset(normalised) else self._look_alike(normalised)
         return other or normalised, other is not None
-
-    def _is_known(self, character: str) -> bool:
-        return character in self._ids or CONTINUATION + character in self._ids
 
     def _look_alike(self, character: str) -> str | None:
         if not self._ladder.look_alikes:
@@ -126,8 +134,8 @@ class Speller:
         bare = "".join(one for one in unicodedata.normalize("NFKD", character) if not unicodedata.combining(one))
         mapped = self._similar.get(character) or self._similar.get(compatible, "")
         for form in (mapped, compatible, bare, compatible.translate(_KEYBOARD)):
-            normalised = self._normalised(form).replace(" ", "")
-            if normalised and normalised != character and all(map(self._is_known, normalised)):
+            normalised = self._normalised(form).replace(" ", "") if form != character else ""
+            if normalised and normalised != character and self._characters.issuperset(normalised):
                 return normalised
         return None
 
@@ -155,13 +163,24 @@ class Speller:
 
     def _longest_from(self, read: str, place: int, end: int, inside: bool) -> tuple[int | None, int]:
         prefix = CONTINUATION if inside else ""
-        for stop in range(min(end, place + self._longest_piece), place, -1):
+        longest = self._longest.get(prefix + read[place], 1)
+        for stop in range(min(end, place + longest), place, -1):
             number = self._ids.get(prefix + read[place:stop])
             if number is not None:
                 return number, stop
         alone = read[place]
         other = self._ids.get(alone, self._ids.get(CONTINUATION + alone))
         return other, place + 1
+
+
+def _longest_by_start(ids: Iterable[str]) -> dict[str, int]:
+    """Return the length of the longest piece that begins with a character, or inside words with ``##`` and it."""
+    longest: dict[str, int] = {}
+    for piece in ids:
+        inside = piece.startswith(CONTINUATION) and len(piece) > len(CONTINUATION)
+        start = piece[: len(CONTINUATION) + 1 if inside else 1]
+        longest[start] = max(longest.get(start, 1), len(piece) - len(start) + 1)
+    return longest
 
 
 def _with_accents(word: str) -> Iterator[tuple[int, int]]:
