@@ -192,8 +192,11 @@ def test_processes_end_with_the_work(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     processes = _watch(monkeypatch)
     if interrupted:
+        # Python leaves the signal ignored where it was started so, as a shell does with what runs in the background.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         with pytest.raises(KeyboardInterrupt):
             _count(texts(), workers=2)
+        signal.signal(signal.SIGINT, before)
     else:
         _count(texts(), workers=2)
     assert [process.returncode is None for process in processes] == [False, False]
