@@ -207,7 +207,7 @@ class Tokenizer:
                 continue
             found = self._engine.encode(text[start:end], add_special_tokens=False)
             ids.extend(found.ids)
-            offsets.extend((start + first, start + last) for first, last in found.offsets)
+            offsets += [(start + first, start + last) for first, last in found.offsets]
             # A word too long to be read to its end is [UNK] in any case; anything else means that something
             # was lost.
             unread += not whole and found.ids != [self.unknown_id]
