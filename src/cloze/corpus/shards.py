@@ -9,7 +9,8 @@
 Files are mapped into memory, not read: opening is instant, and processes share the pages.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,30 @@ class Corpus:
     tokens: NDArray[np.integer[Any]]
     sentences: NDArray[np.int64]  # (S + 1,)
     documents: NDArray[np.int64]  # (D + 1,)
+    words: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # a bit a token: starts a word
+
+    @classmethod
+    def of(cls, documents: Sequence[Sequence[Sequence[int]]], starts: Sequence[bool] | None = None) -> "Corpus":
+        """A corpus in memory: documents of sentences of ids; without ``starts``, every token is a word of its own."""
+        flat = [sentence for document in documents for sentence in document]
+        tokens = np.asarray([token for sentence in flat for token in sentence], dtype=np.int32)
+        bits = np.ones(len(tokens), bool) if starts is None else np.asarray(starts, bool)
+        return cls(
+            tokens,
+            np.cumsum([0, *map(len, flat)], dtype=np.int64),
+            np.cumsum([0, *map(len, documents)], dtype=np.int64),
+            np.packbits(bits, bitorder="little"),
+        )
+
+    def read(self, start: int, stop: int) -> NDArray[np.integer[Any]]:
+        """The ids of a range of tokens."""
+        return self.tokens[start:stop]
+
+    def word_starts(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Whether each token of a range is the first of a word."""
+        first = start // 8
+        bits = np.unpackbits(self.words[first : -(-stop // 8)], bitorder="little")
+        return bits[start - 8 * first : stop - 8 * first].astype(bool)
 
     @property
     def document_count(self) -> int:

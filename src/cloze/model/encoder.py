@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cloze.model.config import BertConfig
+from cloze.model.dropout import Dropout
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Embeddings(nn.Module):
         self.segment = table(config.segments, config.hidden_size)
         self.position = table(config.positions, config.hidden_size)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, ids: Tensor, segments: Tensor) -> Tensor:
         """(B, T), (B, T) -> (B, T, H)."""
@@ -59,22 +60,27 @@ class SelfAttention(nn.Module):
         # One matrix instead of three: the same numbers, one larger and so faster product.
         self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
-        self.dropout = config.attention_dropout
+        self.dropout = Dropout(config.attention_dropout)
 
     def forward(self, hidden: Tensor, mask: Tensor | None, explicit: bool) -> tuple[Tensor, Tensor | None]:
         """(B, T, H), mask (B, 1, 1, T) -> (B, T, H), and the weights (B, A, T, T) if they are to be explicit."""
         batch, length, width = hidden.shape
         projected = self.query_key_value(hidden).view(batch, length, 3, self.heads, self.head_size)
         query, key, value = projected.permute(2, 0, 3, 1, 4)  # each (B, A, T, D)
-        dropout = self.dropout if self.training else 0.0
         weights = None
-        if explicit:
+        # Dropout needs the weights one by one, and the fused kernel of a CPU has none: then it falls back to the same
+        # steps as these, with a slower dropout.
+        if explicit or self._drops_on_cpu(hidden):
             weights = attention_weights(query, key, mask)
-            context = functional.dropout(weights, dropout) @ value
+            context = self.dropout(weights) @ value
         else:
+            dropout = self.dropout.probability if self.training else 0.0
             context = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         context = context.transpose(1, 2).reshape(batch, length, width)  # (B, A, T, D) -> (B, T, H)
-        return self.output(context), weights
+        return self.output(context), weights if explicit else None
+
+    def _drops_on_cpu(self, hidden: Tensor) -> bool:
+        return self.training and self.dropout.probability > 0 and hidden.device.type == "cpu"
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
@@ -96,7 +102,7 @@ class Layer(nn.Module):
         self.contract = nn.Linear(config.feedforward_size, config.hidden_size)
         self.feedforward_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
         self.activation = activation(config.activation)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, hidden: Tensor, mask: Tensor | None, explicit: bool) -> tuple[Tensor, Tensor | None]:
         """(B, T, H) -> (B, T, H), and the attention weights if they are to be explicit."""

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cloze.model.config import BertConfig
+from cloze.model.dropout import Dropout
 from cloze.model.encoder import activation
 
 
@@ -58,7 +59,7 @@ class SequenceHead(nn.Module):
 
     def __init__(self, config: BertConfig, labels: int) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.output = nn.Linear(config.hidden_size, labels)
 
     def forward(self, pooled: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ class TokenHead(nn.Module):
 
     def __init__(self, config: BertConfig, labels: int) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.output = nn.Linear(config.hidden_size, labels)
 
     def forward(self, last: Tensor) -> Tensor:
@@ -97,7 +98,7 @@ class ChoiceHead(nn.Module):
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.output = nn.Linear(config.hidden_size, 1)
 
     def forward(self, pooled: Tensor) -> Tensor:
