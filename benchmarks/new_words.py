@@ -24,17 +24,20 @@ from cloze.checkpoint.extend import extend
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.documents import read_lines
 from cloze.corpus.prepare import prepare
-from cloze.corpus.settings import MaskSettings, PairSettings, PrepareSettings
+from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
-from cloze.model import Bert
+from cloze.model import Bert, HeadName
 from cloze.model.losses import masked_word_logits
 from cloze.model.surgery import WordStart, with_heads
 from cloze.text import Tokenizer
 from cloze.text.coverage import Coverage, measure_coverage
-from cloze.train.optimizer import make_optimizer, rate_at, set_rate
-from cloze.train.pretrain import EVALUATION_SEED, PretrainingObjective
+from cloze.train.held_out import SEED
+from cloze.train.objective import PretrainingObjective
+from cloze.train.optimizer import make_optimizer, set_rate
+from cloze.train.schedule import Schedule
 
 LENGTH, BATCH, RATE = 64, 16, 2e-4
+HEADS: tuple[HeadName, ...] = ("mlm", "nsp")
 POINTS = (0, 25, 50, 100, 150, 200, 250, 300, 400, 600, 800, 1000)
 STARTS: tuple[WordStart, ...] = ("pieces", "random")
 
@@ -97,26 +100,33 @@ def _train(text: Path, words: Path, start: WordStart, seed: int, steps: int, out
     extend(_minilm(), out / start, words=words, start=start, seed=seed)
     data = prepare([text], out / "pieces", out / "data", settings=PrepareSettings(held_out=0.05))
     folder = load_folder(out / start)
-    model = with_heads(folder.model, ("mlm", "nsp"), keep=True, seed=seed)
+    model = with_heads(folder.model, HEADS, keep=True, seed=seed)
     train, held_out = (
         PretrainingBatches(
-            Corpus.open(data, split), folder.tokenizer, BATCH, PairSettings(length=LENGTH), MaskSettings(), number
+            Corpus.open(data, split),
+            folder.tokenizer,
+            batch=BATCH,
+            examples=ExampleSettings(length=LENGTH),
+            masks=MaskSettings(),
+            seed=number,
         )
-        for split, number in (("train", seed), ("held_out", EVALUATION_SEED))
+        for split, number in (("train", seed), ("held_out", SEED))
     )
     batches = [held_out.at(step) for step in range(20)]
     added = torch.tensor(sorted(folder.tokenizer.added_ids))
-    objective = PretrainingObjective(model, torch.device("cpu"))
+    objective = PretrainingObjective(model, HEADS, torch.device("cpu"))
     optimizer = make_optimizer(objective, RATE, 0.01)
+    schedule = Schedule(steps + 1, None, 0.1, RATE)
     torch.manual_seed(seed)
     losses: dict[int, tuple[float, float]] = {}
     for step in range(steps + 1):
         if step in POINTS or step == steps:
             losses[step] = _evaluate(model, batches, added)
             print(f"{start} {seed} step {step}: {losses[step][0]:.3f}, added words {losses[step][1]:.3f}", flush=True)
-        set_rate(optimizer, rate_at(step, steps + 1, steps // 10, RATE))
+        set_rate(optimizer, schedule.rate(step, 0.0))
         objective.train()
-        outcome = objective(train.at(step))
+        batch = train.at(step)
+        outcome = objective(batch, batch.counts)
         optimizer.zero_grad()
         outcome.loss.backward()
         torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)

@@ -15,17 +15,20 @@ import torch
 
 from cloze.corpus.batches import PretrainingBatches
 from cloze.corpus.prepare import prepare
-from cloze.corpus.settings import MaskSettings, PairSettings, PrepareSettings, VocabularySettings
+from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings, VocabularySettings
 from cloze.corpus.shards import Corpus
 from cloze.corpus.vocabulary import train_vocabulary
 from cloze.demo.flow import DATA
-from cloze.model import Bert, preset
+from cloze.model import Bert, HeadName, preset
 from cloze.text import Tokenizer
-from cloze.train.optimizer import make_optimizer, rate_at, set_rate
-from cloze.train.pretrain import EVALUATION_SEED, PretrainingObjective, evaluate_pretraining
+from cloze.train.held_out import SEED, HeldOut
+from cloze.train.objective import PretrainingObjective
+from cloze.train.optimizer import make_optimizer, set_rate
+from cloze.train.schedule import Schedule
 
 TOKENS = 2048  # an update
 RATE = 2e-3
+HEADS: tuple[HeadName, ...] = ("mlm", "nsp")
 
 
 def train(data: Path, deviation: float | None, length: int, steps: int, seed: int) -> list[float]:
@@ -34,26 +37,33 @@ def train(data: Path, deviation: float | None, length: int, steps: int, seed: in
     config = preset("tiny", tokenizer.size, dropout=0.0, attention_dropout=0.0)
     if deviation is not None:
         config = replace(config, initial_deviation=deviation)
-    objective = PretrainingObjective(Bert.fresh(config, ("mlm", "nsp"), seed=seed), torch.device("cpu"))
+    objective = PretrainingObjective(Bert.fresh(config, HEADS, seed=seed), HEADS, torch.device("cpu"))
     source, held_out = (
         PretrainingBatches(
-            Corpus.open(data, split), tokenizer, TOKENS // length, PairSettings(length=length), MaskSettings(), number
+            Corpus.open(data, split),
+            tokenizer,
+            batch=TOKENS // length,
+            examples=ExampleSettings(length=length),
+            masks=MaskSettings(),
+            seed=number,
         )
-        for split, number in (("train", seed), ("held_out", EVALUATION_SEED))
+        for split, number in (("train", seed), ("held_out", SEED))
     )
-    batches = [held_out.at(step) for step in range(10)]
+    unseen = HeldOut.of([held_out.at(step) for step in range(10)])
+    schedule = Schedule(steps, None, 0.1, RATE)
     optimizer = make_optimizer(objective, RATE, 0.01)
     losses = []
     for step in range(steps):
-        set_rate(optimizer, rate_at(step, steps, steps // 10, RATE))
-        outcome = objective(source.at(step))
+        set_rate(optimizer, schedule.rate(step, 0.0))
+        batch = source.at(step)
+        outcome = objective(batch, batch.counts)
         optimizer.zero_grad()
         outcome.loss.backward()
         torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
         optimizer.step()
         if (step + 1) % max(1, steps // 6) == 0:
             with torch.inference_mode():
-                losses.append(evaluate_pretraining(objective, batches)["held_out_mlm_loss"])
+                losses.append(unseen.evaluate(objective)["held_out_mlm_loss"])
     return losses
 
 

@@ -15,6 +15,8 @@ import pytest
 from torture.__main__ import TRIALS, main
 from torture.campaign import ROOT, Outcome, Trial, conditions, run_trials
 from torture.fixed_texts import FIXED
+from torture.preparation import PreparationSettings, children, differences
+from torture.preparation import run as prepare_under_fire
 from torture.processes import Death, do_in_processes
 from torture.string_checks import Candidate, check_texts, is_defined, offset_problem
 from torture.strings import StringSettings, Task, check_task, standard_candidates, torture_strings
@@ -338,6 +340,69 @@ def test_a_missing_vocabulary_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("torture.strings.PUBLISHED", "no_such_package")
     with pytest.raises(ConfigError, match=r"no_such_package is not installed.*'make torture' installs it"):
         standard_candidates(tmp_path, [], 100)
+
+
+# T23, preparation under fire.
+
+
+@pytest.fixture(scope="module")
+def documents_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("texts") / "documents.txt"
+    documents = [ENGLISH, CHINESE, MIXED, *strings(300, seed=1)] * 6
+    path.write_text("\n\n".join(" ".join(document.split()) for document in documents), encoding="utf-8")
+    return path
+
+
+def test_preparation_survives_its_processes(documents_file: Path) -> None:
+    settings = PreparationSettings((documents_file,), vocabulary_size=3000, shard_size=0.02, kills=4, longest_wait=1.0)
+    outcome = prepare_under_fire(settings, Silent())
+    assert outcome.failures == []
+    assert outcome.passed
+    assert outcome.figures["kills"] == 4
+    assert isinstance(outcome.figures["shards"], int)
+    assert outcome.figures["shards"] > 3
+
+
+NUMBER_OF_PROCESS = """
+    import os
+    out = Path(sys.argv[sys.argv.index("--out") + 1])
+    out.mkdir()
+    out.joinpath("shard.json").write_text(str(os.getpid()))
+"""
+
+
+def test_a_preparation_that_differs_is_caught(documents_file: Path, tmp_path: Path) -> None:
+    settings = PreparationSettings((documents_file,), kills=0, command=program(tmp_path, NUMBER_OF_PROCESS))
+    outcome = prepare_under_fire(settings, Silent())
+    assert (outcome.passed, outcome.failures) == (False, ["shard.json is not as in peace"])
+    assert outcome.figures["different files"] == 1
+
+
+FAILS_AT_SECOND = """
+    out = Path(sys.argv[sys.argv.index("--out") + 1])
+    if out.name == "fire":
+        sys.exit("out of order")
+    out.mkdir()
+    out.joinpath("shard.json").write_text("same")
+"""
+
+
+def test_a_preparation_that_fails_is_caught(documents_file: Path, tmp_path: Path) -> None:
+    settings = PreparationSettings((documents_file,), kills=0, command=program(tmp_path, FAILS_AT_SECOND))
+    outcome = prepare_under_fire(settings, Silent())
+    assert not outcome.passed
+    assert outcome.failures[0] == "command 1 ended with exit code 1: out of order"
+
+
+def test_folders_are_compared_file_by_file() -> None:
+    assert differences({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) == []
+    assert differences({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == [
+        "a is missing",
+        "c should not be there",
+        "b is not as in peace",
+    ]
+    assert differences({}, {}) == ["nothing was prepared in peace"]
+    assert children(2**22 + 1) == []
 
 
 # The campaign.

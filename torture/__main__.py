@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cloze.cli.console import Reporter, print_table
 from cloze.errors import ClozeError
-from torture import strings, vocabulary
+from torture import preparation, strings, vocabulary
 from torture.campaign import ROOT, Outcome, Trial, run_trials
 
 TRIALS = {
@@ -39,6 +39,13 @@ TRIALS = {
             "tests/text/passages.py",
             "tests/text/reference.py",
         ),
+    ),
+    "T23": Trial(
+        "preparation whose processes are killed 50 times",
+        "byte-identical to one process's; nothing left behind",
+        preparation.PreparationSettings(),
+        preparation.run,
+        ("torture/preparation.py", "torture/vocabulary.py"),
     ),
 }
 FOLDER = ROOT / "runs" / "torture"

@@ -85,11 +85,14 @@ def test_no_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "roberta"}, ": model_type is 'roberta'; only 'bert' folders can be read"),
+        ({"model_type": "roberta"}, ": model_type is 'roberta'; only 'bert' and 'albert' folders can be read"),
         (
             {"position_embedding_type": "relative_key"},
             ": position_embedding_type is 'relative_key'; cloze reads encoders with position_embedding_type 'absolute'",
         ),
+        ({"model_type": ["bert"]}, ": model_type is ['bert']; only"),
+        ({"cloze_sentence_task": "order"}, ": cloze_sentence_task is 'order'; 'nsp' or 'sop' was expected"),
+        ({"cloze_sentence_task": ["sop"]}, ": cloze_sentence_task is \"['sop']\"; 'nsp' or"),
         ({"is_decoder": True}, ": is_decoder is True; cloze reads encoders with is_decoder False"),
         ({"add_cross_attention": True}, ": add_cross_attention is True"),
         ({"hidden_size": ..., "vocab_size": ...}, ": lacks vocab_size, hidden_size; is this a BERT folder?"),

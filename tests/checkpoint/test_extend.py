@@ -1,4 +1,4 @@
-"""``extend``: model folders that know more words, read by cloze and by others."""
+"""``extend``: model folders that know more words, or reach further, read by cloze and by others."""
 
 import shutil
 from collections.abc import Iterator
@@ -13,7 +13,8 @@ import transformers
 from cloze.checkpoint import ModelFolder, TaskLabels, load_folder
 from cloze.checkpoint.extend import extend
 from cloze.errors import CheckpointError, ConfigError, DataError
-from cloze.model import HeadName
+from cloze.model import BertConfig, HeadName
+from cloze.model.surgery import WordStart
 from cloze.predict import load
 from cloze.text import Tokenizer
 from tests.model.made import SMALL, model_folder, random_bert, saved, vocabulary
@@ -184,7 +185,9 @@ def test_bad_words_leave_nothing_behind(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"bad.txt:2: '\[MASK\]' is an entry with a meaning of its own"):
         extend(source, tmp_path / "more", words=tmp_path / "bad.txt")
     with pytest.raises(
-        ConfigError, match=r"^nothing to extend by; give --words, --entities, --characters, --look-alikes or --similar$"
+        ConfigError,
+        match=r"^nothing to extend by; give --words, --entities, --characters, --look-alikes, --similar, --positions "
+        r"or --segments$",
     ):
         extend(source, tmp_path / "more")
     with pytest.raises(CheckpointError, match="none: no such folder"):
@@ -256,3 +259,94 @@ def test_logits_of_old_entries_are_the_same_bits(batch: int, words: Path, tmp_pa
     assert torch.equal(logits[1][..., :1000], logits[0])
     assert logits[1].shape[-1] == 1005
     assert new.fill("the [MASK] sat", 3)[0]
+
+
+# Longer texts, and more of them
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "config", [SMALL, replace(SMALL, embedding_size=10, shared_layers=True)], ids=["bert", "albert"]
+)
+def test_reach(config: BertConfig, words: Path, tmp_path: Path) -> None:
+    """Together with words: old inputs give the same bits, and new ones can be read."""
+    source = saved(model_folder(["mlm", "nsp"], config=config), tmp_path / "model")
+    done = extend(source, tmp_path / "more", words=words, positions=100, segments=4)
+    assert (done.positions, done.segments, done.words, done.pieces) == (100, 4, 5, 65)
+    old, new = load_folder(source), load_folder(tmp_path / "more")
+    assert new.model.config == replace(config, vocab_size=65, positions=100, segments=4)
+    assert (new.tokenizer.max_length, new.tokenizer.segments) == (100, 4)
+    text, pair = "the cat sat on a mat, " * 4, "dogs ran"
+    ids, segments = (torch.tensor([values]) for values in _encoded(old.tokenizer, text, pair))
+    assert torch.equal(old.model(ids, segments).last, new.model(ids, segments).last)
+    long = new.tokenizer.encode_segments([text, pair, text, "covid"])
+    assert len(long.ids) == 65
+    batch = torch.tensor([long.ids]), torch.tensor([long.segments])
+    assert new.model(*batch).last.isfinite().all()
+    # Further steps go on from there.
+    assert extend(tmp_path / "more", tmp_path / "most", characters=True).segments == 4
+    assert load_folder(tmp_path / "most").tokenizer.settings.segments == 4
+
+
+def _encoded(tokenizer: Tokenizer, text: str, pair: str) -> tuple[list[int], list[int]]:
+    encoding = tokenizer(text, pair)
+    return encoding.ids, encoding.segments
+
+
+@torch.no_grad()
+def test_transformers_reads_what_reaches_further(tmp_path: Path) -> None:
+    source = saved(model_folder(["mlm", "nsp"]), tmp_path / "model")
+    extend(source, tmp_path / "more", positions=1024, segments=4)
+    ours = load_folder(tmp_path / "more")
+    reader: Any = transformers.BertForPreTraining
+    theirs, report = reader.from_pretrained(tmp_path / "more", output_loading_info=True)
+    assert not any(report.values()), report
+    assert (theirs.config.max_position_embeddings, theirs.config.type_vocab_size) == (1024, 4)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "more")
+    assert tokenizer.model_max_length == 1024
+    assert tokenizer("the cat", "a mat")["input_ids"] == ours.tokenizer("the cat", "a mat").ids
+    encoding = ours.tokenizer.encode_segments(["the cat " * 20, "a mat", "dogs", "ran"])
+    ids, segments = torch.tensor([encoding.ids]), torch.tensor([encoding.segments])
+    expected = ours.model.heads["mlm"](ours.model(ids, segments).last)
+    output = theirs.eval()(input_ids=ids, token_type_ids=segments)
+    torch.testing.assert_close(output.prediction_logits, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(("start", "begun"), [("pieces", "copies of old ones"), ("random", "random vectors")])
+def test_card_says_how_far(start: WordStart, begun: str, tmp_path: Path) -> None:
+    source = saved(model_folder(["mlm"]), tmp_path / "model")
+    extend(source, tmp_path / "more", segments=3, start=start)
+    text = (tmp_path / "more" / "README.md").read_text(encoding="utf-8")
+    assert f"Extended by cloze: 32 to 32 positions, 2 to 3 segments. New ones started as {begun}, and mean" in text
+    assert "## Words" not in text
+    rows = load_folder(tmp_path / "more").model.state_dict()["encoder.embeddings.segment.weight"]
+    assert torch.equal(rows[2], rows[1]) == (start == "pieces")
+
+
+def test_reach_that_cannot_be(tmp_path: Path) -> None:
+    source = saved(model_folder(["mlm"]), tmp_path / "model")
+    with pytest.raises(ConfigError, match=r"^positions is 16, but the model has 32 already; they can be added, not"):
+        extend(source, tmp_path / "more", positions=16)
+    with pytest.raises(ConfigError, match=r"^segments is 1, but the model has 2 already; they can be added, not"):
+        extend(source, tmp_path / "more", segments=1)
+    with pytest.raises(ConfigError, match=r"^positions is 33554432; a whole number from 1 to"):
+        extend(source, tmp_path / "more", positions=2**25)
+    model_folder().tokenizer.save(tmp_path / "vocabulary")
+    with pytest.raises(
+        ConfigError, match=r"vocabulary: a vocabulary alone has no positions or segments; extend a model by them$"
+    ):
+        extend(tmp_path / "vocabulary", tmp_path / "more", positions=64)
+    assert not (tmp_path / "more").exists()
+
+
+def test_segments_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
+    contents = model_folder(["mlm"])
+    saved(replace(contents, tokenizer=contents.tokenizer.with_segments(3)), tmp_path / "model")
+    with pytest.raises(
+        CheckpointError,
+        match=r"model: cloze_segments in tokenizer_config.json is 3, but the model has 2 segments; use the files that",
+    ):
+        load_folder(tmp_path / "model")
+    # One segment is told apart from none: such models are there, and read single texts.
+    one = model_folder(config=replace(SMALL, segments=1))
+    assert load_folder(saved(one, tmp_path / "one")).tokenizer.segments == 2

@@ -42,6 +42,8 @@ def test_from_coverage_to_a_model_with_more_words(run: Cloze, way: Way, text: Pa
         "known": [],
         "entities": 0,
         "pieces": 500 + len(listed),
+        "positions": 512,
+        "segments": 2,
     }
     after = json.loads(run("coverage", text, "--model", more, "--json").out)
     assert after["pieces_per_word"] == before["after_adding"]["pieces_per_word"]
@@ -49,6 +51,17 @@ def test_from_coverage_to_a_model_with_more_words(run: Cloze, way: Way, text: Pa
     assert after["worth_adding"] == []
     assert load_folder(more).model.config.vocab_size == 500 + len(listed)
     assert run("fill", "quixotic [MASK]", "--model", more).code == 0
+
+
+def test_extend_in_reach(run: Cloze, way: Way, tmp_path: Path) -> None:
+    more = tmp_path / "more"
+    done = run("extend", "--model", way.pretrained, "--positions", 600, "--segments", 4, "--out", more)
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines() == [f"{more}: 500 pieces, 0 entities", "600 positions, 4 segments"]
+    contents = load_folder(more)
+    assert (contents.tokenizer.max_length, contents.model.config.positions) == (600, 600)
+    assert contents.tokenizer.encode_segments(["one", "two", "three", "four"]).segments[-1] == 3
+    assert run("fill", "the [MASK]", "--model", more).code == 0
 
 
 def test_coverage_as_a_table(run: Cloze, way: Way, text: Path) -> None:
@@ -138,6 +151,9 @@ def test_prepared_text_knows_its_ladder(run: Cloze, way: Way, text: Path, entiti
 
 MISTAKES = {
     "extend --model {pretrained} --out {folder}/more": "nothing to extend by; give --words",
+    "extend --model {pretrained} --positions 8 --out {folder}/more": "positions is 8, but the model has 512 already",
+    "extend --model {pretrained} --segments four --out {folder}/more": "--segments",
+    "extend --model {vocabulary} --segments 4 --out {folder}/more": "a vocabulary alone has no positions or",
     "extend --model {pretrained} --words {folder}/none --out {folder}/more": "none does not exist",
     "extend --model {folder}/none --characters --out {folder}/more": "none: no such folder",
     "extend --model {pretrained} --words {folder}/bad.txt --out {folder}/more": "bad.txt:2: '##s' begins with ##",

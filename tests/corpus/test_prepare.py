@@ -1,31 +1,64 @@
+import json
+import lzma
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import cloze.corpus.prepare as module
+import cloze.corpus.shard_making as making
+import cloze.corpus.workers as workers_module
 from cloze.corpus.prepare import prepare
-from cloze.corpus.settings import PrepareSettings
-from cloze.corpus.shards import Corpus, read_manifest
-from cloze.errors import ConfigError, DataError
-from cloze.text import Tokenizer
-from tests.corpus.texts import make_documents
+from cloze.corpus.settings import EngineSettings, PrepareSettings
+from cloze.corpus.shard_files import SplitWriter
+from cloze.corpus.shards import Corpus, read_manifest, verify_corpus
+from cloze.errors import ClozeError, ConfigError, DataError
+from cloze.interrupts import Interrupted
+from cloze.text import Tokenizer, split_sentences
+from cloze.text.words import WordSplitter, encode_words
+from tests.corpus.texts import as_text, make_documents
+from tests.text.generated import strings
+from tests.text.passages import ENGLISH
+
+SHARDS = PrepareSettings(0.2, shard_size=0.005)
 
 
 def documents_of(corpus: Corpus) -> list[list[list[int]]]:
     """Ids by sentence by document."""
     return [
         [
-            corpus.tokens[corpus.sentences[sentence] : corpus.sentences[sentence + 1]].tolist()
+            corpus.read(corpus.sentences[sentence], corpus.sentences[sentence + 1]).tolist()
             for sentence in range(corpus.documents[document], corpus.documents[document + 1])
         ]
         for document in range(corpus.document_count)
     ]
 
 
-def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+def contents(folder: Path) -> dict[str, bytes]:
     files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def times(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+@pytest.fixture(scope="module")
+def several(text: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Many shards, made by one process."""
+    folder = tmp_path_factory.mktemp("several") / "data"
+    return prepare([text], vocabulary, folder, settings=SHARDS, engine=EngineSettings(workers=1))
 
 
 def test_every_sentence_is_what_the_tokenizer_makes_of_it(prepared: Path, tokenizer: Tokenizer) -> None:
@@ -38,11 +71,82 @@ def test_every_sentence_is_what_the_tokenizer_makes_of_it(prepared: Path, tokeni
     assert 20 <= len(held_out) <= 60  # a fifth of 200, within three deviations
 
 
-def test_split_follows_from_the_seed(text: Path, vocabulary: Path, prepared: Path, tmp_path: Path) -> None:
+def test_words_start_where_they_do(prepared: Path, tokenizer: Tokenizer) -> None:
+    corpus = Corpus.open(prepared)
+    ids = corpus.read(0, corpus.token_count).tolist()
+    assert corpus.word_starts(0, corpus.token_count).tolist() == tokenizer.word_starts(ids)
+
+
+def test_counts_are_in_the_manifest(prepared: Path, tokenizer: Tokenizer) -> None:
+    for split, facts in read_manifest(prepared)["splits"].items():
+        corpus = Corpus.open(prepared, split)
+        ids = corpus.read(0, corpus.token_count)
+        assert facts == {
+            "documents": corpus.document_count,
+            "sentences": len(corpus.sentences) - 1,
+            "tokens": len(ids),
+            "words": int(corpus.word_starts(0, len(ids)).sum()),
+            "unknown": int((ids == tokenizer.unknown_id).sum()),
+        }
+
+
+def test_chinese_words_are_the_segmenters_and_the_users(tmp_path: Path) -> None:
+    text = "我来到北京清华大学。云计算模型很好。Hello 北京！"
+    tokenizer = Tokenizer.from_vocabulary(
+        ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *sorted(set(text) - {" "}), "hello"], lowercase=True
+    )
+    tokenizer.save(tmp_path)
+    (tmp_path / "text.txt").write_text(f"{text}\n", encoding="utf-8")
+    (tmp_path / "words.txt").write_text("云计算模型\n", encoding="utf-8")
+    found = {}
+    for name, words in {"plain": None, "own": tmp_path / "words.txt"}.items():
+        folder = prepare(
+            [tmp_path / "text.txt"], tmp_path, tmp_path / name, settings=PrepareSettings(held_out=0, words=words)
+        )
+        corpus = Corpus.open(folder)
+        sentences = ["我来到北京清华大学。", "云计算模型很好。", "Hello 北京！"]
+        numbers = [found for _, found in encode_words(tokenizer, WordSplitter(words), sentences)]
+        expected = [first != second for each in numbers for first, second in zip([-9, *each], each, strict=False)]
+        found[name] = corpus.word_starts(0, corpus.token_count).tolist()
+        assert found[name] == expected
+        assert not (folder / "words.txt").exists()
+    assert sum(found["own"]) < sum(found["plain"]) < len(found["plain"])
+    with pytest.raises(DataError, match=r"prepared otherwise \(words differ\)"):
+        prepare([tmp_path / "text.txt"], tmp_path, tmp_path / "own", settings=PrepareSettings(held_out=0))
+
+
+def test_formats_and_compression_do_not_matter(text: Path, vocabulary: Path, prepared: Path, tmp_path: Path) -> None:
+    rows = [paragraph for paragraph in text.read_text(encoding="utf-8").split("\n\n") if paragraph.strip()]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"body": row}) + "\n" for row in rows), encoding="utf-8")
+    (tmp_path / "a.txt.xz").write_bytes(lzma.compress(text.read_bytes()))
+    parquet.write_table(pyarrow.table({"body": rows}), tmp_path / "a.parquet", row_group_size=17)
+    everything = prepare([text], vocabulary, tmp_path / "all", settings=PrepareSettings(0))
+    expected = documents_of(Corpus.open(everything))
+    for name in ("a.jsonl", "a.txt.xz", "a.parquet"):
+        settings = PrepareSettings(0, text="body", shard_size=0.005)
+        folder = prepare([tmp_path / name], vocabulary, tmp_path / f"data-{name}", settings=settings)
+        assert documents_of(Corpus.open(folder)) == expected
+        assert len(read_manifest(folder)["shards"]) > 5
+
+
+def test_bad_rows_stop_or_are_counted(vocabulary: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "The old river."}\nno\n{"text": "A small house."}\nno\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"a.jsonl:2: not valid JSON"):
+        prepare([path], vocabulary, tmp_path / "data", settings=PrepareSettings(0))
+    assert [each.name for each in tmp_path.iterdir()] == ["a.jsonl"]
+    folder = prepare([path], vocabulary, tmp_path / "data", settings=PrepareSettings(0, on_bad_row="skip"))
+    assert read_manifest(folder)["bad_rows"] == 2
+    assert Corpus.open(folder).document_count == 2
+
+
+def test_split_follows_from_the_seed_and_the_place_alone(
+    text: Path, vocabulary: Path, prepared: Path, several: Path, tmp_path: Path
+) -> None:
+    for split in ("train", "held_out"):
+        assert documents_of(Corpus.open(several, split)) == documents_of(Corpus.open(prepared, split))
     again = prepare([text], vocabulary, tmp_path / "again", settings=PrepareSettings(0.2))
-    assert {name: data for name, (data, _) in contents(again).items()} == {
-        name: data for name, (data, _) in contents(prepared).items()
-    }
+    assert contents(again) == contents(prepared)
     other = prepare([text], vocabulary, tmp_path / "other", settings=PrepareSettings(0.2, seed=1))
     assert documents_of(Corpus.open(other, "held_out")) != documents_of(Corpus.open(prepared, "held_out"))
 
@@ -50,26 +154,324 @@ def test_split_follows_from_the_seed(text: Path, vocabulary: Path, prepared: Pat
 def test_nothing_held_out_is_an_empty_split(text: Path, vocabulary: Path, tmp_path: Path) -> None:
     folder = prepare([text], vocabulary, tmp_path / "data", settings=PrepareSettings(0))
     assert Corpus.open(folder, "held_out").document_count == 0
+    assert Corpus.open(folder, "held_out").read(0, 0).tolist() == []
     assert Corpus.open(folder).document_count == 200
+
+
+def test_a_line_of_megabytes(vocabulary: Path, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    sentence = "The old small river house keeps silver music. "
+    (tmp_path / "long.txt").write_text("One.\n\n" + sentence * 70_000, encoding="utf-8")
+    folder = prepare([tmp_path / "long.txt"], vocabulary, tmp_path / "data", settings=PrepareSettings(0))
+    corpus = Corpus.open(folder)
+    (expected,) = tokenizer.encode_ids([sentence])
+    assert (corpus.document_count, len(corpus.sentences) - 1) == (2, 70_001)
+    tokens = corpus.read(int(corpus.sentences[1]), corpus.token_count).reshape(-1, len(expected))
+    assert (tokens == expected).all()
+
+
+def test_what_is_not_split_is_what_the_splitter_would_leave_whole() -> None:
+    draw = random.Random(0)
+    single = making._SINGLE
+    letters = "ab Z09,;:'()-‘’“”\"—– "
+    noise = ("".join(draw.choices(letters, k=draw.randint(1, 30))) + draw.choice(".!? ") for _ in range(20_000))
+    texts = [text.strip() for text in (*noise, *strings(2000, seed=5), *split_sentences(ENGLISH), "x." * 99, "(a) b.)")]
+    found = [text for text in texts if text and single.fullmatch(text)]
+    assert len(found) > 2000
+    assert [text for text in found if split_sentences(text) != [text]] == []
+    for text in ("One. Two.", "One.\nTwo", "Mr. Smith", "是。", "One… two", "“One!” two", "", "x.y"):
+        assert not single.fullmatch(text)
+    assert single.fullmatch("“They came,” he said; and they went (home).")
+
+
+# Several processes.
+
+
+@pytest.mark.parametrize("duplicates", ["keep", "near"])
+def test_workers_do_not_matter(text: Path, vocabulary: Path, several: Path, tmp_path: Path, duplicates: Any) -> None:
+    settings = PrepareSettings(0.2, shard_size=0.005, duplicates=duplicates)
+    folders = [
+        prepare([text], vocabulary, tmp_path / str(number), settings=settings, engine=EngineSettings(workers=number))
+        for number in (1, 3)
+    ]
+    assert contents(folders[0]) == contents(folders[1])
+    assert (contents(folders[1]) == contents(several)) == (duplicates == "keep")
+    assert verify_corpus(folders[1]) > 0
+
+
+class Ear:
+    """A listener that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.advanced: list[tuple[str, int, int | None]] = []
+
+    def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
+        self.advanced.append((stage, done, total))
+
+    def say(self, message: str) -> None:
+        self.said.append(message)
+
+
+@pytest.fixture
+def killing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Have the process that makes shard 3 die, so many times."""
+
+    def arrange(times: int) -> None:
+        program = f"""
+import os, signal
+from pathlib import Path
+from cloze.corpus.shard_making import ShardMaker
+from cloze.corpus.workers import serve
+make = ShardMaker.make
+def deadly(maker, part, told):
+    mark = Path({str(tmp_path / "deaths")!r})
+    deaths = len(mark.read_text()) if mark.exists() else 0
+    if part == 3 and deaths < {times}:
+        mark.write_text("x" * (deaths + 1))
+        os.kill(os.getpid(), signal.SIGKILL)
+    make(maker, part, told)
+ShardMaker.make = deadly
+serve()
+"""
+        monkeypatch.setattr(workers_module, "PROGRAM", program)
+
+    return arrange
+
+
+def test_killed_worker_is_told_and_replaced(
+    text: Path, vocabulary: Path, several: Path, tmp_path: Path, killing: Callable[[int], None]
+) -> None:
+    killing(2)
+    ear = Ear()
+    engine = EngineSettings(workers=2)
+    folder = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=engine, progress=ear)
+    assert ear.said == ["shard 00003: its process has ended (exit code -9); another one makes it again"] * 2
+    assert contents(folder) == contents(several)
+    # Bytes of the dead are taken back: in the end it is just the whole.
+    stage, done, total = ear.advanced[-1]
+    assert (stage, done) == ("preparing (bytes)", total)
+    assert all(done <= (total or done) for _, done, total in ear.advanced)
+
+
+def test_shard_that_kills_all_its_workers_stops_the_work_and_the_command_goes_on(
+    text: Path, vocabulary: Path, several: Path, tmp_path: Path, killing: Callable[[int], None]
+) -> None:
+    killing(3)
+    engine, ear = EngineSettings(workers=2), Ear()
+    message = r"shard 00003: 3 processes have ended at it, the last with exit code -9.*the same command goes on"
+    with pytest.raises(ClozeError, match=message):
+        prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=engine)
+    finished = times(tmp_path / "data.partial" / "shards" / "00000")
+    assert finished
+    folder = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=engine, progress=ear)
+    assert ear.said[0].startswith("going on: ")
+    assert contents(folder) == contents(several)
+    after = times(tmp_path / "data" / "shards" / "00000")
+    assert sorted(after.values()) == sorted(finished.values())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "deaths"]
+
+
+def test_errors_of_workers_are_those_of_one_process(vocabulary: Path, tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}.txt").write_bytes(b"fine\n" * number + b"caf\xe9\n")
+    paths = [tmp_path / f"{number}.txt" for number in range(3)]
+    for workers in (1, 2):
+        with pytest.raises(DataError, match=r"\d\.txt:\d: not valid UTF-8 at byte 3"):
+            prepare(
+                paths,
+                vocabulary,
+                tmp_path / "data",
+                settings=PrepareSettings(shard_size=1e-6),
+                engine=EngineSettings(workers=workers),
+            )
+
+
+def test_defects_of_workers_are_told(
+    text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = "from cloze.corpus import workers; workers.survey = None; workers.serve()"
+    monkeypatch.setattr(workers_module, "PROGRAM", program)
+    with pytest.raises(RuntimeError, match=r"reading .*text.txt: TypeError"):
+        prepare([text, text], vocabulary, tmp_path / "data", engine=EngineSettings(workers=2))
+
+
+# Work that is stopped, and goes on.
+
+
+@contextmanager
+def stopped_at(part: int, monkeypatch: pytest.MonkeyPatch, stop: Callable[[], object]) -> Iterator[None]:
+    make = making.ShardMaker.make
+
+    def disturbed(maker: making.ShardMaker, number: int, told: Any = lambda _: None) -> None:
+        if number == part:
+            stop()
+        make(maker, number, told)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(making.ShardMaker, "make", disturbed)
+        yield
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_stop_the_work_and_the_command_goes_on(
+    text: Path, vocabulary: Path, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    before = signal.getsignal(number)
+    count = len(read_manifest(several)["shards"])
+    with stopped_at(4, monkeypatch, lambda: os.kill(os.getpid(), number)), pytest.raises(Interrupted) as caught:
+        prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
+    assert str(caught.value) == f"stopped; 4 of {count} shards are finished and kept; the same command goes on"
+    assert caught.value.exit_code == 128 + number
+    assert signal.getsignal(number) == before
+    assert not (tmp_path / "data").exists()
+    finished = times(tmp_path / "data.partial" / "shards" / "00003")
+    folder = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
+    assert contents(folder) == contents(several)
+    assert sorted(times(folder / "shards" / "00003").values()) == sorted(finished.values())
+
+
+def test_other_work_in_the_same_place_is_refused_with_its_differences(
+    text: Path, vocabulary: Path, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stopped_at(4, monkeypatch, lambda: os.kill(os.getpid(), signal.SIGINT)), pytest.raises(Interrupted):
+        prepare([text], vocabulary, tmp_path / "data", settings=PrepareSettings(0.2, seed=5, shard_size=0.005))
+    message = (
+        r"data.partial: holds unfinished work of another kind \(seed differ: seed is 5 there and 0 here\); "
+        "give the command that began it, or begin anew with --fresh"
+    )
+    with pytest.raises(DataError, match=message):
+        prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
+    assert (tmp_path / "data.partial" / "shards" / "00003").exists()
+    folder = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, fresh=True)
+    assert contents(folder) == contents(several)
+
+
+def test_damaged_and_half_written_shards_are_made_again(
+    text: Path, vocabulary: Path, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stopped_at(5, monkeypatch, lambda: os.kill(os.getpid(), signal.SIGINT)), pytest.raises(Interrupted):
+        prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
+    shards = tmp_path / "data.partial" / "shards"
+    (shards / "00000" / "train-tokens.bin").write_bytes(b"cut")
+    (shards / "00001" / "shard.json").write_text("{")
+    (shards / "00002" / "shard.json").unlink()
+    (shards / "00003" / "train-words.bin").unlink()
+    (shards / "00007.123.tmp").mkdir()
+    assert contents(prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)) == contents(several)
+
+
+def test_killed_before_the_last_step(
+    text: Path, vocabulary: Path, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(*_: object) -> None:
+        raise Interrupted(signal.SIGINT, "")
+
+    for victim in ("plan.json", None):
+        with monkeypatch.context() as patch:
+            patch.setattr(module._Work, "_rename", stop)
+            with pytest.raises(Interrupted):
+                prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
+        if victim is not None:
+            (tmp_path / "data.partial" / victim).unlink()
+        with stopped_at(0, monkeypatch, lambda: pytest.fail("made again")):
+            folder = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
+        assert contents(folder) == contents(several)
+        folder.rename(tmp_path / f"done-{victim}")
+
+
+def test_two_at_once_are_refused(
+    text: Path, vocabulary: Path, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = []
+
+    def start_another() -> None:
+        with pytest.raises(DataError, match=r"data.partial: another process is preparing this; wait for it") as caught:
+            prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
+        refusals.append(caught)
+
+    with stopped_at(4, monkeypatch, start_another):
+        folder = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
+    assert len(refusals) == 1
+    assert contents(folder) == contents(several)
+
+
+# Disks.
+
+
+def test_full_disk_is_one_line_and_keeps_what_is_finished(
+    text: Path, vocabulary: Path, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = SplitWriter.add
+
+    def fail(writer: SplitWriter, *arguments: Any) -> None:
+        if "00004" in str(writer._paths["tokens"]):
+            raise OSError(28, "No space left on device")
+        add(writer, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SplitWriter, "add", fail)
+        message = r"00004: cannot be written \(No space left on device\); the finished shards are kept: free some"
+        with pytest.raises(ClozeError, match=message):
+            prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)
+    assert len(list((tmp_path / "data.partial" / "shards").iterdir())) == 4  # and nothing half
+    assert contents(prepare([text], vocabulary, tmp_path / "data", settings=SHARDS)) == contents(several)
+
+
+LIMITED = """
+import resource, sys
+from cloze.corpus.prepare import prepare
+from cloze.corpus.settings import PrepareSettings
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), resource.RLIM_INFINITY))
+prepare([sys.argv[1]], sys.argv[2], sys.argv[3], settings=PrepareSettings(0.2, shard_size=float(sys.argv[5])))
+"""
+
+
+@pytest.mark.parametrize(("limit", "size"), [(4000, 1.0), (9000, 0.005), (20_000, 0.0002)])
+def test_every_write_may_fail(text: Path, vocabulary: Path, tmp_path: Path, limit: int, size: float) -> None:
+    """A limit of file sizes fails at the ids, at the vocabulary, or at the manifest."""
+    words = [str(text), str(vocabulary), str(tmp_path / "data"), str(limit), str(size)]
+    done = subprocess.run([sys.executable, "-c", LIMITED, *words], capture_output=True, text=True)
+    assert "ClozeError" in done.stderr.splitlines()[-1]
+    assert "cannot be written (File too large); the finished shards are kept" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "data").exists()
+    settings = PrepareSettings(0.2, shard_size=size)
+    folder = prepare([text], vocabulary, tmp_path / "data", settings=settings)
+    assert verify_corpus(folder) > 0
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
+
+
+def test_place_that_cannot_be_written_is_one_line(text: Path, vocabulary: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ClozeError, match=r"data.partial: cannot be written \(Not a directory\)"):
+        prepare([text], vocabulary, tmp_path / "file" / "data")
+
+
+# Done already, or something else.
 
 
 def test_second_time_touches_nothing(
     text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = prepare([text], vocabulary, tmp_path / "data")
-    before = contents(folder)
+    before = times(tmp_path)
+    with stopped_at(0, monkeypatch, lambda: pytest.fail("made again")):
+        assert prepare([text], vocabulary, folder) == folder
+    assert times(tmp_path) == before
 
-    def tokenize_again(*_: object) -> None:
-        raise AssertionError("tokenized again")
 
-    monkeypatch.setattr(module, "_tokenized", tokenize_again)
-    assert prepare([text], vocabulary, folder) == folder
-    assert contents(folder) == before
+def test_fresh_replaces_what_is_there(text: Path, vocabulary: Path, several: Path, tmp_path: Path) -> None:
+    folder = prepare([text], vocabulary, tmp_path / "data")
+    assert contents(prepare([text], vocabulary, folder, settings=SHARDS, fresh=True)) == contents(several)
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_changes_are_refused_by_name(text: Path, vocabulary: Path, tmp_path: Path) -> None:
     folder = prepare([text], vocabulary, tmp_path / "data")
-    with pytest.raises(DataError, match=r"prepared otherwise \(held_out, seed differ\); choose another --out"):
+    message = (
+        r"prepared otherwise \(held_out, seed differ: held_out is 0.01 there and 0.5 here, seed is 0 there and 3 "
+        r"here\); choose another --out"
+    )
+    with pytest.raises(DataError, match=message):
         prepare([text], vocabulary, folder, settings=PrepareSettings(0.5, seed=3))
     more = tmp_path / "more" / text.name
     more.parent.mkdir()
@@ -94,37 +496,58 @@ def test_changed_casing_is_another_vocabulary(
 
 def test_empty_corpus_leaves_nothing(vocabulary: Path, tmp_path: Path) -> None:
     blank = tmp_path / "blank.txt"
-    blank.write_text("\n\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"blank\.txt: no text found; nothing was prepared"):
-        prepare([blank], vocabulary, tmp_path / "data")
-    assert [path.name for path in tmp_path.iterdir()] == ["blank.txt"]
-
-
-def test_interrupted_work_leaves_nothing(
-    text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    add = module._Writer.add
-
-    def fail_late(writer: module._Writer, document: list[list[int]]) -> None:
-        if writer.token_count > 1000:
-            raise KeyboardInterrupt
-        add(writer, document)
-
-    monkeypatch.setattr(module._Writer, "add", fail_late)
-    with pytest.raises(KeyboardInterrupt):
-        prepare([text], vocabulary, tmp_path / "data")
-    assert list(tmp_path.iterdir()) == []
+    for text in ("\n\n", "", "\u200b\n"):
+        blank.write_text(text, encoding="utf-8")
+        with pytest.raises(DataError, match=r"blank\.txt: no text found; nothing was prepared"):
+            prepare([blank], vocabulary, tmp_path / "data")
+        assert [path.name for path in tmp_path.iterdir()] == ["blank.txt"]
 
 
 def test_foreign_folder_is_left_alone(text: Path, vocabulary: Path, tmp_path: Path) -> None:
     folder = tmp_path / "thesis"
     folder.mkdir()
     (folder / "chapter.txt").write_text("years of work", encoding="utf-8")
-    with pytest.raises(DataError, match="thesis: exists and is not a prepared corpus; choose another --out"):
-        prepare([text], vocabulary, folder)
+    for fresh in (False, True):
+        with pytest.raises(DataError, match="thesis: exists and is not a prepared corpus; choose another --out"):
+            prepare([text], vocabulary, folder, fresh=fresh)
     assert (folder / "chapter.txt").read_text(encoding="utf-8") == "years of work"
     (folder / "chapter.txt").unlink()
     assert read_manifest(prepare([text], vocabulary, folder))["splits"]["train"]["documents"] > 0
+
+
+# Duplicates.
+
+
+def test_duplicates_are_dropped_and_counted(vocabulary: Path, tmp_path: Path) -> None:
+    originals = make_documents(60, seed=3, sentences=(20, 30))
+    nearly = [[*document[:-1], "Again the captain leaves."] for document in originals[:20]]
+    shouted = [[sentence.upper() for sentence in document] for document in originals[20:50]]
+    (tmp_path / "text.txt").write_text(as_text([*originals, *nearly, *shouted, *originals[:5]]), encoding="utf-8")
+    expected = {"keep": 0, "exact": 35, "near": 55}
+    for kind, count in expected.items():
+        settings = PrepareSettings(0.3, duplicates=kind, shard_size=0.02)  # type: ignore[arg-type]
+        folder = prepare([tmp_path / "text.txt"], vocabulary, tmp_path / kind, settings=settings)
+        manifest = read_manifest(folder)
+        assert manifest["duplicates"] == count
+        assert sum(facts["documents"] for facts in manifest["splits"].values()) == 115 - count
+        assert len(manifest["shards"]) > 3
+        assert sorted(path.name for path in folder.iterdir())[:2] == ["manifest.json", "shards"]
+    train, held_out = (documents_of(Corpus.open(tmp_path / "exact", split)) for split in ("train", "held_out"))
+    assert held_out
+    assert not [document for document in held_out if document in train]
+
+
+def test_work_with_duplicates_goes_on(
+    text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = PrepareSettings(0.2, shard_size=0.005, duplicates="exact")
+    whole = prepare([text], vocabulary, tmp_path / "whole", settings=settings)
+    with stopped_at(4, monkeypatch, lambda: os.kill(os.getpid(), signal.SIGINT)), pytest.raises(Interrupted):
+        prepare([text], vocabulary, tmp_path / "data", settings=settings)
+    assert contents(prepare([text], vocabulary, tmp_path / "data", settings=settings)) == contents(whole)
+
+
+# Settings.
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, float("nan")])
@@ -133,10 +556,16 @@ def test_share_out_of_bounds_is_refused(share: float) -> None:
         PrepareSettings(share)
 
 
+@pytest.mark.parametrize("size", [0, -1, 2000, float("nan")])
+def test_shard_size_out_of_bounds_is_refused(size: float) -> None:
+    with pytest.raises(ConfigError, match=f"shard_size is {size}; megabytes above 0, up to 1024, were expected"):
+        PrepareSettings(shard_size=size)
+
+
 def test_ids_of_a_large_vocabulary_need_more_bits() -> None:
-    assert module._id_type(Tokenizer.from_vocabulary(_pieces(2**16), lowercase=True)) == "uint16"
-    assert module._id_type(Tokenizer.from_vocabulary(_pieces(2**16 + 1), lowercase=True)) == "int32"
-    assert np.asarray([2**16 - 1], "uint16").tolist() == [2**16 - 1]
+    assert module.id_type(Tokenizer.from_vocabulary(_pieces(2**16), lowercase=True)) == "<u2"
+    assert module.id_type(Tokenizer.from_vocabulary(_pieces(2**16 + 1), lowercase=True)) == "<i4"
+    assert np.asarray([2**16 - 1], "<u2").tolist() == [2**16 - 1]
 
 
 def _pieces(count: int) -> list[str]:

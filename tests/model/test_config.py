@@ -95,12 +95,27 @@ SMALL_NUMBER = "a small positive number was expected"
         ("pad_id", 30522, "pad_id is 30522; an id from 0 to 30521 was expected"),
         ("pad_id", "0", "pad_id is '0'; an id from 0 to 30521 was expected"),
         ("activation", "gelo", "unknown activation 'gelo'; did you mean 'gelu'?"),
+        ("embedding_size", 0, f"embedding_size is 0; {WHOLE}"),
+        ("embedding_size", "128", f"embedding_size is '128'; {WHOLE}"),
+        ("shared_layers", 1, "shared_layers is 1; true or false was expected"),
+        (
+            "shared_layers",
+            True,
+            "shared_layers without embedding_size; give one, which may be the hidden size (768) itself",
+        ),
     ],
 )
 def test_what_is_refused(name: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         BertConfig(**{name: value})
     assert str(caught.value) == message
+
+
+def test_no_end_of_shared_layers() -> None:
+    shape = {"embedding_size": 128, "shared_layers": True}
+    assert preset("base", layers=256, **shape).distinct_layers == 1
+    with pytest.raises(ConfigError, match=r"^layers is 257; at most 256 were expected where they are shared$"):
+        preset("base", layers=257, **shape)
 
 
 def test_two_task_heads_are_refused() -> None:

@@ -1,17 +1,32 @@
-"""Models with more words: the new rows start where they should, and nothing else moves, to the bit."""
+"""Models with more words, positions or segments: new rows start where they should, and nothing else moves."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 import torch
 
-from cloze.model import Bert, HeadName
-from cloze.model.surgery import with_words
+from cloze.errors import ConfigError
+from cloze.model import Bert, BertConfig, HeadName
+from cloze.model.surgery import RowStart, with_heads, with_positions, with_segments, with_words
 from tests.model.made import SMALL, random_bert
 
 TOKENS = "encoder.embeddings.token.weight"
 BIAS = "heads.mlm.bias"
-HEADS: list[list[HeadName]] = [[], ["mlm"], ["nsp"], ["mlm", "nsp"], ["sequence"], ["token"], ["span"], ["choice"]]
+BOUNDARY_BIAS = "heads.sbo.bias"
+POSITIONS = "encoder.embeddings.position.weight"
+SEGMENTS = "encoder.embeddings.segment.weight"
+HEADS: list[list[HeadName]] = [
+    [],
+    ["mlm"],
+    ["nsp"],
+    ["mlm", "nsp"],
+    ["mlm", "sop", "sbo"],
+    ["sequence"],
+    ["token"],
+    ["span"],
+    ["choice"],
+]
 # Rows 5 and 7 are in the table; 60 and 61 are behind it.
 PIECES = {7: (20,), 60: (21, 22, 23), 5: (30, 31), 61: (21, 21)}
 
@@ -25,7 +40,7 @@ def test_new_rows_are_means_and_all_else_stays(heads: list[HeadName]) -> None:
     old, new = model.state_dict(), changed.state_dict()
     assert old.keys() == new.keys()
     for name, tensor in old.items():
-        if name not in (TOKENS, BIAS):
+        if name not in (TOKENS, BIAS, BOUNDARY_BIAS):
             assert torch.equal(new[name], tensor)
             continue
         assert len(new[name]) == 62
@@ -82,3 +97,66 @@ def test_old_inputs_give_the_same_bits(batch: int, words: int) -> None:
     kept = [row for row in range(500) if row != 5]
     logits = model.heads["mlm"](old.last), changed.heads["mlm"](new.last)
     assert torch.equal(logits[1][..., kept], logits[0][..., kept])
+
+
+ALBERT = replace(SMALL, embedding_size=10, shared_layers=True)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("start", ["copies", "random"])
+@pytest.mark.parametrize("config", [SMALL, ALBERT], ids=["bert", "albert"])
+def test_more_positions_and_segments_change_nothing_old(config: BertConfig, start: RowStart) -> None:
+    model = random_bert(config, ["mlm", "nsp", "sbo"])
+    changed = with_segments(with_positions(model, 80, start=start, seed=1), 4, start=start, seed=1)
+    assert changed.config == replace(config, positions=80, segments=4)
+    assert (changed.head_names, changed.training) == (model.head_names, False)
+    old, new = model.state_dict(), changed.state_dict()
+    assert all(torch.equal(new[name], old[name]) for name in old if name not in (POSITIONS, SEGMENTS))
+    for batch, length in ((1, 32), (3, 7)):
+        ids, segments, mask = random_ids(model, batch, length)
+        segments[:, 3:] = 1
+        before, after = model(ids, segments, mask).last, changed(ids, segments, mask).last
+        assert torch.equal(before, after)
+        assert torch.equal(model.heads["mlm"](before), changed.heads["mlm"](after))
+    assert changed(*random_ids(model, 2, 80)).last.isfinite().all()
+
+
+def test_new_positions_repeat_the_old_in_order() -> None:
+    model = random_bert()
+    rows, old = with_positions(model, 80).state_dict()[POSITIONS], model.state_dict()[POSITIONS]
+    assert torch.equal(rows, torch.cat([old, old, old])[:80])
+
+
+def test_new_segments_are_the_last_one() -> None:
+    for segments in (1, 2):
+        model = random_bert(replace(SMALL, segments=segments))
+        rows, old = with_segments(model, 4).state_dict()[SEGMENTS], model.state_dict()[SEGMENTS]
+        assert torch.equal(rows, torch.stack([*old, *[old[-1]] * (4 - segments)]))
+
+
+@pytest.mark.parametrize(("extend", "name"), [(with_positions, POSITIONS), (with_segments, SEGMENTS)])
+def test_random_rows_follow_from_the_seed(extend: Callable[..., Bert], name: str) -> None:
+    model = random_bert()
+    one, same, other = (extend(model, 90, start="random", seed=seed).state_dict()[name] for seed in (1, 1, 2))
+    count = len(model.state_dict()[name])
+    assert torch.equal(one, same)
+    assert not (one[count:] == other[count:]).any()
+    assert one[count:].std().item() == pytest.approx(model.config.initial_deviation, rel=0.2)
+
+
+def test_what_is_there_is_not_taken_away() -> None:
+    model = random_bert()
+    with pytest.raises(
+        ConfigError, match=r"^positions is 31, but the model has 32 already; they can be added, not taken away$"
+    ):
+        with_positions(model, 31)
+    with pytest.raises(ConfigError, match=r"^segments is 1, but the model has 2 already; they can be added, not taken"):
+        with_segments(model, 1)
+    assert with_positions(with_segments(model, 2), 32).config == model.config
+
+
+def test_boundary_head_stays_for_pretraining_and_goes_for_a_task() -> None:
+    model = random_bert(heads=["mlm", "sop", "sbo"])
+    further = with_heads(model, ["mlm", "sop", "sbo"], keep=True, seed=1)
+    assert all(torch.equal(tensor, further.state_dict()[name]) for name, tensor in model.state_dict().items())
+    assert with_heads(model, ["sequence"], keep=False, seed=1).head_names == ("sequence",)

@@ -8,15 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from cloze.corpus.batches import PretrainingBatches
-from cloze.corpus.settings import MaskSettings, PairSettings
-from cloze.corpus.shards import Corpus
+from cloze.corpus.batches import WordTables
 from cloze.model import Bert, BertConfig
 from cloze.text import Tokenizer
 from cloze.train.loop import BatchSource, train
-from cloze.train.pretrain import PretrainingObjective
+from cloze.train.objective import PretrainingObjective
+from cloze.train.phases import Phases
 from cloze.train.run import Run
-from cloze.train.settings import LoopSettings
+from cloze.train.settings import LoopSettings, PretrainSettings
 
 LOOP = LoopSettings(steps=12, rate=1e-3, save_every=3, log_every=5, seed=4)
 
@@ -40,15 +39,16 @@ class Disturbed:
     def __init__(self, source: BatchSource, step: int, act: Callable[[], object]) -> None:
         self._source, self._step, self._act = source, step, act
 
-    def at(self, step: int) -> Any:
+    def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> Any:
         if step == self._step:
             self._act()
-        return self._source.at(step)
+        return self._source.at(step, part, parts, progress)
 
 
-def make_batches(data: Path, *, batch: int = 4, length: int = 24) -> PretrainingBatches:
-    tokenizer = Tokenizer.from_folder(data)
-    return PretrainingBatches(Corpus.open(data), tokenizer, batch, PairSettings(length), MaskSettings(), seed=0)
+def make_batches(data: Path, *, batch: int = 4, length: int = 24) -> Phases:
+    """The batches of a run without a second phase."""
+    settings = PretrainSettings(batch=batch, length=length)
+    return Phases.open(data, Tokenizer.from_folder(data), settings, WordTables())
 
 
 def make_bert(data: Path, dropout: float = 0.1, seed: int = 2) -> Bert:
@@ -75,7 +75,7 @@ class Training:
         self.listener = Listener()
 
     def go(self, source: BatchSource | None = None) -> nn.Module:
-        objective = PretrainingObjective(make_bert(self.data, self.dropout), torch.device("cpu"))
+        objective = PretrainingObjective(make_bert(self.data, self.dropout), ("mlm", "nsp"), torch.device("cpu"))
         train(objective, source or self.source, self.settings, self.run, self.listener)
         return objective
 

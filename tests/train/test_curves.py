@@ -16,7 +16,7 @@ from tests.train.made import LOOP, Training, make_batches, make_bert
 EACH_STEP = replace(LOOP, log_every=1)
 # The losses of the first five steps, with dropout. Made by the test below, on the day that the curve without dropout
 # was found equal to that of transformers; to make them anew, print what it compares.
-GOLDEN = [5.70875, 5.73310, 5.63994, 5.72919, 5.64558]
+GOLDEN = [5.78217, 5.67677, 5.73221, 5.65551, 5.68121]
 
 
 def test_first_steps_are_the_golden_ones(data: Path, tmp_path: Path) -> None:
@@ -44,7 +44,7 @@ def their_losses(folder: Path, batches: list[PretrainingBatch], settings: LoopSe
             token_type_ids=torch.from_numpy(batch.segments),
             attention_mask=(torch.arange(batch.ids.shape[1]) < torch.from_numpy(batch.lengths)[:, None]).long(),
             labels=labels,
-            next_sentence_label=torch.from_numpy(batch.is_random),
+            next_sentence_label=torch.from_numpy(batch.labels),
         ).loss
         optimizer.zero_grad()
         loss.backward()

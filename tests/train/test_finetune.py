@@ -13,12 +13,12 @@ from transformers import AutoTokenizer, BertForSequenceClassification
 
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.errors import CheckpointError, ConfigError, DataError
+from cloze.interrupts import Interrupted
 from cloze.model import Bert
 from cloze.predict import load
 from cloze.tasks.source import Source
 from cloze.text import Tokenizer
 from cloze.train.finetune import SequenceBatch, SequenceBatches, finetune
-from cloze.train.interrupts import Interrupted
 from cloze.train.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.made import Listener, make_bert
@@ -123,10 +123,12 @@ def test_interrupted_and_resumed_gives_the_same_model(
     whole = finetune(source, base, tmp_path / "whole", settings=FAST)
     at = SequenceBatches.at
 
-    def disturbed(batches: SequenceBatches, step: int) -> SequenceBatch:
+    def disturbed(
+        batches: SequenceBatches, step: int, part: int = 0, parts: int = 1, progress: float = 0.0
+    ) -> SequenceBatch:
         if step == 2:
             os.kill(os.getpid(), signal.SIGINT)
-        return at(batches, step)
+        return at(batches, step, part, parts, progress)
 
     monkeypatch.setattr(SequenceBatches, "at", disturbed)
     with pytest.raises(Interrupted, match="stopped and saved at step 3"):

@@ -1,6 +1,7 @@
 import os
 import signal
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -8,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from cloze.errors import DataError
-from cloze.train.interrupts import Interrupted
+from cloze.interrupts import Interrupted
 from cloze.train.loop import Outcome, train
-from cloze.train.pretrain import PretrainingObjective
+from cloze.train.objective import PretrainingObjective
 from cloze.train.run import Run
 from tests.train.made import LOOP, Disturbed, Listener, Training, fingerprint, make_bert
 
@@ -90,42 +91,63 @@ class Poisoned(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.tensor([[2.0]]))
 
-    def forward(self, batch: Tensor) -> Outcome:
-        return Outcome((self.weight * batch).sqrt().sum(), tokens=1)
+    def forward(self, batch: "Number", totals: Mapping[str, int]) -> Outcome:
+        return Outcome((self.weight * batch.value).sqrt().sum() / totals["numbers"])
+
+
+@dataclass(frozen=True)
+class Number:
+    """A batch of one."""
+
+    value: Tensor
+    counts: Mapping[str, int] = field(default_factory=lambda: {"numbers": 1})
+    token_count: int = 1
 
 
 class Numbers:
-    """One number, and another from a step on."""
+    """One number, and another for some of the steps."""
 
-    def __init__(self, poison: float) -> None:
-        self.poison = poison
+    def __init__(self, poison: float, steps: range) -> None:
+        self.poison, self.steps = poison, steps
 
-    def at(self, step: int) -> Tensor:
-        return torch.tensor(self.poison if step >= 7 else 1.0)
+    def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> Number:
+        return Number(torch.tensor(self.poison if step in self.steps else 1.0))
 
 
 # The root of -2 is not a number; that of 0 is, but its slope is infinite.
 @pytest.mark.parametrize(("poison", "message"), [(-1.0, "the loss is nan"), (0.0, "the gradient's norm is (inf|nan)")])
 def test_nothing_that_is_not_finite_is_kept(tmp_path: Path, poison: float, message: str) -> None:
     run = Run.open(tmp_path / "run", {})
-    settings = replace(LOOP, save_every=1)
+    settings = replace(LOOP, save_every=1, steps=30)
     for _ in range(2):  # the same command ends the same way, from the same checkpoint
-        with pytest.raises(DataError, match=f"step 8: {message}; the last checkpoint is from before it: lower --rate"):
-            train(Poisoned(), Numbers(poison), settings, run, Listener())
+        with pytest.raises(DataError, match=f"step 12: {message}, for the 5th time in a row; the last checkpoint is"):
+            train(Poisoned(), Numbers(poison, range(7, 30)), settings, run, Listener())
         state = run.store.newest()
         assert state is not None
         assert state.step == 7
         assert torch.isfinite(state.model["weight"]).all()
 
 
+@pytest.mark.parametrize("poison", [-1.0, 0.0, 1e4])
+def test_a_bad_batch_costs_its_own_step_and_nothing_more(tmp_path: Path, poison: float) -> None:
+    run, listener, objective = Run.open(tmp_path / "run", {}), Listener(), Poisoned()
+    settings = replace(LOOP, save_every=1, steps=30, log_every=1, rate=1e-6)
+    train(objective, Numbers(poison, range(25, 27)), settings, run, listener)
+    assert [line.partition(":")[0] for line in listener.said] == ["step 26", "step 27"]
+    assert all(line.endswith("this batch was left out, the weights are as before") for line in listener.said)
+    assert float(objective.weight.detach()) == pytest.approx(2.0, abs=1e-3)
+    assert run.metrics()[-1]["tokens_seen"] == 28
+
+
 def test_evaluation_sees_the_model_at_rest_and_leaves_no_trace(
     data: Path, tmp_path: Path, uninterrupted: tuple[str, list[tuple[float, ...]]]
 ) -> None:
     training = Training(data, tmp_path / "run", replace(LOOP, evaluate_every=4))
-    objective = PretrainingObjective(make_bert(data), torch.device("cpu"))
+    objective = PretrainingObjective(make_bert(data), ("mlm", "nsp"), torch.device("cpu"))
     modes: list[bool] = []
 
-    def evaluate() -> dict[str, float]:
+    def evaluate(pause: Callable[[], None]) -> dict[str, float]:
+        pause()
         modes.append(objective.training)
         torch.rand(3)  # it may draw random numbers without disturbing the training
         return {"held_out_loss": float(len(modes))}
@@ -135,3 +157,41 @@ def test_evaluation_sees_the_model_at_rest_and_leaves_no_trace(
     assert fingerprint(objective) == uninterrupted[0]
     measured = [(row["step"], row["held_out_loss"]) for row in training.run.metrics() if "held_out_loss" in row]
     assert measured == [(4, 1.0), (8, 2.0), (12, 3.0)]
+
+
+def test_signal_in_an_evaluation_leaves_it_for_the_next_time(
+    data: Path, tmp_path: Path, uninterrupted: tuple[str, list[tuple[float, ...]]]
+) -> None:
+    training = Training(data, tmp_path / "run", replace(LOOP, evaluate_every=4))
+    evaluations: list[int] = []
+
+    def evaluate(pause: Callable[[], None]) -> dict[str, float]:
+        evaluations.append(1)
+        if len(evaluations) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        pause()
+        return {"held_out_loss": 0.5}
+
+    def go() -> nn.Module:
+        objective = PretrainingObjective(make_bert(data), ("mlm", "nsp"), torch.device("cpu"))
+        train(objective, training.source, training.settings, training.run, training.listener, evaluate)
+        return objective
+
+    with pytest.raises(Interrupted, match="stopped and saved at step 4; the same command goes on") as caught:
+        go()
+    assert caught.value.exit_code == 143
+    objective = go()
+    assert fingerprint(objective) == uninterrupted[0]
+    measured = [row["step"] for row in training.run.metrics() if "held_out_loss" in row]
+    assert measured == [4, 8, 12]
+
+
+def test_hours_end_a_run_properly(data: Path, tmp_path: Path) -> None:
+    training = Training(data, tmp_path / "run", replace(LOOP, steps=None, hours=3 / 3600, log_every=1))
+    training.go()
+    rows = training.run.metrics()
+    assert rows[-1]["seconds"] >= 3
+    assert 0 < rows[-1]["rate"] < 0.1 * max(row["rate"] for row in rows)
+    state = training.run.store.newest()
+    assert state is not None
+    assert state.step == rows[-1]["step"]

@@ -1,20 +1,7 @@
-import pytest
 import torch
 from torch import nn
 
-from cloze.train.optimizer import make_optimizer, optimizer_tensors, rate_at, restore_optimizer, set_rate
-
-
-@pytest.mark.parametrize(
-    ("step", "rate"),
-    [(0, 0.25), (1, 0.5), (3, 1.0), (4, 1.0), (5, 5 / 6), (9, 1 / 6), (10, 0.0), (11, 0.0)],
-)
-def test_rate_rises_then_falls(step: int, rate: float) -> None:
-    assert rate_at(step, steps=10, warmup=4, peak=1.0) == pytest.approx(rate, abs=1e-12)
-
-
-def test_rate_without_warmup_starts_at_the_peak() -> None:
-    assert [rate_at(step, 4, 0, 0.8) for step in range(4)] == pytest.approx([0.8, 0.6, 0.4, 0.2])
+from cloze.train.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
 
 
 def make_module() -> nn.Module:

@@ -8,18 +8,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cloze.checkpoint.config_file import TaskLabels, read_config, read_labels, read_task_head
-from cloze.checkpoint.names import hugging_face_names, joined, normalised
+from cloze.checkpoint.config_file import (
+    TaskLabels,
+    read_config,
+    read_labels,
+    read_layout,
+    read_sentence_task,
+    read_task_head,
+)
+from cloze.checkpoint.names import COPIES, Layout, hugging_face_names, joined, layer_prefix, normalised
 from cloze.errors import CheckpointError
 from cloze.model import Bert, BertConfig, HeadName
 
-_EMBEDDING = "bert.embeddings.word_embeddings.weight"
-# Copies of other tensors that some releases save as well.
-_COPIES = {
-    "cls.predictions.decoder.weight": _EMBEDDING,
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
-_DERIVED = {"bert.embeddings.position_ids"}
+_DERIVED = {"bert.embeddings.position_ids", "albert.embeddings.position_ids"}
 
 
 @dataclass(frozen=True)
@@ -33,18 +34,18 @@ class Assembled:
 
 def assemble(tensors: Mapping[str, Tensor], values: dict[str, Any], path: Path) -> Assembled:
     """Build the model that the tensors hold; ``path`` is named in errors."""
-    config = read_config(values, path)
-    found = _without_copies({normalised(name): tensor for name, tensor in tensors.items()})
-    heads = _heads(found, read_task_head(values))
+    config, layout = read_config(values, path), read_layout(values, path)
+    found = _without_copies({normalised(name, layout): tensor for name, tensor in tensors.items()}, layout)
+    heads = _heads(found, layout, read_task_head(values), read_sentence_task(values, path))
     labels = _count_labels(found, path)
-    _check_depth(config, found, path)
+    _check_depth(config, layout, found, path)
     with torch.device("meta"):  # sizes are believed only once the tensors have confirmed them
-        model = Bert(config, heads, labels=labels, pooler="bert.pooler.dense.weight" in found)
-    state = {name: _take(name, parameter, found, path) for name, parameter in model.state_dict().items()}
+        model = Bert(config, heads, labels=labels, pooler=_has(found, "pooler.dense.weight", layout))
+    state = {name: _take(name, layout, parameter, found, path) for name, parameter in model.state_dict().items()}
     model.load_state_dict(state, assign=True)
-    _check_tied(tensors, found, path)
+    _check_tied(tensors, layout, found, path)
     task = read_labels(values, labels, path) if {"sequence", "token"} & set(heads) else None
-    return Assembled(model.eval(), task, _notes(model, found))
+    return Assembled(model.eval(), task, _notes(model, layout, found))
 
 
 def _count_labels(found: Mapping[str, Tensor], path: Path) -> int:
@@ -56,9 +57,9 @@ def _count_labels(found: Mapping[str, Tensor], path: Path) -> int:
     return len(bias)
 
 
-def _check_depth(config: BertConfig, found: Mapping[str, Tensor], path: Path) -> None:
+def _check_depth(config: BertConfig, layout: Layout, found: Mapping[str, Tensor], path: Path) -> None:
     """Refuse more layers than there are before they are built: even without memory, millions would take hours."""
-    last = f"bert.encoder.layer.{config.layers - 1}."
+    last = layer_prefix(config.distinct_layers - 1, layout)
     if not any(name.startswith(last) for name in found):
         raise CheckpointError(
             f"{path}: config.json asks for {config.layers} layers, but no tensor of the last one is there; "
@@ -66,14 +67,20 @@ def _check_depth(config: BertConfig, found: Mapping[str, Tensor], path: Path) ->
         )
 
 
-def _heads(found: Mapping[str, Tensor], task_head: HeadName) -> list[HeadName]:
+def _has(found: Mapping[str, Tensor], name: str, layout: Layout) -> bool:
+    return hugging_face_names(name, layout)[0] in found
+
+
+def _heads(found: Mapping[str, Tensor], layout: Layout, task_head: HeadName, sentence_head: HeadName) -> list[HeadName]:
     heads: list[HeadName] = []
-    if "cls.predictions.bias" in found and "cls.predictions.transform.dense.weight" in found:
+    if _has(found, "heads.mlm.bias", layout) and _has(found, "heads.mlm.dense.weight", layout):
         heads.append("mlm")
     # The pooler feeds these; without it a head has nothing to read, and is reported as left over.
-    pooled = "bert.pooler.dense.weight" in found
-    if "cls.seq_relationship.weight" in found and pooled:
-        heads.append("nsp")
+    pooled = _has(found, "pooler.dense.weight", layout)
+    if _has(found, f"heads.{sentence_head}.output.weight", layout) and pooled:
+        heads.append(sentence_head)
+    if _has(found, "heads.sbo.bias", layout):
+        heads.append("sbo")
     if "qa_outputs.weight" in found:
         heads.append("span")
     elif "classifier.weight" in found and (pooled or task_head == "token"):
@@ -81,9 +88,9 @@ def _heads(found: Mapping[str, Tensor], task_head: HeadName) -> list[HeadName]:
     return heads
 
 
-def _take(name: str, expected: Tensor, found: Mapping[str, Tensor], path: Path) -> Tensor:
+def _take(name: str, layout: Layout, expected: Tensor, found: Mapping[str, Tensor], path: Path) -> Tensor:
     """One parameter of ours from the tensors on disk, in fp32, with every shape checked."""
-    names = hugging_face_names(name)
+    names = hugging_face_names(name, layout)
     shape = (expected.shape[0] // len(names), *expected.shape[1:])
     for part in names:
         if part not in found:
@@ -98,32 +105,42 @@ def _take(name: str, expected: Tensor, found: Mapping[str, Tensor], path: Path) 
     return joined(found[part].to(torch.float32) for part in names).contiguous()
 
 
-def _without_copies(found: dict[str, Tensor]) -> dict[str, Tensor]:
+def _without_copies(found: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
     """Let a copy stand in for an original that is absent; drop it otherwise."""
-    for copy, original in _COPIES.items():
+    copies = COPIES[layout]
+    for copy, original in copies.items():
         if copy in found and original not in found:
             found[original] = found[copy]
-    return {name: tensor for name, tensor in found.items() if name not in _COPIES and name not in _DERIVED}
+    return {name: tensor for name, tensor in found.items() if name not in copies and name not in _DERIVED}
 
 
-def _check_tied(tensors: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> None:
-    for copy, original in _COPIES.items():
+def _check_tied(tensors: Mapping[str, Tensor], layout: Layout, found: Mapping[str, Tensor], path: Path) -> None:
+    for copy, original in COPIES[layout].items():
         if copy in tensors and original in found and not torch.equal(tensors[copy], found[original]):
             raise CheckpointError(
                 f"{path}: {copy} differs from {original}; a model with an output matrix of its own cannot be read"
             )
 
 
-def _notes(model: Bert, found: Mapping[str, Tensor]) -> tuple[str, ...]:
+def _notes(model: Bert, layout: Layout, found: Mapping[str, Tensor]) -> tuple[str, ...]:
     notes = []
     if model.pooler is None:
         notes.append("no pooler in the weights: [CLS] is used as it is")
-    used = {part for name in model.state_dict() for part in hugging_face_names(name)}
+    used = {part for name in model.state_dict() for part in hugging_face_names(name, layout)}
     left_over = sorted(set(found) - used)
     if left_over:
         shown = ", ".join(left_over[:5]) + (", ..." if len(left_over) > 5 else "")
         notes.append(f"{len(left_over)} tensors were left over: {shown}")
     return tuple(notes)
+
+
+def check_segments(segments: int, config: BertConfig, path: Path) -> None:
+    """Refuse a tokenizer that tells more texts apart than the model; one segment is enough for single texts."""
+    if segments > max(2, config.segments):
+        raise CheckpointError(
+            f"{path}: cloze_segments in tokenizer_config.json is {segments}, but the model has {config.segments} "
+            "segments; use the files that this model was saved with"
+        )
 
 
 def check_vocabulary(pieces: int, config: BertConfig, path: Path) -> None:

@@ -1,9 +1,13 @@
-"""``config.json`` <-> ``BertConfig``: the HF file, which Google's ``bert_config.json`` shares its names with."""
+"""``config.json`` <-> ``BertConfig``: the HF file, which Google's ``bert_config.json`` shares its names with.
+
+A model whose tables have a width of their own is an ALBERT there, any other one a BERT.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from cloze.checkpoint.names import Layout
 from cloze.errors import CheckpointError, ConfigError
 from cloze.model import BertConfig, HeadName
 
@@ -26,12 +30,26 @@ _NAMES = {
 }
 _NEEDED = ("vocab_size", "hidden_size", "layers", "heads", "feedforward_size")
 
+# What an ALBERT is that leaves these out; the rest has the same defaults as BERT.
+_ALBERT_DEFAULTS = {
+    "embedding_size": 128,
+    "num_hidden_groups": 1,
+    "inner_group_num": 1,
+    "hidden_act": "gelu_new",
+    "hidden_dropout_prob": 0.0,
+    "attention_probs_dropout_prob": 0.0,
+}
+
+# Both sentence tasks have two outputs under one name; a folder says which it is where its library would not guess it.
+_SENTENCE_TASK = "cloze_sentence_task"
+_USUAL_TASK: dict[Layout, HeadName] = {"bert": "nsp", "albert": "sop"}
+
 # Which task head a folder's "classifier" is cannot be told from its tensors, only from the class that saved it.
 _HEAD_CLASSES: dict[str, HeadName] = {
-    "BertForSequenceClassification": "sequence",
-    "BertForTokenClassification": "token",
-    "BertForMultipleChoice": "choice",
-    "BertForQuestionAnswering": "span",
+    "ForSequenceClassification": "sequence",
+    "ForTokenClassification": "token",
+    "ForMultipleChoice": "choice",
+    "ForQuestionAnswering": "span",
 }
 
 
@@ -43,10 +61,27 @@ class TaskLabels:
     names: tuple[str, ...] = ()
 
 
+def read_layout(values: dict[str, Any], path: Path) -> Layout:
+    """Whose folder this is."""
+    kind = values.get("model_type", "bert")
+    if kind == "bert":
+        return "bert"
+    if kind == "albert":
+        return "albert"
+    raise CheckpointError(f"{path}: model_type is {kind!r}; only 'bert' and 'albert' folders can be read")
+
+
+def layout_of(config: BertConfig) -> Layout:
+    """Whose folder a model is written as."""
+    return "bert" if config.embedding_size is None else "albert"
+
+
 def read_config(values: dict[str, Any], path: Path) -> BertConfig:
     """Build the configuration from a parsed ``config.json``."""
-    if values.get("model_type", "bert") != "bert":
-        raise CheckpointError(f"{path}: model_type is {values['model_type']!r}; only 'bert' folders can be read")
+    extra: dict[str, Any] = {}
+    if read_layout(values, path) == "albert":
+        values = _ALBERT_DEFAULTS | {key: value for key, value in values.items() if value is not None}
+        extra = {"embedding_size": values["embedding_size"], "shared_layers": _read_sharing(values, path)}
     for key, expected in {
         "position_embedding_type": "absolute",
         "is_decoder": False,
@@ -59,17 +94,40 @@ def read_config(values: dict[str, Any], path: Path) -> BertConfig:
         raise CheckpointError(f"{path}: lacks {', '.join(missing)}; is this a BERT folder?")
     try:
         # A key with null means "the default", as HF has it.
-        return BertConfig(**{ours: values[theirs] for ours, theirs in _NAMES.items() if values.get(theirs) is not None})
+        known = {ours: values[theirs] for ours, theirs in _NAMES.items() if values.get(theirs) is not None}
+        return BertConfig(**known, **extra)
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{path}: {error}") from error
+
+
+def _read_sharing(values: dict[str, Any], path: Path) -> bool:
+    """Whether all layers of an ALBERT are one; groups of several layers are what nobody has published."""
+    groups, inner = values["num_hidden_groups"], values["inner_group_num"]
+    if inner != 1 or groups not in (1, values.get("num_hidden_layers")):
+        raise CheckpointError(
+            f"{path}: num_hidden_groups is {groups!r} and inner_group_num {inner!r}; cloze reads ALBERT with one layer "
+            "for all (1 and 1), or with one for each"
+        )
+    return bool(groups == 1)
+
+
+def read_sentence_task(values: dict[str, Any], path: Path) -> HeadName:
+    """Which of the two sentence heads a folder has, if it has one."""
+    task = values.get(_SENTENCE_TASK, _USUAL_TASK[read_layout(values, path)])
+    if task == "nsp":
+        return "nsp"
+    if task == "sop":
+        return "sop"
+    raise CheckpointError(f"{path}: {_SENTENCE_TASK} is {str(task)[:50]!r}; 'nsp' or 'sop' was expected")
 
 
 def read_task_head(values: dict[str, Any]) -> HeadName:
     """Which head the tensors named ``classifier`` are."""
     names = values.get("architectures")
     for name in names if isinstance(names, list) else ():
-        if isinstance(name, str) and name in _HEAD_CLASSES:
-            return _HEAD_CLASSES[name]
+        kind = name.removeprefix("Bert").removeprefix("Albert") if isinstance(name, str) else ""
+        if kind in _HEAD_CLASSES:
+            return _HEAD_CLASSES[kind]
     return "sequence"
 
 
@@ -87,8 +145,22 @@ def read_labels(values: dict[str, Any], count: int, path: Path) -> TaskLabels:
 
 def write_config(config: BertConfig, heads: tuple[HeadName, ...], task: TaskLabels | None) -> dict[str, Any]:
     """The ``config.json`` that lets ``transformers`` load the folder as it is."""
-    values: dict[str, Any] = {"architectures": [_class_name(heads)], "model_type": "bert", "dtype": "float32"}
+    layout = layout_of(config)
+    # The type to compute in: a file of half the size says float32 too, since processors are slow or wrong with less.
+    values: dict[str, Any] = {"architectures": [_class_name(heads, layout)], "model_type": layout, "dtype": "float32"}
     values |= {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
+    if layout == "albert":
+        values |= {
+            "embedding_size": config.embedding_size,
+            "num_hidden_groups": config.distinct_layers,
+            "inner_group_num": 1,
+            "classifier_dropout_prob": config.dropout,
+            "bos_token_id": None,  # its defaults are ids of another vocabulary
+            "eos_token_id": None,
+        }
+    for sentence_task in ("nsp", "sop"):
+        if sentence_task in heads and sentence_task != _USUAL_TASK[layout]:
+            values[_SENTENCE_TASK] = sentence_task
     if task is not None and task.kind == "regress":
         values |= {"problem_type": "regression", "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     elif task is not None:
@@ -99,10 +171,12 @@ def write_config(config: BertConfig, heads: tuple[HeadName, ...], task: TaskLabe
     return values
 
 
-def _class_name(heads: tuple[HeadName, ...]) -> str:
-    for class_name, head in _HEAD_CLASSES.items():
+def _class_name(heads: tuple[HeadName, ...], layout: Layout) -> str:
+    family = "Bert" if layout == "bert" else "Albert"
+    for kind, head in _HEAD_CLASSES.items():
         if head in heads:
-            return class_name
-    if "mlm" in heads:
-        return "BertForPreTraining" if "nsp" in heads else "BertForMaskedLM"
-    return "BertForNextSentencePrediction" if "nsp" in heads else "BertModel"
+            return family + kind
+    if not {"nsp", "sop"} & set(heads):
+        return family + ("ForMaskedLM" if "mlm" in heads else "Model")
+    # ALBERT has no class for a sentence head alone.
+    return family + ("ForPreTraining" if "mlm" in heads or layout == "albert" else "ForNextSentencePrediction")

@@ -1,15 +1,19 @@
 """Model folders: the HF layout, read from anybody and written for everybody."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloze.checkpoint.assemble import assemble, check_vocabulary
-from cloze.checkpoint.config_file import TaskLabels, write_config
+import torch
+from torch import Tensor
+
+from cloze.checkpoint.assemble import assemble, check_segments, check_vocabulary
+from cloze.checkpoint.config_file import TaskLabels, layout_of, write_config
 from cloze.checkpoint.embedding_files import EmbeddingSettings, read_embedding, write_embedding
 from cloze.checkpoint.names import to_hugging_face
 from cloze.checkpoint.tensorflow import find_checkpoint, read_tensorflow
-from cloze.checkpoint.weights import SAFETENSORS, read_weights, write_safetensors
-from cloze.errors import CheckpointError
+from cloze.checkpoint.weights import PRETRAINING_HEADS, SAFETENSORS, read_weights, write_safetensors
+from cloze.errors import CheckpointError, ConfigError
 from cloze.files import read_json, replaced_folder, write_json
 from cloze.model import Bert
 from cloze.text import Tokenizer
@@ -41,6 +45,7 @@ def load_folder(path: Path) -> ModelFolder:
     assembled = assemble(tensors, values, folder)
     tokenizer = Tokenizer.from_folder(folder, positions=assembled.model.config.positions)
     check_vocabulary(tokenizer.size, assembled.model.config, folder)
+    check_segments(tokenizer.segments, assembled.model.config, folder)
     card = folder / "README.md"
     return ModelFolder(
         model=assembled.model,
@@ -76,17 +81,36 @@ def _locate(path: Path) -> tuple[Path, Path | None]:
     )
 
 
-def save_folder(contents: ModelFolder, destination: Path) -> None:
-    """Write a folder that ``cloze``, ``transformers`` and ``sentence-transformers`` load; all of it, or nothing."""
+def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype = torch.float32) -> None:
+    """Write a folder that ``cloze``, ``transformers`` and ``sentence-transformers`` load; all of it, or nothing.
+
+    ``dtype`` float16 or bfloat16 halves the file, for shipping; all of them load and compute it in float32.
+    """
     if destination.exists() and not (destination / CONFIG).is_file() and not _is_empty(destination):
         raise CheckpointError(f"{destination}: exists and is not a model folder; choose another place")
     model = contents.model
+    tensors = _rounded(to_hugging_face(model.state_dict(), layout_of(model.config)), dtype)
+    apart = {name for name in tensors if name.startswith("sbo.")}
     with replaced_folder(destination) as folder:
         write_json(folder / CONFIG, write_config(model.config, model.head_names, contents.task))
-        write_safetensors(folder / SAFETENSORS, to_hugging_face(model.state_dict()))
+        write_safetensors(folder / SAFETENSORS, {name: tensors[name] for name in tensors if name not in apart})
+        if apart:
+            write_safetensors(folder / PRETRAINING_HEADS, {name: tensors[name] for name in sorted(apart)})
         contents.tokenizer.save(folder)
         write_embedding(folder, contents.embedding, model.config.hidden_size, contents.tokenizer.max_length)
         (folder / "README.md").write_text(contents.card or plain_card(contents), encoding="utf-8")
+
+
+def _rounded(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """The tensors in the type of the file; what has no place in it is refused, not made infinite."""
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        raise ConfigError(f"dtype is {dtype}; torch.float32, float16 or bfloat16 was expected")
+    rounded = {name: tensor.to(dtype) for name, tensor in tensors.items()}
+    for name, tensor in rounded.items():
+        if not tensor.isfinite().all() and tensors[name].isfinite().all():
+            largest = tensors[name].abs().max().item()
+            raise CheckpointError(f"{name}: holds {largest:.4g}, too large for {dtype}; save it as bfloat16 or float32")
+    return rounded
 
 
 def plain_card(contents: ModelFolder) -> str:

@@ -1,52 +1,108 @@
 """What each parameter is called: here, in HF folders, and in Google's TensorFlow checkpoints.
 
-HF names are the ones on disk. Ours differ in one way that is more than spelling: query, key and value are one matrix
-here and three there.
+HF names are the ones on disk; BERT's and ALBERT's differ. Ours differ in one way that is more than spelling: query, key
+and value are one matrix here and three there.
 """
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+# Whose names a folder has: "model_type" in its config.json.
+Layout = Literal["bert", "albert"]
+
 # Longest first, so that "attention.output." does not shadow what is inside it.
-_LAYER_PARTS = {
-    "attention.output.": "attention.output.dense.",
-    "attention_norm.": "attention.output.LayerNorm.",
-    "expand.": "intermediate.dense.",
-    "contract.": "output.dense.",
-    "feedforward_norm.": "output.LayerNorm.",
+_LAYER_PARTS: dict[Layout, dict[str, str]] = {
+    "bert": {
+        "attention.output.": "attention.output.dense.",
+        "attention_norm.": "attention.output.LayerNorm.",
+        "expand.": "intermediate.dense.",
+        "contract.": "output.dense.",
+        "feedforward_norm.": "output.LayerNorm.",
+    },
+    "albert": {
+        "attention.output.": "attention.dense.",
+        "attention_norm.": "attention.LayerNorm.",
+        "expand.": "ffn.",
+        "contract.": "ffn_output.",
+        "feedforward_norm.": "full_layer_layer_norm.",
+    },
 }
-_PARTS = {
-    "encoder.embeddings.token.": "bert.embeddings.word_embeddings.",
-    "encoder.embeddings.segment.": "bert.embeddings.token_type_embeddings.",
-    "encoder.embeddings.position.": "bert.embeddings.position_embeddings.",
-    "encoder.embeddings.norm.": "bert.embeddings.LayerNorm.",
-    "pooler.dense.": "bert.pooler.dense.",
-    "heads.mlm.dense.": "cls.predictions.transform.dense.",
-    "heads.mlm.norm.": "cls.predictions.transform.LayerNorm.",
-    "heads.mlm.bias": "cls.predictions.bias",
-    "heads.nsp.output.": "cls.seq_relationship.",
+_TABLES = {
+    "encoder.embeddings.token.": "embeddings.word_embeddings.",
+    "encoder.embeddings.segment.": "embeddings.token_type_embeddings.",
+    "encoder.embeddings.position.": "embeddings.position_embeddings.",
+    "encoder.embeddings.norm.": "embeddings.LayerNorm.",
+}
+_TASK_HEADS = {
     "heads.sequence.output.": "classifier.",
     "heads.token.output.": "classifier.",
     "heads.choice.output.": "classifier.",
     "heads.span.output.": "qa_outputs.",
+    "heads.sbo.": "sbo.",  # of our own; nobody else has such a head
+}
+_PARTS: dict[Layout, dict[str, str]] = {
+    "bert": {
+        **{ours: f"bert.{theirs}" for ours, theirs in _TABLES.items()},
+        "pooler.dense.": "bert.pooler.dense.",
+        "heads.mlm.dense.": "cls.predictions.transform.dense.",
+        "heads.mlm.norm.": "cls.predictions.transform.LayerNorm.",
+        "heads.mlm.bias": "cls.predictions.bias",
+        "heads.nsp.output.": "cls.seq_relationship.",
+        "heads.sop.output.": "cls.seq_relationship.",
+        **_TASK_HEADS,
+    },
+    "albert": {
+        **{ours: f"albert.{theirs}" for ours, theirs in _TABLES.items()},
+        "encoder.embeddings.to_hidden.": "albert.encoder.embedding_hidden_mapping_in.",
+        "pooler.dense.": "albert.pooler.",
+        "heads.mlm.dense.": "predictions.dense.",
+        "heads.mlm.norm.": "predictions.LayerNorm.",
+        "heads.mlm.bias": "predictions.bias",
+        "heads.nsp.output.": "sop_classifier.classifier.",
+        "heads.sop.output.": "sop_classifier.classifier.",
+        **_TASK_HEADS,
+    },
+}
+# ALBERT's layers lie in groups; ours are groups of one.
+_LAYER_PREFIX: dict[Layout, str] = {
+    "bert": "bert.encoder.layer.{}.",
+    "albert": "albert.encoder.albert_layer_groups.{}.albert_layers.0.",
+}
+_ATTENTION: dict[Layout, str] = {"bert": "attention.self.", "albert": "attention."}
+# Copies of other tensors that some releases save as well.
+COPIES: dict[Layout, dict[str, str]] = {
+    "bert": {
+        "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    "albert": {
+        "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
+        "predictions.decoder.bias": "predictions.bias",
+    },
 }
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 _FUSED = "attention.query_key_value."
 
 
-def hugging_face_names(name: str) -> tuple[str, ...]:
+def hugging_face_names(name: str, layout: Layout = "bert") -> tuple[str, ...]:
     """The name, or the three names, under which a parameter of ours stands in an HF folder."""
     layer = _LAYER.fullmatch(name)
     if layer is None:
-        return (_replace_prefix(name, _PARTS),)
-    prefix, rest = f"bert.encoder.layer.{layer[1]}.", layer[2]
+        return (_replace_prefix(name, _PARTS[layout]),)
+    prefix, rest = layer_prefix(int(layer[1]), layout), layer[2]
     if rest.startswith(_FUSED):
         suffix = rest.removeprefix(_FUSED)
-        return tuple(f"{prefix}attention.self.{part}.{suffix}" for part in ("query", "key", "value"))
-    return (prefix + _replace_prefix(rest, _LAYER_PARTS),)
+        return tuple(f"{prefix}{_ATTENTION[layout]}{part}.{suffix}" for part in ("query", "key", "value"))
+    return (prefix + _replace_prefix(rest, _LAYER_PARTS[layout]),)
+
+
+def layer_prefix(number: int, layout: Layout) -> str:
+    """What all names of one layer begin with."""
+    return _LAYER_PREFIX[layout].format(number)
 
 
 def _replace_prefix(name: str, table: Mapping[str, str]) -> str:
@@ -56,14 +112,14 @@ def _replace_prefix(name: str, table: Mapping[str, str]) -> str:
     raise KeyError(name)
 
 
-def to_hugging_face(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def to_hugging_face(state: Mapping[str, Tensor], layout: Layout = "bert") -> dict[str, Tensor]:
     """Rename a state dictionary for the disk. A bare encoder goes without the ``bert.`` prefix, as HF has it."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
-        names = hugging_face_names(name)
+        names = hugging_face_names(name, layout)
         renamed |= dict(zip(names, tensor.chunk(len(names)), strict=True))
     if not any(name.startswith("heads.") for name in state):
-        renamed = {name.removeprefix("bert."): tensor for name, tensor in renamed.items()}
+        renamed = {name.removeprefix(f"{layout}."): tensor for name, tensor in renamed.items()}
     return {name: tensor.contiguous() for name, tensor in sorted(renamed.items())}
 
 
@@ -73,12 +129,12 @@ def joined(tensors: Iterable[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def normalised(name: str) -> str:
+def normalised(name: str, layout: Layout = "bert") -> str:
     """The modern HF name of a tensor that an older release, or a bare encoder, calls otherwise."""
     name = re.sub(r"\.LayerNorm\.gamma$", ".LayerNorm.weight", name)
     name = re.sub(r"\.LayerNorm\.beta$", ".LayerNorm.bias", name)
     if name.startswith(("embeddings.", "encoder.", "pooler.")):
-        name = f"bert.{name}"
+        name = f"{layout}.{name}"
     return name
 
 

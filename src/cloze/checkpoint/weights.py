@@ -17,6 +17,8 @@ from cloze.files import flush, plain_name, read_json
 
 SAFETENSORS = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
+# Heads that only cloze has, and only needs to train on: apart, so that others find nothing that they do not know.
+PRETRAINING_HEADS = "pretraining_heads.safetensors"
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 # safetensors itself allows 100 MB; a header of BERT-large has 50 kB.
@@ -24,7 +26,13 @@ HEADER_LIMIT = 2**20
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read every tensor of a folder, from whichever file it has."""
+    """Read every tensor of a folder, from whichever file it has, and those of the heads that lie apart."""
+    apart = folder / PRETRAINING_HEADS
+    # The model's own tensors go before what another file calls by their names.
+    return (read_safetensors(apart) if apart.is_file() else {}) | _read_model(folder)
+
+
+def _read_model(folder: Path) -> dict[str, Tensor]:
     if (folder / SAFETENSORS).is_file():
         return read_safetensors(folder / SAFETENSORS)
     if (folder / SAFETENSORS_INDEX).is_file():

@@ -27,10 +27,15 @@ COMMANDS = {
     "tokens": ("cloze.cli.words", "Show the pieces, ids and offsets of texts, and how each word was read."),
     "coverage": ("cloze.cli.words", "Show how a vocabulary fares on a text, and the words worth adding."),
     "extend": ("cloze.cli.models", "Add words and entities to a model, and turn on rungs for unknown words."),
-    "prepare": ("cloze.cli.training", "Split, tokenize and store text for pre-training."),
-    "pretrain": ("cloze.cli.training", "Pre-train a model on a prepared corpus, from scratch or further."),
+    "prepare": ("cloze.cli.corpus", "Split, tokenize and store text for pre-training."),
+    "audit": ("cloze.cli.audit", "Check the examples that a pre-training would see: masks, words, pairs."),
+    "plan": ("cloze.cli.pretraining", "Say what a pre-training will take: memory, time, the loss to expect."),
+    "pretrain": ("cloze.cli.pretraining", "Pre-train a model on a prepared corpus, from scratch or further."),
     "finetune": ("cloze.cli.training", "Fine-tune a model on a task."),
-    "evaluate": ("cloze.cli.training", "Score a fine-tuned model with the official metrics."),
+    "evaluate": (
+        "cloze.cli.training",
+        "Score a model: the official metrics of tasks, or its masked-word loss on a text.",
+    ),
     "fill": ("cloze.cli.predictions", "Fill the [MASK] blanks of texts."),
     "follows": ("cloze.cli.predictions", "Say how likely one text follows another."),
     "embed": ("cloze.cli.predictions", "Turn texts into vectors."),
@@ -109,7 +114,7 @@ def build(command: str, config: Path | None = None) -> "App":
     """The parser of one command."""
     from cyclopts import App, Parameter
 
-    from cloze.cli.run_file import RunFile
+    from cloze.cli.run_file import RunFile, use_recipe
 
     if command not in COMMANDS:
         raise ConfigError(f"unknown command {command!r}{did_you_mean(command, COMMANDS)}")
@@ -121,8 +126,7 @@ def build(command: str, config: Path | None = None) -> "App":
         default_parameter=Parameter(negative=()),  # no --no-json beside every --json
         suppress_keyboard_interrupt=False,  # it is for us to say so
     )
-    if config is not None:
-        app.config = (RunFile(config),)
+    app.config = (*([RunFile(config)] if config is not None else []), use_recipe)
     app["--help"].show = False  # whoever reads it has found it
     app.default(getattr(import_module(COMMANDS[command][0]), command))
     return app

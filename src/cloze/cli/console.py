@@ -9,13 +9,21 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
 # Seconds between plain lines, where there is no bar.
 PLAIN_EVERY = 10.0
-SHORT_NAMES = {"tokens_per_second": "tokens/s", "mlm_accuracy": "mlm", "nsp_accuracy": "nsp"}
-HIDDEN = {"mlm_loss", "nsp_loss"}
+SHORT_NAMES = {
+    "tokens_per_second": "tokens/s",
+    "share_of_peak": "of peak",
+    "mlm_accuracy": "mlm",
+    "nsp_accuracy": "nsp",
+    "sop_accuracy": "sop",
+}
+HIDDEN = {"mlm_loss", "nsp_loss", "sop_loss", "sbo_loss", "tokens_seen"}
 
 
 @dataclass
@@ -118,7 +126,7 @@ def _figures(figures: Mapping[str, float]) -> str:
 
 
 def _number(name: str, value: float) -> str:
-    if name.endswith("accuracy"):
+    if name.endswith("accuracy") or name == "share_of_peak":
         return f"{value:.0%}"
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3f}"
 
@@ -171,3 +179,15 @@ class Machine:
 
             torch.set_num_threads(self.threads)
         return self.device
+
+
+def print_results(run: "Path", json: bool) -> None:
+    """Print what a finished run came to."""
+    from cloze.train.run import Run
+
+    results = Run(run).results()
+    if json:
+        print_json({"folder": str(run), **results})
+        return
+    rows = [(name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in results.items()]
+    print_table((str(run / "model"), ""), rows)

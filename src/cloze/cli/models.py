@@ -32,11 +32,13 @@ def extend(
     characters: bool = False,
     look_alikes: bool = False,
     similar: Path | None = None,
+    positions: int | None = None,
+    segments: int | None = None,
     start: Literal["pieces", "random"] = "pieces",
     seed: int = 0,
     json: bool = False,
 ) -> None:
-    """Add words and entities to a model, and turn on rungs of the ladder for words that it does not know.
+    """Add words and entities to a model, turn on rungs of the ladder for words that it does not know, lengthen it.
 
     Args:
         model: A model folder, a folder with a vocabulary alone, or a hub name.
@@ -46,7 +48,9 @@ def extend(
         characters: Spell words that would be [UNK] by what is known of them.
         look_alikes: Read unknown characters by their other forms: full-width, compatibility, without accents.
         similar: A map of characters, a tab between, such as traditional to simplified; turns look-alikes on.
-        start: Where new vectors start: at the mean of the word's pieces, or at random.
+        positions: How many tokens it is to read at once; new positions start as copies of the old ones, in order.
+        segments: How many texts it is to tell apart in a sequence; new segments start as the last old one.
+        start: Where new vectors start: at the mean of the word's pieces (positions, segments: as copies), or at random.
         seed: Of the random start.
         json: Print JSON.
     """
@@ -60,6 +64,8 @@ def extend(
         characters=characters,
         look_alikes=look_alikes,
         similar=similar,
+        positions=positions,
+        segments=segments,
         start=start,
         seed=seed,
     )
@@ -67,6 +73,8 @@ def extend(
         print_json({**asdict(done), "folder": str(done.folder)})
         return
     print(f"{done.folder}: {done.pieces:,} pieces, {done.entities:,} entities")
+    if positions is not None or segments is not None:
+        print(f"{done.positions:,} positions, {done.segments} segments")
     if words is not None:
         print(
             f"{done.words:,} words added: {done.words - done.grown:,} in unused entries, {done.grown:,} behind the last"

@@ -1,4 +1,4 @@
-"""``--config run.toml``: a command's flags as a file. A flag on the command line wins over it."""
+"""``--config run.toml`` and ``--recipe NAME``: a command's flags as a file. A flag on the command line wins over it."""
 
 import tomllib
 from pathlib import Path
@@ -8,7 +8,7 @@ from cloze.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from cyclopts import App
-    from cyclopts.argument import ArgumentCollection
+    from cyclopts.argument import Argument, ArgumentCollection
 
 
 class RunFile:
@@ -28,14 +28,37 @@ class RunFile:
 
     def __call__(self, app: "App", commands: tuple[str, ...], arguments: "ArgumentCollection") -> None:  # noqa: ARG002
         """Give the values of the file to the arguments that have none yet."""
-        from cyclopts import Token
-
-        flags = {name.removeprefix("--"): argument for argument in arguments for name in argument.names}
+        flags = _flags(arguments)
         for key, value in self._values.items():
             argument = flags.get(key.replace("_", "-"))
             if argument is None:
                 raise ConfigError(f"{self._path}: unknown key {key!r}{did_you_mean(key, flags)}")
-            if argument.tokens:
-                continue
-            for index, word in enumerate(value if isinstance(value, list) else [value]):
-                argument.append(Token(keyword=key, value=str(word), source=str(self._path), index=index))
+            _fill(argument, key, value, str(self._path))
+
+
+def use_recipe(app: "App", commands: tuple[str, ...], arguments: "ArgumentCollection") -> None:  # noqa: ARG001
+    """Give the values of the recipe, if one is named, to the arguments that have none yet."""
+    flags = _flags(arguments)
+    named = flags.get("recipe")
+    if named is None or not named.tokens:
+        return
+    from cloze.train.recipes import read_recipe
+
+    name = named.tokens[-1].value
+    for key, value in read_recipe(name).items():
+        argument = flags.get(key.replace("_", "-"))
+        if argument is not None:  # an audit has no use for the model's shape
+            _fill(argument, key, value, f"recipe {name}")
+
+
+def _flags(arguments: "ArgumentCollection") -> "dict[str, Argument]":
+    return {name.removeprefix("--"): argument for argument in arguments for name in argument.names}
+
+
+def _fill(argument: "Argument", key: str, value: Any, source: str) -> None:
+    from cyclopts import Token
+
+    if argument.tokens:
+        return
+    for index, word in enumerate(value if isinstance(value, list) else [value]):
+        argument.append(Token(keyword=key, value=str(word), source=source, index=index))

@@ -1,74 +1,19 @@
-"""``cloze prepare``, ``pretrain``, ``finetune`` and ``evaluate``."""
+"""``cloze finetune`` and ``evaluate``."""
 
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Machine, Reporter, print_json, print_table
+from cloze.cli.console import Machine, Reporter, print_json, print_results, print_table
 from cloze.cli.outputs import write_rows
-from cloze.corpus.settings import PrepareSettings
+from cloze.errors import ConfigError
 from cloze.tasks.source import OnBadRow, Source
-from cloze.train.settings import FinetuneSettings, PretrainSettings
+from cloze.train.settings import BlankSettings, FinetuneSettings
 
 Place = Annotated[Machine, Parameter(name="*")]
 HERE = Machine()
-
-
-def prepare(
-    texts: Annotated[list[Path], Parameter(help="Text files; a blank line between documents.")],
-    /,
-    *,
-    vocab: Path,
-    out: Path,
-    settings: Annotated[PrepareSettings, Parameter(name="*")] = PrepareSettings(),  # noqa: B008 (frozen)
-    json: bool = False,
-) -> None:
-    """Split text into sentences, tokenize it, and store it so that training maps it into memory.
-
-    Args:
-        vocab: The folder with the vocabulary.
-        out: The folder to write.
-        json: Print JSON.
-    """
-    from cloze.corpus.prepare import prepare as run
-    from cloze.corpus.shards import read_manifest
-
-    with Reporter() as reporter:
-        folder = run(texts, vocab, out, settings=settings, progress=reporter)
-    splits = read_manifest(folder)["splits"]
-    if json:
-        print_json({"folder": str(folder), **splits})
-        return
-    names = ("documents", "sentences", "tokens")
-    rows = [(split, *(f"{facts[name]:,}" for name in names)) for split, facts in splits.items()]
-    print_table((str(folder), *names), rows)
-
-
-def pretrain(
-    data: Annotated[Path, Parameter(help="A folder that 'cloze prepare' wrote.")],
-    /,
-    *,
-    out: Path,
-    model: str | None = None,
-    fresh: bool = False,
-    settings: Annotated[PretrainSettings, Parameter(name="*")] = PretrainSettings(),  # noqa: B008 (frozen)
-    machine: Place = HERE,
-    json: bool = False,
-) -> None:
-    """Pre-train by masked words and next sentences. The same command goes on where it stopped.
-
-    Args:
-        out: The run's folder.
-        model: A model folder to go on with, instead of a new model.
-        fresh: Start over, forgetting what is in the run's folder.
-        json: Print JSON.
-    """
-    from cloze.train.pretrain import pretrain as run
-
-    with Reporter() as reporter:
-        folder = run(data, out, model=model, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
-    _print_results(folder, json)
+BLANKS = BlankSettings()
 
 
 def finetune(
@@ -106,12 +51,16 @@ def finetune(
     source = Source(task, data, dev, text, pair, label, on_bad_row)
     with Reporter() as reporter:
         folder = run(source, model, out, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
-    _print_results(folder, json)
+    print_results(folder, json)
 
 
 def evaluate(
-    task: Annotated[str, Parameter(help="classify or regress for your own files; or cola, sst-2, mrpc, sts-b, ...")],
-    data: Annotated[Path, Parameter(help="A CSV, TSV, JSONL or Parquet file, or GLUE's folder.")],
+    task: Annotated[
+        str, Parameter(help="mlm for any text; classify or regress for your own files; or cola, sst-2, mrpc, ...")
+    ],
+    data: Annotated[
+        list[Path], Parameter(help="Text files for mlm; else a CSV, TSV, JSONL or Parquet file, or GLUE's folder.")
+    ],
     /,
     *,
     model: str,
@@ -121,10 +70,11 @@ def evaluate(
     pair: str | None = None,
     label: str = "label",
     on_bad_row: OnBadRow | None = None,
+    blanks: Annotated[BlankSettings, Parameter(name="*")] = BLANKS,
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
-    """Score a fine-tuned model with the official metrics.
+    """Score a fine-tuned model with the official metrics; or, for mlm, how well any model fills blanks of a text.
 
     Args:
         model: The fine-tuned model folder or run.
@@ -139,7 +89,12 @@ def evaluate(
     from cloze.files import replace_json
     from cloze.predict import evaluate as run
 
-    source = Source(task, data, None, text, pair, label, on_bad_row)
+    if task == "mlm":
+        _evaluate_blanks(data, model, out, blanks, machine, json)
+        return
+    if len(data) > 1:
+        raise ConfigError(f"{task} takes one file or folder, not {len(data)}; several texts are for mlm")
+    source = Source(task, data[0], None, text, pair, label, on_bad_row)
     evaluation = run(model, source, split=split, device=machine.use())
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -152,12 +107,21 @@ def evaluate(
         print_table(("metric", "value"), [(name, f"{value:.4f}") for name, value in evaluation.metrics.items()])
 
 
-def _print_results(folder: Path, json: bool) -> None:
-    from cloze.train.run import Run
+def _evaluate_blanks(
+    texts: list[Path], model: str, out: Path | None, settings: BlankSettings, machine: Machine, json: bool
+) -> None:
+    from cloze.files import replace_json
+    from cloze.train.masked_words import evaluate_masked_words
 
-    results = Run(folder).results()
+    with Reporter() as reporter:
+        results = evaluate_masked_words(texts, model, settings=settings, device=machine.use(), progress=reporter)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        replace_json(out / "eval_results.json", results)
     if json:
-        print_json({"folder": str(folder), **results})
-        return
-    rows = [(name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in results.items()]
-    print_table((str(folder / "model"), ""), rows)
+        print_json(results)
+    else:
+        print_table(
+            ("metric", "value"),
+            [(name, f"{value:,.4f}" if isinstance(value, float) else f"{value:,}") for name, value in results.items()],
+        )

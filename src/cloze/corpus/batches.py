@@ -1,24 +1,32 @@
-"""Examples for pre-training, made while training: pairs and masks are new in every epoch.
+"""Examples for pre-training, made while training: sequences and masks are new in every epoch, or in every few.
 
-The batch of a step is a pure function of (seed, step), so that a resumed run sees what the interrupted one would have
-seen, and any step can be looked at on its own.
+Each row of a batch is a pure function of (seed, epoch, step, row): a resumed run sees what the interrupted one would
+have seen, several processes can make a part of the rows each, and any step can be looked at on its own.
 
 Dimensions: B sequences, T tokens, M chosen tokens of the batch.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from cloze.corpus.masking import Ids, choose, hide
-from cloze.corpus.pairs import A_START, A_STOP, B_START, B_STOP, IS_RANDOM, Plan, plan_pairs
-from cloze.corpus.settings import MaskSettings, PairSettings
+from cloze.corpus.choosing import Draws
+from cloze.corpus.full_sentences import plan_full_sentences
+from cloze.corpus.masking import STREAMS, Fates, Masker, WordTables
+from cloze.corpus.pairs import plan_next_sentences, plan_sentence_order
+from cloze.corpus.plans import Ids, Plan
+from cloze.corpus.sequences import Sequences, assemble
+from cloze.corpus.settings import ExampleSettings, MaskSettings
 from cloze.corpus.shards import Corpus
-from cloze.errors import DataError
+from cloze.errors import ConfigError, DataError
 from cloze.text import Tokenizer
 
+__all__ = ["PretrainingBatch", "PretrainingBatches", "WordTables"]
+
 # Streams of random numbers that must not share their numbers.
-_PAIRS, _MASKS = 1, 2
+_PLANS, _ORDERS, _MASKS = 1, 2, 3
+_PLANNERS = {"nsp": plan_next_sentences, "sop": plan_sentence_order, "none": plan_full_sentences}
+_NO_TABLES = WordTables()
 
 
 @dataclass(frozen=True)
@@ -30,93 +38,153 @@ class PretrainingBatch:
     lengths: Ids  # (B,) real tokens of each sequence; the rest is padding
     positions: Ids  # (M,) of the chosen tokens, in the flattened (B * T)
     targets: Ids  # (M,) what stood there
-    is_random: Ids  # (B,) 1 where B is a random segment
+    labels: Ids  # (B,) 1 where the second segment is random (nsp), or the two are swapped (sop); (0,) without pairs
+    boundaries: Ids | None  # (M, 3) of spans: the positions before and behind, and the place of the token within
+    fates: Fates  # (M,) 0 hidden, 1 replaced, 2 kept; of correction 0 similar, 3 random for want of a similar word
+    units: Ids  # (M, 2) the position that starts what was chosen at once, and how many words were wanted there
 
     @property
     def token_count(self) -> int:
         """Real tokens, padding not counted."""
         return int(self.lengths.sum())
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the losses are means over."""
+        return {"words": len(self.targets), "pairs": len(self.labels)}
 
-@dataclass
+
+@dataclass(frozen=True)
+class Examples:
+    """The planned examples of a part of a batch."""
+
+    plan: Plan
+    numbers: Ids  # (B,) examples of the plan
+    counters: Ids  # (B, 3) what tells the random numbers of each row from all others
+    width: int  # T
+
+
 class PretrainingBatches:
     """The batches of a corpus, by step."""
 
-    corpus: Corpus
-    tokenizer: Tokenizer
-    batch: int
-    pairs: PairSettings
-    masks: MaskSettings
-    seed: int
-    _epoch: int = field(default=-1, init=False)
-    _plan: Plan = field(init=False)
-    _sizes: list[int] = field(default_factory=list, init=False)  # batches in each epoch planned so far
+    def __init__(
+        self,
+        corpus: Corpus,
+        tokenizer: Tokenizer,
+        *,
+        batch: int,
+        examples: ExampleSettings,
+        masks: MaskSettings,
+        seed: int,
+        static: int = 0,
+        tables: WordTables = _NO_TABLES,
+    ) -> None:
+        """With ``static`` there are so many variants of examples and masks, and epochs take turns with them.
 
-    def __post_init__(self) -> None:
-        special = self.tokenizer.special_ids
-        self._ordinary = np.asarray([index for index in range(self.tokenizer.size) if index not in special])
+        That is the ``dupe_factor`` of the original, whose examples were made before training. Their order is new in
+        every epoch all the same.
+        """
+        if batch < 1:
+            raise ConfigError(f"batch is {batch}; at least 1 was expected")
+        if static < 0:
+            raise ConfigError(f"static is {static}; a number of variants was expected, or 0 for new ones each epoch")
+        self.corpus, self.tokenizer = corpus, tokenizer
+        self.batch, self.examples, self.masks, self.seed, self.static = batch, examples, masks, seed, static
+        self.masker = Masker(tokenizer, masks, tables)
+        self._key = np.random.SeedSequence([seed, _MASKS]).generate_state(2, np.uint64)
+        self._epoch, self._variant = -1, -1
+        self._plan: Plan
+        self._order: Ids
+        self._sizes: list[int] = []  # batches in each epoch planned so far
 
-    def at(self, step: int) -> PretrainingBatch:
-        """The batch of a step, counted from 0."""
-        epoch, start = self._locate(step)
-        rows = self._rows(epoch)[start : start + self.batch]
-        return self._make(rows, np.random.default_rng([self.seed, _MASKS, step]))
+    def at(self, step: int, part: int = 0, parts: int = 1) -> PretrainingBatch:
+        """The batch of a step, counted from 0, or a part of its rows; the parts together are the whole."""
+        examples = self.examples_at(step, part, parts)
+        sequences = self.read(examples)
+        masked = self.masker(sequences, self._draw(examples))
+        return PretrainingBatch(
+            ids=masked.ids,
+            segments=sequences.segments,
+            lengths=sequences.lengths,
+            positions=masked.positions,
+            targets=masked.targets,
+            labels=examples.plan.labels[examples.numbers] if len(examples.plan.labels) else examples.plan.labels,
+            boundaries=masked.boundaries,
+            fates=masked.fates,
+            units=masked.units,
+        )
 
     def epoch_at(self, step: int) -> int:
         """Which pass over the corpus a step belongs to."""
         return self._locate(step)[0]
 
+    def steps_in(self, epoch: int) -> int:
+        """How many batches an epoch has; a last, smaller one is left out."""
+        while len(self._sizes) <= epoch:
+            self._sizes.append(self._count(len(self._sizes)))
+        return self._sizes[epoch]
+
+    def examples_at(self, step: int, part: int = 0, parts: int = 1) -> Examples:
+        """What is planned for a step."""
+        if not 0 <= part < parts <= self.batch:
+            raise ConfigError(
+                f"part {part} of {parts} of a batch of {self.batch}; expected parts of a sequence or more, from 0 on"
+            )
+        epoch, place = self._locate(step)
+        self._prepare(epoch)
+        start = place * self.batch
+        whole = self._order[start : start + self.batch]
+        # All parts are as wide as the whole, so that they can be put together.
+        width = int(self._plan.lengths[whole].max())
+        rows = np.arange(part * self.batch // parts, (part + 1) * self.batch // parts)
+        counters = np.zeros((len(rows), 3), np.int64)
+        # What is static belongs to the example, what is not to the step.
+        columns = (whole[rows], self._variant, 1) if self.static else (step, rows, 0)
+        counters[:, 0], counters[:, 1], counters[:, 2] = columns
+        return Examples(self._plan, whole[rows], counters, width)
+
+    def read(self, examples: Examples) -> Sequences:
+        """The sequences, before anything is hidden."""
+        words = self.masker.needs_words
+        return assemble(self.corpus, self.tokenizer, examples.plan, examples.numbers, width=examples.width, words=words)
+
+    def _draw(self, examples: Examples) -> Draws:
+        """Random numbers: (B, STREAMS, T). However wide the batch is, a row has the same."""
+        bits = np.random.Philox(key=self._key)
+        generator, state = np.random.Generator(bits), bits.state
+        draws = np.empty((len(examples.numbers), STREAMS, self.examples.length))
+        for row, counter in enumerate(examples.counters):
+            # The first of four numbers counts what is drawn.
+            state["state"]["counter"] = np.array([0, *counter], np.uint64)
+            bits.state = state
+            generator.random(out=draws[row])
+        return draws[:, :, : examples.width]
+
     def _locate(self, step: int) -> tuple[int, int]:
-        """The epoch of a step and the row of its plan where the batch starts; a last, smaller batch is left out."""
+        """The epoch of a step, and which of its batches it is."""
         epoch = 0
-        while True:
-            if epoch == len(self._sizes):
-                self._sizes.append(self._count(epoch))
-            if step < self._sizes[epoch]:
-                return epoch, step * self.batch
-            step -= self._sizes[epoch]
+        while step >= self.steps_in(epoch):
+            step -= self.steps_in(epoch)
             epoch += 1
+        return epoch, step
 
     def _count(self, epoch: int) -> int:
-        count = len(self._rows(epoch)) // self.batch
+        self._prepare(epoch)
+        count = self._plan.count // self.batch
         if count == 0:
             raise DataError(
-                f"the corpus gives {len(self._rows(epoch))} sequences of {self.pairs.length} tokens, fewer than one "
+                f"the corpus gives {self._plan.count} sequences of {self.examples.length} tokens, fewer than one "
                 f"batch of {self.batch}; use more text, a smaller --batch or a smaller --length"
             )
         return count
 
-    def _rows(self, epoch: int) -> Plan:
+    def _prepare(self, epoch: int) -> None:
+        """Plan an epoch, unless it is the one planned last."""
+        variant = epoch % self.static if self.static else epoch
+        if variant != self._variant:
+            generator = np.random.default_rng([self.seed, _PLANS, variant])
+            self._plan = _PLANNERS[self.examples.objective](self.corpus, self.examples, generator)
+            self._variant, self._epoch = variant, -1
         if epoch != self._epoch:
-            self._plan = plan_pairs(self.corpus, self.pairs, np.random.default_rng([self.seed, _PAIRS, epoch]))
+            self._order = np.random.default_rng([self.seed, _ORDERS, epoch]).permutation(self._plan.count)
             self._epoch = epoch
-        return self._plan
-
-    def _make(self, rows: Plan, generator: np.random.Generator) -> PretrainingBatch:
-        ids, segments, lengths = self._assemble(rows)
-        filled = np.arange(ids.shape[1]) < lengths[:, None]
-        special = (ids == self.tokenizer.cls_id) | (ids == self.tokenizer.sep_id)
-        chosen = choose(filled & ~special, lengths, self.masks.rate, generator)
-        return PretrainingBatch(
-            ids=hide(ids, chosen, self.tokenizer.mask_id, self._ordinary, self.masks, generator),
-            segments=segments,
-            lengths=lengths,
-            positions=np.flatnonzero(chosen),
-            targets=ids[chosen],
-            is_random=rows[:, IS_RANDOM],
-        )
-
-    def _assemble(self, rows: Plan) -> tuple[Ids, Ids, Ids]:
-        """``[CLS] A [SEP] B [SEP]``, padded to the longest of the batch."""
-        a_lengths, b_lengths = rows[:, A_STOP] - rows[:, A_START], rows[:, B_STOP] - rows[:, B_START]
-        lengths = a_lengths + b_lengths + 3
-        ids = np.full((len(rows), int(lengths.max())), self.tokenizer.pad_id, dtype=np.int64)
-        segments = np.zeros_like(ids)
-        ids[:, 0] = self.tokenizer.cls_id
-        for row, (example, a, b) in enumerate(zip(rows, a_lengths, b_lengths, strict=True)):
-            ids[row, 1 : a + 1] = self.corpus.tokens[example[A_START] : example[A_STOP]]
-            ids[row, a + 1] = self.tokenizer.sep_id
-            ids[row, a + 2 : a + b + 2] = self.corpus.tokens[example[B_START] : example[B_STOP]]
-            ids[row, a + b + 2] = self.tokenizer.sep_id
-            segments[row, a + 2 : a + b + 3] = 1
-        return ids, segments, lengths

@@ -1,114 +1,169 @@
-"""Sentence pairs for next-sentence prediction, by the algorithm of the original ``create_pretraining_data``.
+"""Pairs of segments: next-sentence prediction (Devlin et al. 2019, section 3.1) and sentence order (Lan et al. 2020).
 
-Sentences of a document lie one after the other in the corpus, so that a segment, several whole sentences, is a range
-of tokens, and an example is five numbers. A whole epoch of them is planned at once and costs next to nothing.
+Both walk through each document by the algorithm of the original ``create_pretraining_data``: sentences are gathered up
+to the wanted length and parted in two at a random sentence. What differs is the wrong answer. For next sentences it is
+a segment of another document, and the sentences that it takes the place of start the next example; for sentence order
+it is the same two segments, swapped.
 """
 
-from dataclasses import dataclass
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
-from cloze.corpus.settings import PairSettings
+from cloze.corpus.plans import Flags, Ids, Plan, drawing
+from cloze.corpus.settings import ExampleSettings
 from cloze.corpus.shards import Corpus
 from cloze.errors import DataError
 
 SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
+# Documents from which on arrays pay.
+_MANY = 24
 
-# Columns of a plan.
-A_START, A_STOP, B_START, B_STOP, IS_RANDOM = range(5)
-Plan = NDArray[np.int64]  # (examples, 5)
+# Columns of a walk. Where A is one sentence with nothing behind it, its end is that of the whole.
+_DOCUMENT, _START, _MIDDLE, _STOP, _TARGET, _WRONG = range(6)
 
 
-def plan_pairs(corpus: Corpus, settings: PairSettings, generator: np.random.Generator) -> Plan:
-    """Plan one epoch: every sentence is used once as A or as the true B, in a new order each time."""
+def plan_next_sentences(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> Plan:
+    """Plan one epoch: every sentence is used once as A or as the true B."""
     if corpus.document_count < 2:
         raise DataError(
             f"the corpus has {corpus.document_count} document; next-sentence prediction takes its wrong answers from "
-            "other documents, so at least two are needed: put a blank line between documents"
+            "other documents, so at least two are needed: put a blank line between documents, or use --objective sop "
+            "or none"
         )
-    planner = _Planner(corpus, settings, generator)
-    examples = [example for document in range(corpus.document_count) for example in planner.document(document)]
-    plan = np.asarray(examples, dtype=np.int64).reshape(-1, 5)
-    generator.shuffle(plan)
-    return plan
+    walk = _walk(corpus, settings, generator, puts_back=True)
+    first, second = walk[:, [_START, _MIDDLE]], walk[:, [_MIDDLE, _STOP]]
+    wrong = walk[:, _WRONG] == 1
+    wanted = walk[wrong, _TARGET] - (first[wrong, 1] - first[wrong, 0])
+    second[wrong] = _random_segments(corpus, walk[wrong, _DOCUMENT], wanted, generator)
+    tossed = walk[:, _MIDDLE] < walk[:, _STOP]
+    return _plan(first, second, walk[:, _WRONG], tossed, settings, generator)
 
 
-@dataclass(frozen=True)
-class _Planner:
-    corpus: Corpus
-    settings: PairSettings
-    generator: np.random.Generator
+def plan_sentence_order(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> Plan:
+    """Plan one epoch: every sentence is used once, and ``random_share`` of the pairs are swapped.
 
-    def document(self, document: int) -> list[tuple[int, int, int, int, int]]:
-        """The examples of one document."""
-        sentences, generator = self.corpus.sentences, self.generator
-        room = self.settings.length - SPECIAL_TOKENS
-        first, last = int(self.corpus.documents[document]), int(self.corpus.documents[document + 1])
-        examples = []
-        target = self._target(room)
-        start = stop = first  # the sentences gathered so far
-        while stop < last:
-            stop += 1
-            if stop < last and sentences[stop] - sentences[start] < target:
-                continue
-            middle = stop if stop - start == 1 else int(generator.integers(start + 1, stop))
-            a = (int(sentences[start]), int(sentences[middle]))
-            is_random = middle == stop or generator.random() < self.settings.random_share
-            if is_random:
-                b = self._random_segment(document, target - (a[1] - a[0]))
-                stop = middle  # the sentences that were put aside are not lost: they start the next example
-            else:
-                b = (int(sentences[middle]), int(sentences[stop]))
-            a, b = self._truncate(a, b, room)
-            examples.append((*a, *b, int(is_random)))
-            start, target = stop, self._target(room)
-        return examples
-
-    def _target(self, room: int) -> int:
-        """How long this example wants to be.
-
-        The original draws this once a document, whose share of short examples then grows with its length; here it is
-        drawn for every example, so that the share is the one that was asked for.
-        """
-        if self.generator.random() < self.settings.short_share:
-            return int(self.generator.integers(2, room + 1))
-        return room
-
-    def _random_segment(self, document: int, wanted: int) -> tuple[int, int]:
-        """Sentences of another document, from a random one on, until there are ``wanted`` tokens or it ends."""
-        other = int(self.generator.integers(self.corpus.document_count - 1))
-        other += other >= document  # never the same document
-        first, last = int(self.corpus.documents[other]), int(self.corpus.documents[other + 1])
-        start = int(self.generator.integers(first, last))
-        begin = int(self.corpus.sentences[start])
-        # The first sentence end at or beyond what is wanted, at least one sentence on.
-        ends = self.corpus.sentences[start + 1 : last + 1]
-        index = min(int(np.searchsorted(ends, begin + max(1, wanted))), len(ends) - 1)
-        return begin, int(ends[index])
-
-    def _truncate(self, a: tuple[int, int], b: tuple[int, int], room: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Cut the longer segment, token by token, at either end by chance, so that neither end is favoured."""
-        lengths = [a[1] - a[0], b[1] - b[0]]
-        excess = sum(lengths) - room
-        if excess <= 0:
-            return a, b
-        kept = _shared(lengths, room)
-        return self._cut(a, kept[0]), self._cut(b, kept[1])
-
-    def _cut(self, segment: tuple[int, int], kept: int) -> tuple[int, int]:
-        surplus = segment[1] - segment[0] - kept
-        front = int(self.generator.binomial(surplus, 0.5))
-        return segment[0] + front, segment[0] + front + kept
+    ALBERT's code gives a sentence that is alone, at the end of its document or too long for company, a random partner
+    and calls it swapped. Here it is parted in two at a random token: so the label always means the order, and one
+    document is enough. A lone sentence of a single token has no order and is left out.
+    """
+    walk = _walk(corpus, settings, generator, puts_back=False)
+    walk = walk[walk[:, _STOP] - walk[:, _START] > 1]
+    alone = walk[:, _MIDDLE] == walk[:, _STOP]
+    walk[alone, _MIDDLE] = generator.integers(walk[alone, _START] + 1, walk[alone, _STOP])
+    first, second = walk[:, [_START, _MIDDLE]], walk[:, [_MIDDLE, _STOP]]
+    swapped = walk[:, _WRONG] == 1
+    first[swapped], second[swapped] = second[swapped], first[swapped]
+    tossed = np.ones(len(walk), bool)
+    return _plan(first, second, walk[:, _WRONG], tossed, settings, generator)
 
 
-def _shared(lengths: list[int], room: int) -> tuple[int, int]:
+def _walk(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator, *, puts_back: bool) -> Ids:
+    """Go through each document and note where examples start, part and stop: (E, 6).
+
+    Where an example starts depends on what became of the one before. So examples are taken one of every document at a
+    time, which NumPy does at once, until few documents are left; the rest of each of those is walked on its own.
+    """
+    documents, starts = np.arange(corpus.document_count), corpus.documents[:-1]
+    waves = [np.zeros((0, 6), np.int64)]
+    while len(documents) >= _MANY:
+        wave, starts = _wave(corpus, documents, starts, settings, generator, puts_back=puts_back)
+        waves.append(wave)
+        goes_on = starts < corpus.documents[documents + 1]
+        documents, starts = documents[goes_on], starts[goes_on]
+    draw = drawing(generator)
+    for document, start in zip(documents.tolist(), starts.tolist(), strict=True):
+        waves.append(_walk_on(corpus, document, start, settings, draw, puts_back=puts_back))
+    return np.concatenate(waves)
+
+
+def _wave(
+    corpus: Corpus,
+    documents: Ids,
+    starts: Ids,
+    settings: ExampleSettings,
+    generator: np.random.Generator,
+    *,
+    puts_back: bool,
+) -> tuple[Ids, Ids]:
+    """One example of each of some documents, from a sentence on, and the sentence that the next one starts with."""
+    room, count, sentences = settings.length - SPECIAL_TOKENS, len(documents), corpus.sentences
+    # The original draws this once a document, whose share of short examples then grows with its length; here it is
+    # drawn for every example, so that the share is the one that was asked for.
+    is_short = generator.random(count) < settings.short_share
+    targets = np.where(is_short, generator.integers(2, room + 1, count), room)
+    begins = sentences[starts]
+    stops = np.minimum(np.searchsorted(sentences, begins + targets), corpus.documents[documents + 1])
+    alone = stops == starts + 1
+    split = starts + 1 + (generator.random(count) * (stops - starts - 1)).astype(np.int64)
+    middles = np.where(alone, stops, split)
+    wrong = generator.random(count) < settings.random_share
+    if puts_back:
+        wrong |= alone
+    walk = np.stack([documents, begins, sentences[middles], sentences[stops], targets, wrong], axis=1)
+    return walk, np.where(wrong, middles, stops) if puts_back else stops
+
+
+def _walk_on(
+    corpus: Corpus, document: int, start: int, settings: ExampleSettings, draw: Callable[[], float], *, puts_back: bool
+) -> Ids:
+    """What ``_wave`` does, for one document from a sentence to its end, in numbers where arrays would be too short."""
+    room, short_share, wrong_share = settings.length - SPECIAL_TOKENS, settings.short_share, settings.random_share
+    places = corpus.sentences[start : corpus.documents[document + 1] + 1].tolist()
+    found = array("q")
+    start, end = 0, len(places) - 1
+    while start < end:
+        target = 2 + int(draw() * (room - 1)) if draw() < short_share else room
+        stop = bisect_left(places, places[start] + target, start + 1, end)
+        alone = stop == start + 1
+        middle = stop if alone else start + 1 + int(draw() * (stop - start - 1))
+        wrong = (alone and puts_back) or draw() < wrong_share
+        found.extend((document, places[start], places[middle], places[stop], target, wrong))
+        start = middle if wrong and puts_back else stop
+    return np.array(found, dtype=np.int64).reshape(-1, 6)
+
+
+def _random_segments(corpus: Corpus, documents: Ids, wanted: Ids, generator: np.random.Generator) -> Ids:
+    """Sentences of another document, from a random one on, until there are ``wanted`` tokens or it ends: (N, 2)."""
+    others = generator.integers(corpus.document_count - 1, size=len(documents))
+    others += others >= documents  # never the same document
+    last = corpus.documents[others + 1]
+    sentences = generator.integers(corpus.documents[others], last)
+    starts = corpus.sentences[sentences]
+    # The first sentence end at or beyond what is wanted, at least one sentence on.
+    ends = np.searchsorted(corpus.sentences, starts + np.maximum(1, wanted))
+    return np.stack([starts, corpus.sentences[np.minimum(ends, last)]], axis=1)
+
+
+def _plan(
+    first: Ids, second: Ids, labels: Ids, tossed: Flags, settings: ExampleSettings, generator: np.random.Generator
+) -> Plan:
+    first, second = _truncate(first, second, settings.length - SPECIAL_TOKENS, generator)
+    chunks = np.zeros((len(first), 2, 3), np.int64)
+    chunks[:, 0, :2], chunks[:, 1, :2], chunks[:, 1, 2] = first, second, 1
+    return Plan(chunks.reshape(-1, 3), np.arange(0, 2 * len(first) + 1, 2), labels.copy(), tossed)
+
+
+def _truncate(first: Ids, second: Ids, room: int, generator: np.random.Generator) -> tuple[Ids, Ids]:
+    """Cut the longer segment, token by token, at either end by chance, so that neither end is favoured."""
+    kept_first, kept_second = _shared(first[:, 1] - first[:, 0], second[:, 1] - second[:, 0], room)
+    return _cut(first, kept_first, generator), _cut(second, kept_second, generator)
+
+
+def _cut(segments: Ids, kept: Ids, generator: np.random.Generator) -> Ids:
+    surplus = segments[:, 1] - segments[:, 0] - kept
+    starts = segments[:, 0].copy()
+    long = surplus > 0
+    starts[long] += generator.binomial(surplus[long], 0.5)
+    return np.stack([starts, starts + kept], axis=1)
+
+
+def _shared(first: Ids, second: Ids, room: int) -> tuple[Ids, Ids]:
     """What two segments keep when the longer always gives first: (long, long), 125 -> (63, 62), as the original."""
-    a, b = lengths
     # Ties take from B, as in the original, so that of an odd room A keeps the odd token.
-    half_a, half_b = room - room // 2, room // 2
-    if a <= half_a:
-        return a, min(b, room - a)
-    if b <= half_b:
-        return room - b, b
-    return half_a, half_b
+    half_first, half_second = room - room // 2, room // 2
+    kept_first = np.minimum(first, np.maximum(half_first, room - second))
+    kept_second = np.minimum(second, np.maximum(half_second, room - first))
+    return kept_first, kept_second

@@ -1,26 +1,42 @@
-"""``cloze prepare``: text -> sentences -> ids -> a folder that training maps into memory."""
+"""``cloze prepare``: text -> sentences -> ids -> a folder that training maps into memory.
 
-import hashlib
-from array import array
+The text is divided into parts, and each part becomes a shard in the work folder ``OUT.partial``, by whoever is free.
+A shard appears there whole or not at all; so the same command, after whatever has stopped it, makes the shards that
+are missing. When all are there, the manifest is written and the work folder becomes ``OUT``.
+"""
+
+import shutil
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from cloze.corpus.documents import open_text, read_documents
-from cloze.corpus.settings import PrepareSettings
-from cloze.corpus.shards import FORMAT, MANIFEST, read_manifest
+from cloze.corpus.documents import Span, is_compressed
+from cloze.corpus.duplicates import BANDS, ROWS, keep_exact, keep_near
+from cloze.corpus.engines import CLUSTER, check_engine, make_on_cluster
+from cloze.corpus.parts import Part, Segment, gather
+from cloze.corpus.recipe import check_is_corpus, check_same, differences, make_recipe
+from cloze.corpus.settings import EngineSettings, PrepareSettings
+from cloze.corpus.shard_files import COUNTS, FACTS, read_facts, telling_of_disk, written_file
+from cloze.corpus.shard_making import HASHES, PLAN, WORDS, Plan, hashes_path, kept_path, shard_name
+from cloze.corpus.shards import FORMAT, MANIFEST, SHARDS, SPLITS, read_manifest
+from cloze.corpus.stopping import LOCK, heard_at_once, locked
+from cloze.corpus.workers import Answer, Task, do_tasks
 from cloze.errors import DataError
-from cloze.files import replaced_folder, write_json
+from cloze.files import flush, write_json
+from cloze.interrupts import Interrupted
 from cloze.progress import Progress, Silent
-from cloze.text import Tokenizer, split_sentences
+from cloze.text import Tokenizer
+from cloze.text.counting import usable_cores
+from cloze.text.words import WordSplitter
 
-SPLITS = ("train", "held_out")
-# Sentences that are tokenized together: enough to keep the Rust side busy, little enough to be no memory.
-CHUNK = 4096
+# Text of fewer bytes is prepared before another process would have started.
+_WORTH_A_PROCESS = 8 * 10**6
+_LIKELY_COMPRESSION = 4
+_TOLD_EVERY = 2**18
 
 
 def prepare(
@@ -29,135 +45,272 @@ def prepare(
     out: str | Path,
     *,
     settings: PrepareSettings | None = None,
+    engine: EngineSettings | None = None,
+    fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Prepare text files with the vocabulary of a folder; done already, it returns at once."""
-    settings, progress = settings or PrepareSettings(), progress or Silent()
+    """Prepare text files with the vocabulary of a folder. The same call goes on where another stopped.
+
+    Done already, it returns at once. ``fresh`` forgets what was prepared, or begun, in this place.
+    """
+    settings, engine, progress = settings or PrepareSettings(), engine or EngineSettings(), progress or Silent()
     paths, folder = [Path(text) for text in texts], Path(out)
+    check_engine(engine)
     tokenizer = Tokenizer.from_folder(Path(vocab))
-    recipe = _recipe(paths, tokenizer, settings)
-    if folder.exists() and not _is_empty(folder):
-        _check_same(folder, recipe)
-        return folder
-    with replaced_folder(folder) as temporary, ExitStack() as files:
-        writers = {split: _Writer(temporary / split, _id_type(tokenizer), files) for split in SPLITS}
-        for number, document in enumerate(_tokenized(paths, tokenizer)):
-            split = "held_out" if _held_out(number, settings) else "train"
-            writers[split].add(document)
-            if number % 100 == 0:
-                progress.advance("preparing", number, None, tokens=float(writers["train"].token_count))
-        facts = {split: writer.finish() for split, writer in writers.items()}
-        if not facts["train"]["tokens"]:
-            raise DataError(f"{', '.join(map(str, paths))}: no text found; nothing was prepared")
-        tokenizer.save(temporary)
-        write_json(
-            temporary / MANIFEST,
-            {"format": FORMAT, "dtype": _id_type(tokenizer), "splits": facts, "recipe": recipe},
-        )
+    WordSplitter(settings.words)  # a mistake in it is told now
+    is_there = folder.exists() and not _is_empty(folder)
+    if is_there:
+        check_is_corpus(folder)
+    work = _Work(folder.with_name(f"{folder.name}.partial"), paths, engine, progress)
+    with heard_at_once(), work.told_when_interrupted():
+        recipe = make_recipe(work.fingerprints(), tokenizer, settings)
+        if is_there and not fresh:
+            check_same(folder, recipe)
+            return folder
+        with work.locked():
+            plan = work.plan(recipe, tokenizer, settings, fresh=fresh)
+            work.find_duplicates(plan)
+            work.make_shards(plan)
+            work.finish(plan, folder)
     return folder
 
 
-def _tokenized(paths: Sequence[Path], tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
-    """Documents as lists of sentences of ids; sentences without a single known character vanish."""
-    pending: list[list[str]] = []
-    count = 0
-    for paragraphs in read_documents(paths):
-        pending.append([sentence for paragraph in paragraphs for sentence in split_sentences(paragraph)])
-        count += len(pending[-1])
-        if count >= CHUNK:
-            yield from _encode(pending, tokenizer)
-            pending, count = [], 0
-    yield from _encode(pending, tokenizer)
+class _Work:
+    """The work folder, and those who work there."""
+
+    def __init__(self, folder: Path, paths: list[Path], engine: EngineSettings, progress: Progress) -> None:
+        self.folder = folder
+        self._paths = paths
+        self._engine = engine
+        self._progress = progress
+        self._plan: Plan | None = None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep others away; leave nothing behind that is of no use."""
+        with telling_of_disk(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        with locked(self.folder):
+            try:
+                yield
+            finally:
+                # The jobs of a cluster go on without us.
+                if self._engine.engine == "local" and not any(self.folder.glob(f"{SHARDS}/*/{FACTS}")):
+                    shutil.rmtree(self.folder, ignore_errors=True)
+
+    @contextmanager
+    def told_when_interrupted(self) -> Iterator[None]:
+        """Say what was saved, if a signal ends the work."""
+        try:
+            yield
+        except Interrupted as error:
+            count = 0 if self._plan is None else len(self._plan.parts) - len(self._missing(self._plan))
+            of = "" if self._plan is None else f" of {len(self._plan.parts)}"
+            message = f"stopped; {count}{of} shards are finished and kept; the same command goes on"
+            raise Interrupted(error.number, message) from None
+
+    def fingerprints(self) -> list[list[str]]:
+        """The name and SHA-256 of every text file."""
+        tasks: list[Task] = [{"do": "fingerprint", "path": str(path)} for path in self._paths]
+        found = self._done(tasks, "fingerprints", None)
+        digests = {task["path"]: digest for task, digest in found}
+        return [[path.name, digests[str(path)]] for path in self._paths]
+
+    def plan(self, recipe: dict[str, Any], tokenizer: Tokenizer, settings: PrepareSettings, *, fresh: bool) -> Plan:
+        """Go on with the plan that is there, or make one."""
+        if (self.folder / PLAN).is_file() and not fresh:
+            there = Plan.read(self.folder)
+            if changes := differences(there.recipe, recipe):
+                raise DataError(
+                    f"{self.folder}: holds unfinished work of another kind ({changes}); "
+                    "give the command that began it, or begin anew with --fresh"
+                )
+            self._plan = Plan([path.resolve() for path in self._paths], there.parts, recipe, there.dtype)
+        elif (self.folder / MANIFEST).is_file() and not fresh and self._manifest()["recipe"] == recipe:
+            # Killed between the last two steps, when nothing but the name was missing.
+            parts: list[Part] = [()] * len(self._manifest()["shards"])
+            self._plan = Plan([], parts, recipe, self._manifest()["dtype"])
+        else:
+            self._plan = self._new_plan(recipe, tokenizer, settings)
+        with written_file(self.folder / PLAN) as temporary:
+            write_json(temporary, self._plan.as_json())
+        return self._plan
+
+    def _manifest(self) -> dict[str, Any]:
+        return read_manifest(self.folder)
+
+    def _new_plan(self, recipe: dict[str, Any], tokenizer: Tokenizer, settings: PrepareSettings) -> Plan:
+        with telling_of_disk(self.folder):
+            for path in self.folder.iterdir():
+                if path.name != LOCK:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            (self.folder / SHARDS).mkdir()
+            tokenizer.save(self.folder)
+            if settings.words is not None:
+                shutil.copyfile(settings.words, self.folder / WORDS)
+        size = max(1, int(settings.shard_size * 10**6))
+        parts = gather(self._survey(settings.text, size), size)
+        return Plan([path.resolve() for path in self._paths], parts, recipe, id_type(tokenizer))
+
+    def _survey(self, column: str, size: int) -> list[Segment]:
+        tasks: list[Task] = [
+            {"do": "survey", "path": str(path), "file": file, "column": column, "size_of_part": size}
+            for file, path in enumerate(self._paths)
+        ]
+        compressed = any(map(is_compressed, self._paths))
+        total = None if compressed else sum(path.stat().st_size for path in self._paths)
+        found = {task["file"]: answer for task, answer in self._done(tasks, "reading (bytes)", total)}
+        segments = (segment for file in range(len(tasks)) for segment in found[file])
+        return [Segment(file, Span(*span), bytes_) for file, span, bytes_ in segments]
+
+    def find_duplicates(self, plan: Plan) -> None:
+        """Write down which documents of every part are kept, where that is asked for."""
+        kind, last = plan.recipe["duplicates"], len(plan.parts) - 1
+        if kind == "keep" or not self._missing(plan) or kept_path(self.folder, last).exists():
+            return
+        with telling_of_disk(self.folder):
+            (self.folder / HASHES).mkdir(exist_ok=True)
+        self._all(plan, "hash", range(len(plan.parts)), "looking for duplicates (bytes)")
+        with telling_of_disk(self.folder):
+            self._write_kept(plan, kind)
+
+    def _write_kept(self, plan: Plan, kind: str) -> None:
+        width = 16 if kind == "exact" else BANDS * ROWS * 4
+        together = self.folder / HASHES / "all"
+        counts = []
+        with together.open("wb") as all_hashes:
+            for part in range(len(plan.parts)):
+                with hashes_path(self.folder, part).open("rb") as hashes:
+                    shutil.copyfileobj(hashes, all_hashes)
+                    counts.append(hashes.tell() // width)
+        if kind == "exact":
+            keep = keep_exact(np.fromfile(together, "<u8").reshape(-1, 2))
+        else:
+            empty = np.zeros((0, BANDS * ROWS), np.uint32)
+            mapped = np.memmap(together, "<u4", "r").reshape(-1, BANDS * ROWS) if sum(counts) else empty
+            keep = keep_near(mapped)
+        together.unlink()
+        ends = np.cumsum(counts)
+        for part, count in enumerate(counts):  # the last one last: its presence says that all are there
+            keep[ends[part] - count : ends[part]].tofile(kept_path(self.folder, part))
+
+    def make_shards(self, plan: Plan) -> None:
+        """Make the shards that are missing."""
+        missing = self._missing(plan)
+        if missing and len(missing) < len(plan.parts):
+            self._progress.say(f"going on: {len(plan.parts) - len(missing)} of {len(plan.parts)} shards are there")
+        if missing and self._engine.engine != "local":
+            make_on_cluster(self.folder, len(plan.parts), lambda: self._missing(plan), self._engine, self._progress)
+            return
+        self._sweep()
+        self._all(plan, "shard", missing, "preparing (bytes)")
+
+    def _sweep(self) -> None:
+        """Take away what killed processes have left half done."""
+        for ruin in [*self.folder.glob("*.tmp"), *self.folder.glob("*/*.tmp")]:
+            shutil.rmtree(ruin) if ruin.is_dir() else ruin.unlink()
+
+    def _missing(self, plan: Plan) -> list[int]:
+        shards = self.folder / SHARDS
+        numbers = range(len(plan.parts))
+        return [part for part in numbers if read_facts(shards / shard_name(part), plan.dtype) is None]
+
+    def _all(self, plan: Plan, what: str, parts: Sequence[int], stage: str) -> None:
+        sizes = {part: plan.size(part) for part in parts}
+        tasks: list[Task] = [
+            {"do": what, "folder": str(self.folder.resolve()), "part": part, "size": sizes[part]} for part in parts
+        ]
+        for _ in self._done(tasks, stage, sum(sizes.values())):
+            pass
+
+    def _done(self, tasks: Sequence[Task], stage: str, total: int | None) -> list[tuple[Task, Answer]]:
+        meter = _Meter(self._progress, stage, total)
+        workers = self._engine.workers if self._engine.engine == "local" else None
+        if workers is None:
+            workers = usable_cores() if _estimated_size(self._paths) > _WORTH_A_PROCESS else 1
+        done = list(do_tasks(tasks, workers, meter.add, self._progress.say))
+        meter.finish()
+        return done
+
+    def finish(self, plan: Plan, folder: Path) -> None:
+        """Write the manifest, put away the tools, and give the corpus its name."""
+        shards = [read_facts(self.folder / SHARDS / shard_name(part), plan.dtype) for part in range(len(plan.parts))]
+        facts = [shard for shard in shards if shard is not None]
+        if len(facts) < len(shards):
+            raise DataError(f"{self.folder}: shards were damaged while others were made; give the same command again")
+        splits = {
+            split: {name: sum(shard["splits"][split][name] for shard in facts) for name in COUNTS} for split in SPLITS
+        }
+        if not splits["train"]["tokens"]:
+            shutil.rmtree(self.folder)
+            raise DataError(f"{', '.join(map(str, self._paths))}: no text found; nothing was prepared")
+        manifest = {
+            "format": FORMAT,
+            "dtype": plan.dtype,
+            "splits": splits,
+            "bad_rows": sum(shard["bad_rows"] for shard in facts),
+            "duplicates": sum(shard["duplicates"] for shard in facts),
+            "recipe": plan.recipe,
+            "shards": facts,
+        }
+        with written_file(self.folder / MANIFEST) as temporary:
+            write_json(temporary, manifest)
+        with telling_of_disk(self.folder):
+            for path in self.folder.iterdir():
+                if path.is_file():
+                    flush(path)
+            self._rename(folder)
+
+    def _rename(self, folder: Path) -> None:
+        self._sweep()
+        for name in (HASHES, WORDS, CLUSTER, LOCK, PLAN):
+            path = self.folder / name
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        old = folder.with_name(f"{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        flush(self.folder)
+        self.folder.rename(folder)
+        flush(folder.parent)
+        shutil.rmtree(old, ignore_errors=True)
 
 
-def _encode(documents: list[list[str]], tokenizer: Tokenizer) -> Iterator[list[list[int]]]:
-    ids = iter(tokenizer.encode_ids([sentence for document in documents for sentence in document]))
-    for document in documents:
-        yield [sentence for sentence in (next(ids) for _ in document) if sentence]
+class _Meter:
+    """Adds up bytes and tells of them."""
+
+    def __init__(self, progress: Progress, stage: str, total: int | None) -> None:
+        self._progress = progress
+        self._stage = stage
+        self._total = total
+        self._done = self._told = 0
+        self._begun = time.monotonic()
+
+    def add(self, count: int) -> None:
+        self._done += count
+        if abs(self._done - self._told) < _TOLD_EVERY:
+            return
+        self._told = self._done
+        # Not the whole before the end, which is told once.
+        done = max(0, self._done) if self._total is None else min(max(0, self._done), max(0, self._total - 1))
+        rate = done / 10**6 / max(1e-3, time.monotonic() - self._begun)
+        self._progress.advance(self._stage, done, self._total, **{"MB/s": rate})
+
+    def finish(self) -> None:
+        if self._total:
+            self._progress.advance(self._stage, self._total, self._total)
 
 
-def _held_out(number: int, settings: PrepareSettings) -> bool:
-    """Whether a document is held out: a coin that depends on its number and the seed alone."""
-    digest = hashlib.sha256(f"{settings.seed}:{number}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") < settings.held_out * 2**64
-
-
-def _id_type(tokenizer: Tokenizer) -> str:
-    return "uint16" if tokenizer.size <= 2**16 else "int32"
-
-
-def _recipe(paths: Sequence[Path], tokenizer: Tokenizer, settings: PrepareSettings) -> dict[str, Any]:
-    """Everything that the result depends on."""
-    rules = tokenizer.settings
-    vocabulary = [*rules.pieces, rules.lowercase, rules.strip_accents, rules.chinese, rules.longest_word]
-    if rules.ladder:
-        vocabulary.append(str(rules.ladder))
-    return {
-        # A list: the order decides which documents are held out, and two files may have one name.
-        "texts": [[path.name, _fingerprint(path)] for path in paths],
-        "vocabulary": hashlib.sha256("\n".join(map(str, vocabulary)).encode()).hexdigest(),
-        "held_out": settings.held_out,
-        "seed": settings.seed,
-    }
-
-
-def _fingerprint(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open_text(path) as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
+def id_type(tokenizer: Tokenizer) -> str:
+    """The smallest kind of number that holds every id."""
+    return "<u2" if tokenizer.size <= 2**16 else "<i4"
 
 
 def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def _check_same(folder: Path, recipe: dict[str, Any]) -> None:
-    """Accept a folder that holds just this; refuse to overwrite anything else."""
-    if not (folder / MANIFEST).is_file():
-        raise DataError(f"{folder}: exists and is not a prepared corpus; choose another --out")
-    recorded = read_manifest(folder).get("recipe")
-    if recorded != recipe:
-        changed = [key for key in recipe if not isinstance(recorded, dict) or recorded.get(key) != recipe[key]]
-        raise DataError(
-            f"{folder}: was prepared otherwise ({', '.join(changed)} differ); choose another --out or delete it"
-        )
-
-
-@dataclass
-class _Writer:
-    """One split being written: ids straight to the disk, offsets in memory until the end."""
-
-    folder: Path
-    id_type: str
-    files: ExitStack  # closes what is open, however the work ends
-    sentences: "array[int]" = field(default_factory=lambda: array("q", [0]))
-    documents: "array[int]" = field(default_factory=lambda: array("q", [0]))
-    _file: BinaryIO = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.folder.mkdir()
-        self._file = self.files.enter_context((self.folder / "tokens.bin").open("wb"))
-
-    @property
-    def token_count(self) -> int:
-        return self.sentences[-1]
-
-    def add(self, document: list[list[int]]) -> None:
-        if not document:
-            return
-        for sentence in document:
-            self._file.write(np.asarray(sentence, dtype=self.id_type).tobytes())
-            self.sentences.append(self.sentences[-1] + len(sentence))
-        self.documents.append(len(self.sentences) - 1)
-
-    def finish(self) -> dict[str, int]:
-        self._file.close()
-        np.save(self.folder / "sentences.npy", np.asarray(self.sentences, dtype=np.int64))
-        np.save(self.folder / "documents.npy", np.asarray(self.documents, dtype=np.int64))
-        return {
-            "documents": len(self.documents) - 1,
-            "sentences": len(self.sentences) - 1,
-            "tokens": self.token_count,
-        }
+def _estimated_size(paths: Sequence[Path]) -> int:
+    """About how many bytes of text there are; what is missing is for the reader to tell."""
+    sizes = ((path, path.stat().st_size) for path in paths if path.is_file())
+    return sum(size * (_LIKELY_COMPRESSION if is_compressed(path) else 1) for path, size in sizes)

@@ -1,9 +1,13 @@
-"""What can be said about vocabularies, preparation, pairs and masks. Light to import: the command line reads it."""
+"""What can be said about vocabularies, preparation, examples and masks. Light to import: the command line reads it."""
 
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, get_args
 
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, did_you_mean
+
+Objective = Literal["nsp", "sop", "none"]
+Masking = Literal["token", "word", "ngram", "span", "entity", "correction"]
 
 
 @dataclass(frozen=True)
@@ -42,35 +46,119 @@ class PrepareSettings:
     """Share of documents that training never sees."""
     seed: int = 0
     """Decides which documents are held out."""
+    text: str = "text"
+    """The column with the texts, in JSONL and Parquet files."""
+    on_bad_row: Literal["stop", "skip"] = "stop"
+    """A row of JSONL or Parquet that cannot be read: stop, or skip and count."""
+    words: Path | None = None
+    """A file of Chinese words, one a line, that are words beside those of the segmenter's dictionary."""
+    duplicates: Literal["keep", "exact", "near"] = "keep"
+    """keep; exact: drop documents that were there before but for case and spaces; near: drop those nearly so, too."""
+    shard_size: float = 32.0
+    """Megabytes of text in a shard, about: the piece of work that is lost when a worker is killed."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"held_out is {self.held_out}; a share from 0 up to, not including, 1 was expected")
+        if not 0 < self.shard_size <= 1024:
+            raise ConfigError(f"shard_size is {self.shard_size}; megabytes above 0, up to 1024, were expected")
 
 
 @dataclass(frozen=True)
-class PairSettings:
-    """How segments are cut for next-sentence prediction."""
+class EngineSettings:
+    """Where text is prepared; the result is the same everywhere."""
 
+    engine: Literal["local", "slurm", "ray"] = "local"
+    """local: processes of this machine; slurm or ray: the jobs of a cluster, with the extra cloze[cluster]."""
+    workers: int | None = None
+    """Processes, or jobs at once; one a core here, and as many as the cluster gives, if left out."""
+    partition: str | None = None
+    """The partition that Slurm runs the jobs in."""
+    time: str = "04:00:00"
+    """The time that Slurm gives to a job, which makes one shard."""
+    memory: int = 4
+    """Gigabytes for each job of a cluster."""
+    sbatch: tuple[str, ...] = ()
+    """More for Slurm's sbatch, each as name=value: account=physics."""
+    address: str | None = None
+    """The Ray cluster; the one that this machine belongs to, or one made here, if left out."""
+
+    def __post_init__(self) -> None:
+        if self.workers is not None and self.workers < 1:
+            raise ConfigError(f"workers is {self.workers}; at least 1 was expected")
+        if self.memory < 1:
+            raise ConfigError(f"memory is {self.memory}; at least 1 gigabyte was expected")
+        if self.engine == "slurm" and not self.partition:
+            raise ConfigError("engine is slurm, but partition is missing; 'sinfo' lists those of the cluster")
+        for value in self.sbatch:
+            if not value.partition("=")[0] or "=" not in value:
+                raise ConfigError(f"sbatch is {value!r}; name=value was expected, as in account=physics")
+
+
+@dataclass(frozen=True)
+class ExampleSettings:
+    """How sequences are cut from the text."""
+
+    objective: Objective = "nsp"
+    """nsp: is B what follows A; sop: are A and B in order; none: whole sentences, with nothing asked about them."""
     length: int = 128
     # A few sequences are shorter than they might be, because those of the tasks will be.
     short_share: float = 0.1
     random_share: float = 0.5
+    """Share of wrong pairs: random ones for nsp, swapped ones for sop."""
 
     def __post_init__(self) -> None:
+        if self.objective not in get_args(Objective):
+            raise ConfigError(f"objective is {self.objective!r}{did_you_mean(self.objective, get_args(Objective))}")
         if self.length < 8:
             raise ConfigError(f"length is {self.length}; a pair of segments needs at least 8 tokens")
+        for name in ("short_share", "random_share"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ConfigError(f"{name} is {getattr(self, name)}; a share from 0 to 1 was expected")
 
 
 @dataclass(frozen=True)
 class MaskSettings:
-    """The shares of the paper: 15 % chosen; of those 80 % hidden, 10 % replaced, 10 % left as they are."""
+    """What is chosen together, and the paper's shares: 15 % chosen; of those 80 % hidden, 10 % replaced, 10 % kept.
 
+    For correction the first share gets a similar word instead of ``[MASK]``.
+    """
+
+    masking: Masking = "token"
+    """token, word, ngram (whole words), span (of whole words), entity (then words) or correction (as ngram)."""
     rate: float = 0.15
     mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    ngrams: tuple[float, ...] = (0.4, 0.3, 0.2, 0.1)
+    """Shares of n-grams of one word, two and so on (Cui et al. 2020, section 3.1)."""
+    geometric: float = 0.2
+    """Chance that a span ends after any of its words (Joshi et al. 2020, section 3.1)."""
+    longest: int = 10
+    """Words of the longest span."""
 
     def __post_init__(self) -> None:
+        if self.masking not in get_args(Masking):
+            raise ConfigError(f"masking is {self.masking!r}{did_you_mean(self.masking, get_args(Masking))}")
         if not 0 < self.rate < 1:
             raise ConfigError(f"mask rate is {self.rate}; a share between 0 and 1 was expected")
-        if len(self.mix) != 3 or min(self.mix) < 0 or not abs(sum(self.mix) - 1) <= 1e-6:
+        if len(self.mix) != 3 or not _are_shares(self.mix):
             raise ConfigError(f"mask mix is {self.mix}; three shares that add up to 1 were expected, as 0.8 0.1 0.1")
+        if not _are_shares(self.ngrams):
+            raise ConfigError(f"ngrams is {self.ngrams}; shares that add up to 1 were expected, as 0.4 0.3 0.2 0.1")
+        if not 0 < self.geometric < 1:
+            raise ConfigError(f"geometric is {self.geometric}; a chance between 0 and 1 was expected, as 0.2")
+        if self.longest < 1:
+            raise ConfigError(f"longest is {self.longest}; at least 1 word was expected")
+
+    @property
+    def run_shares(self) -> tuple[float, ...]:
+        """How often one word is chosen alone, two together and so on."""
+        if self.masking in ("ngram", "correction"):
+            return self.ngrams
+        if self.masking == "span":
+            chances = [self.geometric * (1 - self.geometric) ** number for number in range(self.longest)]
+            return tuple(chance / sum(chances) for chance in chances)
+        return (1.0,)
+
+
+def _are_shares(values: tuple[float, ...]) -> bool:
+    return len(values) > 0 and min(values) >= 0 and abs(sum(values) - 1) <= 1e-6

@@ -1,15 +1,20 @@
-"""Prepared text on disk: token ids in one flat file, with the places where sentences and documents begin.
+"""Prepared text on disk, as training sees it: one flat row of token ids, whatever the number of shards.
 
-    manifest.json  vocab.txt ...      what it is, and the vocabulary that it was made with
-    train/     tokens.bin             ids, one after the other, 16 bits each where the vocabulary allows it
-               sentences.npy          where each sentence starts in tokens.bin, and the end
-               documents.npy          which sentence each document starts with, and the end
-    held_out/  the same               whole documents that training never sees
+    manifest.json  vocab.txt ...        what it is, the vocabulary that it was made with, and every file's SHA-256
+    shards/00000/  shard.json           what the manifest says of this shard
+                   train-tokens.bin     ids, one after the other, 16 bits each where the vocabulary allows it
+                   train-words.bin      a bit a token: whether it starts a word
+                   train-sentences.bin  where each sentence starts in the tokens, and the end; 32 bits each
+                   train-documents.bin  which sentence each document starts with, and the end; 32 bits each
+                   held_out-...         the same of whole documents that training never sees
+    shards/00001/  ...
 
-Files are mapped into memory, not read: opening is instant, and processes share the pages.
+Tokens are mapped into memory, not read: opening takes no longer for long texts, and processes share the pages.
 """
 
-from collections.abc import Sequence
+import hashlib
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,22 +23,76 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.errors import DataError
-from cloze.files import read_json
+from cloze.files import plain_name, read_json
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+SHARDS = "shards"
+FORMAT = 2
+SPLITS = ("train", "held_out")
+OFFSETS = np.dtype("<u4")
+ARRAYS = ("tokens", "words", "sentences", "documents")
+# Each mapped file keeps a descriptor, of which a process has perhaps a thousand.
+_MOST_MAPPED = 200
 
 Split = str
+Tokens = NDArray[np.integer[Any]]
+
+
+class JoinedArray:
+    """The same array of several shards as if it were one; ``array[start:stop]`` is all that it can do."""
+
+    def __init__(self, paths: Sequence[Path], ends: NDArray[np.int64], dtype: np.dtype[Any], *, bits: bool) -> None:
+        self.dtype = dtype
+        self._paths = paths
+        self._ends = ends  # of each shard, in tokens
+        self._bits = bits
+        self._mapped: OrderedDict[int, NDArray[Any]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __getitem__(self, place: slice) -> NDArray[Any]:
+        start, stop, step = place.indices(len(self))
+        assert step == 1, "only plain ranges can be read"
+        pieces = list(self._pieces(start, max(start, stop)))
+        return pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, self.dtype), *pieces])
+
+    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[Any]]:
+        shard = int(np.searchsorted(self._ends, start, side="right"))
+        while start < stop:
+            end = int(self._ends[shard])
+            first = int(self._ends[shard - 1]) if shard else 0
+            piece, here = self._map(shard), (start - first, min(stop, end) - first)
+            yield unpack(piece, *here) if self._bits else piece[here[0] : here[1]]
+            start, shard = min(stop, end), shard + 1
+
+    def _map(self, shard: int) -> NDArray[Any]:
+        if shard in self._mapped:
+            self._mapped.move_to_end(shard)
+            return self._mapped[shard]
+        if len(self._mapped) >= _MOST_MAPPED:
+            self._mapped.popitem(last=False)
+        dtype = np.dtype(np.uint8) if self._bits else self.dtype
+        self._mapped[shard] = np.memmap(self._paths[shard], dtype=dtype, mode="r")
+        return self._mapped[shard]
+
+
+def unpack(bits: NDArray[np.uint8], start: int, stop: int) -> NDArray[np.bool_]:
+    """Bits ``start`` to ``stop`` as truth values."""
+    first = start // 8
+    found = np.unpackbits(bits[first : -(-stop // 8)], bitorder="little")
+    return found[start - 8 * first : stop - 8 * first].astype(bool)
 
 
 @dataclass(frozen=True)
 class Corpus:
     """One split of a prepared corpus."""
 
-    tokens: NDArray[np.integer[Any]]
-    sentences: NDArray[np.int64]  # (S + 1,)
-    documents: NDArray[np.int64]  # (D + 1,)
-    words: NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))  # a bit a token: starts a word
+    tokens: Tokens | JoinedArray
+    sentences: NDArray[np.int64]  # (S + 1,) in tokens
+    documents: NDArray[np.int64]  # (D + 1,) in sentences
+    # A bit a token: starts a word. Of several shards, truth values.
+    words: NDArray[np.uint8] | JoinedArray = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     @classmethod
     def of(cls, documents: Sequence[Sequence[Sequence[int]]], starts: Sequence[bool] | None = None) -> "Corpus":
@@ -48,33 +107,34 @@ class Corpus:
             np.packbits(bits, bitorder="little"),
         )
 
-    def read(self, start: int, stop: int) -> NDArray[np.integer[Any]]:
+    def read(self, start: int, stop: int) -> Tokens:
         """The ids of a range of tokens."""
         return self.tokens[start:stop]
 
     def word_starts(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Whether each token of a range is the first of a word."""
-        first = start // 8
-        bits = np.unpackbits(self.words[first : -(-stop // 8)], bitorder="little")
-        return bits[start - 8 * first : stop - 8 * first].astype(bool)
+        return self.words[start:stop] if isinstance(self.words, JoinedArray) else unpack(self.words, start, stop)
 
     @property
     def document_count(self) -> int:
         """How many documents there are."""
         return len(self.documents) - 1
 
+    @property
+    def token_count(self) -> int:
+        """How many tokens there are."""
+        return int(self.sentences[-1])
+
     @classmethod
     def open(cls, folder: Path, split: Split = "train") -> "Corpus":
-        """Map a split into memory, after checking that it is what its manifest says."""
+        """Map a split into memory, after checking that its files have the sizes that the manifest says."""
+        folder = Path(folder)
         manifest = read_manifest(folder)
         try:
-            facts = manifest["splits"][split]
-            place = folder / split
-            dtype = np.dtype(str(manifest["dtype"]))
-            empty = facts["tokens"] == 0  # an empty file cannot be mapped
-            tokens = np.zeros(0, dtype) if empty else np.memmap(place / "tokens.bin", dtype=dtype, mode="r")
-            corpus = cls(tokens, np.load(place / "sentences.npy"), np.load(place / "documents.npy"))
-            whole = corpus.matches(facts)
+            facts = [(_shard_folder(folder, shard), shard["splits"][split]) for shard in manifest["shards"]]
+            shards = [_Shard.open(place, split, counts, manifest["dtype"]) for place, counts in facts]
+            corpus = _joined([shard for shard in shards if shard.counts["tokens"]], np.dtype(manifest["dtype"]))
+            whole = corpus.matches(manifest["splits"][split])
         except (OSError, EOFError, LookupError, TypeError, ValueError) as error:
             raise DataError(f"{folder}: the {split} part is damaged ({error}); prepare the text again") from error
         if not whole:
@@ -82,16 +142,92 @@ class Corpus:
         return corpus
 
     def matches(self, facts: dict[str, int]) -> bool:
-        """Whether sizes are the recorded ones and the offsets lead nowhere outside."""
+        """Whether there is as much of everything as was recorded."""
         return (
-            self.sentences.ndim == self.documents.ndim == 1
-            and self.sentences[0] == self.documents[0] == 0
-            and len(self.tokens) == facts["tokens"] == self.sentences[-1]
+            self.token_count == facts["tokens"] == len(self.tokens)
             and len(self.sentences) - 1 == facts["sentences"] == self.documents[-1]
             and self.document_count == facts["documents"]
-            and bool((np.diff(self.sentences) > 0).all())
-            and bool((np.diff(self.documents) > 0).all())
         )
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """The offsets of one split of one shard, read and checked; the larger files are only measured."""
+
+    folder: Path
+    split: Split
+    counts: dict[str, int]
+    sentences: NDArray[np.uint32]
+    documents: NDArray[np.uint32]
+
+    @classmethod
+    def open(cls, folder: Path, split: Split, counts: dict[str, int], dtype: str) -> "_Shard":
+        empty = np.zeros(1, OFFSETS)
+        if not counts["tokens"]:
+            return cls(folder, split, counts, empty, empty)
+        expected = expected_sizes(counts, np.dtype(dtype))
+        for name in ARRAYS:
+            path = array_path(folder, split, name)
+            if path.stat().st_size != expected[name]:
+                raise ValueError(f"{path.name} has {path.stat().st_size} bytes, not {expected[name]}")
+        sentences = _read_offsets(array_path(folder, split, "sentences"), counts["tokens"])
+        documents = _read_offsets(array_path(folder, split, "documents"), counts["sentences"])
+        return cls(folder, split, counts, sentences, documents)
+
+
+def array_path(folder: Path, split: Split, name: str) -> Path:
+    """Where an array of a shard lies."""
+    return folder / f"{split}-{name}.bin"
+
+
+def expected_sizes(counts: dict[str, int], dtype: np.dtype[Any]) -> dict[str, int]:
+    """How many bytes the arrays of a split have."""
+    return {
+        "tokens": counts["tokens"] * dtype.itemsize,
+        "words": -(-counts["tokens"] // 8),
+        "sentences": (counts["sentences"] + 1) * OFFSETS.itemsize,
+        "documents": (counts["documents"] + 1) * OFFSETS.itemsize,
+    }
+
+
+def _read_offsets(path: Path, end: int) -> NDArray[np.uint32]:
+    offsets = np.fromfile(path, OFFSETS)
+    if offsets[0] != 0 or offsets[-1] != end or not bool((offsets[1:] > offsets[:-1]).all()):
+        raise ValueError(f"{path.name} does not ascend from 0 to {end}")
+    return offsets
+
+
+def _joined(shards: Sequence[_Shard], dtype: np.dtype[Any]) -> Corpus:
+    sentences = _concatenated([shard.sentences for shard in shards])
+    documents = _concatenated([shard.documents for shard in shards])
+    places = {name: [array_path(shard.folder, shard.split, name) for shard in shards] for name in ("tokens", "words")}
+    if not shards:  # an empty file cannot be mapped
+        return Corpus(np.zeros(0, dtype), sentences, documents)
+    if len(shards) == 1:
+        tokens = np.memmap(places["tokens"][0], dtype=dtype, mode="r")
+        return Corpus(tokens, sentences, documents, np.memmap(places["words"][0], dtype=np.uint8, mode="r"))
+    ends = np.cumsum([shard.counts["tokens"] for shard in shards], dtype=np.int64)
+    return Corpus(
+        JoinedArray(places["tokens"], ends, dtype, bits=False),
+        sentences,
+        documents,
+        JoinedArray(places["words"], ends, np.dtype(bool), bits=True),
+    )
+
+
+def _concatenated(offsets: Sequence[NDArray[np.uint32]]) -> NDArray[np.int64]:
+    """Offsets of several shards, each of which starts at 0, as one ascending array."""
+    joined = np.zeros(1 + sum(len(each) - 1 for each in offsets), np.int64)
+    place = 1
+    for each in offsets:
+        joined[place : place + len(each) - 1] = each[1:]
+        joined[place : place + len(each) - 1] += joined[place - 1]
+        place += len(each) - 1
+    return joined
+
+
+def _shard_folder(folder: Path, shard: dict[str, Any]) -> Path:
+    return folder / SHARDS / plain_name(shard["name"], folder / MANIFEST)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
@@ -104,3 +240,30 @@ def read_manifest(folder: Path) -> dict[str, Any]:
             f"{folder}: prepared in format {manifest.get('format')}, but {FORMAT} is read; prepare it again"
         )
     return manifest
+
+
+def verify_corpus(folder: Path) -> int:
+    """Read every shard and compare it with the manifest; return how many bytes were found to be right."""
+    folder, size = Path(folder), 0
+    for shard in read_manifest(folder)["shards"]:
+        for name, recorded in shard["files"].items():
+            path = _shard_folder(folder, shard) / plain_name(name, folder / MANIFEST)
+            try:
+                found = file_digest(path)
+            except OSError as error:
+                raise DataError(
+                    f"{path}: cannot be read ({error.strerror}); prepare the text again, with --fresh"
+                ) from error
+            if found != recorded["sha256"]:
+                raise DataError(
+                    f"{path}: shard {shard['name']} was damaged after it was written (SHA-256 {found[:12]}..., but "
+                    f"{recorded['sha256'][:12]}... was recorded); prepare the text again, with --fresh"
+                )
+            size += recorded["bytes"]
+    return size
+
+
+def file_digest(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

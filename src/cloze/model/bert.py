@@ -1,7 +1,8 @@
 """An encoder with the heads that a folder has: what is trained, saved, loaded and asked.
 
 One class holds every combination, so that a folder's heads are data and not a type: a pre-training folder has the
-heads ``mlm`` and ``nsp``, a fine-tuned one has one of ``sequence``, ``token``, ``span`` and ``choice``.
+heads ``mlm`` and perhaps ``nsp`` or ``sop``, and ``sbo``; a fine-tuned one has one of ``sequence``, ``token``, ``span``
+and ``choice``.
 """
 
 from collections.abc import Collection
@@ -16,18 +17,20 @@ from cloze.model.encoder import Encoder, EncoderOutput, initialise
 from cloze.model.heads import (
     ChoiceHead,
     MaskedWordHead,
-    NextSentenceHead,
     Pooler,
+    SentenceHead,
     SequenceHead,
+    SpanBoundaryHead,
     SpanHead,
     TokenHead,
 )
 
-HeadName = Literal["mlm", "nsp", "sequence", "token", "span", "choice"]
+# Pre-training: masked words, next sentence, sentence order, span boundaries; then the tasks.
+HeadName = Literal["mlm", "nsp", "sop", "sbo", "sequence", "token", "span", "choice"]
 HEAD_NAMES: tuple[HeadName, ...] = get_args(HeadName)
-PRETRAINING_HEADS: frozenset[HeadName] = frozenset({"mlm", "nsp"})
+PRETRAINING_HEADS: frozenset[HeadName] = frozenset({"mlm", "nsp", "sop", "sbo"})
 # These read the pooled [CLS]; the others read the token states.
-POOLED_HEADS: frozenset[HeadName] = frozenset({"nsp", "sequence", "choice"})
+POOLED_HEADS: frozenset[HeadName] = frozenset({"nsp", "sop", "sequence", "choice"})
 
 
 class Bert(nn.Module):
@@ -48,6 +51,8 @@ class Bert(nn.Module):
         if len(set(heads) - PRETRAINING_HEADS) > 1:
             # They share one name on disk.
             raise ConfigError(f"heads {', '.join(heads)}: a model has one task head at the most")
+        if {"nsp", "sop"} <= set(heads):
+            raise ConfigError("heads nsp and sop: a model has one of them; they share one place on disk, too")
         self.config = config
         self.labels = labels
         self.encoder = Encoder(config)
@@ -59,8 +64,10 @@ class Bert(nn.Module):
         if name == "mlm":
             # Tied: the head decodes with the very matrix that embeds.
             return MaskedWordHead(self.config, self.encoder.embeddings.token)
-        if name == "nsp":
-            return NextSentenceHead(self.config)
+        if name == "sbo":
+            return SpanBoundaryHead(self.config, self.encoder.embeddings.token)
+        if name in ("nsp", "sop"):
+            return SentenceHead(self.config)
         if name == "sequence":
             return SequenceHead(self.config, self.labels)
         if name == "token":

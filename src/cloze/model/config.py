@@ -25,6 +25,10 @@ class BertConfig:
     norm_epsilon: float = 1e-12
     initial_deviation: float = 0.02  # of the truncated normal that every weight starts from
     pad_id: int = 0
+    # ALBERT (Lan et al., 2020): narrower tables with a linear map to the hidden size, which None leaves out, and one
+    # layer that is gone through as often as there are layers.
+    embedding_size: int | None = None
+    shared_layers: bool = False
 
     def __post_init__(self) -> None:
         for name in (
@@ -35,6 +39,7 @@ class BertConfig:
             "feedforward_size",
             "positions",
             "segments",
+            *(["embedding_size"] if self.embedding_size is not None else []),
         ):
             value = getattr(self, name)
             # An upper bound as well: a size from a file is believed before any tensor of that size is seen.
@@ -58,12 +63,40 @@ class BertConfig:
         if self.activation not in ACTIVATIONS:
             hint = did_you_mean(str(self.activation), ACTIVATIONS)  # a file may name anything, even a number
             raise ConfigError(f"unknown activation {self.activation!r}{hint}")
+        self._check_sharing()
+
+    def _check_sharing(self) -> None:
+        if not isinstance(self.shared_layers, bool):
+            raise ConfigError(f"shared_layers is {self.shared_layers!r}; true or false was expected")
+        if not self.shared_layers:
+            return
+        if self.embedding_size is None:
+            # ALBERT's files always have the map from the tables to the layers.
+            raise ConfigError(
+                "shared_layers without embedding_size; give one, which may be the hidden size "
+                f"({self.hidden_size}) itself"
+            )
+        if self.layers > DEEPEST_SHARED:
+            raise ConfigError(f"layers is {self.layers}; at most {DEEPEST_SHARED} were expected where they are shared")
 
     @property
     def head_size(self) -> int:
         """Width of one attention head."""
         return self.hidden_size // self.heads
 
+    @property
+    def table_width(self) -> int:
+        """Width of the token, segment and position tables."""
+        return self.hidden_size if self.embedding_size is None else self.embedding_size
+
+    @property
+    def distinct_layers(self) -> int:
+        """Number of layers with parameters of their own."""
+        return 1 if self.shared_layers else self.layers
+
+
+# No tensor confirms how often one layer is used, and a file may say anything.
+DEEPEST_SHARED = 256
 
 # "gelu" is the exact one, x * Phi(x), of the paper's code; the tanh form appears in checkpoints of others.
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
@@ -83,7 +116,7 @@ _SIZES = {
 }
 
 
-def preset(name: str, vocab_size: int = BertConfig.vocab_size, **changes: int | float | str) -> BertConfig:
+def preset(name: str, vocab_size: int = BertConfig.vocab_size, **changes: int | float | str | None) -> BertConfig:
     """Return the configuration with this name, for a vocabulary of this size."""
     if name not in _SIZES:
         raise ConfigError(f"unknown preset {name!r}{did_you_mean(name, _SIZES)}")

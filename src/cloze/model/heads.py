@@ -1,6 +1,6 @@
-"""What stands on the encoder: the two of pre-training (section 3.1) and those of the tasks (section 4, figure 4).
+"""What stands on the encoder: those of pre-training (section 3.1) and those of the tasks (section 4, figure 4).
 
-Dimensions: B sequences, T tokens, H hidden size, V vocabulary, C choices.
+Dimensions: B sequences, T tokens, H hidden size, E table width (H in BERT), V vocabulary, C choices, M targets.
 """
 
 import torch
@@ -9,7 +9,11 @@ from torch.nn import functional
 
 from cloze.model.config import BertConfig
 from cloze.model.dropout import Dropout
-from cloze.model.encoder import activation
+from cloze.model.encoder import activation, table
+
+# How many places of a span are told apart, and the width of their vectors: 200, as in the paper's section 4.2.
+SPAN_PLACES = 20
+SPAN_PLACE_SIZE = 200
 
 
 class Pooler(nn.Module):
@@ -29,9 +33,9 @@ class MaskedWordHead(nn.Module):
 
     def __init__(self, config: BertConfig, embedding: nn.Embedding) -> None:
         super().__init__()
-        self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+        self.dense = nn.Linear(config.hidden_size, config.table_width)
         self.activation = activation(config.activation)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.norm = nn.LayerNorm(config.table_width, eps=config.norm_epsilon)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
         # A tuple hides the embedding from PyTorch: it is the encoder's parameter, not a second one.
         self._tied = (embedding,)
@@ -42,8 +46,32 @@ class MaskedWordHead(nn.Module):
         return functional.linear(self.norm(self.activation(self.dense(states))), embedding.weight, self.bias)
 
 
-class NextSentenceHead(nn.Module):
-    """Does B follow A? Class 0 is yes, as in the original."""
+class SpanBoundaryHead(nn.Module):
+    """Which word was here, told by the two words around the span and the place in it alone (SpanBERT, section 3.2)."""
+
+    def __init__(self, config: BertConfig, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.place = table(SPAN_PLACES, SPAN_PLACE_SIZE)
+        self.first = nn.Linear(2 * config.hidden_size + SPAN_PLACE_SIZE, config.hidden_size)
+        self.first_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
+        self.second = nn.Linear(config.hidden_size, config.table_width)
+        self.second_norm = nn.LayerNorm(config.table_width, eps=config.norm_epsilon)
+        self.activation = activation(config.activation)
+        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self._tied = (embedding,)  # as in the masked-word head
+
+    def forward(self, before: Tensor, after: Tensor, places: Tensor) -> Tensor:
+        """(M, H) of the token before the span, (M, H) of the one after, places (M,) from 0 -> (M, V)."""
+        (embedding,) = self._tied
+        # Spans are ten words at the most, and seldom longer than the table; the last place stands for all behind it.
+        known = self.place(places.clamp(max=SPAN_PLACES - 1))
+        hidden = self.first_norm(self.activation(self.first(torch.cat([before, after, known], -1))))
+        hidden = self.second_norm(self.activation(self.second(hidden)))
+        return functional.linear(hidden, embedding.weight, self.bias)
+
+
+class SentenceHead(nn.Module):
+    """Does B follow A (NSP), or are A and B in their order (SOP)? Class 0 is yes, as in the originals."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()

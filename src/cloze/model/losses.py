@@ -1,4 +1,4 @@
-"""The losses of pre-training (appendix A.2 of the paper) and of the sequence tasks.
+"""The losses of pre-training (appendix A.2 of the paper, and those of ALBERT and SpanBERT) and of the sequence tasks.
 
 Dimensions: B sequences, T tokens, H hidden size, V vocabulary, M chosen positions in the batch.
 """
@@ -24,10 +24,27 @@ def masked_word_loss(logits: Tensor, targets: Tensor) -> Tensor:
     return total / max(1, targets.numel())
 
 
+def span_boundary_logits(model: Bert, last: Tensor, boundaries: Tensor) -> Tensor:
+    """Logits of masked tokens by the edges of their spans: (B, T, H), boundaries (M, 3) -> (M, V).
+
+    A row of ``boundaries`` has the flat position of the token before the span, that of the one after it, and the place
+    of the target in the span, from 0.
+    """
+    states = last.flatten(0, 1)
+    before, after, places = boundaries.unbind(-1)
+    return model.heads["sbo"](states[before], states[after], places)  # type: ignore[no-any-return]
+
+
 def next_sentence_loss(model: Bert, last: Tensor, is_random: Tensor) -> tuple[Tensor, Tensor]:
     """Loss of "does B follow A" and the logits (B, 2); target 1 is a random B."""
     logits = model.heads["nsp"](model.pooled(last))
     return functional.cross_entropy(logits.float(), is_random), logits
+
+
+def sentence_order_loss(model: Bert, last: Tensor, is_swapped: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss of "are A and B in their order" (ALBERT, section 3.1) and the logits (B, 2); target 1 is a swapped pair."""
+    logits = model.heads["sop"](model.pooled(last))
+    return functional.cross_entropy(logits.float(), is_swapped), logits
 
 
 def sequence_loss(logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Models from models: the same encoder under other heads, or with more words."""
+"""Models from models: the same encoder under other heads, or with more words, positions or segments."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -7,10 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from cloze.errors import ConfigError
 from cloze.model.bert import Bert, HeadName
+from cloze.model.config import BertConfig
 
 # Where the vector of a new word starts: at the mean of its pieces' vectors, or anywhere.
 WordStart = Literal["pieces", "random"]
+# Where the vector of a new position or segment starts: as a copy of an old one, or anywhere.
+RowStart = Literal["copies", "random"]
 
 
 def with_heads(
@@ -51,17 +55,58 @@ def with_words(model: Bert, pieces: Mapping[int, Sequence[int]], *, start: WordS
     starts from. The table grows where it must; all other rows stay what they are.
     """
     size = max([model.config.vocab_size, *(row + 1 for row in pieces)])
-    changed = Bert(
-        replace(model.config, vocab_size=size), model.head_names, labels=model.labels, pooler=model.pooler is not None
-    )
     generator = torch.Generator().manual_seed(seed)
     state = model.state_dict()
-    # The masked-word head decodes with the embedding itself, so that its output vectors start likewise.
-    for name in ("encoder.embeddings.token.weight", "heads.mlm.bias"):
+    # The masked-word heads decode with the embedding itself, so that their output vectors start likewise.
+    for name in ("encoder.embeddings.token.weight", "heads.mlm.bias", "heads.sbo.bias"):
         if name in state:
             deviation = model.config.initial_deviation if name.endswith("weight") else 0.0
             fresh = None if start == "pieces" else (deviation, generator)
             state[name] = _with_rows(state[name], size, pieces, fresh)
+    return _rebuilt(model, replace(model.config, vocab_size=size), state)
+
+
+def with_positions(model: Bert, positions: int, *, start: RowStart = "copies", seed: int = 0) -> Bert:
+    """The same model for longer texts; on those that it could read before, nothing changes.
+
+    New position i starts as position i modulo the old number (as Longformer's do, Beltagy et al., 2020). Attention has
+    learned from the differences between neighbours, and a copy in order keeps them everywhere but at the seams.
+    """
+    _check_growth("positions", model.config.positions, positions)
+    rows = [place % model.config.positions for place in range(model.config.positions, positions)]
+    return _with_copies(model, replace(model.config, positions=positions), "position", rows, start, seed)
+
+
+def with_segments(model: Bert, segments: int, *, start: RowStart = "copies", seed: int = 0) -> Bert:
+    """The same model for more texts at once; new segments start as the last old one.
+
+    Segment 0 is also that of ``[CLS]`` and of every text that stands alone. What the last one has learned to say,
+    "another text", is what is true of those behind it.
+    """
+    _check_growth("segments", model.config.segments, segments)
+    rows = [model.config.segments - 1] * (segments - model.config.segments)
+    return _with_copies(model, replace(model.config, segments=segments), "segment", rows, start, seed)
+
+
+def _check_growth(name: str, old: int, new: int) -> None:
+    if new < old:
+        raise ConfigError(f"{name} is {new}, but the model has {old} already; they can be added, not taken away")
+
+
+def _with_copies(model: Bert, config: BertConfig, table: str, rows: list[int], start: RowStart, seed: int) -> Bert:
+    """Add copies of these rows to one of the tables, or as many random ones."""
+    state = model.state_dict()
+    name = f"encoder.embeddings.{table}.weight"
+    new = state[name][rows]
+    if start == "random":
+        new = model.config.initial_deviation * torch.randn(new.shape, generator=torch.Generator().manual_seed(seed))
+    state[name] = torch.cat([state[name], new])
+    return _rebuilt(model, config, state)
+
+
+def _rebuilt(model: Bert, config: BertConfig, state: Mapping[str, Tensor]) -> Bert:
+    """A model like this one but for its sizes, with these parameters."""
+    changed = Bert(config, model.head_names, labels=model.labels, pooler=model.pooler is not None)
     changed.load_state_dict(state)
     return changed.train(model.training)
 

@@ -40,6 +40,7 @@ class Tokenizer:
         self.size = len(self.pieces)
         self.lowercase = settings.lowercase
         self.max_length = settings.max_length
+        self.segments = settings.segments
         self._ids = {piece: number for number, piece in enumerate(self.pieces)}
         self.pad_id, self.unknown_id = self._ids[PAD], self._ids[UNKNOWN]
         self.cls_id, self.sep_id, self.mask_id = self._ids[CLS], self._ids[SEP], self._ids[MASK]
@@ -79,6 +80,12 @@ class Tokenizer:
         """Return the same tokenizer with another limit."""
         other = copy(self)
         other.settings, other.max_length = replace(self.settings, max_length=max_length), max_length
+        return other
+
+    def with_segments(self, segments: int) -> "Tokenizer":
+        """Return the same tokenizer for sequences of this many texts."""
+        other = copy(self)
+        other.settings, other.segments = replace(self.settings, segments=segments), segments
         return other
 
     def reads_like(self, other: "Tokenizer") -> bool:
@@ -127,6 +134,25 @@ class Tokenizer:
             return [self._assemble((first,), budget, special) for first in firsts]
         seconds = self._encode_texts(pairs, budget, read_mask)
         return [self._assemble(both, budget, special) for both in zip(firsts, seconds, strict=True)]
+
+    def encode_segments(self, texts: Sequence[str], *, max_length: int | None = None) -> Encoding:
+        """Encode several texts as one sequence, ``[CLS] A [SEP] B [SEP] C [SEP]``, with segments 0, 1, 2 and so on.
+
+        A sequence that is too long loses the ends of its longest texts.
+        """
+        if isinstance(texts, str):
+            raise RequestError("one text was given where a list of texts was expected; put it into a list")
+        if not 1 <= len(texts) <= self.segments:
+            raise RequestError(
+                f"{len(texts)} texts, but this model tells 1 to {self.segments} apart; "
+                "join some, or add segments with 'cloze extend --segments'"
+            )
+        overhead = len(texts) + 1
+        length = self.max_length if max_length is None else max_length
+        if length < overhead:
+            raise RequestError(f"max_length is {length}; expected room for {overhead} special tokens")
+        parts = self._encode_texts(texts, length - overhead, read_mask=False)
+        return self._assemble(tuple(parts), length - overhead, special=True)
 
     def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids alone, without special tokens or truncation: what corpora are made of."""
@@ -272,21 +298,25 @@ class Tokenizer:
 
 
 def _truncate(lengths: list[int], budget: int) -> list[int]:
-    """Take tokens from the end of the longer part until both fit.
+    """Take tokens from the end of the longest part until all fit.
 
-    Of two equally long parts the second gives, as in the published code. The engine's own "longest first"
-    leaves the odd token to the second part instead, unless the first was longer; models were trained with
-    the former.
+    Of equally long parts the later gives first, as in the published code for two. The engine's own "longest
+    first" leaves the odd token to the second part instead, unless the first was longer; models were trained
+    with the former.
     """
-    if len(lengths) == 1 or sum(lengths) <= budget:
-        return [min(length, budget) for length in lengths]
-    first, second = lengths
-    half = budget // 2
-    if second <= half:
-        return [budget - second, second]
-    if first <= budget - half:
-        return [first, budget - first]
-    return [budget - half, half]
+    if sum(lengths) <= budget:
+        return lengths
+    share = left = budget
+    for served, length in enumerate(sorted(lengths)):
+        share = left // (len(lengths) - served)
+        if length > share:
+            break
+        left -= length
+    kept = [min(length, share) for length in lengths]
+    # What does not divide evenly goes to the first of those that were cut.
+    for part in [part for part, length in enumerate(lengths) if length > share][: budget - sum(kept)]:
+        kept[part] += 1
+    return kept
 
 
 def _groups(items: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:

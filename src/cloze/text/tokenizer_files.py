@@ -31,6 +31,8 @@ from cloze.text.vocabulary import (
 )
 
 DEFAULT_LENGTH = 512
+DEFAULT_SEGMENTS = 2
+_SEGMENTS = "cloze_segments"
 # Where a folder sets no limit, transformers writes 10^30; no BERT has this many positions.
 _NO_LIMIT = 1_000_000
 
@@ -39,7 +41,10 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class TokenizerSettings:
-    """All that decides which ids a text becomes. ``strip_accents`` None: as ``lowercase`` says."""
+    """All that decides which ids a text becomes. ``strip_accents`` None: as ``lowercase`` says.
+
+    ``segments`` is how many texts a sequence may have.
+    """
 
     pieces: tuple[str, ...]
     lowercase: bool
@@ -48,6 +53,7 @@ class TokenizerSettings:
     chinese: bool = True
     longest_word: int = 100
     ladder: Ladder = field(default_factory=Ladder)
+    segments: int = DEFAULT_SEGMENTS
 
 
 def read_settings(folder: Path, positions: int | None = None) -> TokenizerSettings:
@@ -63,6 +69,7 @@ def read_settings(folder: Path, positions: int | None = None) -> TokenizerSettin
         chinese=bool(_flag(config, "tokenize_chinese_chars", place, settings.chinese)),
         max_length=_length(folder, config, sentence, positions),
         ladder=read_ladder(folder, settings.pieces),
+        segments=_read_segments(config, place),
     )
     if _flag(sentence, "do_lower_case", folder / "sentence_bert_config.json", False) and not settings.lowercase:
         # sentence-transformers lowers the text before a cased tokenizer, which leaves accents where they are.
@@ -95,6 +102,8 @@ def write_settings(folder: Path, settings: TokenizerSettings) -> None:
         "sep_token": SEP,
         "mask_token": MASK,
     }
+    if settings.segments != DEFAULT_SEGMENTS:
+        config[_SEGMENTS] = settings.segments
     text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
@@ -136,6 +145,13 @@ def _positive(data: Json | None, key: str, path: Path) -> int | None:
         # [CLS] A [SEP] B [SEP] has three tokens of its own.
         raise CheckpointError(f"{path}: {key} is {str(value)[:50]!r}; expected a number of tokens, 3 or more")
     return None if value > _NO_LIMIT else int(value)
+
+
+def _read_segments(config: Json | None, path: Path) -> int:
+    value = DEFAULT_SEGMENTS if config is None else config.get(_SEGMENTS, DEFAULT_SEGMENTS)
+    if isinstance(value, bool) or not isinstance(value, int) or not DEFAULT_SEGMENTS <= value <= _NO_LIMIT:
+        raise CheckpointError(f"{path}: {_SEGMENTS} is {str(value)[:50]!r}; expected a number of texts, 2 or more")
+    return value
 
 
 def _flag(data: Json | None, key: str, path: Path, default: bool | None) -> Any:

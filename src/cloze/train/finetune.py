@@ -1,6 +1,6 @@
 """``cloze finetune``: one more layer on [CLS], and all of the model trained a little (section 4 of the paper)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,16 @@ class SequenceBatch:
     inputs: Batch
     targets: Tensor  # (B,) indices of labels, or numbers
 
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What the loss is a mean over."""
+        return {"rows": len(self.targets)}
+
+    @property
+    def token_count(self) -> int:
+        """Real tokens, padding not counted."""
+        return int(self.inputs.real.sum())
+
 
 class SequenceBatches:
     """Batches of a training set: a new order every epoch, a function of (seed, epoch) alone."""
@@ -60,11 +70,11 @@ class SequenceBatches:
         self._batch, self._seed, self._pad_id, self._device = batch, seed, pad_id, device
         self.steps_an_epoch = -(-len(encodings) // batch)
 
-    def at(self, step: int) -> SequenceBatch:
-        """The batch of a step, counted from 0."""
+    def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> SequenceBatch:  # noqa: ARG002
+        """A part of the batch of a step, counted from 0."""
         epoch, index = divmod(step, self.steps_an_epoch)
         order = np.random.default_rng([self._seed, epoch]).permutation(len(self._encodings))
-        rows = order[index * self._batch : (index + 1) * self._batch]
+        rows = np.array_split(order[index * self._batch : (index + 1) * self._batch], parts)[part]
         inputs = collate([self._encodings[row] for row in rows], self._pad_id, self._device)
         return SequenceBatch(inputs, self._targets[torch.from_numpy(rows)].to(self._device))
 
@@ -76,12 +86,12 @@ class SequenceObjective(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: SequenceBatch) -> Outcome:
-        """The loss of one batch."""
+    def forward(self, batch: SequenceBatch, totals: Mapping[str, int]) -> Outcome:
+        """This part's share of the loss of a batch."""
         inputs = batch.inputs
         last = self.model(inputs.ids, inputs.segments, inputs.mask).last
         logits = self.model.heads["sequence"](self.model.pooled(last))
-        return Outcome(sequence_loss(logits, batch.targets), int(inputs.real.sum()))
+        return Outcome(sequence_loss(logits, batch.targets) * (len(batch.targets) / totals["rows"]))
 
 
 def finetune(
@@ -109,7 +119,7 @@ def finetune(
         return run.folder
     batches = _batches(data.train, tuned.tokenizer, settings, choose_device(device), progress)
 
-    def score_dev() -> Mapping[str, float]:
+    def score_dev(pause: Callable[[], None]) -> Mapping[str, float]:  # noqa: ARG001 (small sets are soon read)
         return {
             f"dev_{name}": value for name, value in evaluate_examples(wrapped, data.dev, data.metrics).metrics.items()
         }

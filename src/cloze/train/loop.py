@@ -1,44 +1,77 @@
 """The one loop: pre-training, fine-tuning and whatever follows differ in the objective that they hand to it.
 
-An objective is a module whose forward takes a batch and returns a loss and figures; the batch of a step, and the
-random numbers of its dropout, are functions of (seed, step) alone, which makes a resumed run equal to an uninterrupted
-one, bit for bit.
+An objective is a module whose forward takes a batch, and what its losses are means over, and returns a loss and
+figures. The batch of a step, and the random numbers of its dropout, are functions of (seed, step) alone, which makes a
+resumed run equal to an uninterrupted one, bit for bit.
+
+A batch may be worked off in parts, one after the other (``accumulate``) or by several processes (``Team``). Whatever
+an objective returns is additive over parts: the sum over the parts is the figure of the batch.
 """
 
+import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from cloze.checkpoint import TrainingState
-from cloze.errors import DataError
-from cloze.progress import Progress
-from cloze.train.interrupts import Interrupted, heard_between_steps
-from cloze.train.optimizer import make_optimizer, optimizer_tensors, rate_at, restore_optimizer, set_rate
+from cloze.interrupts import Interrupted, Interrupts, heard_between_steps
+from cloze.progress import Progress, Silent
+from cloze.train.guard import Guard
+from cloze.train.meter import Meter
+from cloze.train.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
+from cloze.train.precision import Precision
 from cloze.train.run import Run
+from cloze.train.schedule import Schedule
 from cloze.train.settings import LoopSettings
+from cloze.train.team import Team, load_whole_state, whole, whole_state
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an objective says of a batch."""
+    """What an objective says of a part of a batch: its share of the batch's loss and figures."""
 
     loss: Tensor
-    tokens: int  # real ones, padding not counted
     figures: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class CountedBatch(Protocol):
+    """A part of a batch that knows what it holds."""
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What the losses are means over: blanks, rows."""
+
+    @property
+    def token_count(self) -> int:
+        """Real tokens, padding not counted."""
 
 
 class BatchSource(Protocol):
     """Whatever has a batch for every step."""
 
-    def at(self, step: int) -> Any:
-        """The batch of a step, counted from 0."""
+    def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> Any:
+        """A part of the batch of a step, counted from 0; ``progress`` is the share of the training that is done."""
 
 
-Evaluate = Callable[[], Mapping[str, float]]
+Evaluate = Callable[[Callable[[], None]], Mapping[str, float]]
+"""Held-out figures; what it is given is to be called now and then, so that a signal need not wait for the end."""
+
+
+@dataclass(frozen=True)
+class Company:
+    """What a training meets besides its data: who else takes part, in which numbers it computes, how fast it could."""
+
+    team: Team = field(default_factory=Team)
+    precision: Precision = field(default_factory=Precision)
+    layers: Sequence[nn.Module] = ()
+    flops_a_token: float = 0.0
+    peak: float = 0.0
+    tell: Callable[[int, Mapping[str, float]], None] | None = None  # TensorBoard, if somebody asked for it
 
 
 def train(
@@ -48,109 +81,195 @@ def train(
     run: Run,
     progress: Progress,
     evaluate: Evaluate | None = None,
+    company: Company | None = None,
 ) -> None:
-    """Train until the last step, from the newest checkpoint if there is one."""
-    optimizer = make_optimizer(objective, settings.rate, settings.weight_decay)
-    meter = _Meter()
-    start = _resume(objective, optimizer, meter, run, progress)
-    with heard_between_steps() as interrupts:
-        for step in range(start, settings.steps):
-            outcome = _step(objective, optimizer, source.at(step), step, settings)
-            meter.add(outcome)
-            done = step + 1
-            if done % settings.log_every == 0 or done == settings.steps:
-                figures = meter.read()
-                run.log(done, rate=optimizer.param_groups[0]["lr"], **figures)
-                progress.advance("training", done, settings.steps, **figures)
-            if evaluate is not None and _due(done, settings.evaluate_every, settings.steps):
-                run.log(done, **_evaluated(objective, evaluate))
-            stopping = interrupts.number is not None and done < settings.steps
-            if stopping or _due(done, settings.save_every, settings.steps):
-                run.store.save(_state(done, objective, optimizer, meter))
-            if stopping and interrupts.number is not None:
-                raise Interrupted(interrupts.number, f"stopped and saved at step {done}; the same command goes on")
+    """Train until the schedule ends, from the newest checkpoint if there is one."""
+    company = company or Company()
+    _Training(objective, source, settings, run, progress if company.team.leads else Silent(), evaluate, company).go()
 
 
-def _due(done: int, every: int, steps: int) -> bool:
-    return done == steps or (every > 0 and done % every == 0)
+class _EvaluationInterruptedError(Exception):
+    """A signal came while held-out text was read."""
 
 
-def _step(objective: nn.Module, optimizer: torch.optim.AdamW, batch: Any, step: int, settings: LoopSettings) -> Outcome:
-    # Dropout has no generator of its own to pass: it draws from the global one, which each step sets anew.
-    torch.manual_seed(settings.seed * 1_000_003 + step)
-    objective.train()
-    outcome: Outcome = objective(batch)
-    _require_finite(outcome.loss, "loss", step)
-    optimizer.zero_grad()
-    outcome.loss.backward()  # type: ignore[no-untyped-call]
-    # A finite loss may still have a gradient that is not, which would spoil every weight.
-    _require_finite(nn.utils.clip_grad_norm_(objective.parameters(), settings.clip), "gradient's norm", step)
-    warmup = round(settings.warmup * settings.steps)
-    set_rate(optimizer, rate_at(step, settings.steps, warmup, settings.rate))
-    optimizer.step()
-    return outcome
+class _Training:
+    """One training under way: everything that a step needs at hand."""
 
+    def __init__(
+        self,
+        objective: nn.Module,
+        source: BatchSource,
+        settings: LoopSettings,
+        run: Run,
+        progress: Progress,
+        evaluate: Evaluate | None,
+        company: Company,
+    ) -> None:
+        self.objective, self.source, self.settings, self.run = objective, source, settings, run
+        self.progress, self.evaluate, self.company, self.team = progress, evaluate, company, company.team
+        self.module = self.team.spread(objective, company.layers, settings.parallel)
+        self.optimizer = make_optimizer(self.module, settings.rate, settings.weight_decay)
+        self.schedule = Schedule.of(settings)
+        self.meter = Meter(company.flops_a_token, company.peak * self.team.size)
+        self.guard = Guard()
+        self.seconds = 0.0  # of training in earlier processes
+        self.owed = False  # an evaluation that a signal cut short
+        self.evaluated = self.saved = 0  # the step of the last one
+        self.interrupts = Interrupts()
 
-def _require_finite(value: Tensor, name: str, step: int) -> None:
-    if not torch.isfinite(value):
-        raise DataError(
-            f"step {step + 1}: the {name} is {value.item()}; the last checkpoint is from before it: "
-            "lower --rate, or look for broken rows in the data"
+    def go(self) -> None:
+        """Resume, then step until the schedule ends."""
+        step = self._resume()
+        self.start = time.monotonic()
+        with heard_between_steps() as self.interrupts:
+            if self.owed:
+                self._evaluate(step)
+            seconds, _ = self._agree()
+            while self.schedule.progress(step, seconds) < 1:
+                self._step(step, seconds)
+                step += 1
+                seconds, stopping = self._agree()
+                self._report(step, seconds)
+                self._conclude(step, stopping, over=self.schedule.progress(step, seconds) >= 1)
+            if self.evaluated != step:
+                self._evaluate(step)
+        if self.saved != step:
+            self._save(step)
+
+    def _agree(self) -> tuple[float, bool]:
+        """The leader's clock, and whether anybody was told to stop: the same answer for every process."""
+        own = self.seconds + time.monotonic() - self.start
+        stopped = self.interrupts.number is not None
+        seconds, stops = self.team.total([own if self.team.leads else 0.0, float(stopped)])
+        return seconds, stops > 0
+
+    def _step(self, step: int, seconds: float) -> None:
+        figures, tokens = self._gradients(step, self.schedule.progress(step, seconds))
+        norm = float(whole(nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)))
+        # A finite loss may still have a gradient that is not, which would spoil every weight.
+        objection = self.guard.objection(figures["loss"], norm)
+        if objection is not None:
+            self.progress.say(self.guard.refuse(step, objection))
+            return
+        self.guard.accept(figures["loss"])
+        set_rate(self.optimizer, self.schedule.rate(step, seconds))
+        self.optimizer.step()
+        self.meter.add(figures, tokens)
+
+    def _gradients(self, step: int, done: float) -> tuple[dict[str, float], int]:
+        """Work off this process's parts of the batch; return the figures of the whole batch and its tokens."""
+        team, pieces = self.team, self.settings.accumulate
+        parts = [self.source.at(step, team.rank * pieces + i, team.size * pieces, done) for i in range(pieces)]
+        totals, tokens = self._totals(parts)
+        self.module.train()
+        self.optimizer.zero_grad()
+        sums: dict[str, Tensor] = {}
+        for index, part in enumerate(parts):
+            # Dropout has no generator of its own to pass: it draws from the global one, set anew for each part.
+            torch.manual_seed(_dropout_seed(self.settings.seed, step, team.rank * pieces + index))
+            with team.quietly(self.module, last=index == pieces - 1):
+                with self.company.precision.autocast():
+                    outcome: Outcome = self.module(part, totals)
+                # Processes average what they add up; the loss is a sum already.
+                (outcome.loss * team.size).backward()  # type: ignore[no-untyped-call]
+            for name, value in {"loss": outcome.loss, **outcome.figures}.items():
+                sums[name] = sums.get(name, 0) + value.detach().double()
+        values = team.total([float(value) for value in sums.values()])
+        return dict(zip(sums, values, strict=True)), tokens
+
+    def _totals(self, parts: Sequence[CountedBatch]) -> tuple[dict[str, int], int]:
+        """What the losses of the whole batch are means over, and its tokens."""
+        names = list(parts[0].counts)
+        own = [sum(part.counts[name] for part in parts) for name in names]
+        *counts, tokens = self.team.total([*own, sum(part.token_count for part in parts)])
+        return {name: round(count) for name, count in zip(names, counts, strict=True)}, round(tokens)
+
+    def _report(self, done: int, seconds: float) -> None:
+        over = self.schedule.progress(done, seconds) >= 1
+        if done % self.settings.log_every and not over:
+            return
+        figures = self.meter.read()
+        self._log(done, seconds=round(seconds, 1), rate=self.optimizer.param_groups[0]["lr"], **figures)
+        self.progress.advance("training", done, self.schedule.expected_steps(done, seconds), **figures)
+
+    def _conclude(self, done: int, stopping: bool, over: bool) -> None:
+        """Evaluate and save where it is time to; stop where somebody said so."""
+        if not over and not stopping and _due(done, self.settings.evaluate_every):
+            self._evaluate(done)
+        if not over and self.guard.calm and (stopping or _due(done, self.settings.save_every)):
+            self.owed = stopping and _due(done, self.settings.evaluate_every)
+            self._save(done)
+        if stopping and not over:
+            self._stop()
+
+    def _stop(self) -> None:
+        raise Interrupted(
+            self.interrupts.number or signal.SIGTERM,
+            f"stopped and saved at step {self.saved}; the same command goes on",
         )
 
+    def _evaluate(self, done: int) -> None:
+        """Look at the held-out text; a signal that comes meanwhile leaves it for the next time."""
+        if self.evaluate is None:
+            return
+        self.objective.eval()
+        try:
+            with torch.inference_mode(), self.company.precision.autocast():
+                figures = self.evaluate(self._pause)
+        except _EvaluationInterruptedError:
+            self.owed = True
+            self._save(done)
+            self._stop()
+            return
+        self._log(done, **figures)
+        self.owed, self.evaluated = False, done
 
-def _evaluated(objective: nn.Module, evaluate: Evaluate) -> Mapping[str, float]:
-    objective.eval()
-    with torch.inference_mode():
-        return evaluate()
+    def _pause(self) -> None:
+        # Several processes cannot leave at different batches: the others would wait for ever.
+        if self.interrupts.number is not None and self.team.size == 1:
+            raise _EvaluationInterruptedError
+
+    def _log(self, step: int, **figures: float) -> None:
+        if self.team.leads:
+            self.run.log(step, **figures)
+            if self.company.tell is not None:
+                self.company.tell(step, figures)
+
+    def _save(self, step: int) -> None:
+        figures = {
+            "meter": self.meter.figures(),
+            "guard": self.guard.figures(),
+            "seconds": self.seconds + time.monotonic() - self.start,
+            "evaluated": self.evaluated,
+            "owed": self.owed,
+        }
+        state = TrainingState(step, whole_state(self.objective), optimizer_tensors(self.optimizer), figures)
+        if self.team.leads:
+            self.run.store.save(state)
+        self.team.wait()  # nobody runs ahead of a checkpoint that may still fail
+        self.saved = step
+
+    def _resume(self) -> int:
+        """Put the newest checkpoint into place and return the step to go on with."""
+        state = self.run.store.newest(self.progress)
+        if self.team.leads:
+            self.run.rewind(state.step if state else 0)
+        if state is None:
+            return 0
+        load_whole_state(self.objective, state.model)
+        restore_optimizer(self.optimizer, state.optimizer)
+        figures = state.figures
+        self.meter.restore(figures["meter"])
+        self.guard.restore(figures["guard"])
+        self.seconds, self.evaluated, self.owed = figures["seconds"], figures["evaluated"], figures["owed"]
+        self.saved = state.step
+        self.progress.say(f"resuming at step {state.step}")
+        return state.step
 
 
-def _resume(objective: nn.Module, optimizer: torch.optim.AdamW, meter: "_Meter", run: Run, progress: Progress) -> int:
-    """Put the newest checkpoint into place and return the step to go on with."""
-    state = run.store.newest(progress)
-    if state is None:
-        run.rewind(0)
-        return 0
-    objective.load_state_dict(dict(state.model))
-    restore_optimizer(optimizer, state.optimizer)
-    meter.restore(state.figures)
-    run.rewind(state.step)
-    progress.say(f"resuming at step {state.step}")
-    return state.step
+def _due(done: int, every: int) -> bool:
+    return every > 0 and done % every == 0
 
 
-def _state(step: int, objective: nn.Module, optimizer: torch.optim.AdamW, meter: "_Meter") -> TrainingState:
-    return TrainingState(step, objective.state_dict(), optimizer_tensors(optimizer), meter.figures())
-
-
-class _Meter:
-    """Means since the last reading, and tokens a second."""
-
-    def __init__(self) -> None:
-        self._clear()
-
-    def _clear(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._count = 0
-        self._tokens = 0
-        self._start = time.monotonic()
-
-    def add(self, outcome: Outcome) -> None:
-        for name, value in {"loss": outcome.loss, **outcome.figures}.items():
-            self._sums[name] = self._sums.get(name, 0.0) + float(value.detach())
-        self._count += 1
-        self._tokens += outcome.tokens
-
-    def figures(self) -> dict[str, Any]:
-        """What a checkpoint remembers, so that the next mean is that of an uninterrupted run."""
-        return {"sums": self._sums, "count": self._count}
-
-    def restore(self, figures: Mapping[str, Any]) -> None:
-        """Go on from such figures; the clock starts anew."""
-        self._sums, self._count = dict(figures["sums"]), figures["count"]
-
-    def read(self) -> dict[str, float]:
-        figures = {name: total / self._count for name, total in self._sums.items()}
-        figures["tokens_per_second"] = self._tokens / max(1e-9, time.monotonic() - self._start)
-        self._clear()
-        return figures
+def _dropout_seed(seed: int, step: int, part: int) -> int:
+    return int(np.random.SeedSequence([seed, step, part]).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -1,10 +1,12 @@
-"""AdamW as BERT uses it: no decay on biases and LayerNorm, a linear warm-up, a linear way back to zero."""
+"""AdamW as BERT uses it: no decay on biases and LayerNorm."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
+
+from cloze.train.team import share, whole
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
@@ -24,13 +26,6 @@ def make_optimizer(module: nn.Module, rate: float, weight_decay: float) -> AdamW
     return AdamW(groups, lr=rate, betas=BETAS, eps=EPSILON, fused=True)
 
 
-def rate_at(step: int, steps: int, warmup: int, peak: float) -> float:
-    """The learning rate of a step, counted from 0: up to the peak over the warm-up, then down to zero at the end."""
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    return peak * max(0, steps - step) / max(1, steps - warmup)
-
-
 def set_rate(optimizer: AdamW, rate: float) -> None:
     """Use this learning rate from now on."""
     for group in optimizer.param_groups:
@@ -40,13 +35,17 @@ def set_rate(optimizer: AdamW, rate: float) -> None:
 def optimizer_tensors(optimizer: AdamW) -> dict[str, Tensor]:
     """The moments of every parameter as flat names, for a file that holds tensors alone."""
     state: Mapping[int, Mapping[str, Tensor]] = optimizer.state_dict()["state"]
-    return {f"{index}.{name}": tensor for index, values in state.items() for name, tensor in values.items()}
+    return {f"{index}.{name}": whole(tensor) for index, values in state.items() for name, tensor in values.items()}
 
 
 def restore_optimizer(optimizer: AdamW, tensors: Mapping[str, Tensor]) -> None:
     """The inverse of ``optimizer_tensors``."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = torch.clone(tensor)
+        held = torch.clone(tensor)
+        if tensor.ndim:  # the count of steps is a number of its own
+            held = share(held, parameters[int(index)])
+        state.setdefault(int(index), {})[name] = held
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -4,27 +4,40 @@ The text under a field is its help on the command line.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
+from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
 from cloze.errors import ConfigError
+
+Parallel = Literal["ddp", "fsdp"]
+PrecisionName = Literal["auto", "fp32", "bf16"]
 
 
 @dataclass(frozen=True)
 class LoopSettings:
     """The numbers that the loop itself needs."""
 
-    steps: int
+    steps: int | None
     rate: float
+    hours: float | None = None
     warmup: float = 0.1
     weight_decay: float = 0.01
     clip: float = 1.0  # largest norm of the gradient
+    accumulate: int = 1
+    parallel: Parallel = "ddp"
     save_every: int = 200
     log_every: int = 10
     evaluate_every: int = 0  # 0: at the end only
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
+        if self.steps is None and self.hours is None:
+            raise ConfigError("neither steps nor hours is given; a training needs an end")
+        if self.steps is not None and self.steps < 1:
             raise ConfigError(f"steps is {self.steps}; at least 1 was expected")
+        if self.hours is not None and not 0 < self.hours < 1e6:
+            raise ConfigError(f"hours is {self.hours}; a positive number was expected, 0.5 for half an hour")
         if not 0 < self.rate < 1:
             raise ConfigError(f"rate is {self.rate}; a learning rate such as 1e-4 was expected")
         if not 0 <= self.warmup < 1:
@@ -34,8 +47,16 @@ class LoopSettings:
             raise ConfigError(f"seed is {self.seed}; a whole number from 0 up to 2**32 was expected")
         if not 0 <= self.weight_decay < 1:
             raise ConfigError(f"weight_decay is {self.weight_decay}; a small number such as 0.01 was expected")
+        if self.accumulate < 1:
+            raise ConfigError(f"accumulate is {self.accumulate}; at least 1 was expected")
         if self.save_every < 1 or self.log_every < 1:
             raise ConfigError("save_every and log_every must be at least 1")
+
+
+DEFAULT_STEPS = 10_000
+
+# What may differ when a run goes on: where and how it is computed and told, not what.
+FREE = frozenset({"parallel", "checkpointing", "save_every", "tensorboard"})
 
 
 @dataclass(frozen=True)
@@ -44,12 +65,20 @@ class PretrainSettings:
 
     preset: str = "mini"
     """Size of a new model: tiny, mini, small, medium, base or large."""
-    steps: int = 10_000
-    """Updates."""
+    steps: int | None = None
+    """Updates; 10,000 if neither these nor hours are given."""
+    hours: float | None = None
+    """Time that the training may take, over all resumes; the learning rate reaches zero at its end."""
     batch: int = 32
     """Sequences an update."""
+    accumulate: int = 1
+    """Parts in which a process works off its share of a batch, for less memory."""
     length: int = 128
     """Tokens a sequence, at most."""
+    long_length: int | None = None
+    """Tokens a sequence in a second phase at the end, such as 512; an update keeps its number of tokens."""
+    long_share: float = 0.1
+    """Share of the training that the second phase takes."""
     rate: float = 5e-4
     """Peak learning rate."""
     warmup: float = 0.05
@@ -58,33 +87,88 @@ class PretrainSettings:
     """Decay of matrices and embeddings; biases and LayerNorm have none."""
     dropout: float = 0.1
     """Of a new model: hidden states and attention."""
+    objective: Objective = "nsp"
+    """What sentences teach: nsp (does B follow A), sop (are A and B swapped), none (full sentences)."""
+    masking: Masking = "token"
+    """What is chosen together: token, word, ngram, span, entity; or correction, with similar words for [MASK]."""
     mask_rate: float = 0.15
     """Share of tokens that are chosen."""
     mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
     """Of the chosen: hidden, replaced, left."""
+    static: int = 0
+    """Freeze so many variants of pairs and masks, as the original did; 0 makes new ones in every epoch."""
+    entities: Path | None = None
+    """For entity masking: a file with an entity a line."""
+    similar: Path | None = None
+    """For correction masking: a file with similar words; without it they are learned from the corpus."""
+    boundary: bool = False
+    """With span masking: predict each token of a span from the two tokens around it as well, as SpanBERT does."""
+    shared_layers: bool = False
+    """Of a new model: all layers have the same parameters, as in ALBERT."""
+    embedding_size: int | None = None
+    """Of a new model: width of the embeddings, as in ALBERT; the hidden size if left out."""
+    checkpointing: bool = False
+    """Compute a layer's inner states twice instead of keeping them: a third more time, a fraction of the memory."""
+    precision: PrecisionName = "auto"
+    """fp32, bf16, or auto: bf16 where the hardware multiplies it."""
+    parallel: Parallel = "ddp"
+    """Under torchrun: ddp (each process has all weights) or fsdp (each has a share)."""
     save_every: int = 500
     """Steps between checkpoints."""
     evaluate_every: int = 500
     """Steps between looks at the held-out documents."""
+    tensorboard: bool = False
+    """Write the figures for TensorBoard, too."""
     seed: int = 0
     """Start, order, pairs, masks and dropout all follow from it."""
 
     def __post_init__(self) -> None:
         if self.batch < 1:
             raise ConfigError(f"batch is {self.batch}; at least 1 was expected")
+        if self.accumulate > self.batch:
+            raise ConfigError(f"accumulate is {self.accumulate}, more than the {self.batch} sequences of a batch")
+        if self.long_length is not None and self.long_length <= self.length:
+            raise ConfigError(f"long_length is {self.long_length}; more than the length {self.length} was expected")
+        if not 0 < self.long_share < 1:
+            raise ConfigError(f"long_share is {self.long_share}; a share between 0 and 1 was expected")
+        if self.boundary and self.masking != "span":
+            raise ConfigError(f"boundary needs the masking span; it is {self.masking}")
+        if self.masking == "entity" and self.entities is None:
+            raise ConfigError("entity masking needs a dictionary; name a file with an entity a line with --entities")
+        if self.static < 0:
+            raise ConfigError(f"static is {self.static}; a number of variants was expected, 0 for none")
         self.loop()
+        self.examples()
+        self.masks()
 
     def loop(self) -> LoopSettings:
         """The part that the loop understands."""
         return LoopSettings(
-            steps=self.steps,
+            steps=DEFAULT_STEPS if self.steps is None and self.hours is None else self.steps,
+            hours=self.hours,
             rate=self.rate,
             warmup=self.warmup,
             weight_decay=self.weight_decay,
+            accumulate=self.accumulate,
+            parallel=self.parallel,
             save_every=self.save_every,
             evaluate_every=self.evaluate_every,
             seed=self.seed,
         )
+
+    def examples(self, *, long: bool = False) -> ExampleSettings:
+        """How sequences are cut, in the first phase or the second."""
+        length = self.long_length if long and self.long_length else self.length
+        return ExampleSettings(objective=self.objective, length=length)
+
+    def masks(self) -> MaskSettings:
+        """How tokens are chosen and hidden."""
+        return MaskSettings(masking=self.masking, rate=self.mask_rate, mix=self.mask_mix)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.long_length or self.length
 
 
 @dataclass(frozen=True)
@@ -127,3 +211,23 @@ class FinetuneSettings:
             evaluate_every=steps_an_epoch,
             seed=self.seed,
         )
+
+
+@dataclass(frozen=True)
+class BlankSettings:
+    """How a text gets its blanks. The same settings give every model with the same vocabulary the same blanks."""
+
+    length: int = 128
+    """Tokens a sequence, at most."""
+    mask_rate: float = 0.15
+    """Share of tokens that are blanks."""
+    mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
+    """Of the blanks: hidden, replaced, left."""
+    tokens: int = 200_000
+    """How much of the text is looked at, sequences drawn from all of it."""
+    seed: int = 0
+    """Decides which sequences and which blanks."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ConfigError(f"tokens is {self.tokens}; at least 1 was expected")

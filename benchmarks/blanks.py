@@ -1,0 +1,129 @@
+"""Single blanks in held-out books: a model against counting, a Kneser-Ney 5-gram over the same pieces.
+
+    python benchmarks/blanks.py --model cloze-mini --corpus runs/mini/data --text runs/mini/held_out.txt
+
+Windows of held-out text, each with one token hidden. The model sees the whole window; the 5-gram, counted on the very
+corpus that the model was trained on, sees the four tokens before the blank, or the four on either side, combined by
+the chain rule over the whole vocabulary. Shares of blanks where the hidden token is the first guess, or among the
+first five, with 95 % bounds, overall and for blanks that are whole words.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.stats import binomtest
+
+from cloze.checkpoint import find_source, load_folder
+from cloze.corpus.documents import read_documents
+from cloze.corpus.shards import Corpus
+from cloze.model.losses import masked_word_logits
+from cloze.text import Tokenizer
+from kneser_ney import Ints, KneserNey  # beside this file
+
+WINDOW = 126
+SIDE = 4
+
+
+@dataclass(frozen=True)
+class Blank:
+    """A window of tokens and the place that is hidden."""
+
+    tokens: Ints
+    place: int
+
+    @property
+    def answer(self) -> int:
+        """The hidden token."""
+        return int(self.tokens[self.place])
+
+
+def make_blanks(text: Path, tokenizer: Tokenizer, count: int, seed: int = 0) -> list[Blank]:
+    """Windows spread over the text, each with one hidden token, at least four tokens from either end."""
+    documents = ["\n".join(document) for document in read_documents([text])]
+    windows = [
+        np.asarray(ids[start : start + WINDOW], dtype=np.int64)
+        for ids in tokenizer.encode_ids(documents)
+        for start in range(0, len(ids) - WINDOW + 1, WINDOW)
+    ]
+    generator = np.random.default_rng(seed)
+    chosen = generator.permutation(len(windows))[:count]
+    return [Blank(windows[index], int(generator.integers(SIDE, WINDOW - SIDE))) for index in chosen]
+
+
+def model_ranks(folder: Path, blanks: list[Blank]) -> list[int]:
+    """How many tokens the model finds likelier than the hidden one, for each blank."""
+    loaded = load_folder(folder)
+    bert, tokenizer = loaded.model.eval(), loaded.tokenizer
+    ranks: list[int] = []
+    with torch.inference_mode():
+        for group in _groups(blanks, 32):
+            ids = np.asarray([[tokenizer.cls_id, *blank.tokens, tokenizer.sep_id] for blank in group])
+            places = np.asarray([row * ids.shape[1] + blank.place + 1 for row, blank in enumerate(group)])
+            ids.reshape(-1)[places] = tokenizer.mask_id
+            inputs = torch.from_numpy(ids)
+            last = bert(inputs, torch.zeros_like(inputs)).last
+            logits = masked_word_logits(bert, last, torch.from_numpy(places))
+            answers = torch.tensor([blank.answer for blank in group])
+            ranks += (logits > logits.gather(1, answers[:, None])).sum(1).tolist()
+    return ranks
+
+
+def counted_ranks(corpus: Path, blanks: list[Blank]) -> dict[str, list[int]]:
+    """The same for the 5-gram, from the left and from both sides."""
+    opened = Corpus.open(corpus)
+    vocabulary = Tokenizer.from_folder(corpus).size
+    ngrams = KneserNey(opened.read(0, int(opened.sentences[-1])).astype(np.int64), vocabulary)
+    ranks: dict[str, list[int]] = {"5-gram, left": [], "5-gram, both sides": []}
+    for number, blank in enumerate(blanks):
+        left, right = blank.tokens[blank.place - SIDE : blank.place], blank.tokens[blank.place + 1 :][:SIDE]
+        for name, scores in (("5-gram, left", ngrams.after(left)), ("5-gram, both sides", ngrams.blank(left, right))):
+            ranks[name].append(int((scores > scores[blank.answer]).sum()))
+        if number % 200 == 199:
+            print(f"{number + 1} of {len(blanks)} blanks counted", flush=True)
+    return ranks
+
+
+def _groups(blanks: list[Blank], size: int) -> Iterator[list[Blank]]:
+    for start in range(0, len(blanks), size):
+        yield blanks[start : start + size]
+
+
+def _told(hits: int, count: int) -> str:
+    interval = binomtest(hits, count).proportion_ci(method="wilson")
+    return f"{hits / count:6.1%} ({interval.low:.1%} to {interval.high:.1%})"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="Single blanks: a model against a Kneser-Ney 5-gram.")
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--blanks", type=int, default=2000)
+    parser.add_argument("--keep", type=Path, help="a file that keeps the 5-gram's ranks for the next time")
+    arguments = parser.parse_args()
+    tokenizer = Tokenizer.from_folder(arguments.corpus)
+    blanks = make_blanks(arguments.text, tokenizer, arguments.blanks)
+    if arguments.keep and arguments.keep.is_file():
+        ranks = json.loads(arguments.keep.read_text(encoding="utf-8"))
+    else:
+        ranks = counted_ranks(arguments.corpus, blanks)
+        if arguments.keep:
+            arguments.keep.write_text(json.dumps(ranks), encoding="utf-8")
+    if arguments.model:
+        ranks[arguments.model] = model_ranks(find_source(arguments.model), blanks)
+    whole = [not tokenizer.settings.pieces[blank.answer].startswith("##") for blank in blanks]
+    for name, some in ranks.items():
+        for kind, chosen in (("all", some), ("word starts", [r for r, w in zip(some, whole, strict=True) if w])):
+            first, five = (sum(rank < top for rank in chosen) for top in (1, 5))
+            shares = f"top-1 {_told(first, len(chosen))}  top-5 {_told(five, len(chosen))}"
+            print(f"{name:<24} {kind:<12} {len(chosen):5} {shares}")
+
+
+if __name__ == "__main__":
+    main()

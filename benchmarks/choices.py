@@ -1,0 +1,116 @@
+"""What the choices of pre-training do: runs that differ from token masking with next sentences in one thing each.
+
+    python benchmarks/choices.py --text runs/mini/train.txt --held-out runs/mini/held_out.txt [--steps 9000]
+
+Every run is `tiny`, from the same start, with the same number of updates of the same size on the same ten megabytes of
+books. Each is scored on the same token-masked blanks of books that none has seen, and fine-tuned on two tasks over
+three seeds. Everything is kept in --out; the same command goes on where it stopped.
+"""
+
+import argparse
+import json
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from cloze.corpus.documents import read_documents
+from cloze.corpus.prepare import prepare
+from cloze.corpus.settings import VocabularySettings
+from cloze.corpus.vocabulary import train_vocabulary
+from cloze.files import replace_json
+from cloze.predict import evaluate
+from cloze.tasks.source import Source
+from cloze.train.finetune import finetune
+from cloze.train.masked_words import evaluate_masked_words
+from cloze.train.pretrain import pretrain
+from cloze.train.settings import BlankSettings, FinetuneSettings, PretrainSettings
+
+TEXT_BYTES = 10_000_000
+BASE = PretrainSettings(
+    preset="tiny", batch=32, length=64, rate=2e-3, warmup=0.05, save_every=500, evaluate_every=1000, seed=0
+)
+CHOICES: dict[str, dict[str, Any]] = {
+    "token + nsp": {},
+    "word": {"masking": "word"},
+    "span": {"masking": "span"},
+    "sop": {"objective": "sop"},
+    "none": {"objective": "none"},
+    "all [MASK]": {"mask_mix": (1.0, 0.0, 0.0)},
+    "static": {"static": 1},
+}
+TUNING = FinetuneSettings(epochs=3, batch=32, length=64, rate=3e-4)
+TASKS = {"sst-2": ("SST-2", "accuracy"), "sts-b": ("STS-B", "spearman")}
+SST_ROWS = 10_000
+
+
+def main() -> None:
+    """Train, score, tune, print."""
+    parser = argparse.ArgumentParser(description="Runs that differ in one thing each.")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--held-out", type=Path, required=True)
+    parser.add_argument("--glue", type=Path, default=Path(__file__).parents[1] / "../shared/data/glue")
+    parser.add_argument("--steps", type=int, default=9000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("runs/choices"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    data = _corpus(arguments.text, arguments.out)
+    rows = {}
+    for name, change in CHOICES.items():
+        folder = arguments.out / name.replace(" ", "-").replace("[", "").replace("]", "")
+        run = pretrain(data, folder / "run", settings=replace(BASE, steps=arguments.steps, **change))
+        rows[name] = _scores(run, folder, arguments.held_out, arguments.glue, arguments.seeds)
+        print(_line(name, rows[name]), flush=True)
+    replace_json(arguments.out / "table.json", rows)
+
+
+def _corpus(text: Path, out: Path) -> Path:
+    """The first documents of the text, every tenth of them, so that many books are there."""
+    out.mkdir(parents=True, exist_ok=True)
+    sample = out / "text.txt"
+    if not sample.is_file():
+        size, parts = 0, []
+        for document in islice(read_documents([text]), 0, None, 10):
+            part = "\n".join(document) + "\n"
+            size += len(part)
+            parts.append(part)
+            if size > TEXT_BYTES:
+                break
+        sample.write_text("\n".join(parts), encoding="utf-8")
+        train_vocabulary([sample], out / "vocabulary", settings=VocabularySettings(size=8000))
+    return prepare([sample], out / "vocabulary", out / "data")
+
+
+def _scores(run: Path, folder: Path, held_out: Path, glue: Path, seeds: int) -> dict[str, object]:
+    kept = folder / "scores.json"
+    if kept.is_file():
+        scores: dict[str, object] = json.loads(kept.read_text(encoding="utf-8"))
+        return scores
+    blanks = evaluate_masked_words([held_out], run, settings=BlankSettings(length=64, mask_mix=(1.0, 0.0, 0.0)))
+    scores = {"mlm_loss": blanks["mlm_loss"], "mlm_accuracy": blanks["mlm_accuracy"]}
+    for task, (place, metric) in TASKS.items():
+        scores[task] = [_tune(task, glue / place, metric, run, folder, seed) for seed in range(seeds)]
+    replace_json(kept, scores)
+    return scores
+
+
+def _tune(task: str, data: Path, metric: str, run: Path, folder: Path, seed: int) -> float:
+    tuned = finetune(Source(task, data), run, folder / f"{task}-{seed}", settings=replace(TUNING, seed=seed))
+    return float(evaluate(tuned, Source(task, data)).metrics[metric])
+
+
+def _line(name: str, scores: dict[str, object]) -> str:
+    cells = [f"{name:<14} loss {scores['mlm_loss']:.3f} accuracy {scores['mlm_accuracy']:.1%}"]
+    for task in TASKS:
+        values = scores[task]
+        assert isinstance(values, list)
+        cells.append(f"{task} {mean(values):.3f} ± {stdev(values) if len(values) > 1 else 0:.3f}")
+    return "  ".join(cells)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Preparing text: speed a core beside the original's way, and whether memory grows with the text.
+
+    python benchmarks/prepare.py [--part speed|memory|verify] [--megabytes 10] [--sizes 10 100 1000] [--data ...]
+
+speed   the same work twice, each in one process on one core: text of a sentence a line, to examples of 128 tokens made
+        once. Ours is ``cloze prepare`` with one worker, which splits sentences and finds words on top of that, and then
+        one epoch of batches; the original's is ``reference_examples.py``. Seconds are those of the processor, so that
+        a busy machine changes little.
+memory  ``cloze prepare`` with a worker a core on texts of different size: the largest resident set of the leading
+        process, and of all processes together.
+verify  how fast a finished corpus is compared with its manifest.
+
+The text is that of the English books, again from the beginning when it is used up, with the lines of each round turned
+round so that no two documents are the same.
+"""
+
+import argparse
+import json
+import lzma
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+BOOKS = "corpus_en/books_en.txt.xz"
+PIECES = "vocab/bert-base-uncased-vocab.txt"
+MEGABYTE = 1_000_000
+ONE_CORE = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+OURS = """
+import json, sys, time
+from pathlib import Path
+from cloze.corpus.batches import PretrainingBatches
+from cloze.corpus.prepare import prepare
+from cloze.corpus.settings import EngineSettings, ExampleSettings, MaskSettings, PrepareSettings
+from cloze.corpus.shards import Corpus
+from cloze.text import Tokenizer
+begun = time.process_time()
+folder = prepare([sys.argv[1]], sys.argv[2], sys.argv[3], settings=PrepareSettings(0), engine=EngineSettings(workers=1))
+prepared = time.process_time()
+corpus, tokenizer = Corpus.open(folder), Tokenizer.from_folder(folder)
+batches = PretrainingBatches(corpus, tokenizer, batch=256, examples=ExampleSettings(), masks=MaskSettings(), seed=0)
+tokens = sum(batches.at(step).token_count for step in range(batches.steps_in(0)))
+print(json.dumps({"prepare": prepared - begun, "examples": time.process_time() - prepared, "tokens": tokens}))
+"""
+THEIRS = """
+import json, sys, time
+from pathlib import Path
+sys.path.insert(0, sys.argv[3])
+from reference_examples import make_examples
+begun = time.process_time()
+tokens = make_examples(Path(sys.argv[1]), Path(sys.argv[2], "vocab.txt").read_text(encoding="utf-8").splitlines())
+print(json.dumps({"seconds": time.process_time() - begun, "tokens": tokens}))
+"""
+
+
+def make_text(data: Path, path: Path, megabytes: int) -> None:
+    """Write so many megabytes of the books; round after round, lines are turned by one word more."""
+    written = 0
+    with path.open("w", encoding="utf-8") as file:
+        for line in _endless(data):
+            written += file.write(line)
+            if written >= megabytes * MEGABYTE:
+                return
+
+
+def _endless(data: Path) -> Iterator[str]:
+    turn = 0
+    while True:
+        with lzma.open(data / BOOKS, "rt", encoding="utf-8") as file:
+            for line in file:
+                words = line.split()
+                place = turn % max(1, len(words))
+                yield " ".join([*words[place:], *words[:place]]) + "\n" if turn else line
+        turn += 1
+
+
+def make_vocabulary(data: Path, folder: Path) -> None:
+    from cloze.text import Tokenizer
+
+    pieces = (data / PIECES).read_text(encoding="utf-8").splitlines()
+    Tokenizer.from_vocabulary(pieces, lowercase=True).save(folder)
+
+
+def split_lines(path: Path, out: Path) -> None:
+    """Put every sentence on a line of its own, as the original wants it."""
+    from cloze.text import split_sentences
+
+    with path.open(encoding="utf-8") as file, out.open("w", encoding="utf-8") as written:
+        for line in file:
+            written.write("\n".join(split_sentences(line)) + "\n")
+
+
+def run(program: str, *words: object) -> dict[str, Any]:
+    command = [sys.executable, "-c", program, *map(str, words)]
+    done = subprocess.run(command, env={**os.environ, **ONE_CORE}, check=True, capture_output=True, text=True)
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def measure_speed(data: Path, scratch: Path, megabytes: int) -> None:
+    make_text(data, scratch / "text", megabytes)
+    split_lines(scratch / "text", scratch / "sentences")
+    size = (scratch / "sentences").stat().st_size / MEGABYTE
+    ours = run(OURS, scratch / "sentences", scratch / "vocab", scratch / "speed")
+    theirs = run(THEIRS, scratch / "sentences", scratch / "vocab", Path(__file__).parent)
+    total = ours["prepare"] + ours["examples"]
+    rows = {
+        "cloze prepare": (ours["prepare"], ""),
+        "cloze, one epoch of examples": (ours["examples"], f"{ours['tokens']:,}"),
+        "cloze, both": (total, ""),
+        "the original's way": (theirs["seconds"], f"{theirs['tokens']:,}"),
+    }
+    print(f"{size:.1f} MB of sentences on one core        s     MB/s  tokens in examples")
+    for name, (seconds, tokens) in rows.items():
+        print(f"{name:32} {seconds:7.1f}  {size / seconds:7.2f}  {tokens}")
+    print(f"ratio: {theirs['seconds'] / total:.1f} times as fast")
+
+
+def resident(process: int) -> int:
+    """Bytes of a process that are in memory."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmRSS"))
+
+
+def watch(process: "subprocess.Popen[bytes]", peaks: dict[str, int]) -> None:
+    while process.poll() is None:
+        try:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        except OSError:
+            return
+        leader = resident(process.pid)
+        peaks["leader"] = max(peaks["leader"], leader)
+        peaks["all"] = max(peaks["all"], leader + sum(resident(int(child)) for child in children))
+        time.sleep(0.05)
+
+
+def measure_memory(data: Path, scratch: Path, sizes: list[int]) -> None:
+    print("text MB   leader MB   all MB       s     MB/s")
+    first: dict[str, int] = {}
+    for size in sizes:
+        make_text(data, scratch / f"{size}.txt", size)
+        words = [str(scratch / f"{size}.txt"), "--vocab", str(scratch / "vocab"), "--out", str(scratch / f"{size}")]
+        begun = time.monotonic()
+        command = [sys.executable, "-c", "from cloze.cli import main; main()", "prepare", *words, "--json"]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        peaks = {"leader": 0, "all": 0}
+        watcher = threading.Thread(target=watch, args=(process, peaks))
+        watcher.start()
+        watcher.join()
+        seconds = time.monotonic() - begun
+        first = first or peaks
+        print(
+            f"{size:7}   {peaks['leader'] / MEGABYTE:9.0f}   {peaks['all'] / MEGABYTE:6.0f} "
+            f"{seconds:7.1f}  {size / seconds:7.2f}   {peaks['all'] / first['all']:.2f} times the first"
+        )
+
+
+def measure_verifying(data: Path, scratch: Path, megabytes: int) -> None:
+    from cloze.corpus.prepare import prepare
+    from cloze.corpus.shards import Corpus, verify_corpus
+
+    make_text(data, scratch / "verified.txt", megabytes)
+    folder = prepare([scratch / "verified.txt"], scratch / "vocab", scratch / "verified")
+    begun = time.perf_counter()
+    Corpus.open(folder)
+    opened = time.perf_counter()
+    size = verify_corpus(folder) / MEGABYTE
+    seconds = time.perf_counter() - opened
+    print(
+        f"opening {1000 * (opened - begun):.1f} ms; verifying {size:.1f} MB {seconds:.3f} s, {size / seconds:.0f} MB/s"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure preparing text.")
+    parser.add_argument("--part", choices=["speed", "memory", "verify"], help="one of them alone")
+    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data")
+    parser.add_argument("--megabytes", type=int, default=10)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000])
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        scratch = Path(name)
+        (scratch / "vocab").mkdir()
+        make_vocabulary(asked.data, scratch / "vocab")
+        if asked.part in (None, "speed"):
+            measure_speed(asked.data, scratch, asked.megabytes)
+        if asked.part in (None, "memory"):
+            measure_memory(asked.data, scratch, asked.sizes)
+        if asked.part in (None, "verify"):
+            measure_verifying(asked.data, scratch, asked.megabytes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""Pre-training steps side by side: cloze and transformers' BertForPreTraining, on the same batches from one start.
+
+    python benchmarks/pretraining.py [--presets mini base] [--steps 60] [--threads 2]
+
+Both start from the same weights, see the same masked batches of real text in the same order, with the paper's dropout,
+AdamW (fused), clipping and learning rates, in the same precision (bf16 where the hardware multiplies it, fp32
+elsewhere); steps alternate. Printed: tokens a second of the best and the median step, the ratio, the share of the
+machine's matrix-product peak, what making the batches takes of a step, and the two loss curves.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+from transformers import BertForPreTraining
+
+from cloze.checkpoint import ModelFolder, save_folder
+from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
+from cloze.corpus.prepare import prepare
+from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
+from cloze.corpus.shards import Corpus
+from cloze.model import Bert, HeadName, preset
+from cloze.model.estimate import estimate
+from cloze.text import Tokenizer
+from cloze.train.objective import PretrainingObjective
+from cloze.train.optimizer import make_optimizer
+from cloze.train.precision import Precision, measure_peak
+
+SHAPES = {"tiny": (32, 128), "mini": (32, 128), "small": (16, 128), "medium": (16, 128), "base": (8, 128)}
+RATE = 1e-4
+HEADS: tuple[HeadName, ...] = ("mlm", "nsp")
+CPU = torch.device("cpu")
+
+
+def main() -> None:
+    """Measure each preset in turn."""
+    parser = argparse.ArgumentParser(description="Pre-training steps of cloze and transformers, interleaved.")
+    parser.add_argument("--data", type=Path, default=Path(__file__).parents[1] / "../shared/data")
+    parser.add_argument("--presets", nargs="+", default=["mini", "base"], choices=SHAPES)
+    parser.add_argument("--steps", type=int, help="60 for mini, 12 for base if left out")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    with tempfile.TemporaryDirectory() as temporary:
+        corpus = _corpus(arguments.data, Path(temporary))
+        for name in arguments.presets:
+            _compare(name, corpus, arguments.steps or (12 if name == "base" else 60), Path(temporary))
+
+
+def _corpus(data: Path, folder: Path) -> Path:
+    """Textbooks, with the published English vocabulary."""
+    published = next((data / "vocab").glob("*uncased*"))
+    pieces = (published if published.is_file() else published / "vocab.txt").read_text(encoding="utf-8").splitlines()
+    Tokenizer.from_vocabulary(pieces, lowercase=True).save(folder / "vocabulary")
+    text = data / "corpus_en/textbooks_ccby.txt.xz"
+    return prepare([text], folder / "vocabulary", folder / "corpus", settings=PrepareSettings(held_out=0))
+
+
+def _compare(name: str, corpus: Path, steps: int, folder: Path) -> None:
+    tokenizer = Tokenizer.from_folder(corpus)
+    rows, length = SHAPES[name]
+    batches = PretrainingBatches(
+        Corpus.open(corpus),
+        tokenizer,
+        batch=rows,
+        examples=ExampleSettings(length=length),
+        masks=MaskSettings(),
+        seed=0,
+    )
+    bert = Bert.fresh(preset(name, tokenizer.size), HEADS)
+    save_folder(ModelFolder(bert, tokenizer), folder / name)
+    precision = Precision.choose("auto", CPU)
+    ours, theirs = _ours(bert, precision), _theirs(folder / name, precision)
+    times: dict[str, list[float]] = {"ours": [], "theirs": [], "batch": []}
+    losses: dict[str, list[float]] = {"ours": [], "theirs": []}
+    tokens = []
+    for step in range(steps + 1):
+        start = time.perf_counter()
+        batch = batches.at(step)
+        times["batch"].append(time.perf_counter() - start)
+        tokens.append(batch.token_count)
+        order = (("ours", ours), ("theirs", theirs)) if step % 2 else (("theirs", theirs), ("ours", ours))
+        for who, act in order:
+            start = time.perf_counter()
+            losses[who].append(act(batch, step))
+            times[who].append(time.perf_counter() - start)
+    peak = measure_peak(precision, 2.0)
+    work = estimate(bert.config, HEADS, batch=rows, length=length).flops_a_token
+    _print(name, {who: some[1:] for who, some in times.items()}, losses, mean(tokens[1:]), work, peak, precision)
+
+
+def _ours(bert: Bert, precision: Precision) -> Callable[[PretrainingBatch, int], float]:
+    objective = PretrainingObjective(bert, HEADS, CPU).train()
+    optimizer = make_optimizer(objective, RATE, 0.01)
+
+    def act(batch: PretrainingBatch, step: int) -> float:
+        torch.manual_seed(step)
+        optimizer.zero_grad()
+        with precision.autocast():
+            loss = objective(batch, batch.counts).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
+        optimizer.step()
+        return float(loss.detach())
+
+    return act
+
+
+def _theirs(folder: Path, precision: Precision) -> Callable[[PretrainingBatch, int], float]:
+    model = BertForPreTraining.from_pretrained(folder, dtype=torch.float32).train()
+    plain = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, fused=True)
+
+    def act(batch: PretrainingBatch, step: int) -> float:
+        torch.manual_seed(step)
+        ids = torch.from_numpy(batch.ids)
+        labels = torch.full_like(ids, -100)
+        labels.view(-1)[torch.from_numpy(batch.positions)] = torch.from_numpy(batch.targets)
+        mask = (torch.arange(ids.shape[1]) < torch.from_numpy(batch.lengths)[:, None]).long()
+        optimizer.zero_grad()
+        with precision.autocast():
+            loss = model(
+                input_ids=ids,
+                token_type_ids=torch.from_numpy(batch.segments),
+                attention_mask=mask,
+                labels=labels,
+                next_sentence_label=torch.from_numpy(batch.labels),
+            ).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return float(loss.detach())
+
+    return act
+
+
+def _print(
+    name: str,
+    times: dict[str, list[float]],
+    losses: dict[str, list[float]],
+    tokens: float,
+    work: float,
+    peak: float,
+    precision: Precision,
+) -> None:
+    print(f"\n{name}, {precision}, {torch.get_num_threads()} threads; peak {peak / 1e9:.0f} GFLOP/s")
+    for who in ("ours", "theirs"):
+        best, usual = tokens / min(times[who]), tokens / median(times[who])
+        print(f"  {who:<7} {usual:7,.0f} tokens/s (median), {best:7,.0f} (best), {best * work / peak:.0%} of the peak")
+    ratio = median(their / our for our, their in zip(times["ours"], times["theirs"], strict=True))
+    print(f"  ratio   {ratio:.2f} (median of pairs), {min(times['theirs']) / min(times['ours']):.2f} (best)")
+    print(f"  making a batch takes {median(times['batch']) / median(times['ours']):.2%} of our step")
+    count = len(losses["ours"])
+    for part in range(4):
+        some = slice(part * count // 4, (part + 1) * count // 4)
+        ours, theirs = (mean(losses[who][some]) for who in ("ours", "theirs"))
+        print(f"  loss, quarter {part + 1}: ours {ours:.4f}, theirs {theirs:.4f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""How near ``model/estimate.py`` comes to the memory and the arithmetic of real training steps.
+
+    python benchmarks/training_memory.py [--preset base] [--length 512] [--batch 2 4]
+
+Every row is a process of its own, with one thread: it makes the model and its gradients, lets the system forget its
+highest memory so far (Linux only), goes forward and back once, and compares the growth with the estimate: once with
+the system's allocator as it is, and once made to give back what is freed (MALLOC_MMAP_THRESHOLD_=65536).
+"""
+
+import argparse
+import itertools
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cloze.model import HeadName
+
+HEADS: "tuple[HeadName, ...]" = ("mlm", "nsp")
+
+
+def memory(key: str) -> int:
+    """Bytes of this process: ``VmRSS`` now, ``VmHWM`` at its highest."""
+    for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+        if line.startswith(key):
+            return int(line.split()[1]) * 1024
+    raise SystemExit("/proc/self/status is needed, which only Linux has")
+
+
+def measure(preset_name: str, batch: int, length: int, checkpointing: bool) -> dict[str, float]:
+    """Growth at the height of one step, its seconds, and what was estimated."""
+    import torch
+
+    from cloze.model import Bert, preset
+    from cloze.model.estimate import estimate
+    from cloze.model.losses import masked_word_logits, masked_word_loss, next_sentence_loss
+
+    torch.set_num_threads(1)
+    config = preset(preset_name, positions=max(512, length))
+    model = Bert.fresh(config, HEADS).train()
+    model.encoder.checkpointing = checkpointing
+    for parameter in model.parameters():
+        # Filled with something: pages of zeros that nobody has touched do not count.
+        parameter.grad = torch.ones_like(parameter)
+
+    def step(rows: int, tokens: int) -> None:
+        ids = torch.randint(1, config.vocab_size, (rows, tokens))
+        chosen = torch.arange(round(0.15 * rows * tokens)) * 6
+        last = model(ids, torch.zeros_like(ids), torch.ones_like(ids)).last
+        words = masked_word_loss(masked_word_logits(model, last, chosen), ids.flatten()[chosen])
+        loss = words + next_sentence_loss(model, last, torch.zeros(rows, dtype=torch.long))[0]
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    step(1, 8)  # what libraries take once
+    before = memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # proc(5): resets VmHWM
+    started = time.perf_counter()
+    step(batch, length)
+    seconds = time.perf_counter() - started
+    expected = estimate(config, HEADS, batch=batch, length=length, checkpointing=checkpointing)
+    return {
+        "growth": memory("VmHWM") - before,
+        "estimate": expected.activation_bytes,
+        "seconds": seconds,
+        "flops": expected.flops_a_token * batch * length,
+    }
+
+
+def main() -> None:
+    """Print a row for every shape."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--preset", default="base")
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--batch", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--one", nargs=2, type=int, help=argparse.SUPPRESS)  # batch, checkpointing
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(measure(given.preset, given.one[0], given.length, bool(given.one[1]))))
+        return
+    print("batch  checkpointing  gives back  growth MiB  estimate MiB  ratio  seconds  GFLOP/s")
+    for checkpointing, gives_back, batch in itertools.product((0, 1), (0, 1), given.batch):
+        flags = ["--preset", given.preset, "--length", str(given.length), "--one", str(batch), str(checkpointing)]
+        settings = os.environ | ({"MALLOC_MMAP_THRESHOLD_": "65536"} if gives_back else {})
+        command = [sys.executable, __file__, *flags]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=settings)
+        row = json.loads(done.stdout)
+        print(
+            f"{batch:5}  {'yes' if checkpointing else 'no':13}  {'yes' if gives_back else 'no':10}  "
+            f"{row['growth'] / 2**20:10.0f}  {row['estimate'] / 2**20:12.0f}  {row['estimate'] / row['growth']:5.2f}  "
+            f"{row['seconds']:7.1f}  {row['flops'] / row['seconds'] / 1e9:7.1f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

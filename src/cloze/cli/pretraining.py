@@ -1,0 +1,135 @@
+"""``cloze pretrain`` and ``cloze plan``."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from cloze.cli.console import Machine, Reporter, print_json, print_results, print_table
+from cloze.train.settings import PretrainSettings
+
+if TYPE_CHECKING:
+    from cloze.train.plan import Plan
+
+Data = Annotated[Path, Parameter(help="A folder that 'cloze prepare' wrote.")]
+Settings = Annotated[PretrainSettings, Parameter(name="*")]
+Place = Annotated[Machine, Parameter(name="*")]
+DEFAULTS = PretrainSettings()
+HERE = Machine()
+
+
+def pretrain(
+    data: Data,
+    /,
+    *,
+    out: Path,
+    model: str | None = None,
+    recipe: str | None = None,  # noqa: ARG001 (its values have taken their places by now)
+    fresh: bool = False,
+    settings: Settings = DEFAULTS,
+    machine: Place = HERE,
+    json: bool = False,
+) -> None:
+    """Pre-train by masked words and sentences. The same command goes on where it stopped.
+
+    Args:
+        out: The run's folder.
+        model: A model folder to go on with, instead of a new model.
+        recipe: A published way: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; other flags win over it.
+        fresh: Start over, forgetting what is in the run's folder.
+        json: Print JSON.
+    """
+    from cloze.train.pretrain import pretrain as run
+
+    with Reporter() as reporter:
+        folder = run(data, out, model=model, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
+    if os.environ.get("RANK", "0") == "0":  # under torchrun one process speaks for all
+        print_results(folder, json)
+
+
+def plan(
+    data: Data,
+    /,
+    *,
+    model: str | None = None,
+    recipe: str | None = None,  # noqa: ARG001
+    settings: Settings = DEFAULTS,
+    machine: Place = HERE,
+    json: bool = False,
+) -> None:
+    """Say what a pre-training with the same flags would take: three steps are timed, nothing is written.
+
+    Args:
+        model: A model folder to go on with, instead of a new model.
+        recipe: A published way: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; other flags win over it.
+        json: Print JSON.
+    """
+    from cloze.train.plan import plan as run
+
+    with Reporter() as reporter:
+        planned = run(data, model=model, settings=settings, device=machine.use(), progress=reporter)
+    if json:
+        print_json(_values(planned))
+    else:
+        print_table(("plan", ""), _rows(planned))
+
+
+def _values(plan: "Plan") -> dict[str, object]:
+    numbers = plan.estimate
+    return {
+        "parameters": numbers.parameters,
+        "memory_bytes": numbers.total_bytes,
+        "weight_bytes": numbers.weight_bytes,
+        "gradient_bytes": numbers.gradient_bytes,
+        "optimizer_bytes": numbers.optimizer_bytes,
+        "activation_bytes": numbers.activation_bytes,
+        "precision": plan.precision,
+        "steps": plan.steps,
+        "tokens_a_step": plan.tokens_a_step,
+        "seconds_a_step": plan.seconds_a_step,
+        "tokens_per_second": plan.tokens_a_step / plan.seconds_a_step,
+        "share_of_peak": plan.share_of_peak,
+        "hours": plan.hours,
+        "tokens": plan.tokens,
+        "epochs": plan.epochs,
+        "expected_mlm_loss": None if plan.expected is None else plan.expected.loss,
+        "expected_like": None if plan.expected is None else plan.expected.like,
+    }
+
+
+def _rows(plan: "Plan") -> list[tuple[str, str]]:
+    numbers = plan.estimate
+    return [
+        ("parameters", f"{numbers.parameters:,}"),
+        (
+            "memory",
+            f"{_size(numbers.total_bytes)}: weights {_size(numbers.weight_bytes)}, gradients "
+            f"{_size(numbers.gradient_bytes)}, moments {_size(numbers.optimizer_bytes)}, "
+            f"states {_size(numbers.activation_bytes)}",
+        ),
+        (
+            "a step",
+            f"{plan.tokens_a_step:,} tokens in {plan.seconds_a_step:.2f} s: "
+            f"{plan.tokens_a_step / plan.seconds_a_step:,.0f} tokens/s, {plan.share_of_peak:.0%} of the peak "
+            f"({plan.precision})",
+        ),
+        ("the run", f"{plan.steps:,} steps, {_time(plan.hours)}"),
+        ("text", f"{plan.tokens:,} tokens, {plan.epochs:.2f} times the corpus"),
+        ("held-out masked-word loss", _expected(plan)),
+    ]
+
+
+def _expected(plan: "Plan") -> str:
+    if plan.expected is None:
+        return "unknown: it depends on the model that it starts from"
+    about = "at most about" if plan.expected.beyond else "about"
+    return f"{about} {plan.expected.loss:.2f}, as {plan.expected.like} had it after as many tokens"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**30:.2f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"
+
+
+def _time(hours: float) -> str:
+    return f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"

@@ -1,0 +1,165 @@
+"""Documents that were there before: which of them preparation drops.
+
+Every part's documents are hashed by whoever is free, and the hashes written down; then one process looks at all of
+them, in the order of the text, and keeps the first of several alike. So the choice depends on the text alone.
+
+``exact``: the same words in the same order, but for case and white space: 16 bytes of BLAKE2 a document.
+``near``: MinHash (Broder 1997) over runs of five words, 480 bytes a document. Documents that agree in one of 20 bands
+of 6 values are compared by all 120, whose share of equal ones estimates the Jaccard similarity (Leskovec, Rajaraman
+and Ullman, "Mining of Massive Datasets", chapter 3). Two documents of similarity 0.8 meet in some band with a chance
+of 0.998; what is alike through a third document counts as alike.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cloze.text.characters import IDEOGRAPHS
+
+BANDS, ROWS = 20, 6
+SIMILARITY = 0.8
+SHINGLE = 5  # words
+_HASHED_AT_ONCE = 4096
+# Signatures that are compared at once: 480 bytes each, twice.
+_COMPARED_AT_ONCE = 50_000
+_MOST_WORDS = 400_000
+_WORD = re.compile(f"[{''.join(f'{chr(first)}-{chr(last)}' for first, last in IDEOGRAPHS)}]|\\w+")
+
+Hashes = NDArray[np.uint64]
+Signatures = NDArray[np.uint32]
+
+
+class ExactHasher:
+    """Documents -> two numbers each: (D, 2) of 64 bits."""
+
+    def __init__(self) -> None:
+        self._found: list[bytes] = []
+
+    def add(self, paragraphs: Iterable[str]) -> None:
+        """Hash a document."""
+        digest = hashlib.blake2b(digest_size=16)
+        for text in paragraphs:
+            for word in text.casefold().split():
+                digest.update(word.encode("utf-8", "surrogatepass"))
+                digest.update(b" ")
+        self._found.append(digest.digest())
+
+    def finish(self) -> Hashes:
+        """The hashes of all documents."""
+        return np.frombuffer(b"".join(self._found), "<u8").reshape(-1, 2)
+
+
+class NearHasher:
+    """Documents -> signatures: (D, 120) of 32 bits."""
+
+    def __init__(self) -> None:
+        generator = np.random.default_rng(0)
+        self._factors = generator.integers(0, 2**63, (BANDS * ROWS, 1), np.uint64) * np.uint64(2) + np.uint64(1)
+        self._terms = generator.integers(0, 2**63, (BANDS * ROWS, 1), np.uint64)
+        self._powers = generator.integers(0, 2**63, SHINGLE, np.uint64) * np.uint64(2) + np.uint64(1)
+        self._words: dict[str, int] = {}
+        self._found: list[Signatures] = []
+
+    def add(self, paragraphs: Iterable[str]) -> None:
+        """Hash a document, a few thousand runs of words at a time."""
+        smallest = np.full(BANDS * ROWS, np.iinfo(np.uint32).max, np.uint32)
+        pending: list[int] = []
+        hashed = False
+        for text in paragraphs:
+            pending.extend(map(self._number, _WORD.findall(text.casefold()) or [" ".join(text.split())]))
+            while len(pending) >= _HASHED_AT_ONCE + SHINGLE:
+                smallest = np.minimum(smallest, self._smallest(pending[: _HASHED_AT_ONCE + SHINGLE - 1]))
+                del pending[:_HASHED_AT_ONCE]
+                hashed = True
+        if len(pending) >= SHINGLE or not hashed:
+            # A document of fewer words than a run has is one run.
+            smallest = np.minimum(smallest, self._smallest(pending + [0] * (SHINGLE - len(pending))))
+        self._found.append(smallest)
+
+    def _number(self, word: str) -> int:
+        number = self._words.get(word)
+        if number is None:
+            if len(self._words) >= _MOST_WORDS:
+                self._words.clear()
+            digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+            number = self._words[word] = int.from_bytes(digest, "little")
+        return number
+
+    def _smallest(self, words: Sequence[int]) -> Signatures:
+        numbers = np.asarray(words, np.uint64)
+        count = len(numbers) - SHINGLE + 1
+        runs = np.zeros(count, np.uint64)
+        for place, power in enumerate(self._powers):
+            runs += (numbers[place : place + count] ^ (numbers[place : place + count] >> np.uint64(29))) * power
+        runs = np.unique(runs)
+        # The high half of a product depends on all bits of the number, the low half only on the low ones.
+        smallest: Signatures = ((runs * self._factors + self._terms) >> np.uint64(32)).min(axis=1).astype(np.uint32)
+        return smallest
+
+    def finish(self) -> Signatures:
+        """The signatures of all documents."""
+        return np.asarray(self._found, np.uint32).reshape(-1, BANDS * ROWS)
+
+
+def keep_exact(hashes: Hashes) -> NDArray[np.bool_]:
+    """Which documents, in the order of the text, come first among those of the same hash."""
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal ones stay in the order of the text
+    ordered = hashes[order]
+    keep = np.ones(len(hashes), bool)
+    keep[order[1:]] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    return keep
+
+
+def keep_near(signatures: Signatures) -> NDArray[np.bool_]:
+    """Which documents, in the order of the text, come first among those that are alike; it may be a mapped file."""
+    first = np.arange(len(signatures))  # of the documents known to be like this one
+    for band in range(BANDS):
+        keys = _band_keys(signatures, band)
+        order = np.argsort(keys, kind="stable")
+        # Each is compared with its neighbour before, and with the first of all that fell together.
+        is_new = np.ones(len(order), bool)
+        is_new[1:] = keys[order[1:]] != keys[order[:-1]]
+        heads = order[np.maximum.accumulate(np.where(is_new, np.arange(len(order)), 0))]
+        later = order[~is_new]
+        for earlier in (heads[~is_new], order[:-1][~is_new[1:]]):
+            first = _join(first, signatures, earlier, later)
+    keep: NDArray[np.bool_] = first == np.arange(len(first))
+    return keep
+
+
+def _band_keys(signatures: Signatures, band: int) -> Hashes:
+    keys = np.zeros(len(signatures), np.uint64)
+    for row in range(band * ROWS, (band + 1) * ROWS):
+        keys = (keys ^ signatures[:, row]) * np.uint64(0x9E3779B97F4A7C15)
+        keys ^= keys >> np.uint64(32)
+    return keys
+
+
+def _join(
+    first: NDArray[np.int64], signatures: Signatures, earlier: NDArray[np.int64], later: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Take pairs of documents together that are alike and not yet known to be."""
+    new = first[earlier] != first[later]
+    earlier, later = earlier[new], later[new]
+    alike = np.zeros(len(earlier), bool)
+    for start in range(0, len(earlier), _COMPARED_AT_ONCE):
+        chosen = slice(start, start + _COMPARED_AT_ONCE)
+        equal = signatures[earlier[chosen]] == signatures[later[chosen]]
+        alike[chosen] = equal.mean(axis=1) >= SIMILARITY
+    if not alike.any():
+        return first
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    everyone = np.arange(len(first))
+    left = np.concatenate([everyone, earlier[alike]])
+    right = np.concatenate([first, later[alike]])
+    graph = coo_array((np.ones(len(left), np.int8), (left, right)), shape=(len(first), len(first)))
+    _, labels = connected_components(graph, directed=False)
+    smallest = np.full(labels.max() + 1, len(first))
+    np.minimum.at(smallest, labels, everyone)
+    joined: NDArray[np.int64] = smallest[labels]
+    return joined

@@ -1,0 +1,193 @@
+"""What a training will take, before it is started: parameters, arithmetic and memory, from the sizes alone.
+
+Dimensions: B sequences, T tokens, H hidden size, E table width, F feed-forward size, A heads, L layers, V vocabulary,
+M chosen positions. Numbers are counted from the encoder's own steps; the tests hold them against real models.
+
+Memory is that of tensors. The allocator of Linux keeps some of what was freed, and may take a third more, or with
+checkpointing three times as much; MALLOC_MMAP_THRESHOLD_=65536 in the environment makes it give memory back.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from cloze.errors import ConfigError
+from cloze.model.bert import POOLED_HEADS, HeadName
+from cloze.model.config import BertConfig
+from cloze.model.heads import SPAN_PLACE_SIZE, SPAN_PLACES
+
+_FLOAT = 4  # bytes; weights, states and gradients are float32
+_MASK = 1  # bytes of a truth value: what dropout keeps
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one model takes to train on batches of one shape. Bytes are those of float32."""
+
+    parameters: int
+    flops_a_token: float  # forward and backward, and forward once more where layers are checkpointed
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int  # AdamW's two moments
+    activation_bytes: int  # at the height of a step
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it at once: a little more than the highest point, since gradients come as activations go."""
+        return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
+
+
+def estimate(
+    config: BertConfig,
+    heads: Collection[HeadName],
+    *,
+    batch: int,
+    length: int,
+    labels: int = 2,
+    chosen: float = 0.15,
+    explicit: bool | None = None,
+    checkpointing: bool = False,
+) -> Estimate:
+    """Count what a training step takes.
+
+    ``chosen`` is the share of tokens that the masked-word head reads. ``explicit`` says whether attention weights are
+    written out; they are on a CPU, wherever they have dropout, and left to themselves that is what is assumed.
+    """
+    if batch < 1 or not 1 <= length <= config.positions:
+        raise ConfigError(
+            f"batch {batch} and length {length}; at least one sequence of 1 to {config.positions} tokens was expected"
+        )
+    if explicit is None:
+        explicit = config.attention_dropout > 0
+    parameters = count_parameters(config, heads, labels=labels)
+    return Estimate(
+        parameters=parameters,
+        flops_a_token=count_flops(config, heads, length, chosen=chosen, checkpointing=checkpointing),
+        weight_bytes=_FLOAT * parameters,
+        gradient_bytes=_FLOAT * parameters,
+        optimizer_bytes=2 * _FLOAT * parameters,
+        activation_bytes=count_activations(
+            config, heads, batch, length, chosen=chosen, explicit=explicit, checkpointing=checkpointing
+        ),
+    )
+
+
+def count_parameters(
+    config: BertConfig, heads: Collection[HeadName] = (), *, labels: int = 2, pooler: bool | None = None
+) -> int:
+    """Number of parameters, as ``Bert.parameter_count`` has it once the model is made."""
+    hidden, width, inner = config.hidden_size, config.table_width, config.feedforward_size
+    tables = width * (config.vocab_size + config.positions + config.segments) + 2 * width
+    if config.embedding_size is not None:
+        tables += width * hidden + hidden
+    attention = 4 * (hidden * hidden + hidden) + 2 * hidden
+    feedforward = 2 * hidden * inner + inner + hidden + 2 * hidden
+    on_top = {
+        "mlm": hidden * width + 3 * width + config.vocab_size,
+        "sbo": SPAN_PLACES * SPAN_PLACE_SIZE
+        + (2 * hidden + SPAN_PLACE_SIZE) * hidden
+        + 3 * hidden
+        + hidden * width
+        + 3 * width
+        + config.vocab_size,
+        "nsp": 2 * hidden + 2,
+        "sop": 2 * hidden + 2,
+        "sequence": labels * (hidden + 1),
+        "token": labels * (hidden + 1),
+        "span": 2 * hidden + 2,
+        "choice": hidden + 1,
+    }
+    needs_pooler = pooler or any(name in POOLED_HEADS for name in heads)
+    pooled = hidden * hidden + hidden if needs_pooler else 0
+    return tables + config.distinct_layers * (attention + feedforward) + pooled + sum(on_top[name] for name in heads)
+
+
+def count_flops(
+    config: BertConfig,
+    heads: Collection[HeadName],
+    length: int,
+    *,
+    chosen: float = 0.15,
+    checkpointing: bool = False,
+) -> float:
+    """Floating-point operations that a token costs in a training step; matrix products alone, which are nearly all.
+
+    A product of (n, m) and (m, p) is 2nmp. On the way back there are two of the same size: one for the gradient of the
+    input, one for that of the weights.
+    """
+    hidden, width = config.hidden_size, config.table_width
+    # Four projections, two of the feed-forward network, and the two products of attention with T tokens each.
+    layers = config.layers * (2 * (4 * hidden * hidden + 2 * hidden * config.feedforward_size) + 4 * length * hidden)
+    rest = 2.0 * width * hidden if config.embedding_size is not None else 0.0
+    if "mlm" in heads:
+        rest += chosen * 2 * (hidden * width + width * config.vocab_size)
+    if "sbo" in heads:
+        inside = (2 * hidden + SPAN_PLACE_SIZE) * hidden + hidden * width + width * config.vocab_size
+        rest += chosen * 2 * inside
+    if any(name in POOLED_HEADS for name in heads):
+        rest += 2 * hidden * hidden / length
+    return 3 * (layers + rest) + (layers if checkpointing else 0)
+
+
+def count_activations(
+    config: BertConfig,
+    heads: Collection[HeadName],
+    batch: int,
+    length: int,
+    *,
+    chosen: float = 0.15,
+    explicit: bool = True,
+    checkpointing: bool = False,
+) -> int:
+    """Bytes at the height of a step, which is one of three moments of the way back.
+
+    In the word heads, all layers still keep what they need, and logits and their gradients are there. In the last
+    layer, the logits are gone, but the gradient of the table that made them waits for that of the look-up; here a
+    checkpointed layer is computed again. In the embeddings, there are nothing but the table's gradients.
+    """
+    tokens = batch * length
+    targets = round(chosen * tokens)
+    layer = tokens * _kept_by_a_layer(config, length, explicit)
+    between = tokens * _FLOAT * config.hidden_size
+    kept = config.layers * (between if checkpointing else layer) + tokens * _kept_by_embeddings(config)
+    table = _FLOAT * config.vocab_size * config.table_width
+    word_heads = [name for name in heads if name in ("mlm", "sbo")]
+    in_layer = kept + (layer if checkpointing else 0) + _at_work_in_a_layer(config, batch, length, explicit)
+    if not word_heads:
+        return max(in_layer, table)
+    logits = targets * (_kept_by_word_heads(config, heads) + _FLOAT * config.vocab_size)  # and a gradient of theirs
+    return max(kept + logits + table, in_layer + table, 3 * table)
+
+
+def _kept_by_a_layer(config: BertConfig, length: int, explicit: bool) -> int:
+    """Bytes a token. H-wide: the input; query, key, value, context; inputs of both LayerNorms, output of the first."""
+    hidden = config.hidden_size
+    dense = _FLOAT * (8 * hidden + 2 * config.feedforward_size)  # F-wide: before and after the activation
+    dropped = 2 * _MASK * hidden if config.dropout > 0 else 0
+    if not explicit:
+        return dense + dropped + _FLOAT * config.heads  # the kernel keeps one number a row
+    # Written out: the softmax; and with dropout, which of it was kept, and what came of it.
+    weights = (2 * _FLOAT + _MASK) if config.attention_dropout > 0 else _FLOAT
+    return dense + dropped + weights * config.heads * length
+
+
+def _kept_by_embeddings(config: BertConfig) -> int:
+    """Bytes a token: the sum before LayerNorm, and where there is a map behind it, what goes into that."""
+    width = config.table_width
+    mapped = _FLOAT * width if config.embedding_size is not None else 0
+    return _FLOAT * width + mapped + (_MASK * width if config.dropout > 0 else 0)
+
+
+def _kept_by_word_heads(config: BertConfig, heads: Collection[HeadName]) -> int:
+    """Bytes a target. Logits are V wide, and so is their softmax; the rest hardly counts."""
+    hidden, width = config.hidden_size, config.table_width
+    transform = _FLOAT * (hidden + 3 * width)
+    logits = 2 * _FLOAT * config.vocab_size
+    boundary = _FLOAT * (2 * hidden + SPAN_PLACE_SIZE + 3 * hidden + 3 * width)
+    return (transform + logits if "mlm" in heads else 0) + (boundary + logits if "sbo" in heads else 0)
+
+
+def _at_work_in_a_layer(config: BertConfig, batch: int, length: int, explicit: bool) -> int:
+    """Bytes of gradients inside a layer: in the feed-forward part or, once that is freed, in attention."""
+    inner = 2 * _FLOAT * batch * length * config.feedforward_size
+    square = _FLOAT * batch * config.heads * length * length if explicit else 0
+    return max(inner, 2 * square - inner)

@@ -1,0 +1,78 @@
+"""What pre-training minimises: masked words, and beside them sentences (appendix A.2) or span boundaries (SpanBERT)."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cloze.corpus.batches import PretrainingBatch
+from cloze.corpus.plans import Ids
+from cloze.model import Bert, HeadName
+from cloze.model.losses import masked_word_logits, span_boundary_logits
+from cloze.train.loop import Outcome
+from cloze.train.settings import PretrainSettings
+
+
+def pretraining_heads(settings: PretrainSettings) -> tuple[HeadName, ...]:
+    """The heads that a setting trains."""
+    heads: list[HeadName] = ["mlm"]
+    if settings.objective != "none":
+        heads.append(settings.objective)
+    if settings.boundary:
+        heads.append("sbo")
+    return tuple(heads)
+
+
+class PretrainingObjective(nn.Module):
+    """The sum of the losses of the heads."""
+
+    def __init__(self, model: Bert, heads: tuple[HeadName, ...], device: torch.device) -> None:
+        super().__init__()
+        self.model, self.device = model, device
+        self._sentence = next((name for name in heads if name in ("nsp", "sop")), None)
+        self._boundary = "sbo" in heads
+        if self._sentence is None and model.pooler is not None:
+            # Nothing asks it, so that nothing should change it.
+            model.pooler.requires_grad_(False)
+
+    def forward(self, batch: PretrainingBatch, totals: Mapping[str, int]) -> Outcome:
+        """This part's share of the losses and accuracies of a batch with so many words and pairs."""
+        ids, segments, positions, targets = (
+            self._tensor(array) for array in (batch.ids, batch.segments, batch.positions, batch.targets)
+        )
+        last = self.model(ids, segments, self._mask(batch)).last
+        words = max(1, totals["words"])
+        logits = masked_word_logits(self.model, last, positions)
+        loss = _loss(logits, targets) / words
+        figures = {"mlm_loss": loss, "mlm_accuracy": _hits(logits, targets) / words}
+        if self._sentence is not None:
+            answers, labels = self.model.heads[self._sentence](self.model.pooled(last)), self._tensor(batch.labels)
+            pairs = max(1, totals["pairs"])
+            figures[f"{self._sentence}_loss"] = _loss(answers, labels) / pairs
+            figures[f"{self._sentence}_accuracy"] = _hits(answers, labels) / pairs
+            loss = loss + figures[f"{self._sentence}_loss"]
+        if self._boundary:
+            assert batch.boundaries is not None
+            guesses = span_boundary_logits(self.model, last, self._tensor(batch.boundaries))
+            figures["sbo_loss"] = _loss(guesses, targets) / words
+            loss = loss + figures["sbo_loss"]
+        return Outcome(loss, figures)
+
+    def _tensor(self, array: Ids) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    def _mask(self, batch: PretrainingBatch) -> Tensor | None:
+        """(B, T), true at real tokens; None, which is faster, where there is no padding at all."""
+        length = batch.ids.shape[1]
+        if int(batch.lengths.min()) == length:
+            return None
+        return (torch.arange(length) < torch.from_numpy(batch.lengths)[:, None]).to(self.device)
+
+
+def _loss(logits: Tensor, targets: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.float(), targets, reduction="sum")
+
+
+def _hits(logits: Tensor, targets: Tensor) -> Tensor:
+    return (logits.detach().argmax(-1) == targets).float().sum()

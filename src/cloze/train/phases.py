@@ -1,0 +1,62 @@
+"""The batches of a run: short sequences first, long ones at the end (appendix A.2: 90 % at 128 tokens, 10 % at 512)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTables
+from cloze.corpus.entities import read_entity_table
+from cloze.corpus.shards import Corpus
+from cloze.corpus.similar import learn_similar_table, read_similar_table
+from cloze.text import Tokenizer
+from cloze.train.settings import PretrainSettings
+
+
+@dataclass(frozen=True)
+class Phases:
+    """One or two sources of batches, by how far the training is."""
+
+    short: PretrainingBatches
+    long: PretrainingBatches | None
+    long_from: float
+
+    @classmethod
+    def open(cls, data: Path, tokenizer: Tokenizer, settings: PretrainSettings, tables: WordTables) -> "Phases":
+        """The batches of a prepared corpus."""
+        corpus = Corpus.open(data)
+
+        def batches(batch: int, long: bool) -> PretrainingBatches:
+            return PretrainingBatches(
+                corpus,
+                tokenizer,
+                batch=batch,
+                examples=settings.examples(long=long),
+                masks=settings.masks(),
+                seed=settings.seed,
+                static=settings.static,
+                tables=tables,
+            )
+
+        long = None
+        if settings.long_length is not None:
+            # As many tokens an update as before, so that the learning rate stays right and memory does not explode.
+            fewest = settings.accumulate
+            long = batches(max(fewest, settings.batch * settings.length // settings.long_length), long=True)
+        return cls(batches(settings.batch, long=False), long, 1 - settings.long_share)
+
+    def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> PretrainingBatch:
+        """A part of the batch of a step, counted from 0."""
+        return self._now(progress).at(step, part, parts)
+
+    def _now(self, progress: float) -> PretrainingBatches:
+        return self.long if self.long is not None and progress >= self.long_from else self.short
+
+
+def open_tables(data: Path, tokenizer: Tokenizer, settings: PretrainSettings) -> WordTables:
+    """The words that entity and correction masking need."""
+    if settings.masking == "entity" and settings.entities is not None:
+        return WordTables(entities=read_entity_table(settings.entities, tokenizer))
+    if settings.masking == "correction":
+        if settings.similar is not None:
+            return WordTables(similar=read_similar_table(settings.similar, tokenizer))
+        return WordTables(similar=learn_similar_table(Corpus.open(data), tokenizer, settings.seed))
+    return WordTables()

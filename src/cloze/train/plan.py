@@ -1,0 +1,178 @@
+"""``cloze plan``: what a pre-training will take, before hours are spent. A few steps are timed, the rest worked out."""
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cloze.checkpoint import find_source
+from cloze.corpus.batches import PretrainingBatch
+from cloze.corpus.shards import read_manifest
+from cloze.errors import DataError
+from cloze.model import Bert
+from cloze.model.estimate import Estimate, estimate
+from cloze.predict import choose_device
+from cloze.progress import Progress, Silent
+from cloze.text import Tokenizer
+from cloze.train.objective import PretrainingObjective, pretraining_heads
+from cloze.train.optimizer import make_optimizer
+from cloze.train.phases import Phases, open_tables
+from cloze.train.precision import Precision, measure_peak
+from cloze.train.pretrain import start_model
+from cloze.train.settings import PretrainSettings
+
+TIMED = 3
+RECORDED = Path(__file__).with_name("recorded_runs.json")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to expect of a run."""
+
+    estimate: Estimate
+    tokens_a_step: int
+    seconds_a_step: float
+    share_of_peak: float
+    steps: int
+    hours: float
+    epochs: float
+    expected: "ExpectedLoss | None"
+    precision: str
+
+    @property
+    def tokens(self) -> int:
+        """All that the model will read."""
+        return self.steps * self.tokens_a_step
+
+
+@dataclass(frozen=True)
+class ExpectedLoss:
+    """What runs of this project reached after as much text."""
+
+    loss: float
+    like: str  # the run that it is taken from
+    beyond: bool  # more text than that run read: its last loss is an upper bound
+
+
+def plan(
+    data: str | Path,
+    *,
+    model: str | Path | None = None,
+    settings: PretrainSettings | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Time a few steps of the very training that these settings describe, and work out the rest."""
+    settings, progress, data = settings or PretrainSettings(), progress or Silent(), Path(data)
+    place = choose_device(device)
+    manifest = read_manifest(data)
+    start = None if model is None else find_source(model)
+    bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress)
+    precision = Precision.choose(settings.precision, place)
+    batches = Phases.open(data, tokenizer, settings, open_tables(data, tokenizer, settings))
+    seconds, tokens = _phase(bert, batches, settings, precision, 0.0, progress)
+    share_of_long = settings.long_share if settings.long_length else 0.0
+    if share_of_long:
+        long_seconds, long_tokens = _phase(bert, batches, settings, precision, 1.0, progress)
+        seconds += share_of_long * (long_seconds - seconds)
+        tokens += share_of_long * (long_tokens - tokens)
+    steps, hours = _extent(settings, seconds)
+    numbers = memory_of(bert, settings, place)
+    read = round(steps * tokens)
+    return Plan(
+        estimate=numbers,
+        tokens_a_step=round(tokens),
+        seconds_a_step=seconds,
+        share_of_peak=tokens / seconds * numbers.flops_a_token / measure_peak(precision),
+        steps=steps,
+        hours=hours,
+        epochs=read / manifest["splits"]["train"]["tokens"],
+        expected=None if start else expected_loss(numbers.parameters, read, recorded_runs()),
+        precision=str(precision),
+    )
+
+
+def memory_of(bert: Bert, settings: PretrainSettings, device: torch.device) -> Estimate:
+    """Parameters, work and memory of the largest step."""
+    longest = settings.longest
+    rows = max(1, settings.batch * settings.length // longest) if settings.long_length else settings.batch
+    return estimate(
+        bert.config,
+        bert.head_names,
+        batch=-(-rows // settings.accumulate),
+        length=longest,
+        chosen=settings.mask_rate,
+        checkpointing=settings.checkpointing,
+        # Dropout of attention weights has them written out on a CPU; accelerators have a fused kernel.
+        explicit=device.type == "cpu" and bert.config.attention_dropout > 0,
+    )
+
+
+def _phase(
+    bert: Bert, batches: Phases, settings: PretrainSettings, precision: Precision, done: float, progress: Progress
+) -> tuple[float, float]:
+    """Seconds and tokens of a step, the best of three after one to warm up."""
+    objective = PretrainingObjective(bert.to(precision.device), pretraining_heads(settings), precision.device)
+    bert.encoder.checkpointing = settings.checkpointing
+    optimizer = make_optimizer(objective, settings.rate, settings.weight_decay)
+    objective.train()
+    times, tokens = [], []
+    for step in range(TIMED + 1):
+        progress.advance("timing", step, TIMED + 1)
+        start = time.perf_counter()
+        parts = [batches.at(step, part, settings.accumulate, done) for part in range(settings.accumulate)]
+        _update(objective, optimizer, parts, precision)
+        times.append(time.perf_counter() - start)
+        tokens.append(sum(part.token_count for part in parts))
+    return min(times[1:]), float(np.mean(tokens))
+
+
+def _update(
+    objective: PretrainingObjective,
+    optimizer: torch.optim.Optimizer,
+    parts: Sequence[PretrainingBatch],
+    precision: Precision,
+) -> None:
+    totals = {name: sum(part.counts[name] for part in parts) for name in parts[0].counts}
+    optimizer.zero_grad()
+    for part in parts:
+        with precision.autocast():
+            outcome = objective(part, totals)
+        outcome.loss.backward()
+    torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # the work of a step without its effect
+    optimizer.step()
+
+
+def _extent(settings: PretrainSettings, seconds: float) -> tuple[int, float]:
+    """Steps and hours, whichever of the two bounds ends the run."""
+    loop = settings.loop()
+    by_clock = math.inf if loop.hours is None else 3600 * loop.hours / seconds
+    steps = max(1, round(min(by_clock, math.inf if loop.steps is None else loop.steps)))
+    return steps, steps * seconds / 3600
+
+
+def recorded_runs(path: Path = RECORDED) -> list[dict[str, Any]]:
+    """Held-out losses along runs of this project: name, parameters, and points of (tokens seen, loss)."""
+    try:
+        runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); install cloze again") from error
+    return runs
+
+
+def expected_loss(parameters: int, tokens: int, runs: Sequence[Mapping[str, Any]]) -> ExpectedLoss | None:
+    """The loss of the recorded run whose model is nearest in size, after as many tokens."""
+    if not runs:
+        return None
+    nearest = min(runs, key=lambda run: abs(math.log(run["parameters"] / parameters)))
+    seen, losses = zip(*nearest["points"], strict=True)
+    loss = float(np.interp(math.log(max(1, tokens)), np.log(seen), losses))
+    return ExpectedLoss(loss, nearest["name"], beyond=tokens > seen[-1])

@@ -1,0 +1,65 @@
+"""In which numbers a training computes: float32, or bfloat16 where the hardware multiplies it.
+
+Weights and moments stay float32 in either case; autocast rounds what goes into the matrix products.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+
+from cloze.errors import ConfigError
+from cloze.train.settings import PrecisionName
+
+
+@dataclass(frozen=True)
+class Precision:
+    """What the matrix products are made of."""
+
+    bf16: bool = False
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @classmethod
+    def choose(cls, name: PrecisionName, device: torch.device) -> "Precision":
+        """Choose by name; ``auto`` takes bf16 where it is fast."""
+        if name not in ("auto", "fp32", "bf16"):
+            raise ConfigError(f"unknown precision {name!r}; auto, fp32 or bf16 was expected")
+        return cls(name == "bf16" or (name == "auto" and has_fast_bf16(device)), device)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """The context in which the model runs."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the matrix products."""
+        return torch.bfloat16 if self.bf16 else torch.float32
+
+    def __str__(self) -> str:
+        return "bf16" if self.bf16 else "fp32"
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether the hardware multiplies bfloat16; where it does not, emulating it is slower than float32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return False
+
+
+def measure_peak(precision: Precision, seconds: float = 0.15) -> float:
+    """Operations a second of a large matrix product, the best of a few: what a step can at most reach."""
+    import time
+
+    size = 4096 if precision.device.type == "cuda" else 1024
+    left = torch.rand(size, size, device=precision.device, dtype=precision.dtype)
+    right = torch.rand(size, size, device=precision.device, dtype=precision.dtype)
+    best, end = float("inf"), time.perf_counter() + seconds
+    while True:
+        start = time.perf_counter()
+        product = left @ right
+        float(product[0, 0])  # wait for an accelerator
+        best = min(best, time.perf_counter() - start)
+        if time.perf_counter() > end:
+            return 2 * size**3 / best

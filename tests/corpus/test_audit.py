@@ -1,0 +1,186 @@
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from cloze.corpus.audit import Audit, Check, audit, wilson
+from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTables
+from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
+from cloze.corpus.shards import Corpus
+from cloze.errors import ConfigError
+from tests.corpus.made_corpora import FIRST_WORD, WORDS, made_tokenizer, make_word_corpus
+
+TOKENIZER = made_tokenizer()
+TABLES = WordTables(
+    entities=tuple((FIRST_WORD + one, FIRST_WORD + other) for one in range(40) for other in range(40)),
+    similar={(FIRST_WORD + number,): ((FIRST_WORD + number + 1,),) for number in range(WORDS // 2)},
+)
+
+
+@pytest.fixture(scope="module")
+def corpus() -> Corpus:
+    return make_word_corpus(400)
+
+
+def make_batches(
+    corpus: Corpus, objective: Objective = "nsp", masking: Masking = "token", **more: int
+) -> PretrainingBatches:
+    return PretrainingBatches(
+        corpus,
+        TOKENIZER,
+        batch=64,
+        examples=ExampleSettings(objective),
+        masks=MaskSettings(masking),
+        seed=0,
+        tables=TABLES,
+        **more,
+    )
+
+
+def named(found: Audit) -> dict[str, Check]:
+    return {check.name: check for check in found.checks}
+
+
+def wrong(found: Audit) -> set[str]:
+    return {check.name for check in found.checks if check.ok is False}
+
+
+@pytest.mark.parametrize("masking", get_args(Masking))
+def test_a_million_tokens_are_as_asked_for(corpus: Corpus, masking: Masking) -> None:
+    found = audit(make_batches(corpus, masking=masking), 1_000_000)
+    assert found.tokens >= 1_000_000
+    assert wrong(found) == set()
+    checks = named(found)
+    assert checks["chosen"].measured == pytest.approx(0.15, rel=0.02)  # whole words find room
+    assert checks["chosen"].expected is not None
+    assert checks["chosen"].measured <= checks["chosen"].expected
+    assert checks["replaced"].low is not None
+    assert checks["replaced"].low < 0.101
+    assert ("words split" in checks) == (masking != "token")
+    assert ("words of a run as drawn" in checks) == (masking in ("ngram", "span", "correction"))
+
+
+def test_lengths_are_those_of_the_batches(corpus: Corpus) -> None:
+    batches = make_batches(corpus)
+    checks = named(audit(batches, 1))
+    batch = batches.at(0)
+    assert checks["mean length"].measured == batch.lengths.mean()
+    assert checks["padding"].measured == pytest.approx((batch.ids == TOKENIZER.pad_id).mean())
+    assert checks["sequences shorter than the length"].measured == (batch.lengths < 128).mean()
+
+
+@pytest.mark.parametrize("objective", ["sop", "none"])
+def test_other_objectives_are_as_asked_for(corpus: Corpus, objective: Objective) -> None:
+    found = audit(make_batches(corpus, objective, "word"), 300_000)
+    assert found.ok
+    assert ("pairs swapped where chance decides" in named(found)) == (objective == "sop")
+
+
+def test_static_examples_are_counted_once(corpus: Corpus) -> None:
+    batches = make_batches(corpus, static=2)
+    found = audit(batches, 10_000_000)
+    assert found.sequences == 64 * (batches.steps_in(0) + batches.steps_in(1))
+    assert found.ok
+
+
+def test_bounds_are_those_of_wilson() -> None:
+    for count, total in ((0, 10), (5, 10), (83, 1000), (1000, 1000)):
+        expected = binomtest(count, total).proportion_ci(0.95, method="wilson")
+        assert wilson(count, total, 1.959964) == pytest.approx((expected.low, expected.high), abs=1e-6)
+
+
+def choose_beside(batch: PretrainingBatch) -> PretrainingBatch:
+    """Choose the token behind another one too, whatever that is."""
+    taken = {*batch.positions.tolist()}
+    place = next(one for one in batch.positions.tolist() if one + 1 not in taken)
+    index = batch.positions.tolist().index(place) + 1
+
+    def insert(values: Any, value: Any) -> Any:
+        return np.insert(values, index, value, axis=0)
+
+    return replace(
+        batch,
+        positions=insert(batch.positions, place + 1),
+        targets=insert(batch.targets, batch.ids.reshape(-1)[place + 1]),
+        fates=insert(batch.fates, 2),
+        units=insert(batch.units, [place, 1]),
+    )
+
+
+def choose_nothing(batch: PretrainingBatch) -> PretrainingBatch:
+    kept = slice(0, len(batch.positions) // 2)
+    ids = batch.ids.copy().reshape(-1)
+    ids[batch.positions[kept.stop :]] = batch.targets[kept.stop :]
+    names = ("positions", "targets", "fates", "units")
+    fields = {name: getattr(batch, name)[kept] for name in names}
+    return replace(batch, ids=ids.reshape(batch.ids.shape), **fields)
+
+
+def write_special(batch: PretrainingBatch) -> PretrainingBatch:
+    ids = batch.ids.copy().reshape(-1)
+    ids[batch.positions[batch.fates == 1]] = FIRST_WORD - 1  # an entry that waits for a word
+    return replace(batch, ids=ids.reshape(batch.ids.shape))
+
+
+def change_unchosen(batch: PretrainingBatch) -> PretrainingBatch:
+    ids = batch.ids.copy()
+    ids[0, 0] = TOKENIZER.sep_id
+    return replace(batch, ids=ids)
+
+
+def choose_start(batch: PretrainingBatch) -> PretrainingBatch:
+    return replace(batch, positions=np.append(0, batch.positions[1:]))
+
+
+DAMAGES: dict[str, tuple[Masking, Callable[[PretrainingBatch], PretrainingBatch]]] = {
+    "sequences over their budget": ("token", choose_beside),
+    "words split": ("word", choose_beside),
+    "sequences with room for another word": ("word", choose_nothing),
+    "chosen": ("token", choose_nothing),
+    "special tokens chosen": ("token", choose_start),
+    "random words that are no ordinary ones": ("token", write_special),
+    "tokens that are not what their fate says": ("token", change_unchosen),
+    "hidden": (
+        "token",
+        lambda batch: replace(batch, fates=np.where(batch.fates == 2, 0, batch.fates).astype(np.uint8)),
+    ),
+    "replaced": (
+        "token",
+        lambda batch: replace(batch, fates=np.where(batch.fates == 2, 1, batch.fates).astype(np.uint8)),
+    ),
+    "runs drawn of 2 words": ("ngram", lambda batch: replace(batch, units=np.minimum(batch.units, [10**9, 1]))),
+    "words of a run as drawn": ("span", lambda batch: replace(batch, units=np.minimum(batch.units, [10**9, 7]))),
+    "pairs whose label is not so": ("token", lambda batch: replace(batch, labels=1 - batch.labels)),
+    "pairs random where chance decides": ("token", lambda batch: replace(batch, labels=np.zeros_like(batch.labels))),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_is_wrong_is_found(corpus: Corpus, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    masking, damage = DAMAGES[name]
+    batches = make_batches(corpus, masking=masking)
+    assert audit(batches, 150_000).ok
+    made = batches.at
+    monkeypatch.setattr(batches, "at", lambda step: damage(made(step)))
+    found = audit(batches, 150_000)
+    assert not found.ok
+    assert name in wrong(found)
+
+
+def test_long_words_that_cannot_fill_the_budget_are_no_fault() -> None:
+    # Nearly everything is one word a sentence.
+    found = audit(make_batches(make_word_corpus(100, ends=0.97), "none", "word"), 100_000)
+    chosen = named(found)["chosen"]
+    assert chosen.expected is not None
+    assert chosen.measured < 0.9 * chosen.expected
+    assert found.ok
+
+
+def test_number_of_tokens_that_makes_no_sense_is_refused(corpus: Corpus) -> None:
+    with pytest.raises(ConfigError, match="tokens is 0; at least 1 was expected"):
+        audit(make_batches(corpus), 0)
+    assert named(audit(make_batches(corpus), 1))["tokens made a second"].measured < inf

@@ -1,0 +1,87 @@
+"""Two processes on gloo against one: the same losses, the same weights, DDP and FSDP2, across resumes."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from cloze.train.team import Team
+
+SETTINGS = ("--preset", "tiny", "--batch", "4", "--length", "24", "--steps", "20", "--evaluate-every", "10")
+
+
+def command(data: Path, out: Path, *more: str) -> list[str]:
+    return ["pretrain", str(data), "--out", str(out), *SETTINGS, "--save-every", "7", "--threads", "1", *more]
+
+
+def alone(data: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "cloze", *command(data, out, *more)], capture_output=True, text=True)
+
+
+def together(data: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "cloze"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*launcher, *command(data, out, *more)], capture_output=True, text=True, env=environment, timeout=300
+    )
+
+
+def losses(out: Path) -> list[float]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [row[name] for row in rows for name in ("loss", "held_out_mlm_loss", "held_out_nsp_accuracy") if name in row]
+
+
+@pytest.fixture(scope="module")
+def one(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("one") / "run"
+    assert alone(data, out, "--dropout", "0").returncode == 0
+    return out
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_ranks_learn_what_one_learns(data: Path, tmp_path: Path, one: Path, parallel: str) -> None:
+    done = together(data, tmp_path / "run", "--dropout", "0", "--parallel", parallel)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("held_out_mlm_loss") == 1  # one of them speaks
+    assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-6)
+    ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (tmp_path / "run", one))
+    assert ours.keys() == theirs.keys()
+    assert all((ours[name] - theirs[name]).abs().max() < 1e-4 for name in ours)
+
+
+def test_parts_of_a_batch_are_the_batch(data: Path, tmp_path: Path, one: Path) -> None:
+    assert alone(data, tmp_path / "run", "--dropout", "0", "--accumulate", "2").returncode == 0
+    assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-6)
+
+
+def test_a_run_may_go_on_with_another_number_of_processes(data: Path, tmp_path: Path, one: Path) -> None:
+    out = tmp_path / "run"
+    stops = "import cloze.train.loop as loop, os, signal, sys\nfrom cloze.cli import main\n"
+    # A signal to itself at the end of a step: where it stops is known.
+    stops += "step = loop._Training._report\n"
+    stops += "def report(self, done, seconds):\n    step(self, done, seconds)\n"
+    stops += "    if done == {0}: os.kill(os.getpid(), signal.SIGTERM)\n"
+    stops += "loop._Training._report = report\nmain(sys.argv[1:])\n"
+    first = [sys.executable, "-c", stops.format(5), *command(data, out, "--dropout", "0")]
+    assert subprocess.run(first, capture_output=True, text=True).returncode == 143
+    done = together(data, out, "--dropout", "0", "--parallel", "fsdp")
+    assert done.returncode == 0, done.stderr
+    assert "resuming at step" in done.stderr
+    assert losses(out) == pytest.approx(losses(one), abs=1e-6)
+
+
+def test_more_processes_than_rows_are_refused(data: Path, tmp_path: Path) -> None:
+    done = together(data, tmp_path / "run", "--accumulate", "4")
+    assert "batch is 4, but 2 processes with 4 parts each share it; use a --batch of at least 8" in done.stderr
+
+
+def test_one_alone_needs_nobody() -> None:
+    team = Team()
+    assert team.leads
+    assert team.total([1.0, 2.0]) == [1.0, 2.0]
+    team.wait()
+    team.leave()
