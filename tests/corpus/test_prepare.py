@@ -180,7 +180,7 @@ def test_what_is_not_split_is_what_the_splitter_would_leave_whole() -> None:
     assert [text for text in found if split_sentences(text) != [text]] == []
     for text in ("One. Two.", "One.\nTwo", "Mr. Smith", "是。", "One… two", "“One!” two", "", "x.y"):
         assert not single.fullmatch(text)
-    assert single.fullmatch("“They came,” he said; and they went (home).")
+    assert single.fullmatch("“They came,” he said; and they went (home) again.")
 
 
 # Several processes.

@@ -10,7 +10,9 @@ import pytest
 import torch
 import transformers
 
+from cloze.checkpoint import ModelFolder
 from cloze.errors import ConfigError, RequestError
+from cloze.model import Bert
 from cloze.predict import Filled, Model, load
 from cloze.text import Tokenizer
 from tests.model.made import SMALL, assert_close, model_folder, saved
@@ -105,6 +107,16 @@ def test_follows_equals_transformers(pretrained: Model, oracle: Oracle) -> None:
         assert 0 < probability < 1
         if first != LONG:  # they shorten pairs in another way
             assert_close(probability, oracle(first, second).seq_relationship_logits.softmax(-1)[0, 0])
+
+
+def test_a_model_of_order_is_asked_about_order(pretrained: Model) -> None:
+    config = pretrained.bert.config
+    ordered = Model(ModelFolder(Bert.fresh(config, ("mlm", "sop")), pretrained.tokenizer))
+    assert 0 < ordered.in_order(TEXT, PAIR) < 1
+    with pytest.raises(RequestError, match=r"whether two segments are in order \(sop\).*ask in_order"):
+        ordered.follows(TEXT, PAIR)
+    with pytest.raises(RequestError, match="no 'sop' head"):
+        pretrained.in_order(TEXT, PAIR)
 
 
 # hidden, attend

@@ -12,6 +12,7 @@ _WANTED = [
     "*.json",
     "*.txt",
     "model*.safetensors",
+    "pretraining_heads.safetensors",
     "pytorch_model*.bin",
     "1_Pooling/*",
     "2_Normalize/*",

@@ -84,17 +84,18 @@ def extend(
         print(f"{len(done.known):,} known already: {shown}")
 
 
-def convert(source: str, destination: Path, /, *, json: bool = False) -> None:
+def convert(source: str, destination: Path, /, *, half: bool = False, json: bool = False) -> None:
     """Turn a checkpoint into a model folder that cloze, transformers and sentence-transformers load.
 
     Args:
         source: A TensorFlow checkpoint (its folder or .index file), an HF folder, or a hub name.
         destination: The folder to write.
+        half: Write the weights as float16, in half the room; they are computed with as float32 all the same.
         json: Print JSON.
     """
     from cloze.checkpoint.convert import convert as run
 
-    contents = run(source, destination)
+    contents = run(source, destination, half=half)
     facts = {
         "folder": str(destination),
         "parameters": contents.model.parameter_count(),

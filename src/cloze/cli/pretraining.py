@@ -79,6 +79,7 @@ def _values(plan: "Plan") -> dict[str, object]:
     numbers = plan.estimate
     return {
         "parameters": numbers.parameters,
+        "peak_bytes": plan.peak_bytes,
         "memory_bytes": numbers.total_bytes,
         "weight_bytes": numbers.weight_bytes,
         "gradient_bytes": numbers.gradient_bytes,
@@ -104,9 +105,9 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
         ("parameters", f"{numbers.parameters:,}"),
         (
             "memory",
-            f"{_size(numbers.total_bytes)}: weights {_size(numbers.weight_bytes)}, gradients "
-            f"{_size(numbers.gradient_bytes)}, moments {_size(numbers.optimizer_bytes)}, "
-            f"states {_size(numbers.activation_bytes)}",
+            f"{_size(plan.peak_bytes)} at the highest point of the steps timed here; weights "
+            f"{_size(numbers.weight_bytes)}, gradients {_size(numbers.gradient_bytes)}, moments "
+            f"{_size(numbers.optimizer_bytes)}, states {_size(numbers.activation_bytes)}",
         ),
         (
             "a step",

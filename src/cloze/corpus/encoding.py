@@ -9,7 +9,7 @@ sentences where a ladder joins or spells out words, take the slow way. A test ho
 import re
 import unicodedata
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import chain, groupby
 from typing import NamedTuple
@@ -112,40 +112,38 @@ class SentenceEncoder:
     def _number(self, pieces: list[str]) -> NDArray[np.int64]:
         if len(self._numbers) > MOST_PIECES or self._characters > MOST_CHARACTERS:
             self._forget()
-        numbers = list(map(self._numbers.get, pieces))
-        if None in numbers:
-            self._learn(list({piece: None for piece, number in zip(pieces, numbers, strict=True) if number is None}))
-            numbers = list(map(self._numbers.get, pieces))
-        return np.asarray(numbers, np.int64)
+        if new := dict.fromkeys(pieces).keys() - self._numbers.keys():
+            self._learn(list(new))
+        return np.fromiter(map(self._numbers.__getitem__, pieces), np.int64, len(pieces))
 
     def _learn(self, pieces: list[str]) -> None:
-        ideograph = self._patterns.ideograph
-        words = [piece for piece in pieces if self._has_dictionary or ideograph.search(piece)]
-        others = [] if len(words) == len(pieces) else [piece for piece in pieces if not ideograph.search(piece)]
-        for piece, ids, starts in chain(self._read_words(words), self._read_others(others)):
-            self._numbers[piece] = len(self._numbers)
-            self._characters += len(piece)
-            self._ids.extend(ids)
-            self._starts.extend(starts)
-            self._begins.append(len(self._ids))
+        search = self._patterns.ideograph.search
+        words = [piece for piece in pieces if self._has_dictionary or (not piece.isascii() and search(piece))]
+        if words:
+            # What the segmenter cut is one word each.
+            found = self._tokenizer.encode_ids(words)
+            starts = [flag for ids in found for flag in [True] + [False] * (len(ids) - 1)]
+            self._note(words, list(chain.from_iterable(found)), starts, np.cumsum([len(ids) for ids in found]))
+        if len(words) < len(pieces):
+            self._learn_others(list(set(pieces) - set(words)))
 
-    def _read_words(self, words: list[str]) -> Iterator[tuple[str, list[int], list[bool]]]:
-        """Tokenize what the segmenter cut: each is one word."""
-        for word, ids in zip(words, self._tokenizer.encode_ids(words), strict=True):
-            yield word, ids, [True] + [False] * (len(ids) - 1)
-
-    def _read_others(self, pieces: list[str]) -> Iterator[tuple[str, list[int], list[bool]]]:
+    def _learn_others(self, pieces: list[str]) -> None:
         """Tokenize what stood between spaces, all as one text: a word for each of its marks and runs of letters."""
         (ids,) = self._tokenizer.encode_ids([" ".join(pieces)])
         starts = self._tokenizer.word_starts(ids)
-        places = [place for place, is_start in enumerate(starts) if is_start]
-        places.append(len(ids))
-        word = 0
-        for piece in pieces:
-            first = places[word]
-            word += len(self._patterns.word.findall(piece))
-            yield piece, ids[first : places[word]], starts[first : places[word]]
-        assert word == len(places) - 1, "a text has other words than its pieces"
+        find = self._patterns.word.findall
+        counts = [1 if piece.isalnum() else len(find(piece)) for piece in pieces]
+        ends = np.append(np.flatnonzero(starts), len(ids))
+        assert sum(counts) == len(ends) - 1, "a text has other words than its pieces"
+        self._note(pieces, ids, starts, ends[np.cumsum(counts)])
+
+    def _note(self, pieces: list[str], ids: list[int], starts: list[bool], ends: NDArray[np.int64]) -> None:
+        """Remember pieces of text, whose tokens end at these places."""
+        self._numbers.update(zip(pieces, range(len(self._numbers), len(self._numbers) + len(pieces)), strict=True))
+        self._characters += sum(map(len, pieces))
+        self._begins.extend((len(self._ids) + ends).tolist())
+        self._ids.extend(ids)
+        self._starts.extend(starts)
 
 
 @cache

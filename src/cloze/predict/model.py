@@ -112,12 +112,25 @@ class Model:
             for values, pieces in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
 
-    @torch.inference_mode()
     def follows(self, first: str, second: str) -> float:
         """The probability that the second text follows the first."""
+        if "sop" in self.bert.heads:
+            raise RequestError(
+                "this model was taught whether two segments are in order (sop), not whether one follows the other; "
+                "ask in_order(first, second)"
+            )
         self._need("nsp")
+        return self._sentence("nsp", first, second)
+
+    def in_order(self, first: str, second: str) -> float:
+        """The probability that two texts that belong together stand in their order, for models trained with sop."""
+        self._need("sop")
+        return self._sentence("sop", first, second)
+
+    @torch.inference_mode()
+    def _sentence(self, head: HeadName, first: str, second: str) -> float:
         batch = self._collate(self._encode([first], [second]))
-        logits = self.bert.heads["nsp"](self.bert.pooled(self.bert(batch.ids, batch.segments).last))
+        logits = self.bert.heads[head](self.bert.pooled(self.bert(batch.ids, batch.segments).last))
         return float(logits.softmax(-1)[0, 0])
 
     # -- the encoder itself ------------------------------------------------------------------------------------------

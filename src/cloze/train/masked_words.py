@@ -49,9 +49,9 @@ def evaluate_masked_words(
     place = choose_device(device)
     bert = loaded.model.to(place).eval()
     with tempfile.TemporaryDirectory() as temporary:
-        corpus = prepare(
-            texts, folder, Path(temporary) / "text", settings=PrepareSettings(held_out=0), progress=progress
-        )
+        vocabulary, out = Path(temporary) / "vocabulary", Path(temporary) / "text"
+        loaded.tokenizer.save(vocabulary)
+        corpus = prepare(texts, vocabulary, out, settings=PrepareSettings(held_out=0), progress=progress)
         batches = _batches(Corpus.open(corpus), loaded.tokenizer, settings)
         losses, hits, tokens = _measure(bert, batches, settings.tokens, place, progress)
     loss, blanks = float(losses.mean()), len(losses)

@@ -2,6 +2,8 @@
 
 import json
 import math
+import resource
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -36,6 +38,7 @@ class Plan:
     """What to expect of a run."""
 
     estimate: Estimate
+    peak_bytes: int  # what the timed steps really took, with the program itself
     tokens_a_step: int
     seconds_a_step: float
     share_of_peak: float
@@ -87,6 +90,7 @@ def plan(
     read = round(steps * tokens)
     return Plan(
         estimate=numbers,
+        peak_bytes=_peak_memory(place),
         tokens_a_step=round(tokens),
         seconds_a_step=seconds,
         share_of_peak=tokens / seconds * numbers.flops_a_token / measure_peak(precision),
@@ -149,6 +153,15 @@ def _update(
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # the work of a step without its effect
     optimizer.step()
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes at the highest point so far: of the accelerator, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Kilobytes on Linux, bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _extent(settings: PretrainSettings, seconds: float) -> tuple[int, float]:

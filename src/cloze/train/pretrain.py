@@ -105,6 +105,7 @@ def start_model(
             progress.say(f"{model}: lacks the heads {', '.join(missing)}; new ones start at random")
         bert = with_heads(loaded.model, heads, keep=True, seed=settings.seed)
         longest = max(loaded.tokenizer.max_length, settings.longest)
+        tokenizer = tokenizer.with_segments(loaded.tokenizer.segments)
     if settings.longest > bert.config.positions:
         raise ConfigError(
             f"length is {settings.longest}, but the model reads at most {bert.config.positions} tokens; "

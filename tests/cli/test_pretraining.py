@@ -1,0 +1,62 @@
+"""``cloze plan``, recipes, ``cloze evaluate mlm``, and a folder of half the size."""
+
+import json
+from pathlib import Path
+
+from transformers import AlbertForPreTraining
+
+from cloze.checkpoint import load_folder
+from tests.cli.conftest import Cloze, Way
+
+SMALL = ("--preset", "tiny", "--batch", 4, "--length", 32)
+
+
+def test_plan_tells_what_a_run_would_take(run: Cloze, way: Way) -> None:
+    words = ("plan", way.data, *SMALL, "--steps", 100)
+    told = json.loads(run(*words, "--json").out)
+    assert told["steps"] == 100
+    assert told["memory_bytes"] == sum(
+        told[f"{name}_bytes"] for name in ("weight", "gradient", "optimizer", "activation")
+    )
+    table = run(*words).out.splitlines()
+    names = ["plan", "parameters", "memory", "a step", "the run", "text", "held-out masked-word loss"]
+    assert [line.split("\t")[0] for line in table] == names
+    assert table[1].split("\t")[1] == f"{told['parameters']:,}"
+
+
+def test_recipe_is_a_few_flags_and_a_flag_wins(run: Cloze, way: Way, tmp_path: Path) -> None:
+    words = ("pretrain", way.data, *SMALL, "--steps", 2, "--recipe", "albert", "--masking", "word")
+    assert run(*words, "--out", tmp_path / "run").code == 0
+    asked = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+    assert (asked["objective"], asked["masking"], asked["shared_layers"]) == ("sop", "word", True)
+    assert load_folder(tmp_path / "run").model.head_names == ("mlm", "sop")
+    AlbertForPreTraining.from_pretrained(tmp_path / "run" / "model")
+
+
+def test_unknown_recipe_is_a_mistake(run: Cloze, way: Way, tmp_path: Path) -> None:
+    result = run("pretrain", way.data, "--recipe", "robberta", "--out", tmp_path / "run")
+    assert result.code == 2
+    assert "unknown recipe 'robberta'; did you mean 'roberta'?" in result.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_loss_on_a_text_before_and_after(run: Cloze, way: Way, tmp_path: Path) -> None:
+    words = ("evaluate", "mlm", way.text, "--model", way.pretrained, "--length", 32, "--tokens", 500)
+    told = json.loads(run(*words, "--out", tmp_path / "scores", "--json").out)
+    assert told.keys() == {"mlm_loss", "standard_error", "perplexity", "mlm_accuracy", "blanks", "tokens"}
+    assert json.loads((tmp_path / "scores" / "eval_results.json").read_text(encoding="utf-8")) == told
+    assert run(*words).out.splitlines()[1] == f"mlm_loss\t{told['mlm_loss']:.4f}"
+
+
+def test_other_tasks_take_one_file(run: Cloze, way: Way) -> None:
+    result = run("evaluate", "classify", way.text, way.text, "--model", way.pretrained)
+    assert result.code == 2
+    assert "classify takes one file or folder, not 2; several texts are for mlm" in result.err
+
+
+def test_half_the_room(run: Cloze, way: Way, tmp_path: Path) -> None:
+    for name, flags in (("whole", ()), ("half", ("--half",))):
+        assert run("convert", way.pretrained, tmp_path / name, *flags).code == 0
+    whole, half = ((tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half"))
+    assert 0.45 < half / whole < 0.55
+    assert load_folder(tmp_path / "half").model.head_names == ("mlm", "nsp")

@@ -1,0 +1,83 @@
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertForMaskedLM
+
+from cloze.checkpoint import ModelFolder, load_folder, save_folder
+from cloze.corpus.batches import PretrainingBatches
+from cloze.corpus.prepare import prepare
+from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
+from cloze.corpus.shards import Corpus
+from cloze.errors import CheckpointError, ConfigError
+from cloze.model.surgery import with_heads
+from cloze.text import Tokenizer
+from cloze.train.masked_words import evaluate_masked_words
+from cloze.train.settings import BlankSettings
+from tests.corpus.texts import as_text, make_documents
+
+SETTINGS = BlankSettings(length=24)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "unseen.txt"
+    path.write_text(as_text(make_documents(12)), encoding="utf-8")
+    return path
+
+
+def test_loss_is_that_of_transformers_on_the_same_blanks(base: Path, text: Path, tmp_path: Path) -> None:
+    ours = evaluate_masked_words([text], base, settings=SETTINGS)
+    tokenizer = Tokenizer.from_folder(base)
+    data = prepare([text], base, tmp_path / "data", settings=PrepareSettings(held_out=0))
+    batches = PretrainingBatches(
+        Corpus.open(data),
+        tokenizer,
+        batch=16,
+        examples=ExampleSettings(objective="none", length=24),
+        masks=MaskSettings(),
+        seed=0,
+    )
+    model = BertForMaskedLM.from_pretrained(base).eval()
+    total, blanks = 0.0, 0
+    for step in range(batches.steps_in(0)):
+        batch = batches.at(step)
+        labels = torch.full(batch.ids.shape, -100)
+        labels.view(-1)[torch.from_numpy(batch.positions)] = torch.from_numpy(batch.targets)
+        mask = (torch.arange(batch.ids.shape[1]) < torch.from_numpy(batch.lengths)[:, None]).long()
+        with torch.inference_mode():
+            loss = model(input_ids=torch.from_numpy(batch.ids), attention_mask=mask, labels=labels).loss
+        total += float(loss) * len(batch.targets)
+        blanks += len(batch.targets)
+    assert ours["blanks"] == blanks
+    assert ours["mlm_loss"] == pytest.approx(total / blanks, abs=1e-5)
+    assert 0 < ours["standard_error"] < 0.2
+
+
+def test_the_same_blanks_every_time_and_no_more_than_asked(base: Path, text: Path) -> None:
+    few = BlankSettings(length=24, tokens=200)
+    one, two = (evaluate_masked_words([text], base, settings=few) for _ in range(2))
+    assert one == two
+    assert 200 <= one["tokens"] < 200 + 16 * 24
+
+
+def test_a_single_sentence_is_enough(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("The old captain follows the silver river.", encoding="utf-8")
+    assert evaluate_masked_words([tmp_path / "one.txt"], base, settings=SETTINGS)["blanks"] >= 1
+
+
+def test_a_model_without_the_head_is_named(base: Path, text: Path, tmp_path: Path) -> None:
+    loaded = load_folder(base)
+    bare = ModelFolder(with_heads(loaded.model, ("nsp",), keep=True, seed=0), loaded.tokenizer)
+    save_folder(bare, tmp_path / "bare")
+    with pytest.raises(
+        CheckpointError, match=r"bare: no masked-word head \(heads: nsp\); train one with 'cloze pretrain"
+    ):
+        evaluate_masked_words([text], tmp_path / "bare")
+
+
+def test_more_tokens_than_the_model_reads_are_refused(base: Path, text: Path) -> None:
+    with pytest.raises(ConfigError, match="length is 9999, but the model reads at most"):
+        evaluate_masked_words([text], base, settings=BlankSettings(length=9999))
+    with pytest.raises(ConfigError, match="tokens is 0; at least 1"):
+        BlankSettings(tokens=0)

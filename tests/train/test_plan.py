@@ -1,0 +1,67 @@
+from pathlib import Path
+
+import pytest
+
+from cloze.errors import DataError
+from cloze.train.plan import ExpectedLoss, expected_loss, plan, recorded_runs
+from cloze.train.settings import PretrainSettings
+
+RUNS = [
+    {"name": "small one", "parameters": 1_000, "points": [[100, 6.0], [10_000, 4.0]]},
+    {"name": "large one", "parameters": 1_000_000, "points": [[100, 5.0], [10_000, 3.0]]},
+]
+SETTINGS = PretrainSettings(preset="tiny", batch=4, length=24, steps=1000)
+
+
+def test_expected_loss_is_that_of_the_nearest_size_after_as_much_text() -> None:
+    assert expected_loss(2_000, 1_000, RUNS) == ExpectedLoss(pytest.approx(5.0), "small one", beyond=False)
+    assert expected_loss(500_000, 10_000, RUNS) == ExpectedLoss(pytest.approx(3.0), "large one", beyond=False)
+    assert expected_loss(500_000, 10**9, RUNS) == ExpectedLoss(pytest.approx(3.0), "large one", beyond=True)
+    assert expected_loss(500_000, 10**9, []) is None
+
+
+def test_recorded_runs_fall_and_are_in_order() -> None:
+    for run in recorded_runs():
+        tokens, losses = zip(*run["points"], strict=True)
+        assert list(tokens) == sorted(set(tokens))
+        assert losses[0] > losses[-1]
+
+
+def test_broken_record_is_told(tmp_path: Path) -> None:
+    (tmp_path / "runs.json").write_text("{", encoding="utf-8")
+    with pytest.raises(DataError, match="runs.json: cannot be read .*; install cloze again"):
+        recorded_runs(tmp_path / "runs.json")
+
+
+def test_plan_adds_up(data: Path, tmp_path: Path) -> None:
+    planned = plan(data, settings=SETTINGS)
+    assert planned.steps == 1000
+    assert planned.hours == pytest.approx(1000 * planned.seconds_a_step / 3600)
+    assert 4 * 12 < planned.tokens_a_step <= 4 * 24
+    assert planned.tokens == 1000 * planned.tokens_a_step
+    assert planned.epochs > 1
+    assert 0 < planned.share_of_peak < 1.5
+    assert planned.estimate.weight_bytes == 4 * planned.estimate.parameters
+    # With the program itself, which takes a few hundred megabytes.
+    assert planned.estimate.total_bytes < planned.peak_bytes < planned.estimate.total_bytes + 8 * 2**30
+    assert not list(tmp_path.iterdir())
+
+
+def test_hours_become_steps(data: Path) -> None:
+    planned = plan(data, settings=PretrainSettings(preset="tiny", batch=4, length=24, hours=0.01))
+    assert planned.hours == pytest.approx(0.01, rel=0.1)
+    assert planned.steps == round(36 / planned.seconds_a_step)
+
+
+def test_a_second_phase_is_timed_too(data: Path) -> None:
+    settings = PretrainSettings(preset="tiny", batch=8, length=16, long_length=32, long_share=0.5, steps=10)
+    planned = plan(data, settings=settings)
+    assert (
+        planned.estimate.activation_bytes
+        > plan(data, settings=PretrainSettings(preset="tiny", batch=4, length=16)).estimate.activation_bytes
+    )
+    assert planned.hours == pytest.approx(10 * planned.seconds_a_step / 3600)
+
+
+def test_further_training_has_no_expected_loss(data: Path, base: Path) -> None:
+    assert plan(data, model=base, settings=SETTINGS).expected is None
