@@ -1,6 +1,8 @@
 """The torture campaign in its short form, through its own functions; and every guard seen to catch what it is for."""
 
+import errno
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -12,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torture import damage, disks, faults, kills, ranks, resumes, signals, spikes, team_sizes, training
 from torture.__main__ import TRIALS, main
 from torture.campaign import ROOT, Outcome, Trial, conditions, run_trials
 from torture.fixed_texts import FIXED
@@ -403,6 +406,102 @@ def test_folders_are_compared_file_by_file() -> None:
     ]
     assert differences({}, {}) == ["nothing was prepared in peace"]
     assert children(2**22 + 1) == []
+
+
+# T1 to T8, a training of seconds under fire.
+
+
+def test_killed_trainings_lose_nothing() -> None:
+    outcome = kills.run(kills.KillSettings(kills=6, inside=1, steps=6), Silent())
+    assert outcome.failures == []
+    assert outcome.passed
+    assert outcome.figures["lost"] == 0
+    assert outcome.figures["runs"] == outcome.figures["weights as uninterrupted"]
+    assert int(outcome.figures["kills"]) >= 6
+    assert int(outcome.figures["inside saves"]) >= 1
+
+
+def test_a_killed_process_is_replaced() -> None:
+    outcome = ranks.run(ranks.RankSettings(kills=1, ways=("ddp",), steps=6), Silent())
+    assert outcome.failures == []
+    assert (outcome.figures["kills"], outcome.figures["lost"], outcome.figures["completed"]) == (1, 0, 1)
+
+
+def test_signals_everywhere() -> None:
+    outcome = signals.run(signals.SignalSettings(count=2, steps=6, longest=float("inf")), Silent())
+    assert outcome.failures == []
+    assert [outcome.figures[f"in {place}"] for place in ("step", "save", "evaluation", "preparation")] == [2] * 4
+    assert int(outcome.figures["most steps or shards lost"]) <= 1
+
+
+def test_resumed_at_every_step() -> None:
+    outcome = resumes.run(resumes.ResumeSettings(last=6, documents=10, ways=("in parts",)), Silent())
+    assert outcome.failures == []
+    assert (outcome.figures["resumed"], outcome.figures["epochs"], outcome.figures["different"]) == (6, 2, 0)
+
+
+def test_one_epoch_is_too_few_to_tell() -> None:
+    outcome = resumes.run(resumes.ResumeSettings(last=1, documents=60, ways=("plain",)), Silent())
+    assert outcome.failures == ["all of it was one epoch; its end was to be crossed"]
+
+
+def test_teams_of_other_sizes_see_the_same() -> None:
+    chain: tuple[team_sizes.Stage, ...] = ((2, "ddp"), (1, "ddp"), (2, "fsdp"))
+    outcome = team_sizes.run(team_sizes.SizeSettings(chains=(chain,), steps=6), Silent())
+    assert outcome.failures == []
+    assert (outcome.figures["chains"], outcome.figures["other rows"]) == (1, 0)
+
+
+def test_disks_that_fail() -> None:
+    outcome = disks.run(disks.DiskSettings(every=25, resumed=4, kilobytes=(8000,)), Silent())
+    assert outcome.failures == []
+    assert int(outcome.figures["writes that failed"]) >= 10
+    assert (outcome.figures["lost"], outcome.figures["left behind"]) == (0, 0)
+    assert outcome.figures["real disks"] in ("1 full, 1 read-only", "not root", "none to be had")
+
+
+def test_damaged_checkpoints() -> None:
+    outcome = damage.run(damage.DamageSettings(count=40, resumed=1), Silent())
+    assert outcome.failures == []
+    assert (outcome.figures["detected"], outcome.figures["fell back"]) == (40, 40)
+    assert outcome.figures["resumed to the same weights"] == 2
+
+
+def test_bad_batches_leave_no_trace() -> None:
+    outcome = spikes.run(spikes.SpikeSettings(places=1, rows=1), Silent())
+    assert outcome.failures == []
+    assert (outcome.figures["bad steps"], outcome.figures["left out and told"]) == (3, 3)
+    assert (outcome.figures["checkpoints of them"], outcome.figures["runs ended by five in a row"]) == (0, 1)
+    assert outcome.figures["resumed to the same weights"] == 1
+
+
+def test_results_are_compared_to_the_bit(tmp_path: Path) -> None:
+    one = training.Result("abc", [{"step": 1, "loss": 0.5}])
+    assert training.differences(one, one, "here") == []
+    assert training.differences(replace(one, weights="abd"), one, "here") == ["here: other weights than in peace"]
+    other = replace(one, losses=[{"step": 1, "loss": 0.5 + 2**-50}])
+    assert training.differences(other, one, "here") == ["here: other losses than in peace"]
+    for name in ("a.tmp", "b.old", "c.json"):
+        (tmp_path / name).touch()
+    assert training.leftovers(tmp_path) == ["a.tmp", "b.old"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_made_faults_are_those_of_a_disk(code: int, tmp_path: Path) -> None:
+    """Once for an error, for good where there is no room; and only below the folder."""
+    pipe, told = multiprocessing.Pipe(duplex=False)
+    disk = faults._Disk(faults.Fail(tmp_path / "run", 2, code), told)
+    disk.check("open", tmp_path / "elsewhere")
+    disk.check("open", tmp_path / "run" / "one")
+    with pytest.raises(OSError, match="two") as caught:
+        disk.check("write", tmp_path / "run" / "two")
+    assert caught.value.errno == code
+    assert pipe.recv() == ("failed", "write", "two")
+    if faults.LASTING[code]:
+        with pytest.raises(OSError, match="three"):
+            disk.check("write", tmp_path / "run" / "three")
+    else:
+        disk.check("write", tmp_path / "run" / "three")
 
 
 # The campaign.

@@ -14,10 +14,79 @@ from pathlib import Path
 
 from cloze.cli.console import Reporter, print_table
 from cloze.errors import ClozeError
-from torture import preparation, strings, vocabulary
+from torture import (
+    damage,
+    disks,
+    kills,
+    preparation,
+    ranks,
+    resumes,
+    signals,
+    spikes,
+    strings,
+    team_sizes,
+    vocabulary,
+)
 from torture.campaign import ROOT, Outcome, Trial, run_trials
 
+_TRAINING = ("torture/training.py", "tests/corpus/texts.py")
 TRIALS = {
+    "T1": Trial(
+        "training killed (SIGKILL) 200 times, at least 50 of them inside a save",
+        "0 committed checkpoints lost; final weights = uninterrupted",
+        kills.KillSettings(),
+        kills.run,
+        ("torture/kills.py", *_TRAINING),
+    ),
+    "T2": Trial(
+        "two processes, DDP and FSDP2, one of them killed 20 times under torchrun --max-restarts",
+        "0 lost; completes; losses = uninterrupted (1e-6)",
+        ranks.RankSettings(),
+        ranks.run,
+        ("torture/ranks.py", "torture/preparation.py", *_TRAINING),
+    ),
+    "T3": Trial(
+        "SIGTERM and SIGINT in a step, a save, an evaluation and preparation, 50 each",
+        "at most one step lost; exit codes 143 and 130; < 25 s",
+        signals.SignalSettings(),
+        signals.run,
+        ("torture/signals.py", "torture/preparation.py", *_TRAINING),
+    ),
+    "T4": Trial(
+        "resumed at every step from 1 to 30, across epochs, in parts, in two phases",
+        "losses and weights bit-identical",
+        resumes.ResumeSettings(),
+        resumes.run,
+        ("torture/resumes.py", *_TRAINING),
+    ),
+    "T5": Trial(
+        "saved by two processes, resumed by one, and back",
+        "same rows in the same order; losses within 1e-6",
+        team_sizes.SizeSettings(),
+        team_sizes.run,
+        ("torture/team_sizes.py", *_TRAINING),
+    ),
+    "T6": Trial(
+        "disk full, I/O error, read-only, at each write of a training",
+        "checkpoint before intact; one line, exit code 2; nothing half-written",
+        disks.DiskSettings(),
+        disks.run,
+        ("torture/disks.py", "torture/faults.py", *_TRAINING),
+    ),
+    "T7": Trial(
+        "500 flips and truncations of checkpoint files",
+        "all detected; falls back",
+        damage.DamageSettings(),
+        damage.run,
+        ("torture/damage.py", "torture/resumes.py", *_TRAINING),
+    ),
+    "T8": Trial(
+        "a loss that is not a number, an infinite gradient, a tenfold loss; five in a row",
+        "never checkpointed; told; resumes",
+        spikes.SpikeSettings(),
+        spikes.run,
+        ("torture/spikes.py", *_TRAINING),
+    ),
     "T9": Trial(
         "a vocabulary learned 20 times, across processes",
         "byte-identical",

@@ -80,6 +80,7 @@ def conditions(trial: Trial) -> dict[str, Any]:
         "settings": settings,
         "python": platform.python_version(),
         "tokenizers": version("tokenizers"),
+        "torch": version("torch"),
     }
 
 

@@ -37,6 +37,7 @@ class KillSettings:
 def tell_of_saves(pipe: Connection) -> None:
     """The hook: a word before and after every save."""
     save = StateStore.save
+    pipe.send((0, "begun", time.monotonic()))
 
     def telling(store: StateStore, state: TrainingState) -> None:
         pipe.send((state.step, "saving", time.monotonic()))
@@ -82,12 +83,11 @@ class _Siege:
         return enough or self.kills >= 4 * self._settings.kills
 
     def _train_in_peace(self) -> Result | None:
-        begun = time.monotonic()
         code, life = live(self._words("peace"), self._scratch / "said", tell_of_saves)
         if code != 0:
             self.failures.append(f"in peace: exit code {code}: {life.last_words}")
             return None
-        times = [moment for _, _, moment in life.told]
+        begun, *times = [moment for _, _, moment in life.told]
         self._saving = max(end - start for start, end in zip(times[::2], times[1::2], strict=True))
         # Long enough to get some steps further, short enough to die often.
         self._living = times[0] - begun + (times[-1] - times[0]) / self._settings.steps * 4

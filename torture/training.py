@@ -19,9 +19,6 @@ from unittest.mock import patch
 
 from tests.corpus.texts import as_text, make_documents
 
-import cloze.cli.corpus
-import cloze.cli.pretraining
-import cloze.train.curves
 from cloze.checkpoint import TrainingState
 from cloze.cli import main
 from cloze.corpus.prepare import prepare
@@ -36,7 +33,15 @@ _LONGEST = 300.0  # seconds for one process
 _CONTEXT = multiprocessing.get_context("forkserver")
 # The last ones are what an optimizer, a picture and a team import when they are first needed.
 _CONTEXT.set_forkserver_preload(
-    ["torture.training", "cloze.cli.run_file", "torch._dynamo", "torch.distributed.fsdp", "matplotlib.figure"]
+    [
+        "torture.training",
+        "cloze.cli.corpus",
+        "cloze.cli.pretraining",
+        "cloze.cli.run_file",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
+        "matplotlib.figure",
+    ]
 )
 
 
@@ -50,10 +55,11 @@ def make_corpus(folder: Path, documents: int = 60) -> Path:
     return prepare([folder / "text.txt"], folder / "vocabulary", folder / "data", settings=PrepareSettings(0.2))
 
 
-def command(data: Path, out: Path, steps: int, *more: str) -> list[str]:
-    """What would be typed after ``cloze``: the smallest model, and a checkpoint after every step."""
+def command(data: Path, out: Path, steps: int, *more: str, save_every: int = 1, evaluate_every: int = 0) -> list[str]:
+    """What would be typed after ``cloze``: the smallest model, and checkpoints often."""
     words = ["pretrain", str(data), "--out", str(out), "--preset", "tiny", "--batch", "4", "--length", "24"]
-    words += ["--steps", str(steps), "--rate", "1e-3", "--save-every", "1", "--evaluate-every", "0"]
+    words += ["--steps", str(steps), "--rate", "1e-3", "--save-every", str(save_every)]
+    words += ["--evaluate-every", str(evaluate_every)]
     return [*words, "--precision", "fp32", "--threads", "1", *more]
 
 
@@ -139,16 +145,17 @@ class Result:
     """What a finished run has come to: its weights, and the losses of every step."""
 
     weights: str
-    losses: tuple[tuple[float, ...], ...]
+    losses: list[dict[str, float]]
 
 
-_FIGURES = ("step", "rate", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy", "tokens_seen")
+# What is never the same twice.
+_CLOCKS = {"seconds", "tokens_per_second", "share_of_peak"}
 
 
 def result(out: Path) -> Result:
     """Read a finished run."""
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    losses = tuple(tuple(row[name] for name in _FIGURES) for row in rows if "loss" in row)
+    losses = [{name: value for name, value in row.items() if name not in _CLOCKS} for row in rows]
     return Result(sha256((out / "model" / "model.safetensors").read_bytes()).hexdigest(), losses)
 
 

@@ -12,7 +12,7 @@ import os
 import shutil
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -61,7 +61,8 @@ def replaced_folder(destination: Path) -> Iterator[Path]:
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-        _put_back(old, destination)
+        with suppress(OSError):  # whatever ails the disk has been told
+            _put_back(old, destination)
 
 
 def _put_back(old: Path, destination: Path) -> None:
@@ -101,7 +102,8 @@ def replaced_file(path: Path) -> Iterator[Path]:
     except OSError as error:
         raise ClozeError(f"{path}: cannot be written ({error.strerror or error}); choose another place") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):  # whatever ails the disk has been told
+            temporary.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

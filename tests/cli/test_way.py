@@ -27,7 +27,7 @@ def test_preparing_again_is_no_work(run: Cloze, way: Way) -> None:
     assert told["folder"] == str(way.data)
     assert told["train"]["documents"] > told["held_out"]["documents"] > 0
     table = [line.split("\t") for line in run(*words).out.splitlines()]
-    assert table[0] == [str(way.data), "documents", "sentences", "tokens"]
+    assert table[0] == [str(way.data), "documents", "sentences", "tokens", "words", "[UNK]"]
     assert table[1][3].replace(",", "") == str(told["train"]["tokens"])
 
 

@@ -92,7 +92,8 @@ def test_words_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch, tokenizer:
     for number in range(50):
         text = f"the old river word{number} and number{number} again"
         assert encoder.encode([text]).ids.tolist() == tokenizer.encode_ids([text])[0]
-    assert len(encoder._numbers) < 20
+    assert len(encoder._pieces._numbers) < 20
+    assert len(encoder._words._numbers) < 20
 
 
 def test_unknown_words_and_nothing(tmp_path: Path) -> None:

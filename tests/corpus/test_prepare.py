@@ -228,6 +228,10 @@ def deadly(maker, part, told):
     deaths = len(mark.read_text()) if mark.exists() else 0
     if part == 3 and deaths < {times}:
         mark.write_text("x" * (deaths + 1))
+        ruin = maker._folder / "shards" / f"00003.{{os.getpid()}}.tmp"
+        ruin.mkdir()
+        ruin.joinpath("half").write_text("a shard")
+        told(300_000)
         os.kill(os.getpid(), signal.SIGKILL)
     make(maker, part, told)
 ShardMaker.make = deadly
@@ -239,18 +243,30 @@ serve()
 
 
 def test_killed_worker_is_told_and_replaced(
-    text: Path, vocabulary: Path, several: Path, tmp_path: Path, killing: Callable[[int], None]
+    text: Path,
+    vocabulary: Path,
+    several: Path,
+    tmp_path: Path,
+    killing: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     killing(2)
-    ear = Ear()
+    ear, added, add = Ear(), list[int](), module._Meter.add
+
+    def note(meter: module._Meter, count: int) -> None:
+        if meter._stage == "preparing (bytes)":
+            added.append(count)
+        add(meter, count)
+
+    monkeypatch.setattr(module._Meter, "add", note)
     engine = EngineSettings(workers=2)
     folder = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=engine, progress=ear)
     assert ear.said == ["shard 00003: its process has ended (exit code -9); another one makes it again"] * 2
     assert contents(folder) == contents(several)
     # Bytes of the dead are taken back: in the end it is just the whole.
-    stage, done, total = ear.advanced[-1]
-    assert (stage, done) == ("preparing (bytes)", total)
-    assert all(done <= (total or done) for _, done, total in ear.advanced)
+    size = text.stat().st_size
+    assert (sum(added), added.count(300_000), added.count(-300_000)) == (size, 2, 2)
+    assert ear.advanced[-1] == ("preparing (bytes)", size, size)
 
 
 def test_shard_that_kills_all_its_workers_stops_the_work_and_the_command_goes_on(
@@ -571,3 +587,14 @@ def test_ids_of_a_large_vocabulary_need_more_bits() -> None:
 def _pieces(count: int) -> list[str]:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     return special + [f"word{number}" for number in range(count - len(special))]
+
+
+def test_lines_that_are_sentences_stay_whole(tmp_path: Path, vocabulary: Path) -> None:
+    (tmp_path / "text.txt").write_text("One door. Two doors.\nThree.\n\nFour. Five.\n", encoding="utf-8")
+    counts = []
+    for lines in ("paragraphs", "sentences"):
+        settings = PrepareSettings(held_out=0, lines=lines)  # type: ignore[arg-type]
+        folder = prepare([tmp_path / "text.txt"], vocabulary, tmp_path / lines, settings=settings)
+        counts.append(read_manifest(folder)["splits"]["train"])
+    assert [count["sentences"] for count in counts] == [5, 3]
+    assert counts[0]["tokens"] == counts[1]["tokens"]

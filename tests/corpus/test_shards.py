@@ -30,7 +30,8 @@ def copy(several: Path, tmp_path: Path) -> Path:
 
 def test_tokens_are_mapped_and_read_only(prepared: Path) -> None:
     tokens = Corpus.open(prepared).tokens
-    assert isinstance(tokens, np.memmap)
+    assert isinstance(tokens, np.ndarray)
+    assert isinstance(tokens.base, np.memmap)
     assert not tokens.flags.writeable
     assert tokens.dtype == np.uint16
 

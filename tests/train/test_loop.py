@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -8,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cloze.errors import DataError
+from cloze.checkpoint import StateStore, TrainingState
+from cloze.errors import ClozeError, ConfigError, DataError
 from cloze.interrupts import Interrupted
 from cloze.train.loop import Outcome, train
 from cloze.train.objective import PretrainingObjective
@@ -70,6 +72,25 @@ def test_signal_in_the_last_step_changes_nothing(
     training = Training(data, tmp_path / "run")
     objective = training.go(Disturbed(training.source, 11, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     assert (fingerprint(objective), training.losses()) == uninterrupted
+
+
+def test_signal_in_the_last_save_changes_nothing(
+    data: Path,
+    tmp_path: Path,
+    uninterrupted: tuple[str, list[tuple[float, ...]]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    save = StateStore.save
+
+    def disturbed(store: StateStore, state: TrainingState) -> None:
+        if state.step == 12:
+            os.kill(os.getpid(), signal.SIGINT)
+        save(store, state)
+
+    monkeypatch.setattr(StateStore, "save", disturbed)
+    training = Training(data, tmp_path / "run")
+    assert (fingerprint(training.go()), training.losses()) == uninterrupted
+    assert [path.name for path in training.run.store.folder.iterdir()] == ["step-00000012"]
 
 
 def test_damaged_checkpoint_costs_steps_and_no_more(
@@ -195,3 +216,57 @@ def test_hours_end_a_run_properly(data: Path, tmp_path: Path) -> None:
     state = training.run.store.newest()
     assert state is not None
     assert state.step == rows[-1]["step"]
+
+
+def test_measurements_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+    run = Run.open(tmp_path / "run", {})
+    (run.folder / "metrics.jsonl").mkdir()
+    message = r"metrics\.jsonl: cannot be written \(Is a directory\); free some space, and the same command goes on$"
+    with pytest.raises(ClozeError, match=message):
+        run.log(1, loss=2.0)
+
+
+def test_measurements_outlive_a_rewind_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.open(tmp_path / "run", {})
+    for step in (1, 2, 3):
+        run.log(step, loss=2.0)
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("cloze.files.flush", fail)
+    with pytest.raises(ClozeError, match=r"metrics\.jsonl: cannot be written \(No space left on device\)"):
+        run.rewind(2)
+    assert [row["step"] for row in run.metrics()] == [1, 2, 3]
+    monkeypatch.undo()
+    run.rewind(2)
+    assert [row["step"] for row in run.metrics()] == [1, 2]
+
+
+def test_a_run_killed_at_its_very_start_is_begun_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "run.json.tmp").write_text("{", encoding="utf-8")
+    assert Run.open(folder, {"like": "this"}).folder == folder
+    assert sorted(path.name for path in folder.iterdir()) == ["run.json"]
+    (tmp_path / "others").mkdir()
+    for name in ("run.json.tmp", "letter.txt"):
+        (tmp_path / "others" / name).touch()
+    with pytest.raises(ConfigError, match="exists and holds no run; choose another --out"):
+        Run.open(tmp_path / "others", {}, fresh=True)
+
+
+def test_a_deletion_that_is_cut_off_leaves_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run.open(tmp_path / "run", {"like": "this"})
+    run.log(1, loss=2.0)
+    run.store.folder.mkdir()
+
+    def fail(path: Path) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("cloze.train.run.shutil.rmtree", fail)
+    with pytest.raises(ConfigError, match=r"run: cannot be written \(Input/output error\); choose another --out"):
+        Run.open(tmp_path / "run", {"like": "that"}, fresh=True)
+    monkeypatch.undo()
+    Run.open(tmp_path / "run", {"like": "that"}, fresh=True)
+    assert [path.name for path in run.folder.iterdir()] == ["run.json"]

@@ -60,11 +60,14 @@ class StateStore:
 
     def newest(self, progress: Progress | None = None) -> TrainingState | None:
         """The newest checkpoint that is whole, or None; damaged ones are named and passed over."""
-        for folder in self._folders():
+        folders = self._folders()
+        for folder in folders:
             try:
                 return _read(folder)
             except CheckpointError as error:
-                (progress or Silent()).say(f"{error}; falling back to the checkpoint before it")
+                last = folder == folders[-1]
+                then = "there is none before it: starting over" if last else "falling back to the checkpoint before it"
+                (progress or Silent()).say(f"{error}; {then}")
         return None
 
     def clear(self) -> None:
@@ -72,9 +75,17 @@ class StateStore:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _folders(self) -> list[Path]:
-        """Committed checkpoints, newest first; the suffixes of unfinished ones do not match."""
-        folders = (path for path in self.folder.glob("step-*") if path.name.removeprefix("step-").isdigit())
-        return sorted(folders, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
+        """Committed checkpoints, newest first; the suffixes of unfinished ones do not match.
+
+        A step that is saved again has its old folder put aside for a moment. If the process was ended just then, that
+        one counts.
+        """
+        found: dict[int, Path] = {}
+        for path in sorted(self.folder.glob("step-*"), reverse=True):  # step-5 hides step-5.old
+            number = path.name.removeprefix("step-").removesuffix(".old")
+            if number.isdigit():
+                found[int(number)] = path
+        return [found[number] for number in sorted(found, reverse=True)]
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -26,7 +26,10 @@ COMMANDS = {
     "vocab": ("cloze.cli.words", "Learn a WordPiece vocabulary from text files."),
     "tokens": ("cloze.cli.words", "Show the pieces, ids and offsets of texts, and how each word was read."),
     "coverage": ("cloze.cli.words", "Show how a vocabulary fares on a text, and the words worth adding."),
-    "extend": ("cloze.cli.models", "Add words, names, positions or segments to a model; turn on rungs for unknown words."),
+    "extend": (
+        "cloze.cli.models",
+        "Add words, names, positions or segments to a model; turn on rungs for unknown words.",
+    ),
     "prepare": ("cloze.cli.corpus", "Split, tokenize and store text for pre-training."),
     "audit": ("cloze.cli.audit", "Check the examples that a pre-training would see: masks, words, pairs."),
     "plan": ("cloze.cli.pretraining", "Say what a pre-training will take: memory, time, the loss to expect."),

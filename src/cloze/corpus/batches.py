@@ -139,7 +139,7 @@ class PretrainingBatches:
         rows = np.arange(part * self.batch // parts, (part + 1) * self.batch // parts)
         counters = np.zeros((len(rows), 3), np.int64)
         # What is static belongs to the example, what is not to the step.
-        columns = (whole[rows], self._variant, 1) if self.static else (step, rows, 0)
+        columns = (whole[rows], self._variant, 1) if self.static else (rows, step, 0)
         counters[:, 0], counters[:, 1], counters[:, 2] = columns
         return Examples(self._plan, whole[rows], counters, width)
 
@@ -152,12 +152,15 @@ class PretrainingBatches:
         """Random numbers: (B, STREAMS, T). However wide the batch is, a row has the same."""
         bits = np.random.Philox(key=self._key)
         generator, state = np.random.Generator(bits), bits.state
-        draws = np.empty((len(examples.numbers), STREAMS, self.examples.length))
-        for row, counter in enumerate(examples.counters):
-            # The first of four numbers counts what is drawn.
-            state["state"]["counter"] = np.array([0, *counter], np.uint64)
+        # Numbers come in fours, each four with a count of its own: a row has whole ones.
+        draws = np.empty((len(examples.numbers), STREAMS, -(-self.examples.length // 4) * 4))
+        fours = draws[0].size // 4
+        # Rows that follow one another are drawn at once.
+        for rows in np.split(np.arange(len(draws)), np.flatnonzero(np.diff(examples.counters[:, 0]) != 1) + 1):
+            row, *others = examples.counters[rows[0]]
+            state["state"]["counter"] = np.array([row * fours, *others, 0], np.uint64)
             bits.state = state
-            generator.random(out=draws[row])
+            generator.random(out=draws[rows[0] : rows[-1] + 1])
         return draws[:, :, : examples.width]
 
     def _locate(self, step: int) -> tuple[int, int]:

@@ -35,8 +35,10 @@ def budgets(lengths: Ids, rate: float) -> Ids:
 def choose_tokens(free: Flags, budget: Ids, order: Draws) -> Choice:
     """Choose the free tokens with the smallest draws."""
     draw = np.where(free, order, 2.0)
-    rank: Ids = draw.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
-    chosen: Flags = (rank < budget[:, None]) & free
+    places = draw.argsort(axis=1, kind="stable")
+    chosen = np.zeros(free.shape, bool)
+    np.put_along_axis(chosen, places, np.arange(free.shape[1]) < budget[:, None], axis=1)
+    chosen &= free
     return Choice(chosen, np.broadcast_to(np.arange(free.shape[1]), free.shape), np.ones(free.shape, np.int64))
 
 

@@ -24,6 +24,7 @@ LONGEST_PARAGRAPH = 2**20
 _SEARCHED_FOR_CUT = 2**16
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s|[。！？][」』”’）]*")
 _SKIPPED_AT_ONCE = 2**20
+_READ_AT_ONCE = 2**18
 
 
 class Span(NamedTuple):
@@ -135,13 +136,21 @@ class TextStream:
     def readline(self, longest: int) -> bytes:
         """Read up to the next line end, or so many bytes."""
         assert self._file is not None
+        return self._counted(self._file.readline, longest)
+
+    def read(self, most: int) -> bytes:
+        """Read so many bytes, or what there is."""
+        assert self._file is not None
+        return self._counted(self._file.read, most)
+
+    def _counted(self, read: Callable[[int], bytes], most: int) -> bytes:
         try:
-            line = self._file.readline(longest)
+            found = read(most)
         except (*BROKEN_ARCHIVE, OSError):
             with named_errors(self.path):
                 raise
-        self.position += len(line)
-        return line
+        self.position += len(found)
+        return found
 
     def cut_short(self, place: int) -> DataError:
         """What to say of a file that has become shorter."""
@@ -196,16 +205,30 @@ def _numbered_lines(stream: TextStream, span: Span) -> Iterator[tuple[int, str]]
     stream.go_to(span.start)
     number = span.first
     while stream.position < span.stop:
-        line = stream.readline(LONGEST_PARAGRAPH)
-        if not line:
+        block = stream.read(min(_READ_AT_ONCE, LONGEST_PARAGRAPH, span.stop - stream.position))
+        if not block:
             raise stream.cut_short(span.stop)
         if number == 1:
-            line = line.removeprefix(UTF8_MARK)
-        if len(line) < LONGEST_PARAGRAPH or line.endswith(b"\n"):
-            yield number, _decoded(stream.path, number, line)
-        else:
-            yield from ((number, part) for part in _long_line(stream, number, line))
-        number += 1
+            block = block.removeprefix(UTF8_MARK)
+        whole, line_end, last = block.rpartition(b"\n")
+        lines = _decoded_lines(stream.path, number, whole) if line_end else []
+        yield from enumerate(lines, start=number)
+        number += len(lines)
+        if last:
+            last += stream.readline(LONGEST_PARAGRAPH - len(last))
+            if len(last) < LONGEST_PARAGRAPH or last.endswith(b"\n"):
+                yield number, _decoded(stream.path, number, last)
+            else:
+                yield from ((number, part) for part in _long_line(stream, number, last))
+            number += 1
+
+
+def _decoded_lines(path: Path, first: int, block: bytes) -> list[str]:
+    """The lines of a block, decoded all at once, or one by one to say which of them is wrong."""
+    try:
+        return [line.strip() for line in block.decode("utf-8").split("\n")]
+    except UnicodeDecodeError:
+        return [_decoded(path, number, line) for number, line in enumerate(block.split(b"\n"), start=first)]
 
 
 def _decoded(path: Path, number: int, line: bytes) -> str:

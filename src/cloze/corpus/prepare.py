@@ -37,6 +37,8 @@ from cloze.text.words import WordSplitter
 _WORTH_A_PROCESS = 8 * 10**6
 _LIKELY_COMPRESSION = 4
 _TOLD_EVERY = 2**18
+# What is done before anybody could have read of it.
+_WORTH_TELLING = 2**15
 
 
 def prepare(
@@ -297,7 +299,7 @@ class _Meter:
         self._progress.advance(self._stage, done, self._total, **{"MB/s": rate})
 
     def finish(self) -> None:
-        if self._total:
+        if self._total is not None and self._total >= _WORTH_TELLING:
             self._progress.advance(self._stage, self._total, self._total)
 
 

@@ -26,6 +26,7 @@ def make_recipe(texts: list[list[str]], tokenizer: Tokenizer, settings: PrepareS
         "column": settings.text,
         "on_bad_row": settings.on_bad_row,
         "words": None if settings.words is None else file_digest(settings.words),
+        "lines": settings.lines,
         "duplicates": settings.duplicates,
         "shard_size": settings.shard_size,
         "sentence_rules": f"{SENTENCE_RULES}, sentencex {version('sentencex')}",

@@ -52,6 +52,8 @@ class PrepareSettings:
     """A row of JSONL or Parquet that cannot be read: stop, or skip and count."""
     words: Path | None = None
     """A file of Chinese words, one a line, that are words beside those of the segmenter's dictionary."""
+    lines: Literal["paragraphs", "sentences"] = "paragraphs"
+    """What a line holds: paragraphs are split into sentences; sentences are left as they are."""
     duplicates: Literal["keep", "exact", "near"] = "keep"
     """keep; exact: drop documents that were there before but for case and spaces; near: drop those nearly so, too."""
     shard_size: float = 32.0

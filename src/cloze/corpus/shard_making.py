@@ -33,6 +33,7 @@ WORDS = "words.txt"
 HASHES = "hashes"
 # Characters that are encoded together: enough to be quick, little enough to be no memory.
 _ENCODED_AT_ONCE = 200_000
+_TOLD_EVERY = 2**16
 
 # Text that needs no splitting, for it has no mark that could end a sentence but at its end. Text that comes a sentence
 # a line is mostly of this kind. A test holds it against the splitter.
@@ -83,9 +84,10 @@ def shard_name(part: int) -> str:
 class _Gathered:
     """Sentences of several documents that are encoded together, since arrays pay only if they are long."""
 
-    def __init__(self, encoder: SentenceEncoder, writers: dict[Split, SplitWriter]) -> None:
+    def __init__(self, encoder: SentenceEncoder, writers: dict[Split, SplitWriter], *, splits: bool) -> None:
         self._encoder = encoder
         self._writers = writers
+        self._splits = splits
         self._clear()
 
     def _clear(self) -> None:
@@ -97,7 +99,7 @@ class _Gathered:
         """Take a document, and write what there is whenever it is enough."""
         for text in paragraphs:
             run = self._run(split)
-            sentences = [text] if _SINGLE.fullmatch(text) else split_sentences(text)
+            sentences = [text] if not self._splits or _SINGLE.fullmatch(text) else split_sentences(text)
             self._sentences += sentences
             run.count += len(sentences)
             self._characters += len(text)
@@ -156,7 +158,7 @@ class ShardMaker:
                 split: SplitWriter(temporary, split, self._plan.dtype, self._tokenizer.unknown_id, files)
                 for split in SPLITS
             }
-            gathered = _Gathered(self._encoder, writers)
+            gathered = _Gathered(self._encoder, writers, splits=self._plan.recipe["lines"] == "paragraphs")
             dropped = 0
             for index, (place, paragraphs) in enumerate(self._documents(part, told)):
                 if keep is not None and not keep[index]:
@@ -211,6 +213,12 @@ def is_held_out(place: Place, seed: int, share: float) -> bool:
 
 
 def _counted(paragraphs: Iterator[str], told: Told) -> Iterator[str]:
+    pending = 0
     for text in paragraphs:
         yield text
-        told(len(text.encode("utf-8", "surrogatepass")) + 1)
+        # Bytes of UTF-8, but for what only a bar of progress would notice.
+        pending += len(text) + 1
+        if pending > _TOLD_EVERY:
+            told(pending)
+            pending = 0
+    told(pending)

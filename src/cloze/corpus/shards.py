@@ -73,8 +73,13 @@ class JoinedArray:
         if len(self._mapped) >= _MOST_MAPPED:
             self._mapped.popitem(last=False)
         dtype = np.dtype(np.uint8) if self._bits else self.dtype
-        self._mapped[shard] = np.memmap(self._paths[shard], dtype=dtype, mode="r")
+        self._mapped[shard] = _mapped(self._paths[shard], dtype)
         return self._mapped[shard]
+
+
+def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    # As a plain array: a slice of a memmap is another memmap, which takes ten times as long to make.
+    return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
 
 
 def unpack(bits: NDArray[np.uint8], start: int, stop: int) -> NDArray[np.bool_]:
@@ -204,8 +209,8 @@ def _joined(shards: Sequence[_Shard], dtype: np.dtype[Any]) -> Corpus:
     if not shards:  # an empty file cannot be mapped
         return Corpus(np.zeros(0, dtype), sentences, documents)
     if len(shards) == 1:
-        tokens = np.memmap(places["tokens"][0], dtype=dtype, mode="r")
-        return Corpus(tokens, sentences, documents, np.memmap(places["words"][0], dtype=np.uint8, mode="r"))
+        words = _mapped(places["words"][0], np.dtype(np.uint8))
+        return Corpus(_mapped(places["tokens"][0], dtype), sentences, documents, words)
     ends = np.cumsum([shard.counts["tokens"] for shard in shards], dtype=np.int64)
     return Corpus(
         JoinedArray(places["tokens"], ends, dtype, bits=False),

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from cloze.files import replaced_file
+
 Metrics = Sequence[dict[str, float]]
 
 
@@ -32,4 +34,5 @@ def draw_curves(metrics: Metrics, path: Path) -> None:
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    figure.savefig(path)
+    with replaced_file(path) as temporary:
+        figure.savefig(temporary, format="png")

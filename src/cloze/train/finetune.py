@@ -115,6 +115,7 @@ def finetune(
     wrapped = Model(tuned, device=device)
     run = Run.open(Path(out), _recorded(source, model, data) | asdict(settings), fresh=fresh)
     if run.finished:
+        run.store.clear()  # there if the end came between the model and this
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
     batches = _batches(data.train, tuned.tokenizer, settings, choose_device(device), progress)

@@ -133,8 +133,8 @@ class _Training:
                 self._conclude(step, stopping, over=self.schedule.progress(step, seconds) >= 1)
             if self.evaluated != step:
                 self._evaluate(step)
-        if self.saved != step:
-            self._save(step)
+            if self.saved != step:
+                self._save(step)
 
     def _agree(self) -> tuple[float, bool]:
         """The leader's clock, and whether anybody was told to stop: the same answer for every process."""

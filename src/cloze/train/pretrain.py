@@ -74,6 +74,7 @@ def _pretrain(
     held_out = open_held_out(data, tokenizer, settings, tables, team)
     run = _open_run(out, _recorded(data, model, settings), fresh, team)
     if run.finished:
+        run.store.clear()  # there if the end came between the model and this
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
     bert.encoder.checkpointing = settings.checkpointing

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from cloze.checkpoint import RUN_MODEL, StateStore
-from cloze.errors import ConfigError
-from cloze.files import read_json, replace_json
+from cloze.errors import ClozeError, ConfigError
+from cloze.files import read_json, replace_json, replaced_file
 
 SETTINGS = "run.json"
 METRICS = "metrics.jsonl"
 RESULTS = "eval_results.json"
+_BEGUN = f"{SETTINGS}.tmp"  # what a run consists of before its settings are written
 
 
 class Run:
@@ -36,11 +37,10 @@ class Run:
         if (folder / SETTINGS).is_file() and not fresh:
             _refuse_changes(folder, read_json(folder / SETTINGS, ConfigError), wanted)
             return cls(folder)
-        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            if not (folder / SETTINGS).is_file():
-                raise ConfigError(f"{folder}: exists and holds no run; choose another --out")
-            shutil.rmtree(folder)
+        if not _may_take(folder):
+            raise ConfigError(f"{folder}: exists and holds no run; choose another --out")
         try:
+            _empty(folder)
             folder.mkdir(parents=True, exist_ok=True)
             replace_json(folder / SETTINGS, wanted)
         except OSError as error:
@@ -54,8 +54,14 @@ class Run:
 
     def log(self, step: int, **figures: float) -> None:
         """Add a measurement."""
-        with (self.folder / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **figures}) + "\n")
+        path = self.folder / METRICS
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"step": step, **figures}) + "\n")
+        except OSError as error:
+            raise ClozeError(
+                f"{path}: cannot be written ({error.strerror}); free some space, and the same command goes on"
+            ) from error
 
     def metrics(self) -> list[dict[str, float]]:
         """All measurements so far; a line that a power cut left half-written does not count."""
@@ -67,7 +73,8 @@ class Run:
         """Drop the measurements after a step: they will be made again."""
         kept = [row for row in self.metrics() if row["step"] <= step]
         text = "".join(json.dumps(row) + "\n" for row in kept)
-        (self.folder / METRICS).write_text(text, encoding="utf-8")
+        with replaced_file(self.folder / METRICS) as temporary:
+            temporary.write_text(text, encoding="utf-8")
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write the final scores."""
@@ -76,6 +83,21 @@ class Run:
     def results(self) -> dict[str, Any]:
         """The final scores."""
         return read_json(self.folder / RESULTS)
+
+
+def _may_take(folder: Path) -> bool:
+    """Whether a run may be made here: nothing is there, or a run, or what a run killed at its start has left."""
+    if not folder.exists():
+        return True
+    return folder.is_dir() and ((folder / SETTINGS).is_file() or {path.name for path in folder.iterdir()} <= {_BEGUN})
+
+
+def _empty(folder: Path) -> None:
+    """Delete a run; its settings last, so that it can be told for a run if this is cut off."""
+    if not folder.exists():
+        return
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == SETTINGS):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _refuse_changes(folder: Path, recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

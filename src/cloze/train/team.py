@@ -37,7 +37,16 @@ class Team:
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(device)
         if not distributed.is_initialized():
-            distributed.init_process_group("nccl" if device.type == "cuda" else "gloo")
+            from torch.distributed.rendezvous import rendezvous
+
+            place, rank, size = next(rendezvous("env://"))
+            if os.environ.get("GROUP_WORLD_SIZE") == "1":
+                # torchrun on one machine keeps the place over its restarts, and in it the addresses of the dead. (Over
+                # several machines each counts restarts of its own, which cannot tell one attempt from another.)
+                attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+                place = distributed.PrefixStore(f"attempt {attempt}", place)  # type: ignore[attr-defined]
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            distributed.init_process_group(backend, store=place, rank=rank, world_size=size)
         return cls(distributed.get_rank(), distributed.get_world_size(), device)
 
     def leave(self) -> None:

@@ -1,0 +1,162 @@
+"""T2: two processes train together, one of them is killed, torchrun starts both again.
+
+The real thing: ``torchrun --max-restarts`` on this machine, with each of the two ways of holding the weights. Most
+kills wait until a checkpoint of the new attempt is there, and then a random while; some come at a random moment of its
+start. No committed checkpoint may be lost, the run must end well, and its losses must be those of one that nobody
+disturbed.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cloze.progress import Progress
+from cloze.train.run import Run
+from torture.campaign import Outcome
+from torture.preparation import children
+from torture.training import command, leftovers, make_corpus, newest
+
+_LONGEST_RUN = 900.0  # seconds
+_CLOSE = 1e-6
+_MOST_FAILURES = 10
+_AT_THE_START = 0.2  # share of the kills
+
+
+@dataclass(frozen=True)
+class RankSettings:
+    """How often to kill in a run of each way."""
+
+    kills: int = 10
+    ways: tuple[str, ...] = ("ddp", "fsdp")
+    steps: int = 60
+    seed: int = 0
+
+
+def run(settings: RankSettings, progress: Progress) -> Outcome:
+    """Train in peace and under fire, each way."""
+    figures: dict[str, str | int | float] = {"kills": 0, "lost": 0, "completed": 0, "largest difference": 0.0}
+    failures: list[str] = []
+    with TemporaryDirectory() as name:
+        scratch = Path(name)
+        data = make_corpus(scratch / "corpus")
+        for way in settings.ways:
+            battle = _Battle(scratch, data, way, settings, progress)
+            battle.fight()
+            failures += battle.failures
+            for figure, value in (("kills", battle.kills), ("lost", battle.lost), ("completed", battle.completed)):
+                figures[figure] = int(figures[figure]) + value
+            figures["largest difference"] = max(float(figures["largest difference"]), battle.difference)
+    return Outcome(not failures, figures, failures[:_MOST_FAILURES])
+
+
+class _Battle:
+    """One run, restarted by torchrun as often as one of its processes is killed."""
+
+    def __init__(self, scratch: Path, data: Path, way: str, settings: RankSettings, progress: Progress) -> None:
+        self._scratch, self._data, self._way = scratch, data, way
+        self._settings, self._progress = settings, progress
+        self._draw = random.Random(f"{settings.seed} {way}")
+        self.kills = self.lost = self.completed = 0
+        self.difference = 0.0
+        self.failures: list[str] = []
+
+    def fight(self) -> None:
+        """Train in peace, train under fire, compare."""
+        peace, fire = self._scratch / f"{self._way}-peace", self._scratch / f"{self._way}-fire"
+        for out in (peace, fire):
+            with (self._scratch / "said").open("w+b") as said:
+                process = subprocess.Popen(self._words(out), stdout=said, stderr=said, env=_environment())
+                try:
+                    if out == fire:
+                        self._shoot(process, out)
+                    code = process.wait(timeout=_LONGEST_RUN)
+                finally:
+                    _end(process)
+            if code != 0:
+                last = (self._scratch / "said").read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
+                self.failures.append(f"{out.name}: torchrun ended with exit code {code}: {last}")
+                return
+        self.completed += 1
+        self.failures += [f"{fire.name}: {name} was left behind" for name in leftovers(fire)]
+        self._compare(_losses(peace), _losses(fire))
+
+    def _words(self, out: Path) -> list[str]:
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        launcher += ["--max-restarts", str(self._settings.kills), "-m", "cloze"]
+        return [*launcher, *command(self._data, out, self._settings.steps, "--dropout", "0", "--parallel", self._way)]
+
+    def _shoot(self, process: "subprocess.Popen[bytes]", out: Path) -> None:
+        """Kill one process of every attempt, until it was enough."""
+        dead: set[int] = set()
+        while self.kills < self._settings.kills and process.poll() is None:
+            team = [number for number in children(process.pid) if number not in dead]
+            if len(team) < 2:
+                time.sleep(0.02)
+                continue
+            self._wait(process, out)
+            committed = _newest_name(out)
+            with suppress(ProcessLookupError):
+                os.kill(self._draw.choice(team), signal.SIGKILL)
+                self.kills += 1
+            dead |= set(team)
+            while process.poll() is None and set(team) & set(children(process.pid)):
+                time.sleep(0.01)  # torchrun ends the other one; what starts anew needs seconds before it writes
+            self._check(out, committed)
+            self._progress.advance(f"T2: killing, {self._way}", self.kills, self._settings.kills)
+
+    def _wait(self, process: "subprocess.Popen[bytes]", out: Path) -> None:
+        if self._draw.random() < _AT_THE_START:
+            time.sleep(self._draw.uniform(0, 3))
+            return
+        before, deadline = _newest_name(out), time.monotonic() + _LONGEST_RUN
+        while _newest_name(out) == before and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(self._draw.uniform(0, 0.3))
+
+    def _check(self, out: Path, committed: int) -> None:
+        if Run(out).finished:
+            return
+        state, said = newest(out)
+        if said or (state.step if state else 0) < committed:
+            self.lost += 1
+            self.failures.append(f"{self._way}: step {committed} was committed, {said or 'it is gone'}")
+
+    def _compare(self, peace: list[float], fire: list[float]) -> None:
+        if len(peace) != len(fire) or not peace:
+            self.failures.append(f"{self._way}: {len(fire)} measurements, not {len(peace)}")
+            return
+        self.difference = max(abs(one - other) for one, other in zip(peace, fire, strict=True))
+        if self.difference > _CLOSE:
+            self.failures.append(f"{self._way}: losses differ by {self.difference:.3g}")
+
+
+def _newest_name(out: Path) -> int:
+    """The number of the newest committed checkpoint, by its name alone."""
+    names = (path.name.removeprefix("step-") for path in Run(out).store.folder.glob("step-*"))
+    return max((int(name) for name in names if name.isdigit()), default=0)
+
+
+def _losses(out: Path) -> list[float]:
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [row[name] for row in rows for name in ("loss", "held_out_mlm_loss") if name in row]
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    """Leave nobody behind, whatever went wrong."""
+    if process.poll() is None:
+        for number in [*children(process.pid), process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        process.wait()

@@ -1,0 +1,113 @@
+"""T4: a run that goes on from any of its steps is the run that was never stopped, bit for bit.
+
+One training keeps a copy of every checkpoint. From each of them the same command goes on, in a new process, to the end.
+Weights and the losses of all steps must be equal: across the ends of epochs, with batches worked off in parts, with
+frozen variants of masks, and from short sequences to long ones. Batches are made in the training process itself: there
+are no loader processes whose number could matter.
+"""
+
+import shutil
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+from cloze.checkpoint import StateStore, TrainingState
+from cloze.corpus.batches import WordTables
+from cloze.progress import Progress
+from cloze.text import Tokenizer
+from cloze.train.phases import Phases
+from cloze.train.settings import PretrainSettings
+from torture.campaign import Outcome
+from torture.training import command, differences, live, make_corpus, result
+
+_MOST_FAILURES = 10
+_WAYS: dict[str, tuple[str, ...]] = {
+    "plain": (),
+    "in parts": ("--accumulate", "2"),
+    "frozen masks": ("--static", "2", "--masking", "word"),
+    "long at the end": ("--long-length", "40", "--long-share", "0.3", "--objective", "sop"),
+}
+
+
+@dataclass(frozen=True)
+class ResumeSettings:
+    """Up to which step to resume, and which kinds of training."""
+
+    last: int = 30
+    documents: int = 20  # of which an epoch has sixteen steps
+    ways: tuple[str, ...] = tuple(_WAYS)
+
+
+@dataclass(frozen=True)
+class KeepCopies:
+    """The hook: copy every checkpoint that is committed."""
+
+    kept: Path
+
+    def __call__(self, pipe: Connection) -> None:
+        """Put the copying behind each save."""
+        save = StateStore.save
+
+        def copying(store: StateStore, state: TrainingState) -> None:
+            save(store, state)
+            shutil.copytree(store.folder, self.kept / str(state.step))
+            pipe.send(state.step)
+
+        patch.object(StateStore, "save", copying).start()
+
+
+def run(settings: ResumeSettings, progress: Progress) -> Outcome:
+    """Train once, keeping all checkpoints, and resume from each."""
+    failures: list[str] = []
+    resumed = 0
+    with TemporaryDirectory() as name:
+        scratch = Path(name)
+        data = make_corpus(scratch / "corpus", settings.documents)
+        steps = settings.last + 4
+        total = settings.last * len(settings.ways)
+        for way in settings.ways:
+            folder = scratch / way.replace(" ", "-")
+            words = command(data, folder / "whole", steps, *_WAYS[way])
+            code, life = live(words, scratch / "said", KeepCopies(folder / "kept"))
+            if code != 0:
+                failures.append(f"{way}: exit code {code}: {life.last_words}")
+                continue
+            for step in range(1, settings.last + 1):
+                # How often it saves may be changed on the way, and saving seldom is faster.
+                words = command(data, folder / "again", steps, *_WAYS[way], save_every=100)
+                failures += _resume(folder, step, words)
+                resumed += 1
+                progress.advance("T4: resuming", resumed, total)
+        epochs = _epochs(data, steps)
+    if epochs < 2:
+        failures.append("all of it was one epoch; its end was to be crossed")
+    figures: dict[str, str | int | float] = {
+        "resumed": resumed,
+        "ways": len(settings.ways),
+        "epochs": epochs,
+        "different": len(failures),
+        "loader processes": "none to vary",
+    }
+    return Outcome(not failures, figures, failures[:_MOST_FAILURES])
+
+
+def _resume(folder: Path, step: int, words: list[str]) -> list[str]:
+    whole, again = folder / "whole", folder / "again"
+    shutil.rmtree(again, ignore_errors=True)
+    again.mkdir()
+    # With the measurements of the whole run: those after the step have to go.
+    for name in ("run.json", "metrics.jsonl"):
+        shutil.copyfile(whole / name, again / name)
+    shutil.copytree(folder / "kept" / str(step), again / "checkpoints")
+    code, life = live(words, folder / "said")
+    place = f"{folder.name}, from step {step}"
+    if code != 0 or f"resuming at step {step}\n" not in life.words:
+        return [f"{place}: exit code {code}: {life.last_words}"]
+    return differences(result(again), result(whole), place)
+
+
+def _epochs(data: Path, steps: int) -> int:
+    batches = Phases.open(data, Tokenizer.from_folder(data), PretrainSettings(batch=4, length=24), WordTables())
+    return batches.short.epoch_at(steps - 1) + 1

@@ -1,0 +1,184 @@
+"""T8: a batch whose loss is not a number, or ten times what it should be, leaves no trace.
+
+The loss of chosen steps is spoilt behind the model's back. A lone bad step is told and left out: no checkpoint holds
+anything of it, and whatever was wrong with it, the run ends with the same weights. Five in a row end the run with one
+line and exit code 2; its newest checkpoint is from before the first of them, and from there the same command goes on.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+import torch
+
+from cloze.checkpoint import StateStore, TrainingState
+from cloze.corpus.batches import PretrainingBatch
+from cloze.progress import Progress
+from cloze.train.guard import PATIENCE, SETTLING
+from cloze.train.loop import Outcome as Losses
+from cloze.train.loop import _Training
+from cloze.train.objective import PretrainingObjective
+from torture.campaign import Outcome
+from torture.training import Life, command, differences, live, make_corpus, newest, result
+
+_POISONS = {"nan": "the loss is nan", "infinite": "the gradient's norm is", "tenfold": "more than 10 times the usual"}
+_MOST_FAILURES = 10
+
+
+@dataclass(frozen=True)
+class SpikeSettings:
+    """At how many steps of a run each kind of bad batch comes, and how often five of them in a row do."""
+
+    places: int = 10
+    rows: int = 5
+    steps: int = SETTLING + 12
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Poison:
+    """The hook: spoil the loss of some steps, counted from 1, and look at every checkpoint."""
+
+    kind: str
+    steps: tuple[int, ...]
+
+    def __call__(self, pipe: Connection) -> None:
+        """Put the poison behind the model, and the look before the save."""
+        forward, step_of, save = PretrainingObjective.forward, _Training._step, StateStore.save
+        now = 0
+
+        def step(training: _Training, number: int, seconds: float) -> None:
+            nonlocal now
+            now = number + 1
+            step_of(training, number, seconds)
+
+        def poisoned(objective: PretrainingObjective, batch: PretrainingBatch, totals: Mapping[str, int]) -> Losses:
+            losses = forward(objective, batch, totals)
+            if now not in self.steps or not objective.training:
+                return losses
+            return Losses(self._spoil(losses.loss), losses.figures)
+
+        def looked_at(store: StateStore, state: TrainingState) -> None:
+            finite = all(
+                bool(torch.isfinite(tensor).all()) for tensor in (*state.model.values(), *state.optimizer.values())
+            )
+            pipe.send((state.step, finite))
+            save(store, state)
+
+        patch.object(_Training, "_step", step).start()
+        patch.object(PretrainingObjective, "forward", poisoned).start()
+        patch.object(StateStore, "save", looked_at).start()
+
+    def _spoil(self, loss: torch.Tensor) -> torch.Tensor:
+        match self.kind:
+            case "nan":
+                return loss * torch.nan
+            case "infinite":  # a finite loss whose slope is not
+                return loss + torch.sqrt(loss - loss.detach())
+        return loss * 12
+
+
+def run(settings: SpikeSettings, progress: Progress) -> Outcome:
+    """Spoil single steps and rows of them."""
+    with TemporaryDirectory() as name:
+        lab = _Laboratory(Path(name), settings, progress)
+        lab.spoil_one()
+        lab.spoil_rows()
+        figures: dict[str, str | int | float] = {
+            "bad steps": lab.bad,
+            "left out and told": lab.told,
+            "checkpoints of them": lab.checkpointed,
+            "runs ended by five in a row": lab.ended,
+            "resumed to the same weights": lab.resumed,
+        }
+        return Outcome(not lab.failures, figures, lab.failures[:_MOST_FAILURES])
+
+
+class _Laboratory:
+    """Runs with poison, and runs without to compare them with."""
+
+    def __init__(self, scratch: Path, settings: SpikeSettings, progress: Progress) -> None:
+        self._scratch, self._settings, self._progress = scratch, settings, progress
+        self._data = make_corpus(scratch / "corpus")
+        self._draw = random.Random(settings.seed)
+        self._tried = 0
+        self.bad = self.told = self.checkpointed = self.ended = self.resumed = 0
+        self.failures: list[str] = []
+
+    def spoil_one(self) -> None:
+        """The same step, spoilt in each way: all of them end alike, and not as if nothing had been."""
+        code, life = self._train("clean", None)
+        if code != 0:
+            self.failures.append(f"in peace: exit code {code}: {life.last_words}")
+            return
+        for number, step in enumerate(self._draw_steps(self._settings.places)):
+            results = []
+            for kind in _POISONS:
+                out = f"{kind}-{number}"
+                code, life = self._train(out, Poison(kind, (step,)))
+                self._judge(life, code, kind, step)
+                if code == 0:
+                    results.append(result(self._scratch / out))
+                self._advance()
+            if any(each.weights != results[0].weights for each in results):
+                self.failures.append(f"step {step}: what was left out has left a trace")
+            if any(each.weights == result(self._scratch / "clean").weights for each in results):
+                self.failures.append(f"step {step}: nothing was left out")
+
+    def spoil_rows(self) -> None:
+        """Five in a row, and then the same command without the poison."""
+        for number, first in enumerate(self._draw_steps(self._settings.rows)):
+            kind = list(_POISONS)[number % len(_POISONS)]
+            out, last = f"row-{number}", first + PATIENCE - 1
+            code, life = self._train(out, Poison(kind, tuple(range(first, last + 1))))
+            message = f"cloze: error: step {last}: "
+            if code == 2 and life.last_words.startswith(message) and f"{PATIENCE}th time in a row" in life.last_words:
+                self.ended += 1
+            else:
+                self.failures.append(f"{kind} from step {first}: exit code {code}: {life.last_words}")
+            state, _ = newest(self._scratch / out)
+            if state is None or state.step != first - 1:
+                self.failures.append(f"{kind} from step {first}: the newest checkpoint is {state and state.step}")
+            self._count_checkpoints(life, range(first, last + 1))
+            code, life = self._train(out, None)
+            if code != 0:
+                self.failures.append(f"{kind} from step {first}, resumed: exit code {code}: {life.last_words}")
+                continue
+            found = differences(result(self._scratch / out), result(self._scratch / "clean"), out)
+            self.failures += found
+            self.resumed += not found
+            self._advance()
+
+    def _draw_steps(self, count: int) -> list[int]:
+        """Steps when there is a usual loss, far enough from the end for a row of them."""
+        return [self._draw.randint(SETTLING + 1, self._settings.steps - PATIENCE) for _ in range(count)]
+
+    def _train(self, out: str, poison: Poison | None) -> tuple[int, Life]:
+        words = command(self._data, self._scratch / out, self._settings.steps)
+        return live(words, self._scratch / "said", poison)
+
+    def _judge(self, life: Life, code: int, kind: str, step: int) -> None:
+        self.bad += 1
+        lines = [line for line in life.words.splitlines() if line.startswith("step ")]
+        expected = f"step {step}: {_POISONS[kind]}" if kind != "tenfold" else f"step {step}: the loss is"
+        ending = "; this batch was left out, the weights are as before"
+        if code == 0 and len(lines) == 1 and lines[0].startswith(expected) and lines[0].endswith(ending):
+            self.told += 1
+        else:
+            self.failures.append(f"{kind} at step {step}: exit code {code}, told {lines}")
+        self._count_checkpoints(life, range(step, step + 1))
+
+    def _count_checkpoints(self, life: Life, bad: range) -> None:
+        count = sum(step in bad or not finite for step, finite in life.told)
+        self.checkpointed += count
+        if count:
+            self.failures.append(f"step {bad.start}: {count} checkpoints of it, or not finite")
+
+    def _advance(self) -> None:
+        self._tried += 1
+        total = self._settings.places * len(_POISONS) + self._settings.rows
+        self._progress.advance("T8: spoiling", self._tried, total)
