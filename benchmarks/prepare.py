@@ -3,8 +3,8 @@
     python benchmarks/prepare.py [--part speed|memory|verify] [--megabytes 10] [--sizes 10 100 1000] [--data ...]
 
 speed   the same work twice, each in one process on one core: text of a sentence a line, to examples of 128 tokens made
-        once. Ours is ``cloze prepare --lines sentences`` with one worker, which finds words on top of that, and then one
-        epoch of batches; the original's is ``reference_examples.py``. Seconds are those of the processor, so that
+        once. Ours is ``cloze prepare --lines sentences`` with one worker, which finds words on top of that, and then
+        one epoch of batches; the original's is ``reference_examples.py``. Seconds are those of the processor, so that
         a busy machine changes little.
 memory  ``cloze prepare`` with a worker a core on texts of different size: the largest resident set of the leading
         process, and of all processes together. (A text of one shard, as of 10 MB, is prepared by one process.)

@@ -100,7 +100,7 @@ class _Bench:
                         full += 1
                     _mount(place, "remount", f"size={_ROOMY}")
                     self._resume(place / "run", f"a disk of {size} kB", result(self._scratch / f"peace-{errno.EIO}"))
-            except subprocess.CalledProcessError:
+            except (subprocess.CalledProcessError, FileNotFoundError):
                 return "none to be had"
         with _mounted(place, _ROOMY):
             ended, life = live(self._words(place / "run"), self._scratch / "said", MakeReadOnly(place))

@@ -25,6 +25,7 @@ from torture.preparation import children
 from torture.training import command, leftovers, make_corpus, newest
 
 _LONGEST_RUN = 900.0  # seconds
+_LONGEST_WAIT = 120.0  # seconds until a new attempt has saved something
 _CLOSE = 1e-6
 _MOST_FAILURES = 10
 _AT_THE_START = 0.2  # share of the kills
@@ -77,7 +78,10 @@ class _Battle:
                 try:
                     if out == fire:
                         self._shoot(process, out)
-                    code = process.wait(timeout=_LONGEST_RUN)
+                    code = process.wait(timeout=1 if self.failures else _LONGEST_RUN)
+                except subprocess.TimeoutExpired:
+                    self.failures.append(f"{out.name}: hangs")
+                    return
                 finally:
                     _end(process)
             if code != 0:
@@ -96,7 +100,7 @@ class _Battle:
     def _shoot(self, process: "subprocess.Popen[bytes]", out: Path) -> None:
         """Kill one process of every attempt, until it was enough."""
         dead: set[int] = set()
-        while self.kills < self._settings.kills and process.poll() is None:
+        while self.kills < self._settings.kills and process.poll() is None and not self.failures:
             team = [number for number in children(process.pid) if number not in dead]
             if len(team) < 2:
                 time.sleep(0.02)
@@ -116,8 +120,11 @@ class _Battle:
         if self._draw.random() < _AT_THE_START:
             time.sleep(self._draw.uniform(0, 3))
             return
-        before, deadline = _newest_name(out), time.monotonic() + _LONGEST_RUN
-        while _newest_name(out) == before and process.poll() is None and time.monotonic() < deadline:
+        before, deadline = _newest_name(out), time.monotonic() + _LONGEST_WAIT
+        while _newest_name(out) == before and process.poll() is None:
+            if time.monotonic() > deadline:
+                self.failures.append(f"{self._way}: no new checkpoint {_LONGEST_WAIT:.0f} s after kill {self.kills}")
+                return
             time.sleep(0.005)
         time.sleep(self._draw.uniform(0, 0.3))
 

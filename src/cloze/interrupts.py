@@ -1,14 +1,17 @@
-"""SIGTERM and SIGINT, heard between two steps instead of in the middle of one."""
+"""SIGTERM and SIGINT: heard between two steps where the work is then saved, or at once where it is safe already."""
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+Handler = Callable[[int, FrameType | None], None]
+
 
 class Interrupted(Exception):  # noqa: N818 (it is not an error: the work is saved)
-    """The training was told to stop, and has saved what it had."""
+    """The work was told to stop, and what it had is saved."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
@@ -32,14 +35,34 @@ class Interrupts:
 
 @contextmanager
 def heard_between_steps() -> Iterator[Interrupts]:
-    """Note the signals while the block runs; the handlers before are put back after it."""
+    """Note the signals while the block runs."""
     interrupts = Interrupts()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupts  # only the main thread may set handlers
-        return
-    before = {number: signal.signal(number, interrupts._note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with _handled(interrupts._note):
         yield interrupts
+
+
+@contextmanager
+def heard_at_once() -> Iterator[None]:
+    """Raise ``Interrupted`` where a signal finds us while the block runs."""
+
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
+        for each in NUMBERS:  # one is enough: the second would find us tidying up
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number, "stopped")
+
+    with _handled(stop):
+        yield
+
+
+@contextmanager
+def _handled(handler: Handler) -> Iterator[None]:
+    """Have signals handled so while the block runs; the handlers before are put back after it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = {number: signal.signal(number, handler) for number in NUMBERS}
+    try:
+        yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, former in before.items():
+            signal.signal(number, former)

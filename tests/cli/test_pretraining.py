@@ -60,3 +60,14 @@ def test_half_the_room(run: Cloze, way: Way, tmp_path: Path) -> None:
     whole, half = ((tmp_path / name / "model.safetensors").stat().st_size for name in ("whole", "half"))
     assert 0.45 < half / whole < 0.55
     assert load_folder(tmp_path / "half").model.head_names == ("mlm", "nsp")
+
+
+def test_a_run_lends_its_vocabulary(run: Cloze, way: Way, tmp_path: Path) -> None:
+    words = ("prepare", way.text, "--vocab", way.pretrained, "--out", tmp_path / "data", "--held-out", 0.2)
+    assert run(*words).code == 0
+    assert (
+        run(
+            "pretrain", tmp_path / "data", *SMALL, "--steps", 2, "--model", way.pretrained, "--out", tmp_path / "run"
+        ).code
+        == 0
+    )

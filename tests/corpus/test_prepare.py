@@ -593,7 +593,7 @@ def test_lines_that_are_sentences_stay_whole(tmp_path: Path, vocabulary: Path) -
     (tmp_path / "text.txt").write_text("One door. Two doors.\nThree.\n\nFour. Five.\n", encoding="utf-8")
     counts = []
     for lines in ("paragraphs", "sentences"):
-        settings = PrepareSettings(held_out=0, lines=lines)  # type: ignore[arg-type]
+        settings = PrepareSettings(held_out=0, lines=lines)
         folder = prepare([tmp_path / "text.txt"], vocabulary, tmp_path / lines, settings=settings)
         counts.append(read_manifest(folder)["splits"]["train"])
     assert [count["sentences"] for count in counts] == [5, 3]

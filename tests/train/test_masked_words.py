@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from transformers import BertForMaskedLM
 
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
@@ -38,7 +39,8 @@ def test_loss_is_that_of_transformers_on_the_same_blanks(base: Path, text: Path,
         masks=MaskSettings(),
         seed=0,
     )
-    model = BertForMaskedLM.from_pretrained(base).eval()
+    model: nn.Module = BertForMaskedLM.from_pretrained(base)
+    model.eval()
     total, blanks = 0.0, 0
     for step in range(batches.steps_in(0)):
         batch = batches.at(step)
@@ -68,7 +70,7 @@ def test_a_single_sentence_is_enough(base: Path, tmp_path: Path) -> None:
 
 def test_a_model_without_the_head_is_named(base: Path, text: Path, tmp_path: Path) -> None:
     loaded = load_folder(base)
-    bare = ModelFolder(with_heads(loaded.model, ("nsp",), keep=True, seed=0), loaded.tokenizer)
+    bare = ModelFolder(with_heads(loaded.model, ["nsp"], keep=True, seed=0), loaded.tokenizer)
     save_folder(bare, tmp_path / "bare")
     with pytest.raises(
         CheckpointError, match=r"bare: no masked-word head \(heads: nsp\); train one with 'cloze pretrain"

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import DataError
-from cloze.train.plan import ExpectedLoss, expected_loss, plan, recorded_runs
+from cloze.train.plan import expected_loss, plan, recorded_runs
 from cloze.train.settings import PretrainSettings
 
 RUNS = [
@@ -14,9 +14,12 @@ SETTINGS = PretrainSettings(preset="tiny", batch=4, length=24, steps=1000)
 
 
 def test_expected_loss_is_that_of_the_nearest_size_after_as_much_text() -> None:
-    assert expected_loss(2_000, 1_000, RUNS) == ExpectedLoss(pytest.approx(5.0), "small one", beyond=False)
-    assert expected_loss(500_000, 10_000, RUNS) == ExpectedLoss(pytest.approx(3.0), "large one", beyond=False)
-    assert expected_loss(500_000, 10**9, RUNS) == ExpectedLoss(pytest.approx(3.0), "large one", beyond=True)
+    cases = [(2_000, 1_000, 5.0, "small one"), (500_000, 10_000, 3.0, "large one"), (500_000, 10**9, 3.0, "large one")]
+    for parameters, tokens, loss, name in cases:
+        found = expected_loss(parameters, tokens, RUNS)
+        assert found is not None
+        assert found.loss == pytest.approx(loss)
+        assert (found.like, found.beyond) == (name, tokens > 10_000)
     assert expected_loss(500_000, 10**9, []) is None
 
 
@@ -29,7 +32,7 @@ def test_recorded_runs_fall_and_are_in_order() -> None:
 
 def test_broken_record_is_told(tmp_path: Path) -> None:
     (tmp_path / "runs.json").write_text("{", encoding="utf-8")
-    with pytest.raises(DataError, match="runs.json: cannot be read .*; install cloze again"):
+    with pytest.raises(DataError, match=r"runs.json: cannot be read .*; install cloze again"):
         recorded_runs(tmp_path / "runs.json")
 
 

@@ -17,17 +17,17 @@ import numpy as np
 from cloze.corpus.documents import Span, is_compressed
 from cloze.corpus.duplicates import BANDS, ROWS, keep_exact, keep_near
 from cloze.corpus.engines import CLUSTER, check_engine, make_on_cluster
+from cloze.corpus.locking import LOCK, locked
 from cloze.corpus.parts import Part, Segment, gather
 from cloze.corpus.recipe import check_is_corpus, check_same, differences, make_recipe
 from cloze.corpus.settings import EngineSettings, PrepareSettings
 from cloze.corpus.shard_files import COUNTS, FACTS, read_facts, telling_of_disk, written_file
 from cloze.corpus.shard_making import HASHES, PLAN, WORDS, Plan, hashes_path, kept_path, shard_name
 from cloze.corpus.shards import FORMAT, MANIFEST, SHARDS, SPLITS, read_manifest
-from cloze.corpus.stopping import LOCK, heard_at_once, locked
 from cloze.corpus.workers import Answer, Task, do_tasks
 from cloze.errors import DataError
 from cloze.files import flush, write_json
-from cloze.interrupts import Interrupted
+from cloze.interrupts import Interrupted, heard_at_once
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.text.counting import usable_cores

@@ -60,7 +60,8 @@ def _pretrain(
     team: Team,
 ) -> Path:
     read_manifest(data)  # a folder that is no corpus should be called just that
-    verify_corpus(data)
+    if team.leads:
+        verify_corpus(data)
     start = None if model is None else find_source(model)
     bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress)
     tables = open_tables(data, tokenizer, settings)
