@@ -9,20 +9,20 @@ from tests.cli.conftest import Cloze, Way
 def test_flag_wins_over_the_file(run: Cloze, way: Way, tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text(
-        'preset = "tiny"\nsteps = 7\nbatch = 4\nlength = 24\nsave_every = 5\n'
+        'preset = "tiny"\nsteps = 7\nbatch = 4\nlength = 24\nevaluate_every = 5\n'
         "mask-mix = [1.0, 0, 0]\njson = true\nfresh = false\n",
         encoding="utf-8",
     )
     result = run("pretrain", way.data, "--config", path, "--steps", 2, "--out", tmp_path / "run")
     assert json.loads(result.out)["steps"] == 2
     recorded = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
-    values = {name: recorded[name] for name in ("preset", "steps", "batch", "length", "save_every", "mask_mix")}
+    values = {name: recorded[name] for name in ("preset", "steps", "batch", "length", "evaluate_every", "mask_mix")}
     assert values == {
         "preset": "tiny",
         "steps": 2,
         "batch": 4,
         "length": 24,
-        "save_every": 5,
+        "evaluate_every": 5,
         "mask_mix": [1.0, 0.0, 0.0],
     }
 
