@@ -412,12 +412,12 @@ def test_folders_are_compared_file_by_file() -> None:
 
 
 def test_killed_trainings_lose_nothing() -> None:
-    outcome = kills.run(kills.KillSettings(kills=6, inside=1, steps=6), Silent())
+    outcome = kills.run(kills.KillSettings(kills=4, inside=1, steps=5), Silent())
     assert outcome.failures == []
     assert outcome.passed
     assert outcome.figures["lost"] == 0
     assert outcome.figures["runs"] == outcome.figures["weights as uninterrupted"]
-    assert int(outcome.figures["kills"]) >= 6
+    assert int(outcome.figures["kills"]) >= 4
     assert int(outcome.figures["inside saves"]) >= 1
 
 
@@ -453,9 +453,9 @@ def test_teams_of_other_sizes_see_the_same() -> None:
 
 
 def test_disks_that_fail() -> None:
-    outcome = disks.run(disks.DiskSettings(every=25, resumed=4, kilobytes=(8000,)), Silent())
+    outcome = disks.run(disks.DiskSettings(every=45, resumed=6, kilobytes=(8000,)), Silent())
     assert outcome.failures == []
-    assert int(outcome.figures["writes that failed"]) >= 10
+    assert int(outcome.figures["writes that failed"]) >= 6
     assert (outcome.figures["lost"], outcome.figures["left behind"]) == (0, 0)
     assert outcome.figures["real disks"] in ("1 full, 1 read-only", "not root", "none to be had")
 

@@ -1,0 +1,65 @@
+"""Two processes with one thread each beside one process with two threads: tokens a second, DDP and FSDP2.
+
+    python benchmarks/ranks.py [--preset mini] [--steps 40] [--rounds 3]
+
+The same training of the bundled books each time, in turns. Speeds are those that the runs write down themselves, the
+first ten steps left out; losses are printed as well, for they should agree.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import mean, median
+
+from cloze.corpus.prepare import prepare
+from cloze.corpus.settings import VocabularySettings
+from cloze.corpus.vocabulary import train_vocabulary
+from cloze.demo.flow import DATA
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "cloze")
+WAYS = {
+    "one process, two threads": (("-m", "cloze"), ("--threads", "2")),
+    "two processes, ddp": (TORCHRUN, ("--threads", "1")),
+    "two processes, fsdp": (TORCHRUN, ("--threads", "1", "--parallel", "fsdp")),
+}
+
+
+def train(way: str, data: Path, out: Path, preset: str, steps: int) -> tuple[float, float]:
+    """Tokens a second and the last loss of one run."""
+    launcher, flags = WAYS[way]
+    words = ["pretrain", str(data), "--out", str(out), "--preset", preset, "--steps", str(steps), "--dropout", "0"]
+    subprocess.run([sys.executable, *launcher, *words, *flags], check=True, capture_output=True)
+    rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    told = [row for row in rows if "tokens_per_second" in row]
+    return mean(row["tokens_per_second"] for row in told[1:]), told[-1]["loss"]
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description="Two processes beside one.")
+    parser.add_argument("--preset", default="mini")
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--rounds", type=int, default=3)
+    arguments = parser.parse_args()
+    speeds: dict[str, list[float]] = {way: [] for way in WAYS}
+    losses: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        vocabulary = train_vocabulary([DATA / "books.txt.xz"], folder / "v", settings=VocabularySettings(size=6000))
+        data = prepare([DATA / "books.txt.xz"], vocabulary, folder / "data")
+        for number in range(arguments.rounds):
+            for way in WAYS:
+                out = folder / f"{way}-{number}"
+                speed, losses[way] = train(way, data, out, arguments.preset, arguments.steps)
+                speeds[way].append(speed)
+    alone = speeds["one process, two threads"]
+    for way, values in speeds.items():
+        ratio = median(value / one for value, one in zip(values, alone, strict=True))
+        print(f"{way:<26} {median(values):7,.0f} tokens/s  {ratio:.2f} of one process  last loss {losses[way]:.6f}")
+
+
+if __name__ == "__main__":
+    main()
