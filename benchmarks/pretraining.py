@@ -2,23 +2,27 @@
 
     python benchmarks/pretraining.py [--presets mini base] [--steps 60] [--threads 2]
 
-Both start from the same weights, see the same masked batches of real text in the same order, with the paper's dropout,
-AdamW (fused), clipping and learning rates, in the same precision (bf16 where the hardware multiplies it, fp32
-elsewhere); steps alternate. Printed: tokens a second of the best and the median step, the ratio, the share of the
-machine's matrix-product peak, what making the batches takes of a step, and the two loss curves.
+Both start from the same weights, see the same masked batches of real text in the same order, with the paper's
+dropout, AdamW (fused), clipping and learning rates, in the same precision (bf16 where the hardware multiplies it,
+fp32 elsewhere), each in a process of its own; steps alternate. Printed: tokens a second of the best and the median
+step, the ratio, the share of the machine's matrix-product peak, what making the batches takes of a step, and the two
+loss curves.
 """
 
 import argparse
+import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import mean, median
 
 import torch
 from transformers import BertForPreTraining
 
-from cloze.checkpoint import ModelFolder, save_folder
+from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.prepare import prepare
 from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
@@ -26,6 +30,7 @@ from cloze.corpus.shards import Corpus
 from cloze.model import Bert, HeadName, preset
 from cloze.model.estimate import estimate
 from cloze.text import Tokenizer
+from cloze.train.allocator import keep_freed_memory
 from cloze.train.objective import PretrainingObjective
 from cloze.train.optimizer import make_optimizer
 from cloze.train.precision import Precision, measure_peak
@@ -48,7 +53,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         corpus = _corpus(arguments.data, Path(temporary))
         for name in arguments.presets:
-            _compare(name, corpus, arguments.steps or (12 if name == "base" else 60), Path(temporary))
+            steps = arguments.steps or (12 if name == "base" else 60)
+            _compare(name, corpus, steps, Path(temporary), arguments.threads)
 
 
 def _corpus(data: Path, folder: Path) -> Path:
@@ -60,40 +66,81 @@ def _corpus(data: Path, folder: Path) -> Path:
     return prepare([text], folder / "vocabulary", folder / "corpus", settings=PrepareSettings(held_out=0))
 
 
-def _compare(name: str, corpus: Path, steps: int, folder: Path) -> None:
+def _compare(name: str, corpus: Path, steps: int, folder: Path, threads: int) -> None:
     tokenizer = Tokenizer.from_folder(corpus)
     rows, length = SHAPES[name]
-    batches = PretrainingBatches(
+    bert = Bert.fresh(preset(name, tokenizer.size), HEADS)
+    save_folder(ModelFolder(bert, tokenizer), folder / name)
+    batches = _batches(corpus, name)
+    times: dict[str, list[float]] = {"ours": [], "theirs": [], "batch": []}
+    losses: dict[str, list[float]] = {"ours": [], "theirs": []}
+    with ExitStack() as stack:
+        # A process each: the allocator is one of the things in which they differ.
+        workers = {who: stack.enter_context(_Worker(who, folder / name, corpus, name, threads)) for who in losses}
+        for step in range(steps + 1):
+            for who in ("ours", "theirs") if step % 2 else ("theirs", "ours"):
+                seconds, loss, making = workers[who].do(step)
+                times[who].append(seconds)
+                losses[who].append(loss)
+                if who == "ours":
+                    times["batch"].append(making)
+    precision = Precision.choose("auto", CPU)
+    tokens = mean(batches.at(step).token_count for step in range(1, steps + 1))
+    work = estimate(bert.config, HEADS, batch=rows, length=length).flops_a_token
+    later = {who: some[1:] for who, some in times.items()}
+    _print(name, later, losses, tokens, work, measure_peak(precision, 2.0), precision)
+
+
+def _batches(corpus: Path, name: str) -> PretrainingBatches:
+    rows, length = SHAPES[name]
+    return PretrainingBatches(
         Corpus.open(corpus),
-        tokenizer,
+        Tokenizer.from_folder(corpus),
         batch=rows,
         examples=ExampleSettings(length=length),
         masks=MaskSettings(),
         seed=0,
     )
-    bert = Bert.fresh(preset(name, tokenizer.size), HEADS)
-    save_folder(ModelFolder(bert, tokenizer), folder / name)
+
+
+class _Worker:
+    """A process that makes one step whenever it is told to."""
+
+    def __init__(self, who: str, folder: Path, corpus: Path, name: str, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, who, folder, corpus, name, threads))
+
+    def __enter__(self) -> "_Worker":
+        self._process.start()
+        return self
+
+    def do(self, step: int) -> tuple[float, float, float]:
+        """Seconds and loss of a step, and seconds of making its batch."""
+        self._connection.send(step)
+        answer: tuple[float, float, float] = self._connection.recv()
+        return answer
+
+    def __exit__(self, *error: object) -> None:
+        self._connection.send(None)
+        self._process.join()
+
+
+def _serve(connection: Connection, who: str, folder: Path, corpus: Path, name: str, threads: int) -> None:
+    torch.set_num_threads(threads)
     precision = Precision.choose("auto", CPU)
-    ours, theirs = _ours(bert, precision), _theirs(folder / name, precision)
-    times: dict[str, list[float]] = {"ours": [], "theirs": [], "batch": []}
-    losses: dict[str, list[float]] = {"ours": [], "theirs": []}
-    tokens = []
-    for step in range(steps + 1):
+    batches = _batches(corpus, name)
+    act = _ours(load_folder(folder).model, precision) if who == "ours" else _theirs(folder, precision)
+    while (step := connection.recv()) is not None:
         start = time.perf_counter()
         batch = batches.at(step)
-        times["batch"].append(time.perf_counter() - start)
-        tokens.append(batch.token_count)
-        order = (("ours", ours), ("theirs", theirs)) if step % 2 else (("theirs", theirs), ("ours", ours))
-        for who, act in order:
-            start = time.perf_counter()
-            losses[who].append(act(batch, step))
-            times[who].append(time.perf_counter() - start)
-    peak = measure_peak(precision, 2.0)
-    work = estimate(bert.config, HEADS, batch=rows, length=length).flops_a_token
-    _print(name, {who: some[1:] for who, some in times.items()}, losses, mean(tokens[1:]), work, peak, precision)
+        made = time.perf_counter()
+        loss = act(batch, step)
+        connection.send((time.perf_counter() - made, loss, made - start))
 
 
 def _ours(bert: Bert, precision: Precision) -> Callable[[PretrainingBatch, int], float]:
+    keep_freed_memory()
     objective = PretrainingObjective(bert, HEADS, CPU).train()
     optimizer = make_optimizer(objective, RATE, 0.01)
 

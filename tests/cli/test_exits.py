@@ -45,10 +45,10 @@ def test_stopped_training_goes_on_by_the_same_command(
 ) -> None:
     at = PretrainingBatches.at
 
-    def disturbed(batches: PretrainingBatches, step: int) -> PretrainingBatch:
+    def disturbed(batches: PretrainingBatches, step: int, part: int = 0, parts: int = 1) -> PretrainingBatch:
         if step == 12 and batches.seed == 0:  # not one of those for evaluation
             os.kill(os.getpid(), number)
-        return at(batches, step)
+        return at(batches, step, part, parts)
 
     words = ["pretrain", way.data, "--preset", "tiny", "--steps", 20, "--batch", 4, "--length", 32]
     monkeypatch.setattr(PretrainingBatches, "at", disturbed)

@@ -64,4 +64,4 @@ def test_ten_steps_are_those_of_transformers(data: Path, tmp_path: Path) -> None
     batches = make_batches(data)
     theirs = their_losses(tmp_path / "start", [batches.at(step) for step in range(10)], settings)
     assert ours == pytest.approx(theirs, abs=1e-4)
-    assert ours[-1] < ours[0] - 0.1  # not two models that both stand still
+    assert ours[-1] < ours[0] - 0.05  # not two models that both stand still

@@ -28,6 +28,7 @@ from cloze.tasks.classify import Examples
 from cloze.tasks.source import Source
 from cloze.tasks.task import TaskData, read_task
 from cloze.text import Encoding, Tokenizer
+from cloze.train.allocator import keep_freed_memory
 from cloze.train.curves import draw_curves
 from cloze.train.loop import Outcome, train
 from cloze.train.run import Run
@@ -118,6 +119,7 @@ def finetune(
         run.store.clear()  # there if the end came between the model and this
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
+    keep_freed_memory()
     batches = _batches(data.train, tuned.tokenizer, settings, choose_device(device), progress)
 
     def score_dev(pause: Callable[[], None]) -> Mapping[str, float]:  # noqa: ARG001 (small sets are soon read)

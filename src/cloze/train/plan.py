@@ -22,6 +22,7 @@ from cloze.model.estimate import Estimate, estimate
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
+from cloze.train.allocator import give_back_freed_memory, keep_freed_memory
 from cloze.train.objective import PretrainingObjective, pretraining_heads
 from cloze.train.optimizer import make_optimizer
 from cloze.train.phases import Phases, open_tables
@@ -124,6 +125,7 @@ def _phase(
     """Seconds and tokens of a step, the best of three after one to warm up."""
     objective = PretrainingObjective(bert.to(precision.device), pretraining_heads(settings), precision.device)
     bert.encoder.checkpointing = settings.checkpointing
+    give_back_freed_memory() if settings.checkpointing else keep_freed_memory()
     optimizer = make_optimizer(objective, settings.rate, settings.weight_decay)
     objective.train()
     times, tokens = [], []

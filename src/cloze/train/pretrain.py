@@ -15,6 +15,7 @@ from cloze.model.surgery import missing_heads, with_heads
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
+from cloze.train.allocator import give_back_freed_memory, keep_freed_memory
 from cloze.train.board import Board
 from cloze.train.card import pretraining_card
 from cloze.train.curves import draw_curves
@@ -79,6 +80,7 @@ def _pretrain(
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
     bert.encoder.checkpointing = settings.checkpointing
+    give_back_freed_memory() if settings.checkpointing else keep_freed_memory()
     heads = pretraining_heads(settings)
     objective = PretrainingObjective(bert.to(team.device), heads, team.device)
     evaluate = (lambda pause: held_out.evaluate(objective, pause)) if held_out else None
