@@ -186,7 +186,7 @@ class _Trial:
         left = self._settings.steps - step
         match self._place:
             case "evaluation":
-                return min(2, -(-left // _EVALUATE_EVERY))
+                return min(2, (left - 1) // _EVALUATE_EVERY)
             case "step":
                 return min(3, left - 1)
         return min(3, left - 2)
