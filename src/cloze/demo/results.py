@@ -21,7 +21,7 @@ class DemoSettings:
     pretraining: PretrainSettings = field(
         default_factory=lambda: PretrainSettings(
             preset="tiny",
-            steps=1800,
+            steps=2200,
             batch=64,
             # Short sequences are not only cheaper: the fewer tokens there are, the sooner the model finds out which
             # of them to look at.
