@@ -6,7 +6,7 @@ Dimensions: B sequences, T tokens, H hidden size, V vocabulary, M chosen positio
 from torch import Tensor
 from torch.nn import functional
 
-from cloze.model.bert import Bert
+from cloze.model.bert import Bert, HeadName
 
 
 def masked_word_logits(model: Bert, last: Tensor, positions: Tensor) -> Tensor:
@@ -18,10 +18,13 @@ def masked_word_logits(model: Bert, last: Tensor, positions: Tensor) -> Tensor:
     return model.heads["mlm"](last.flatten(0, 1)[positions])  # type: ignore[no-any-return]
 
 
-def masked_word_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy over all chosen positions of the batch; zero, with a gradient, where none was chosen."""
-    total = functional.cross_entropy(logits.float(), targets, reduction="sum")
-    return total / max(1, targets.numel())
+def masked_word_loss(logits: Tensor, targets: Tensor, total: int | None = None) -> Tensor:
+    """Mean cross-entropy over all chosen positions of the batch; zero, with a gradient, where none was chosen.
+
+    For a part of a batch, ``total`` is the number of positions in all of its parts: their losses then add up.
+    """
+    summed = functional.cross_entropy(logits.float(), targets, reduction="sum")
+    return summed / max(1, targets.numel() if total is None else total)
 
 
 def span_boundary_logits(model: Bert, last: Tensor, boundaries: Tensor) -> Tensor:
@@ -35,16 +38,22 @@ def span_boundary_logits(model: Bert, last: Tensor, boundaries: Tensor) -> Tenso
     return model.heads["sbo"](states[before], states[after], places)  # type: ignore[no-any-return]
 
 
-def next_sentence_loss(model: Bert, last: Tensor, is_random: Tensor) -> tuple[Tensor, Tensor]:
+def next_sentence_loss(model: Bert, last: Tensor, is_random: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
     """Loss of "does B follow A" and the logits (B, 2); target 1 is a random B."""
-    logits = model.heads["nsp"](model.pooled(last))
-    return functional.cross_entropy(logits.float(), is_random), logits
+    return _pair_loss(model, "nsp", last, is_random, total)
 
 
-def sentence_order_loss(model: Bert, last: Tensor, is_swapped: Tensor) -> tuple[Tensor, Tensor]:
+def sentence_order_loss(
+    model: Bert, last: Tensor, is_swapped: Tensor, total: int | None = None
+) -> tuple[Tensor, Tensor]:
     """Loss of "are A and B in their order" (ALBERT, section 3.1) and the logits (B, 2); target 1 is a swapped pair."""
-    logits = model.heads["sop"](model.pooled(last))
-    return functional.cross_entropy(logits.float(), is_swapped), logits
+    return _pair_loss(model, "sop", last, is_swapped, total)
+
+
+def _pair_loss(model: Bert, head: HeadName, last: Tensor, labels: Tensor, total: int | None) -> tuple[Tensor, Tensor]:
+    logits = model.heads[head](model.pooled(last))
+    summed = functional.cross_entropy(logits.float(), labels, reduction="sum")
+    return summed / (len(labels) if total is None else total), logits
 
 
 def sequence_loss(logits: Tensor, targets: Tensor) -> Tensor:

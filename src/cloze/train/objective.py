@@ -4,14 +4,21 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from cloze.corpus.batches import PretrainingBatch
 from cloze.corpus.plans import Ids
 from cloze.model import Bert, HeadName
-from cloze.model.losses import masked_word_logits, span_boundary_logits
+from cloze.model.losses import (
+    masked_word_logits,
+    masked_word_loss,
+    next_sentence_loss,
+    sentence_order_loss,
+    span_boundary_logits,
+)
 from cloze.train.loop import Outcome
 from cloze.train.settings import PretrainSettings
+
+_SENTENCE_LOSSES = {"nsp": next_sentence_loss, "sop": sentence_order_loss}
 
 
 def pretraining_heads(settings: PretrainSettings) -> tuple[HeadName, ...]:
@@ -44,18 +51,20 @@ class PretrainingObjective(nn.Module):
         last = self.model(ids, segments, self._mask(batch)).last
         words = max(1, totals["words"])
         logits = masked_word_logits(self.model, last, positions)
-        loss = _loss(logits, targets) / words
+        loss = masked_word_loss(logits, targets, words)
         figures = {"mlm_loss": loss, "mlm_accuracy": _hits(logits, targets) / words}
         if self._sentence is not None:
-            answers, labels = self.model.heads[self._sentence](self.model.pooled(last)), self._tensor(batch.labels)
-            pairs = max(1, totals["pairs"])
-            figures[f"{self._sentence}_loss"] = _loss(answers, labels) / pairs
-            figures[f"{self._sentence}_accuracy"] = _hits(answers, labels) / pairs
-            loss = loss + figures[f"{self._sentence}_loss"]
+            labels, pairs = self._tensor(batch.labels), totals["pairs"]
+            pair_loss, answers = _SENTENCE_LOSSES[self._sentence](self.model, last, labels, pairs)
+            figures |= {
+                f"{self._sentence}_loss": pair_loss,
+                f"{self._sentence}_accuracy": _hits(answers, labels) / pairs,
+            }
+            loss = loss + pair_loss
         if self._boundary:
             assert batch.boundaries is not None
             guesses = span_boundary_logits(self.model, last, self._tensor(batch.boundaries))
-            figures["sbo_loss"] = _loss(guesses, targets) / words
+            figures["sbo_loss"] = masked_word_loss(guesses, targets, words)
             loss = loss + figures["sbo_loss"]
         return Outcome(loss, figures)
 
@@ -68,10 +77,6 @@ class PretrainingObjective(nn.Module):
         if int(batch.lengths.min()) == length:
             return None
         return (torch.arange(length) < torch.from_numpy(batch.lengths)[:, None]).to(self.device)
-
-
-def _loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.float(), targets, reduction="sum")
 
 
 def _hits(logits: Tensor, targets: Tensor) -> Tensor:
