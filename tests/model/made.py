@@ -64,3 +64,17 @@ def assert_same_weights(ours: Bert, expected: Bert) -> None:
     tensors = expected.state_dict()
     assert ours.state_dict().keys() == tensors.keys()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in ours.state_dict().items())
+
+
+# Every combination of heads that a folder may have, or nearly.
+EVERY_HEADS: list[list[HeadName]] = [
+    [],
+    ["mlm"],
+    ["nsp"],
+    ["mlm", "nsp"],
+    ["mlm", "sop", "sbo"],
+    ["sequence"],
+    ["token"],
+    ["span"],
+    ["choice"],
+]

@@ -15,6 +15,7 @@ from cloze.model.losses import (
     next_sentence_loss,
     span_boundary_logits,
 )
+from tests.model.made import EVERY_HEADS
 
 SHAPE = BertConfig(vocab_size=500, hidden_size=64, layers=3, heads=4, feedforward_size=256, positions=64)
 CONFIGS = {
@@ -22,20 +23,10 @@ CONFIGS = {
     "albert": replace(SHAPE, embedding_size=24, shared_layers=True),
     "factorised": replace(SHAPE, embedding_size=64),
 }
-HEADS: list[list[HeadName]] = [
-    [],
-    ["mlm"],
-    ["mlm", "nsp"],
-    ["mlm", "sop", "sbo"],
-    ["sequence"],
-    ["token"],
-    ["span"],
-    ["choice"],
-]
 BATCH, LENGTH, CHOSEN = 4, 64, 32
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=lambda heads: " ".join(heads) or "none")
+@pytest.mark.parametrize("heads", EVERY_HEADS, ids=lambda heads: " ".join(heads) or "none")
 @pytest.mark.parametrize(
     "config",
     [

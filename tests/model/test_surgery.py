@@ -9,29 +9,18 @@ import torch
 from cloze.errors import ConfigError
 from cloze.model import Bert, BertConfig, HeadName
 from cloze.model.surgery import RowStart, with_heads, with_positions, with_segments, with_words
-from tests.model.made import SMALL, random_bert
+from tests.model.made import EVERY_HEADS, SMALL, random_bert
 
 TOKENS = "encoder.embeddings.token.weight"
 BIAS = "heads.mlm.bias"
 BOUNDARY_BIAS = "heads.sbo.bias"
 POSITIONS = "encoder.embeddings.position.weight"
 SEGMENTS = "encoder.embeddings.segment.weight"
-HEADS: list[list[HeadName]] = [
-    [],
-    ["mlm"],
-    ["nsp"],
-    ["mlm", "nsp"],
-    ["mlm", "sop", "sbo"],
-    ["sequence"],
-    ["token"],
-    ["span"],
-    ["choice"],
-]
 # Rows 5 and 7 are in the table; 60 and 61 are behind it.
 PIECES = {7: (20,), 60: (21, 22, 23), 5: (30, 31), 61: (21, 21)}
 
 
-@pytest.mark.parametrize("heads", HEADS, ids=lambda heads: " ".join(heads) or "none")
+@pytest.mark.parametrize("heads", EVERY_HEADS, ids=lambda heads: " ".join(heads) or "none")
 def test_new_rows_are_means_and_all_else_stays(heads: list[HeadName]) -> None:
     model = random_bert(heads=heads, labels=3)
     changed = with_words(model, PIECES)
