@@ -1,7 +1,7 @@
 """Dropout that a CPU can afford.
 
 PyTorch draws a random number for every element, which on a CPU takes longer than the softmax before it. Sixteen random
-bits decide as well: four elements share one 64-bit draw, at a third of the time (docs/findings.md).
+bits decide as well: four elements share one 64-bit draw, at two thirds of the time (docs/findings.md).
 """
 
 import torch
