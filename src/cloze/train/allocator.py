@@ -1,7 +1,7 @@
 """What becomes of memory that a step frees: kept for the next step, or given back.
 
 glibc gets large blocks from the system and gives them back at once. Every step then has its pages made anew, which
-takes about a tenth of the time of a small model's step (docs/findings.md). Kept, they are simply used again. Where memory is
+takes a tenth of the time of a small model's step (docs/findings.md). Kept, they are simply used again. Where memory is
 what is short, as with gradient checkpointing, giving back is right. Other systems have other allocators: left alone.
 """
 
