@@ -81,7 +81,7 @@ def test_sequences_are_the_planned_segments() -> None:
     for step in range(5):
         batch = batches.at(step)
         for row, example in enumerate(order[step * 8 : step * 8 + 8].tolist()):
-            (a_start, a_stop, _), (b_start, b_stop, _) = plan.example(example)
+            (a_start, a_stop, _), (b_start, b_stop, _) = plan.chunks_of(np.array([example]))[0]
             first, second = CORPUS.read(a_start, a_stop).tolist(), CORPUS.read(b_start, b_stop).tolist()
             expected = [TOKENIZER.cls_id, *first, TOKENIZER.sep_id, *second, TOKENIZER.sep_id]
             padding = batch.ids.shape[1] - len(expected)

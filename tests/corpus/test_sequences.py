@@ -53,4 +53,4 @@ def test_rest_of_a_cut_word_is_a_word() -> None:
 def test_lengths_count_special_tokens() -> None:
     assert PLAN.lengths.tolist() == [9, 6, 8]
     assert PLAN.count == 3
-    assert PLAN.example(0) == [[0, 3, 0], [5, 8, 1]]
+    assert PLAN.chunks_of(np.array([0]))[0].tolist() == [[0, 3, 0], [5, 8, 1]]

@@ -1,9 +1,10 @@
 """Sentences -> ids, and where words start: what a shard holds.
 
 ``text.words.encode_words`` says what is right. This module says the same, several times faster, of sentences whose
-every character is one that BERT's tokenizer and the segmenter see alike: such a sentence falls apart at its spaces,
-or where the segmenter says, and a piece that was met before need not be tokenized again. All other sentences, and all
-sentences where a ladder joins or spells out words, take the slow way. A test holds the two against
+every character is one that BERT's tokenizer and the segmenter see alike: such a sentence falls apart at its spaces and
+marks, or where the segmenter says, and a word that was met before need not be tokenized again. Arrow parts the text and
+finds what is distinct in it, so that Python sees each word once a block and not once an occurrence. All other
+sentences, and all sentences where a ladder joins or spells out words, take the slow way. A test holds the two against
 each other.
 """
 
@@ -13,17 +14,19 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import chain, groupby, repeat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as arrow
+import pyarrow.compute as kernels
 from numpy.typing import NDArray
 
 from cloze.text import Tokenizer
 from cloze.text.characters import starts_word
 from cloze.text.words import WordSplitter, encode_words
 
-# What is remembered of texts: pieces and their characters; 100 to 200 bytes a piece.
-MOST_PIECES = 300_000
+# What is remembered of texts: words and their characters; 100 to 200 bytes a word.
+MOST_WORDS = 300_000
 MOST_CHARACTERS = 6_000_000
 # Latin, Greek and Cyrillic: letters and digits that never end a word.
 _LETTERS_END = 0x0500
@@ -51,29 +54,31 @@ class Encoded(NamedTuple):
 class _Patterns(NamedTuple):
     known: re.Pattern[str]  # a whole sentence of characters of which no two programs think differently
     ascii: re.Pattern[str]  # the same, quicker, where all is ASCII
-    word: re.Pattern[str]  # or what stands between sentences
     ideograph: re.Pattern[str]
+    marks: str  # characters that are words of their own
+    ascii_marks: str
 
 
 class _Memory:
-    """Pieces of text that were met, with their ids; what is new is learned once."""
+    """Words that were met, with their ids; what is new is learned once."""
 
     def __init__(self, learn: Callable[[list[str]], Encoded]) -> None:
         self._learn = learn
         self._forget()
 
     def _forget(self) -> None:
-        self._numbers: dict[str, int] = {_BETWEEN: 0}
+        self._numbers: dict[str, int] = {_BETWEEN: 0, "": 1}  # the empty word: what Arrow finds beside outer spaces
         self._characters = 0
         self._ids = array("q")
         self._starts = array("b")
-        self._begins = array("q", [0, 0])  # of each piece in _ids, and the end; what stands between sentences has none
+        self._begins = array("q", [0, 0, 0])  # of each word in _ids, and the end
 
-    def encode(self, pieces: list[str]) -> Encoded:
-        """Encode the pieces of sentences, with ``_BETWEEN`` between sentences."""
-        numbers = self._number(pieces)
+    def encode(self, words: Any) -> Encoded:
+        """Encode the words of sentences, an array of Arrow's with ``_BETWEEN`` between sentences."""
+        met = words.dictionary_encode()
+        numbers = self._number(met.dictionary.to_pylist())[met.indices.to_numpy()]
         begins = np.frombuffer(self._begins, np.int64)
-        sizes = begins[numbers + 1] - begins[numbers]  # tokens of each piece
+        sizes = begins[numbers + 1] - begins[numbers]  # tokens of each word
         ends = np.cumsum(sizes)
         total = int(ends[-1]) if len(ends) else 0
         places = np.arange(total) + np.repeat(begins[numbers] - (ends - sizes), sizes)
@@ -81,26 +86,26 @@ class _Memory:
         ids, starts = np.frombuffer(self._ids, np.int64), np.frombuffer(self._starts, bool)
         return Encoded(ids[places], starts[places], lengths)
 
-    def _number(self, pieces: list[str]) -> NDArray[np.int64]:
-        if len(self._numbers) > MOST_PIECES or self._characters > MOST_CHARACTERS:
+    def _number(self, words: list[str]) -> NDArray[np.int64]:
+        if len(self._numbers) > MOST_WORDS or self._characters > MOST_CHARACTERS:
             self._forget()
-        numbers = np.fromiter(map(self._numbers.get, pieces, repeat(-1)), np.int64, len(pieces))
+        numbers = np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int64, len(words))
         if len(unknown := np.flatnonzero(numbers < 0)):
-            self._note(list(dict.fromkeys(pieces[place] for place in unknown)))
-            numbers[unknown] = [self._numbers[pieces[place]] for place in unknown]
+            numbers[unknown] = np.arange(len(self._numbers), len(self._numbers) + len(unknown))
+            self._note([words[place] for place in unknown])
         return numbers
 
-    def _note(self, pieces: list[str]) -> None:
-        learned = self._learn(pieces)
+    def _note(self, words: list[str]) -> None:
+        learned = self._learn(words)
         self._begins.extend((len(self._ids) + np.cumsum(learned.lengths)).tolist())
-        self._numbers.update(zip(pieces, range(len(self._numbers), len(self._numbers) + len(pieces)), strict=True))
-        self._characters += sum(map(len, pieces))
+        self._numbers.update(zip(words, range(len(self._numbers), len(self._numbers) + len(words)), strict=True))
+        self._characters += sum(map(len, words))
         self._ids.extend(learned.ids.tolist())
         self._starts.extend(learned.starts.tolist())
 
 
 class SentenceEncoder:
-    """A tokenizer and a segmenter, with what they have met: what stands between spaces, and words."""
+    """A tokenizer and a segmenter, with the words that they have met."""
 
     def __init__(self, tokenizer: Tokenizer, splitter: WordSplitter, *, has_dictionary: bool) -> None:
         self._tokenizer = tokenizer
@@ -108,8 +113,6 @@ class SentenceEncoder:
         self._has_dictionary = has_dictionary
         self._is_plain = tokenizer.settings.chinese and not tokenizer.settings.ladder
         self._patterns = _patterns()
-        # Spaces are found several times faster than words, but "door," and "door" are two pieces and one word.
-        self._pieces = _Memory(self._spell)
         self._words = _Memory(self._tokenize)
         self._segmented = _Memory(self._tokenize_each)
 
@@ -141,13 +144,18 @@ class SentenceEncoder:
     def _quickly(self, sentences: Sequence[str]) -> Encoded:
         text = f" {_BETWEEN} ".join(sentences)
         if not self._has_dictionary and (text.isascii() or not self._patterns.ideograph.search(text)):
-            return self._pieces.encode(text.split())
+            return self._words.encode(self._parted(text))
         words = chain.from_iterable((_BETWEEN, *self._splitter.words(sentence)) for sentence in sentences)
-        return self._segmented.encode(list(words)[1:])
+        return self._segmented.encode(arrow.array(list(words)[1:], arrow.string()))
 
-    def _spell(self, pieces: list[str]) -> Encoded:
-        """What stands between spaces, as its marks and runs of letters."""
-        return self._words.encode(self._patterns.word.findall(_BETWEEN.join(pieces)))
+    def _parted(self, text: str) -> Any:
+        """The words and marks of a text."""
+        if text.isascii() and self._tokenizer.settings.lowercase:
+            text = text.lower()  # fewer words to know
+        for mark in self._patterns.ascii_marks if text.isascii() else self._patterns.marks:
+            if mark in text:
+                text = text.replace(mark, f" {mark} ")
+        return kernels.ascii_split_whitespace(arrow.array([text])).values
 
     def _tokenize(self, words: list[str]) -> Encoded:
         """Tokenize words as one text, which is several times faster than one by one: each starts with its start."""
@@ -170,12 +178,13 @@ class SentenceEncoder:
 def _patterns() -> _Patterns:
     letters = "".join(chr(code) for code in range(_LETTERS_END) if _is_plain_letter(chr(code)))
     codes = chain.from_iterable(range(*marks) for marks in _MARKS)
-    marks = re.escape("".join(mark for mark in map(chr, codes) if starts_word(mark, chinese=False)))
+    marks = "".join(mark for mark in map(chr, codes) if starts_word(mark, chinese=False))
     return _Patterns(
-        known=re.compile(f"[ \t{letters}{marks}{_IDEOGRAPHS}]*+"),
+        known=re.compile(f"[ \t{letters}{re.escape(marks)}{_IDEOGRAPHS}]*+"),
         ascii=re.compile("[ -~\t]*+"),
-        word=re.compile(f"[{letters}]+|[{marks}{_BETWEEN}]"),
         ideograph=re.compile(f"[{_IDEOGRAPHS}]"),
+        marks=marks,
+        ascii_marks="".join(filter(str.isascii, marks)),
     )
 
 

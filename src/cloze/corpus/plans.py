@@ -41,10 +41,12 @@ class Plan:
         lengths: Ids = ends[self.rows[1:]] - ends[self.rows[:-1]] + 1  # and [CLS]
         return lengths
 
-    def example(self, number: int) -> list[list[int]]:
-        """The chunks of an example: first token, the one after the last, segment."""
-        chunks: list[list[int]] = self.chunks[self.rows[number] : self.rows[number + 1]].tolist()
-        return chunks
+    def chunks_of(self, examples: Ids) -> tuple[Ids, Ids]:
+        """The chunks of some examples one after the other (N, 3), and how many each example has (B,)."""
+        firsts = self.rows[examples]
+        counts = self.rows[examples + 1] - firsts
+        numbers = np.arange(counts.sum()) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
+        return self.chunks[numbers], counts
 
 
 def drawing(generator: np.random.Generator) -> Callable[[], float]:

@@ -32,16 +32,27 @@ def assemble(corpus: Corpus, tokenizer: Tokenizer, plan: Plan, examples: Ids, *,
     ids = np.full(shape, tokenizer.pad_id, dtype=np.int64)
     segments = np.zeros(shape, np.int64)
     free, starts = np.zeros(shape, bool), np.ones(shape, bool)
+    chunks, counts = plan.chunks_of(examples)
+    begins, stops, numbers = chunks.T
+    sizes = stops - begins
+    places = _places(sizes + 1, counts, width)
+    ends = places + sizes
+    tokens = np.arange(sizes.sum()) + np.repeat(places - (np.cumsum(sizes) - sizes), sizes)
+    ranges = list(zip(begins.tolist(), stops.tolist(), strict=True))
     ids[:, 0] = tokenizer.cls_id
-    for row, example in enumerate(examples.tolist()):
-        place = 1
-        for start, stop, segment in plan.example(example):
-            end = place + stop - start
-            ids[row, place:end] = corpus.read(start, stop)
-            ids[row, end] = tokenizer.sep_id
-            segments[row, place : end + 1] = segment
-            free[row, place:end] = True
-            if words:
-                starts[row, place + 1 : end] = corpus.word_starts(start + 1, stop)
-            place = end + 1
+    ids.reshape(-1)[tokens] = np.concatenate([corpus.read(*one) for one in ranges])
+    ids.reshape(-1)[ends] = tokenizer.sep_id
+    segments.reshape(-1)[tokens] = np.repeat(numbers, sizes)
+    segments.reshape(-1)[ends] = numbers
+    free.reshape(-1)[tokens] = True
+    if words:
+        starts.reshape(-1)[tokens] = np.concatenate([corpus.word_starts(*one) for one in ranges])
+        starts.reshape(-1)[places] = True
     return Sequences(ids, segments, plan.lengths[examples], free, starts)
+
+
+def _places(sizes: Ids, counts: Ids, width: int) -> Ids:
+    """Where each chunk starts in the flattened (B * T): the first of a row behind its ``[CLS]``, others in turn."""
+    before = np.cumsum(sizes) - sizes
+    firsts = np.cumsum(counts) - counts
+    return before + np.repeat(np.arange(len(counts)) * width + 1 - before[firsts], counts)

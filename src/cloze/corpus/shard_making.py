@@ -97,15 +97,19 @@ class _Gathered:
 
     def add(self, split: Split, paragraphs: Iterable[str]) -> None:
         """Take a document, and write what there is whenever it is enough."""
+        run = self._run(split)
         for text in paragraphs:
-            run = self._run(split)
-            sentences = [text] if not self._splits or _SINGLE.fullmatch(text) else split_sentences(text)
-            self._sentences += sentences
-            run.count += len(sentences)
+            if not self._splits or _SINGLE.fullmatch(text):
+                self._sentences.append(text)
+                run.count += 1
+            else:
+                sentences = split_sentences(text)
+                self._sentences += sentences
+                run.count += len(sentences)
             self._characters += len(text)
             if self._characters >= _ENCODED_AT_ONCE:
                 self.write()
-        run = self._run(split)
+                run = self._run(split)
         run.ends.append(run.count)
 
     def _run(self, split: Split) -> "_Run":

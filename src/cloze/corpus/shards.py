@@ -13,6 +13,7 @@ Tokens are mapped into memory, not read: opening takes no longer for long texts,
 """
 
 import hashlib
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,27 +45,32 @@ class JoinedArray:
     def __init__(self, paths: Sequence[Path], ends: NDArray[np.int64], dtype: np.dtype[Any], *, bits: bool) -> None:
         self.dtype = dtype
         self._paths = paths
-        self._ends = ends  # of each shard, in tokens
+        self._bounds: list[int] = [0, *ends.tolist()]  # of the shards, in tokens; a list is searched faster
         self._bits = bits
         self._mapped: OrderedDict[int, NDArray[Any]] = OrderedDict()
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
+        return self._bounds[-1]
 
     def __getitem__(self, place: slice) -> NDArray[Any]:
-        start, stop, step = place.indices(len(self))
+        start, stop, step = place.indices(self._bounds[-1])
         assert step == 1, "only plain ranges can be read"
-        pieces = list(self._pieces(start, max(start, stop)))
-        return pieces[0] if len(pieces) == 1 else np.concatenate([np.zeros(0, self.dtype), *pieces])
+        if start >= stop:
+            return np.zeros(0, self.dtype)
+        shard = bisect_right(self._bounds, start) - 1
+        if stop <= self._bounds[shard + 1]:
+            return self._read(shard, start, stop)
+        return np.concatenate(list(self._pieces(shard, start, stop)))
 
-    def _pieces(self, start: int, stop: int) -> Iterator[NDArray[Any]]:
-        shard = int(np.searchsorted(self._ends, start, side="right"))
+    def _pieces(self, shard: int, start: int, stop: int) -> Iterator[NDArray[Any]]:
         while start < stop:
-            end = int(self._ends[shard])
-            first = int(self._ends[shard - 1]) if shard else 0
-            piece, here = self._map(shard), (start - first, min(stop, end) - first)
-            yield unpack(piece, *here) if self._bits else piece[here[0] : here[1]]
-            start, shard = min(stop, end), shard + 1
+            end = min(stop, self._bounds[shard + 1])
+            yield self._read(shard, start, end)
+            start, shard = end, shard + 1
+
+    def _read(self, shard: int, start: int, stop: int) -> NDArray[Any]:
+        first, mapped = self._bounds[shard], self._map(shard)
+        return unpack(mapped, start - first, stop - first) if self._bits else mapped[start - first : stop - first]
 
     def _map(self, shard: int) -> NDArray[Any]:
         if shard in self._mapped:
