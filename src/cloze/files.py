@@ -11,7 +11,7 @@ import lzma
 import os
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -115,6 +115,12 @@ def replace_json(path: Path, value: Any) -> None:
     """Write a file of its own: all of it, or nothing."""
     with replaced_file(path) as temporary:
         write_json(temporary, value)
+
+
+def replace_json_lines(path: Path, rows: Iterable[Any]) -> None:
+    """Put rows into a JSONL file: the old one stays whole until the new one is."""
+    with replaced_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def read_json(path: Path, kind: type[ClozeError] = CheckpointError) -> dict[str, Any]:

@@ -2,11 +2,11 @@ import pytest
 
 from cloze.errors import DataError
 from cloze.tasks.classify import (
-    LabelSet,
     classification_examples,
     find_labels,
     regression_examples,
 )
+from cloze.tasks.labels import LabelSet
 from cloze.tasks.rows import Row
 
 

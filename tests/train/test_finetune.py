@@ -18,8 +18,9 @@ from cloze.model import Bert
 from cloze.predict import load
 from cloze.tasks.source import Source
 from cloze.text import Tokenizer
-from cloze.train.finetune import SequenceBatch, SequenceBatches, finetune
+from cloze.train.finetune import finetune
 from cloze.train.settings import FinetuneSettings
+from cloze.train.task_batches import TaskBatch, TaskBatches
 from tests.corpus.texts import WORDS
 from tests.train.made import Listener, make_bert
 from tests.train.test_pretrain import weights
@@ -121,16 +122,14 @@ def test_interrupted_and_resumed_gives_the_same_model(
 ) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     whole = finetune(source, base, tmp_path / "whole", settings=FAST)
-    at = SequenceBatches.at
+    at = TaskBatches.at
 
-    def disturbed(
-        batches: SequenceBatches, step: int, part: int = 0, parts: int = 1, progress: float = 0.0
-    ) -> SequenceBatch:
+    def disturbed(batches: TaskBatches, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch:
         if step == 2:
             os.kill(os.getpid(), signal.SIGINT)
         return at(batches, step, part, parts, progress)
 
-    monkeypatch.setattr(SequenceBatches, "at", disturbed)
+    monkeypatch.setattr(TaskBatches, "at", disturbed)
     with pytest.raises(Interrupted, match="stopped and saved at step 3"):
         finetune(source, base, tmp_path / "run", settings=FAST)
     monkeypatch.undo()

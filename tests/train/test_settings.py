@@ -26,7 +26,7 @@ def test_loop_refuses(changes: dict[str, float], message: str) -> None:
 @pytest.mark.parametrize("name", ["epochs", "batch", "length"])
 def test_finetuning_refuses_nothing_at_all(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is 0; at least 1 was expected"):
-        FinetuneSettings(**{name: 0})
+        FinetuneSettings(**{name: 0})  # type: ignore[arg-type]
 
 
 def test_pretraining_refuses_an_empty_batch() -> None:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from cloze.checkpoint.config_file import (
+    HEAD_OF,
     TaskLabels,
     read_config,
-    read_labels,
     read_layout,
     read_sentence_task,
+    read_task,
     read_task_head,
 )
 from cloze.checkpoint.names import COPIES, Layout, hugging_face_names, joined, layer_prefix, normalised
@@ -44,7 +45,8 @@ def assemble(tensors: Mapping[str, Tensor], values: dict[str, Any], path: Path) 
     state = {name: _take(name, layout, parameter, found, path) for name, parameter in model.state_dict().items()}
     model.load_state_dict(state, assign=True)
     _check_tied(tensors, layout, found, path)
-    task = read_labels(values, labels, path) if {"sequence", "token"} & set(heads) else None
+    task_heads = [head for head in heads if head in HEAD_OF.values()]
+    task = read_task(values, task_heads[0], labels, path) if task_heads else None
     return Assembled(model.eval(), task, _notes(model, layout, found))
 
 

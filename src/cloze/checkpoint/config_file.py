@@ -3,15 +3,15 @@
 A model whose tables have a width of their own is an ALBERT there, any other one a BERT.
 """
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, get_args
 
 from cloze.checkpoint.names import Layout
 from cloze.errors import CheckpointError, ConfigError
+from cloze.kinds import LongTexts, TaskKind
 from cloze.model import BertConfig, HeadName
-
-TaskKind = Literal["classify", "regress"]
 
 _NAMES = {
     "vocab_size": "vocab_size",
@@ -53,12 +53,28 @@ _HEAD_CLASSES: dict[str, HeadName] = {
 }
 
 
+# The head that each kind of task has.
+HEAD_OF: dict[TaskKind, HeadName] = {
+    "classify": "sequence",
+    "multilabel": "sequence",
+    "regress": "sequence",
+    "tag": "token",
+    "answer": "span",
+    "choose": "choice",
+}
+# What others do not know of a task, as an object of this name.
+_OWN = "cloze_task"
+
+
 @dataclass(frozen=True)
 class TaskLabels:
-    """What a fine-tuned head's outputs mean."""
+    """What a fine-tuned head's outputs mean, and how texts are to be read for it."""
 
     kind: TaskKind = "classify"
     names: tuple[str, ...] = ()
+    long_texts: LongTexts = "cut"
+    temperature: float = 1.0  # what logits are divided by before they are probabilities
+    threshold: float | None = None  # from which probability on the second of two labels, or any of several, holds
 
 
 def read_layout(values: dict[str, Any], path: Path) -> Layout:
@@ -131,16 +147,50 @@ def read_task_head(values: dict[str, Any]) -> HeadName:
     return "sequence"
 
 
-def read_labels(values: dict[str, Any], count: int, path: Path) -> TaskLabels:
-    """What ``count`` outputs of a task head are called."""
-    if values.get("problem_type") == "regression" or count == 1:
-        return TaskLabels("regress")
+def read_task(values: dict[str, Any], head: HeadName, count: int, path: Path) -> TaskLabels:
+    """What the outputs of a task head are, ``count`` of them where it labels."""
+    own = values.get(_OWN, {})
+    if not isinstance(own, dict):
+        raise CheckpointError(f"{path}: {_OWN} is {str(own)[:50]!r}; an object was expected")
+    kind = _read_kind(values, head, count)
+    return TaskLabels(
+        kind,
+        _read_names(values, count, path) if kind in ("classify", "multilabel", "tag") else (),
+        long_texts=_one_of(own.get("long_texts", "cut"), get_args(LongTexts), f"{_OWN}.long_texts", path),
+        temperature=_number(own.get("temperature", 1.0), f"{_OWN}.temperature", path) or 1.0,
+        threshold=_number(own.get("threshold"), f"{_OWN}.threshold", path),
+    )
+
+
+def _read_kind(values: dict[str, Any], head: HeadName, count: int) -> TaskKind:
+    if head == "sequence":
+        if values.get("problem_type") == "regression" or count == 1:
+            return "regress"
+        return "multilabel" if values.get("problem_type") == "multi_label_classification" else "classify"
+    return next(kind for kind, its_head in HEAD_OF.items() if its_head == head)
+
+
+def _read_names(values: dict[str, Any], count: int, path: Path) -> tuple[str, ...]:
     table = values.get("id2label") or {index: f"LABEL_{index}" for index in range(count)}
     try:
         by_index = {int(index): str(name) for index, name in table.items()}
-        return TaskLabels("classify", tuple(by_index[index] for index in range(count)))
+        return tuple(by_index[index] for index in range(count))
     except (AttributeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path}: id2label does not name the {count} labels that the head has") from error
+
+
+def _one_of(value: Any, known: tuple[str, ...], name: str, path: Path) -> Any:
+    if value not in known:
+        raise CheckpointError(f"{path}: {name} is {str(value)[:50]!r}; expected one of {', '.join(known)}")
+    return value
+
+
+def _number(value: Any, name: str, path: Path) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+        raise CheckpointError(f"{path}: {name} is {str(value)[:50]!r}; a positive number was expected")
+    return float(value)
 
 
 def write_config(config: BertConfig, heads: tuple[HeadName, ...], task: TaskLabels | None) -> dict[str, Any]:
@@ -161,14 +211,25 @@ def write_config(config: BertConfig, heads: tuple[HeadName, ...], task: TaskLabe
     for sentence_task in ("nsp", "sop"):
         if sentence_task in heads and sentence_task != _USUAL_TASK[layout]:
             values[_SENTENCE_TASK] = sentence_task
-    if task is not None and task.kind == "regress":
+    return values if task is None else values | _task_values(task)
+
+
+def _task_values(task: TaskLabels) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if task.kind == "regress":
         values |= {"problem_type": "regression", "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    elif task is not None:
+    elif task.names:
         values["id2label"] = {str(index): name for index, name in enumerate(task.names)}
         values["label2id"] = {name: index for index, name in enumerate(task.names)}
-        if "sequence" in heads:
-            values["problem_type"] = "single_label_classification"
-    return values
+    if task.kind in ("classify", "multilabel"):
+        values["problem_type"] = f"{'single' if task.kind == 'classify' else 'multi'}_label_classification"
+    usual = TaskLabels()
+    own = {
+        name: getattr(task, name)
+        for name in ("long_texts", "temperature", "threshold")
+        if getattr(task, name) != getattr(usual, name)
+    }
+    return values | ({_OWN: own} if own else {})
 
 
 def _class_name(heads: tuple[HeadName, ...], layout: Layout) -> str:

@@ -34,7 +34,8 @@ COMMANDS = {
     "audit": ("cloze.cli.audit", "Check the examples that a pre-training would see: masks, words, pairs."),
     "plan": ("cloze.cli.pretraining", "Say what a pre-training will take: memory, time, the loss to expect."),
     "pretrain": ("cloze.cli.pretraining", "Pre-train a model on a prepared corpus, from scratch or further."),
-    "finetune": ("cloze.cli.training", "Fine-tune a model on a task."),
+    "finetune": ("cloze.cli.training", "Fine-tune a model on a task: one run, or a search over several."),
+    "adapt": ("cloze.cli.adapting", "Let a model read a field's text and a task's own, then fine-tune and compare."),
     "evaluate": (
         "cloze.cli.training",
         "Score a model: the official metrics of tasks, or its masked-word loss on a text.",

@@ -168,6 +168,11 @@ def _with_pair(inputs: Inputs, pair: str) -> Inputs:
 
 def _answers(model: "Model", inputs: Inputs, every_label: bool) -> list[dict[str, object]]:
     """What the model's head says to each text: a number, or a label with its probability."""
+    if model.task is not None and model.task.kind == "multilabel":
+        return [
+            {"labels": "|".join(one.labels)} | ({"probabilities": dict(one.probabilities)} if every_label else {})
+            for one in model.classify_all(inputs.texts, inputs.pairs)
+        ]
     if model.task is not None and model.task.kind == "regress":
         return [{"value": float(value)} for value in model.regress(inputs.texts, inputs.pairs)]
     return [

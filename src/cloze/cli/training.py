@@ -1,5 +1,7 @@
 """``cloze finetune`` and ``evaluate``."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -7,9 +9,10 @@ from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_results, print_table
 from cloze.cli.outputs import write_rows
+from cloze.cli.searches import print_search
 from cloze.errors import ConfigError
 from cloze.tasks.source import OnBadRow, Source
-from cloze.train.settings import BlankSettings, FinetuneSettings
+from cloze.train.settings import BlankSettings, FinetuneSettings, SearchSettings
 
 Place = Annotated[Machine, Parameter(name="*")]
 HERE = Machine()
@@ -29,6 +32,7 @@ def finetune(
     label: str = "label",
     on_bad_row: OnBadRow | None = None,
     fresh: bool = False,
+    search: Annotated[SearchSettings, Parameter(name="*")] = SearchSettings(),  # noqa: B008 (frozen)
     settings: Annotated[FinetuneSettings, Parameter(name="*")] = FinetuneSettings(),  # noqa: B008 (frozen)
     machine: Place = HERE,
     json: bool = False,
@@ -46,12 +50,26 @@ def finetune(
         fresh: Start over, forgetting what is in the run's folder.
         json: Print JSON.
     """
-    from cloze.train.finetune import finetune as run
-
     source = Source(task, data, dev, text, pair, label, on_bad_row)
     with Reporter() as reporter:
+        run = _choose(task, search)
         folder = run(source, model, out, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
-    print_results(folder, json)
+    print_search(folder, json) if task == "glue" or search.several else print_results(folder, json)
+
+
+def _choose(task: str, how: SearchSettings) -> Callable[..., Path]:
+    """One run, a search over several, or all of GLUE."""
+    if task == "glue":
+        from cloze.train.benchmark_suite import finetune_glue
+
+        return partial(finetune_glue, how=how)
+    if how.several:
+        from cloze.train.search import search
+
+        return partial(search, how=how)
+    from cloze.train.finetune import finetune
+
+    return finetune
 
 
 def evaluate(
@@ -86,8 +104,8 @@ def evaluate(
         on_bad_row: stop, or skip and count.
         json: Print JSON.
     """
-    from cloze.files import replace_json
     from cloze.predict import evaluate as run
+    from cloze.predict import write_report
 
     if task == "mlm":
         _evaluate_blanks(data, model, out, blanks, machine, json)
@@ -97,8 +115,7 @@ def evaluate(
     source = Source(task, data[0], None, text, pair, label, on_bad_row)
     evaluation = run(model, source, split=split, device=machine.use())
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        replace_json(out / "eval_results.json", evaluation.results())
+        write_report(evaluation, out)
         told = zip(evaluation.places, evaluation.predictions, strict=True)
         write_rows(out / "predictions.tsv", [{"row": place, "prediction": answer} for place, answer in told])
     if json:

@@ -55,4 +55,5 @@ def _places(sizes: Ids, counts: Ids, width: int) -> Ids:
     """Where each chunk starts in the flattened (B * T): the first of a row behind its ``[CLS]``, others in turn."""
     before = np.cumsum(sizes) - sizes
     firsts = np.cumsum(counts) - counts
-    return before + np.repeat(np.arange(len(counts)) * width + 1 - before[firsts], counts)
+    places: Ids = before + np.repeat(np.arange(len(counts)) * width + 1 - before[firsts], counts)
+    return places

@@ -20,7 +20,7 @@ from cloze.files import replace_json
 from cloze.model import Bert, preset
 from cloze.predict import Evaluation, Model, evaluate, load
 from cloze.progress import Progress
-from cloze.tasks.classify import LabelSet
+from cloze.tasks.labels import LabelSet
 from cloze.tasks.metrics import confusion
 from cloze.tasks.source import Source
 from cloze.text import Tokenizer

@@ -1,12 +1,17 @@
-"""The losses of pre-training (appendix A.2 of the paper, and those of ALBERT and SpanBERT) and of the sequence tasks.
+"""The losses of pre-training (appendix A.2 of the paper, and those of ALBERT and SpanBERT) and of the tasks.
 
-Dimensions: B sequences, T tokens, H hidden size, V vocabulary, M chosen positions in the batch.
+Dimensions: B sequences, T tokens, H hidden size, V vocabulary, M chosen positions in the batch; N rows of a task.
 """
 
-from torch import Tensor
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 from cloze.model.bert import Bert, HeadName
+
+IGNORED = -100  # a target where nothing is asked, as PyTorch has it
 
 
 def masked_word_logits(model: Bert, last: Tensor, positions: Tensor) -> Tensor:
@@ -56,8 +61,41 @@ def _pair_loss(model: Bert, head: HeadName, last: Tensor, labels: Tensor, total:
     return summed / (len(labels) if total is None else total), logits
 
 
-def sequence_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy for labels, squared error for numbers: (B, labels) against (B,)."""
-    if targets.is_floating_point():
-        return functional.mse_loss(logits.squeeze(-1).float(), targets)
-    return functional.cross_entropy(logits.float(), targets)
+def task_logits(model: Bert, head: HeadName, last: Tensor, sizes: Sequence[int]) -> Tensor:
+    """What a task head says, with the alternatives in the last dimension.
+
+    ``sizes`` tells how many rows of the batch belong to each item: the options of a choice, one elsewhere.
+
+    - sequence: (N, labels)
+    - token: (N, T, labels)
+    - span: (N, 2, T), the places of start and end
+    - choice: (items, most options), those that an item has not at minus infinity
+    """
+    if head == "token":
+        return model.heads["token"](last)  # type: ignore[no-any-return]
+    if head == "span":
+        return torch.stack(model.heads["span"](last), 1)
+    said: Tensor = model.heads[head](model.pooled(last))
+    if head == "sequence":
+        return said
+    return nn.utils.rnn.pad_sequence(
+        list(torch.split(said, list(sizes))), batch_first=True, padding_value=float("-inf")
+    )
+
+
+def task_loss(logits: Tensor, targets: Tensor, total: int, weights: Tensor | None = None) -> Tensor:
+    """A part's share of the loss of a batch that has ``total`` targets: the shares of all parts add up to their mean.
+
+    Indices are one of the alternatives each (``IGNORED``: none is asked), numbers (N,) are squared errors, and numbers
+    (N, labels) are yes or no for each label. ``weights`` says how much each label counts.
+    """
+    if not targets.is_floating_point():
+        flat, wanted = logits.float().flatten(0, -2), targets.flatten()
+        summed = functional.cross_entropy(flat, wanted, weights, ignore_index=IGNORED, reduction="sum")
+    elif targets.ndim == 1:
+        summed = functional.mse_loss(logits.squeeze(-1).float(), targets, reduction="sum")
+    else:
+        summed = functional.binary_cross_entropy_with_logits(
+            logits.float(), targets, pos_weight=weights, reduction="sum"
+        )
+    return summed / max(1, total)

@@ -23,11 +23,13 @@ from cloze.checkpoint import (
     save_folder,
 )
 from cloze.errors import ConfigError, RequestError, did_you_mean
+from cloze.kinds import LongTexts
 from cloze.model import Bert, EncoderOutput, HeadName
 from cloze.predict.batching import Batch, collate, run_batched
+from cloze.predict.labels import chosen_classes, chosen_labels, probabilities
 from cloze.predict.pooling import POOL
-from cloze.predict.results import Attention, Filled, Label
-from cloze.text import Encoding, Tokenizer
+from cloze.predict.results import Attention, Filled, Label, Labels
+from cloze.text import Encoding, Tokenizer, encode_long
 
 logger = logging.getLogger("cloze")
 
@@ -186,15 +188,23 @@ class Model:
         """The label of each text, with the probability of every label."""
         task = self._need_task("classify")
         rows = self.logits(texts, pairs)
-        exponents = np.exp(rows - rows.max(-1, keepdims=True, initial=-np.inf))
-        probabilities = exponents / exponents.sum(-1, keepdims=True)
+        found = zip(probabilities(task, rows), chosen_classes(task, rows), strict=True)
         return [
-            Label(
-                task.names[int(row.argmax())],
-                float(row.max()),
+            Label(task.names[chosen], float(row[chosen]), dict(zip(task.names, row.tolist(), strict=True)))
+            for row, chosen in found
+        ]
+
+    def classify_all(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Labels]:
+        """All labels that hold for each text, for models trained on any number of them."""
+        task = self._need_task("multilabel")
+        rows = self.logits(texts, pairs)
+        found = zip(probabilities(task, rows), chosen_labels(task, rows), strict=True)
+        return [
+            Labels(
+                tuple(name for name, holds in zip(task.names, flags, strict=True) if holds),
                 dict(zip(task.names, row.tolist(), strict=True)),
             )
-            for row in probabilities
+            for row, flags in found
         ]
 
     def regress(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
@@ -204,35 +214,41 @@ class Model:
 
     @torch.inference_mode()
     def logits(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
-        """The sequence head's raw outputs, (N, labels)."""
+        """The sequence head's raw outputs, (N, labels); of a text that is read in windows, their mean."""
         self._need("sequence")
 
         def step(batch: Batch) -> list[Floats]:
             last = self.bert(batch.ids, batch.segments, batch.mask).last
             return list(self.bert.heads["sequence"](self.bert.pooled(last)).float().cpu().numpy())
 
-        rows = self._run(self._encode(texts, pairs), step)
-        return np.stack(rows) if rows else np.zeros((0, self.bert.labels), np.float32)
+        windows = self._encode_long(texts, pairs, self.task.long_texts if self.task else "cut")
+        rows = self._run([window for text in windows for window in text], step)
+        if not rows:
+            return np.zeros((0, self.bert.labels), np.float32)
+        starts = np.cumsum([0, *map(len, windows[:-1])])
+        counts = np.array([len(text) for text in windows], np.float32)
+        return (np.add.reduceat(np.stack(rows), starts) / counts[:, None]).astype(np.float32)
 
     # -- shared steps ------------------------------------------------------------------------------------------------
 
     def _encode(self, texts: Sequence[str], pairs: Sequence[str] | None) -> list[Encoding]:
+        return [encoding for (encoding,) in self._encode_long(texts, pairs, "cut")]
+
+    def _encode_long(self, texts: Sequence[str], pairs: Sequence[str] | None, how: LongTexts) -> list[list[Encoding]]:
+        """The sequences of each text; it is told how many texts lost something."""
         if isinstance(texts, str) or isinstance(pairs, str):
             raise RequestError("one text was given where a list of texts was expected; put it into a list")
         if pairs is not None and len(pairs) != len(texts):
             raise RequestError(f"{len(texts)} texts, but {len(pairs)} pairs; one for each was expected")
         if pairs is not None and self.bert.config.segments < 2:
             raise RequestError("this model tells no second text from a first (it has one segment); give single texts")
-        encodings = self.tokenizer.encode_batch(texts, pairs)
-        cut = sum(encoding.dropped > 0 for encoding in encodings)
+        encoded = encode_long(self.tokenizer, texts, pairs, how)
+        cut = sum(windows[0].dropped > 0 for windows in encoded)
         if cut:
             logger.warning(
-                "%d of %d texts are longer than %d tokens and were cut",
-                cut,
-                len(encodings),
-                self.tokenizer.max_length,
+                "%d of %d texts are longer than %d tokens and were cut", cut, len(encoded), self.tokenizer.max_length
             )
-        return encodings
+        return encoded
 
     def _collate(self, encodings: Sequence[Encoding]) -> Batch:
         return collate(encodings, self.tokenizer.pad_id, self.device)

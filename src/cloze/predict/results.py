@@ -25,6 +25,14 @@ class Label:
 
 
 @dataclass(frozen=True)
+class Labels:
+    """All labels that hold for a text, and the probability of every label."""
+
+    labels: tuple[str, ...]
+    probabilities: Mapping[str, float]
+
+
+@dataclass(frozen=True)
 class Attention:
     """Who attends to whom: ``weights[layer, head, from, to]``, each row summing to one."""
 

@@ -1,62 +1,44 @@
-"""Rows -> examples with targets, for classification and regression of single texts and of pairs.
+"""Rows -> examples with targets, for one label a text, several, or a number; of single texts and of pairs.
 
-The label of a class becomes its index (``LabelSet``), the label of a regression a finite number. Training
-reads the labels off its own rows, or takes those that the task fixes; every other split is held to them.
+The label of a class becomes its index, several become a yes or no for each label, the label of a regression a finite
+number. Training reads the labels off its own rows, or takes those that the task fixes; every other split is held to
+them.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from cloze.errors import DataError, did_you_mean
+from cloze.errors import DataError
+from cloze.kinds import LongTexts
 from cloze.lines import RowError
-from cloze.tasks.rows import Row
+from cloze.tasks.items import Item
+from cloze.tasks.labels import LabelSet, sorted_labels
+from cloze.tasks.rows import SEVERAL, Row
 from cloze.tasks.source import OnBadRow
+from cloze.text import Tokenizer, encode_long
 
-Target = TypeVar("Target", int, float)
-
-
-@dataclass(frozen=True)
-class LabelSet:
-    """The classes of a task in the order of a model's outputs."""
-
-    names: tuple[str, ...]
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    @cached_property
-    def indices(self) -> dict[str, int]:
-        """Label -> index."""
-        return {name: index for index, name in enumerate(self.names)}
-
-    def index(self, row: Row) -> int:
-        """Return the index of a row's label."""
-        label = _label_of(row)
-        if label not in self.indices:
-            known = did_you_mean(label, self.names)
-            raise RowError(f"{row.place}: label {label!r} is not among the {len(self)} labels of training{known}")
-        return self.indices[label]
+Target = TypeVar("Target", int, float, tuple[float, ...])
+Targets = Sequence[Any]  # of one kind: indices, numbers, or a yes or no for each label
 
 
 @dataclass(frozen=True)
-class Examples:
+class LabelledTexts:
     """What a model is trained, scored or asked on; ``targets`` is None where the rows bear no labels."""
 
     texts: list[str]
     pairs: list[str] | None
-    targets: list[int] | list[float] | None
+    targets: Targets | None
     places: list[str]
-    skipped: int = 0  # rows whose label could not be used; those that could not be read are their file's
+    skipped: int = 0  # rows that could not be used
 
     def __len__(self) -> int:
         return len(self.texts)
 
-    def select(self, indices: Sequence[int]) -> "Examples":
+    def select(self, indices: Sequence[int]) -> "LabelledTexts":
         """Return the examples at these indices, in their order."""
-        return Examples(
+        return LabelledTexts(
             texts=[self.texts[index] for index in indices],
             pairs=None if self.pairs is None else [self.pairs[index] for index in indices],
             targets=None if self.targets is None else [self.targets[index] for index in indices],
@@ -64,28 +46,41 @@ class Examples:
             skipped=self.skipped,
         )
 
+    def documents(self) -> list[list[str]]:
+        """The texts of each row."""
+        if self.pairs is None:
+            return [[text] for text in self.texts]
+        return [list(both) for both in zip(self.texts, self.pairs, strict=True)]
+
 
 def find_labels(rows: Iterable[Row]) -> LabelSet:
-    """Collect the labels of training rows: sorted, by value if all are integers."""
-    found = {_label_of(row) for row in rows}
-    if len(found) < 2:
-        raise DataError(
-            f"all training rows have the same label ({', '.join(found)}); expected at least 2 labels: "
-            "check the label column"
-        )
-    return LabelSet(tuple(sorted(found, key=int) if _all_integers(found) else sorted(found)))
+    """Collect the labels of training rows."""
+    return sorted_labels(_label_of(row) for row in rows)
 
 
-def classification_examples(rows: Iterable[Row], labels: LabelSet, on_bad_row: OnBadRow = "stop") -> Examples:
+def find_several_labels(rows: Iterable[Row]) -> LabelSet:
+    """Collect the labels of training rows that bear any number of them."""
+    return sorted_labels((label for row in rows for label in _labels_of(row)), fewest=1)
+
+
+def classification_examples(rows: Iterable[Row], labels: LabelSet, on_bad_row: OnBadRow = "stop") -> LabelledTexts:
     """Turn rows into texts and class indices."""
-    kept, targets, skipped = _with_targets(rows, labels.index, on_bad_row)
-    return _examples(kept, targets, skipped)
+    return _examples(rows, lambda row: labels.index(_label_of(row), row.place), on_bad_row)
 
 
-def regression_examples(rows: Iterable[Row], on_bad_row: OnBadRow = "stop") -> Examples:
+def several_labels_examples(rows: Iterable[Row], labels: LabelSet, on_bad_row: OnBadRow = "stop") -> LabelledTexts:
+    """Turn rows into texts and, for each label, 1.0 or 0.0."""
+
+    def flags(row: Row) -> tuple[float, ...]:
+        chosen = {labels.index(label, row.place) for label in _labels_of(row)}
+        return tuple(float(index in chosen) for index in range(len(labels)))
+
+    return _examples(rows, flags, on_bad_row)
+
+
+def regression_examples(rows: Iterable[Row], on_bad_row: OnBadRow = "stop") -> LabelledTexts:
     """Turn rows into texts and numbers."""
-    kept, targets, skipped = _with_targets(rows, parse_number, on_bad_row)
-    return _examples(kept, targets, skipped)
+    return _examples(rows, parse_number, on_bad_row)
 
 
 def parse_number(row: Row) -> float:
@@ -100,9 +95,16 @@ def parse_number(row: Row) -> float:
     return number
 
 
-def _with_targets(
-    rows: Iterable[Row], target_of: Callable[[Row], Target], on_bad_row: OnBadRow
-) -> tuple[list[Row], list[Target], int]:
+def sequence_items(examples: LabelledTexts, tokenizer: Tokenizer, long: LongTexts) -> list[Item]:
+    """What a model trains on: a text each, or each window of a long one, with the text's target."""
+    assert examples.targets is not None, "training rows have labels"
+    encoded = encode_long(tokenizer, examples.texts, examples.pairs, long)
+    return [
+        Item((window,), target) for windows, target in zip(encoded, examples.targets, strict=True) for window in windows
+    ]
+
+
+def _examples(rows: Iterable[Row], target_of: Callable[[Row], Target], on_bad_row: OnBadRow) -> LabelledTexts:
     """Keep the rows whose target is good, with the targets and the number of the others."""
     kept: list[Row] = []
     targets: list[Target] = []
@@ -117,18 +119,8 @@ def _with_targets(
             continue
         kept.append(row)
         targets.append(target)
-    return kept, targets, skipped
-
-
-def _examples(rows: Sequence[Row], targets: list[int] | list[float] | None, skipped: int) -> Examples:
-    pairs = [row.pair for row in rows if row.pair is not None]
-    return Examples(
-        texts=[row.text for row in rows],
-        pairs=pairs or None,
-        targets=targets,
-        places=[row.place for row in rows],
-        skipped=skipped,
-    )
+    pairs = [row.pair for row in kept if row.pair is not None]
+    return LabelledTexts([row.text for row in kept], pairs or None, targets, [row.place for row in kept], skipped)
 
 
 def _label_of(row: Row) -> str:
@@ -137,8 +129,5 @@ def _label_of(row: Row) -> str:
     return row.label
 
 
-def _all_integers(labels: set[str]) -> bool:
-    try:
-        return len({int(label) for label in labels}) == len(labels)  # "1" and "01" are two labels
-    except ValueError:
-        return False
+def _labels_of(row: Row) -> list[str]:
+    return [label for part in _label_of(row).split(SEVERAL) if (label := part.strip())]

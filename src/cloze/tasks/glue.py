@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloze.errors import ConfigError, DataError, did_you_mean
-from cloze.tasks.classify import LabelSet
+from cloze.tasks.labels import LabelSet
 from cloze.tasks.rows import RowFile, read_rows
 from cloze.tasks.source import OnBadRow
 
@@ -118,8 +118,10 @@ def read_glue(task: str | GlueTask, folder: Path, split: str, on_bad_row: OnBadR
     task = find_glue_task(task) if isinstance(task, str) else task
     if split not in task.files:
         raise ConfigError(f"{task.name} has no split {split!r}{did_you_mean(split, task.files)}")
+    path = find_split(task, Path(folder), split)
+    assert path is not None, "a missing file is refused"
     return read_rows(
-        find_split(task, Path(folder), split),
+        path,
         text=task.text,
         pair=task.pair,
         label=None if split.startswith("test") else task.label,
@@ -128,8 +130,8 @@ def read_glue(task: str | GlueTask, folder: Path, split: str, on_bad_row: OnBadR
     )
 
 
-def find_split(task: GlueTask, folder: Path, split: str) -> Path:
-    """Return the file of a split, plain or compressed."""
+def find_split(task: GlueTask, folder: Path, split: str, *, missing_ok: bool = False) -> Path | None:
+    """Return the file of a split, plain or compressed; None if it may be missing and is."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; expected the GLUE folder, or its {task.folder} inside")
     own = folder / task.folder
@@ -138,4 +140,6 @@ def find_split(task: GlueTask, folder: Path, split: str) -> Path:
     for path in (plain, Path(f"{plain}.xz"), Path(f"{plain}.gz")):
         if path.is_file():
             return path
+    if missing_ok:
+        return None
     raise DataError(f"{home} has no {plain.name} (nor .xz, .gz of it); expected {task.folder} of GLUE as published")

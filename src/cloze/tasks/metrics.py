@@ -7,11 +7,13 @@ every pair has learned nothing. F1 without a positive case, told or true, counts
 import math
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from cloze.errors import ConfigError, DataError, did_you_mean
-from cloze.tasks.classify import LabelSet
+from cloze.tasks.labels import LabelSet
 
-Numbers = Sequence[int] | Sequence[float]
+# Indices of classes, numbers, or a yes or no for each label.
+Numbers = Sequence[Any]
 
 CLASSIFICATION_METRICS = ("accuracy", "macro_f1")
 REGRESSION_METRICS = ("pearson", "spearman", "mse")
@@ -19,7 +21,7 @@ REGRESSION_METRICS = ("pearson", "spearman", "mse")
 
 def accuracy(targets: Numbers, predictions: Numbers) -> float:
     """Share of predictions that equal their target."""
-    return sum(target == told for target, told in zip(targets, predictions, strict=True)) / len(targets)
+    return float(sum(target == told for target, told in zip(targets, predictions, strict=True)) / len(targets))
 
 
 def f1(targets: Numbers, predictions: Numbers) -> float:
@@ -34,6 +36,13 @@ def macro_f1(targets: Numbers, predictions: Numbers) -> float:
     from sklearn.metrics import f1_score
 
     return float(f1_score(targets, predictions, average="macro", zero_division=0))
+
+
+def micro_f1(targets: Numbers, predictions: Numbers) -> float:
+    """F1 over all labels of all rows at once, where a row may have several."""
+    from sklearn.metrics import f1_score
+
+    return float(f1_score(targets, predictions, average="micro", zero_division=0))
 
 
 def matthews(targets: Numbers, predictions: Numbers) -> float:
@@ -59,18 +68,19 @@ def spearman(targets: Numbers, predictions: Numbers) -> float:
 
 def mse(targets: Numbers, predictions: Numbers) -> float:
     """Mean squared error."""
-    return sum((target - told) ** 2 for target, told in zip(targets, predictions, strict=True)) / len(targets)
+    return float(sum((target - told) ** 2 for target, told in zip(targets, predictions, strict=True)) / len(targets))
 
 
 def mae(targets: Numbers, predictions: Numbers) -> float:
     """Mean absolute error."""
-    return sum(abs(target - told) for target, told in zip(targets, predictions, strict=True)) / len(targets)
+    return float(sum(abs(target - told) for target, told in zip(targets, predictions, strict=True)) / len(targets))
 
 
 METRICS: dict[str, Callable[[Numbers, Numbers], float]] = {
     "accuracy": accuracy,
     "f1": f1,
     "macro_f1": macro_f1,
+    "micro_f1": micro_f1,
     "matthews": matthews,
     "pearson": pearson,
     "spearman": spearman,
@@ -89,7 +99,7 @@ def score(metrics: Sequence[str], targets: Numbers, predictions: Numbers) -> dic
     if not targets:
         raise DataError("there is nothing to score: 0 rows; expected at least one with a label")
     for index, value in enumerate(predictions):
-        if not math.isfinite(value):
+        if not all(map(math.isfinite, value if isinstance(value, tuple) else (value,))):
             raise DataError(f"prediction {index + 1} is {value}; expected a finite number: check the model's training")
     return {name: METRICS[name](targets, predictions) for name in metrics}
 

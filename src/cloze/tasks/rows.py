@@ -14,6 +14,9 @@ from cloze.lines import RowError
 from cloze.tasks.source import OnBadRow
 from cloze.tasks.tables import Record, Table, open_table
 
+# Between the labels of a row that bears several: a list in JSON or Parquet, else a text such as "sports|politics".
+SEVERAL = "|"
+
 
 @dataclass(frozen=True)
 class Row:
@@ -33,6 +36,7 @@ class Columns:
     text: str
     pair: str | None = None
     label: str | None = None
+    several: bool = False  # a row may bear any number of labels
 
     def names(self) -> list[str]:
         """The columns that must be there."""
@@ -94,11 +98,12 @@ def read_rows(
     text: str,
     pair: str | None = None,
     label: str | None = None,
+    several: bool = False,
     on_bad_row: OnBadRow = "stop",
     header: Sequence[str] | None = None,
 ) -> RowFile:
     """Open a CSV, TSV, JSONL or Parquet file by column names; ``header`` is for a file without one."""
-    return RowFile(Path(path), Columns(text, pair, label), header, on_bad_row)
+    return RowFile(Path(path), Columns(text, pair, label, several), header, on_bad_row)
 
 
 def make_row(record: Record, columns: Columns) -> Row:
@@ -110,7 +115,7 @@ def make_row(record: Record, columns: Columns) -> Row:
         place=record.place,
         text=_text_of(record, columns.text),
         pair=None if columns.pair is None else _text_of(record, columns.pair),
-        label=None if columns.label is None else _label_of(record, columns.label),
+        label=None if columns.label is None else _label_of(record, columns.label, columns.several),
         fields=record.cells,
     )
 
@@ -129,14 +134,16 @@ def _text_of(record: Record, name: str) -> str:
     return value
 
 
-def _label_of(record: Record, name: str) -> str:
+def _label_of(record: Record, name: str, several: bool) -> str:
     value = record.cells[name]
+    if several and isinstance(value, list) and all(isinstance(label, str) for label in value):
+        return SEVERAL.join(value)
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str | int | float):
         raise RowError(f"{record.place}: {name!r} is {value!r:.40}; expected a text or a number")
     label = str(value).strip()
-    if not label:
+    if not label and not several:
         raise RowError(f"{record.place}: {name!r} is empty; label the row, or pass --on-bad-row skip")
     return label
 

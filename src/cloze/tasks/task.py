@@ -1,30 +1,43 @@
-"""A task by name: which rows, which labels, which metrics, for GLUE's folders and for anybody's own files."""
+"""A task by name: which rows, which labels, which metrics, for published files and for anybody's own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from functools import partial
 
 from cloze.errors import ConfigError, DataError, did_you_mean
-from cloze.tasks.classify import Examples, LabelSet, classification_examples, find_labels, regression_examples
-from cloze.tasks.glue import ALIASES, GLUE, find_glue_task, read_glue
-from cloze.tasks.rows import RowFile, read_rows
+from cloze.kinds import TaskKind
+from cloze.tasks.glue import ALIASES, GLUE
+from cloze.tasks.items import Examples
+from cloze.tasks.labels import LabelSet
+from cloze.tasks.sequences import read_glue_task, read_own_texts
 from cloze.tasks.source import Source
+from cloze.tasks.spec import TaskSpec
 
-Kind = Literal["classify", "regress"]
-GENERIC: dict[str, tuple[Kind, tuple[str, ...]]] = {
-    "classify": ("classify", ("accuracy", "macro_f1")),
-    "regress": ("regress", ("pearson", "spearman", "mse")),
+OWN: dict[str, TaskSpec] = {
+    "classify": TaskSpec("classify", ("accuracy", "macro_f1"), partial(read_own_texts, "classify"), published=False),
+    "multilabel": TaskSpec(
+        "multilabel", ("micro_f1", "macro_f1"), partial(read_own_texts, "multilabel"), published=False
+    ),
+    "regress": TaskSpec("regress", ("pearson", "spearman", "mse"), partial(read_own_texts, "regress"), published=False),
 }
-TASK_NAMES = (*GENERIC, *GLUE)
+PUBLISHED: dict[str, TaskSpec] = {
+    name: TaskSpec(
+        "regress" if task.labels is None else "classify",
+        (task.main, *(metric for metric in task.metrics if metric != task.main)),
+        partial(read_glue_task, task),
+    )
+    for name, task in GLUE.items()
+}
+TASKS = OWN | PUBLISHED
 # Without a dev file, this share of the training rows stands in for one.
 DEV_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class TaskData:
-    """Rows with targets; ``labels`` is None for regression."""
+    """Rows with targets; ``labels`` is None where the kind has none."""
 
-    kind: Kind
+    kind: TaskKind
     metrics: tuple[str, ...]  # the first is the one that counts
     labels: LabelSet | None
     train: Examples
@@ -32,61 +45,42 @@ class TaskData:
     notes: tuple[str, ...] = ()
 
 
-def task_metrics(name: str) -> tuple[Kind, tuple[str, ...]]:
-    """A task's kind, and its metrics with the main one first."""
-    if name in GENERIC:
-        return GENERIC[name]
-    if name.lower() not in GLUE and name.lower() not in ALIASES:
-        raise ConfigError(f"unknown task {name!r}{did_you_mean(name, TASK_NAMES)}")
-    task = find_glue_task(name)
-    others = tuple(metric for metric in task.metrics if metric != task.main)
-    return ("regress" if task.labels is None else "classify"), (task.main, *others)
+def find_task(name: str) -> TaskSpec:
+    """The task of that name, in any case."""
+    key = ALIASES.get(name.lower(), name.lower())
+    if key not in TASKS:
+        raise ConfigError(f"unknown task {name!r}{did_you_mean(name, TASKS)}")
+    return TASKS[key]
 
 
-def read_task(source: Source) -> TaskData:
-    """Read the rows for training, and those for scoring it."""
-    kind, metrics = task_metrics(source.task)
-    rows = _rows(source, "train")
-    labels = None
-    if kind == "classify":
-        labels = find_labels(rows) if source.task in GENERIC else find_glue_task(source.task).labels
-    train = _examples(rows, labels, source)
-    notes = _skipped(rows, train)
-    if source.task in GENERIC and source.dev is None:
-        train, dev = _split(train)
-        notes += (f"no --dev file: {len(dev)} of the training rows, every tenth, are kept for scoring",)
+def read_task(source: Source, *, part: bool = True) -> TaskData:
+    """Read the rows for training, and those for scoring it.
+
+    Own rows without a dev file are parted, every tenth being kept for scoring; or not, and then ``dev`` is all of them.
+    """
+    spec = find_task(source.task)
+    train, labels = spec.read(source, "train", None)
+    notes = _skipped("training", train)
+    if not spec.published and source.dev is None:
+        dev = train
+        if part:
+            train, dev = _split(train)
+            notes += (f"no --dev file: {len(dev)} of the training rows, every tenth, are kept for scoring",)
     else:
-        dev_rows = _rows(source, "dev")
-        dev = _examples(dev_rows, labels, source)
-        notes += _skipped(dev_rows, dev)
-    return TaskData(kind, metrics, labels, train, dev, notes)
+        dev, _ = spec.read(source, "dev", labels)
+        notes += _skipped("dev", dev)
+    return TaskData(spec.kind, spec.metrics, labels, train, dev, notes)
 
 
 def read_examples(source: Source, labels: Sequence[str] | None, split: str = "dev") -> Examples:
-    """Read rows to score a model on; ``labels`` are the model's own, None for regression."""
-    rows = _rows(replace(source, dev=source.data) if source.task in GENERIC else source, split)
-    return _examples(rows, None if labels is None else LabelSet(tuple(labels)), source)
+    """Read rows to score a model on; ``labels`` are the model's own, None where its kind has none."""
+    known = None if labels is None else LabelSet(tuple(labels))
+    spec = find_task(source.task)
+    return spec.read(source, split if spec.published else "train", known).examples
 
 
-def _rows(source: Source, split: str) -> RowFile:
-    if source.task not in GENERIC:
-        return read_glue(source.task, source.data, split, source.on_bad_row)
-    path = source.data if split == "train" or source.dev is None else source.dev
-    return read_rows(
-        path, text=source.text, pair=source.pair, label=source.label, on_bad_row=source.on_bad_row or "stop"
-    )
-
-
-def _examples(rows: RowFile, labels: LabelSet | None, source: Source) -> Examples:
-    on_bad_row = source.on_bad_row or "stop"
-    if labels is None:
-        return regression_examples(rows, on_bad_row)
-    return classification_examples(rows, labels, on_bad_row)
-
-
-def _skipped(rows: RowFile, examples: Examples) -> tuple[str, ...]:
-    count = rows.skipped + examples.skipped
-    return (f"{rows.path}: {count} bad rows were skipped",) if count else ()
+def _skipped(name: str, examples: Examples) -> tuple[str, ...]:
+    return (f"{examples.skipped} bad {name} rows were skipped",) if examples.skipped else ()
 
 
 def _split(examples: Examples) -> tuple[Examples, Examples]:

@@ -39,6 +39,20 @@ class Pieces:
     unread: int = 0
     marks: list[Mark | None] | None = None
 
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def cut(self, start: int, stop: int) -> "Pieces":
+        """A stretch of the tokens."""
+        marks = None if self.marks is None else self.marks[start:stop]
+        return Pieces(self.ids[start:stop], self.offsets[start:stop], self.unread, marks)
+
+    def __add__(self, other: "Pieces") -> "Pieces":
+        marks = None
+        if self.marks is not None or other.marks is not None:
+            marks = [*(self.marks or [None] * len(self)), *(other.marks or [None] * len(other))]
+        return Pieces(self.ids + other.ids, self.offsets + other.offsets, self.unread + other.unread, marks)
+
 
 @dataclass(frozen=True)
 class Encoding:

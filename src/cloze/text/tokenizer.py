@@ -135,6 +135,14 @@ class Tokenizer:
         seconds = self._encode_texts(pairs, budget, read_mask)
         return [self._assemble(both, budget, special) for both in zip(firsts, seconds, strict=True)]
 
+    def assemble(self, *parts: Pieces) -> Encoding:
+        """One sequence of texts that were read before, or of stretches of them; what is too long is truncated."""
+        return self._assemble(parts, self.room(len(parts)), special=True)
+
+    def room(self, texts: int) -> int:
+        """How many tokens of so many texts a sequence has room for."""
+        return self.max_length - texts - 1
+
     def encode_segments(self, texts: Sequence[str], *, max_length: int | None = None) -> Encoding:
         """Encode several texts as one sequence, ``[CLS] A [SEP] B [SEP] C [SEP]``, with segments 0, 1, 2 and so on.
 

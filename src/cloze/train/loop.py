@@ -72,6 +72,7 @@ class Company:
     flops_a_token: float = 0.0
     peak: float = 0.0
     tell: Callable[[int, Mapping[str, float]], None] | None = None  # TensorBoard, if somebody asked for it
+    enough: Callable[[], bool] | None = None  # asked after each evaluation: is more training in vain?
 
 
 def train(
@@ -125,7 +126,7 @@ class _Training:
             if self.owed:
                 self._evaluate(step)
             seconds, _ = self._agree()
-            while self.schedule.progress(step, seconds) < 1:
+            while self.schedule.progress(step, seconds) < 1 and not self._is_enough(step):
                 self._step(step, seconds)
                 step += 1
                 seconds, stopping = self._agree()
@@ -135,6 +136,10 @@ class _Training:
                 self._evaluate(step)
             if self.saved != step:
                 self._save(step)
+
+    def _is_enough(self, step: int) -> bool:
+        """Whether the last evaluation ended the training; asked again after a resume, it answers the same."""
+        return self.company.enough is not None and self.evaluated == step > 0 and self.company.enough()
 
     def _agree(self) -> tuple[float, bool]:
         """The leader's clock, and whether anybody was told to stop: the same answer for every process."""

@@ -9,6 +9,7 @@ from typing import Literal
 
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
 from cloze.errors import ConfigError
+from cloze.kinds import LongTexts
 
 Parallel = Literal["ddp", "fsdp"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
@@ -180,7 +181,9 @@ class FinetuneSettings:
     batch: int = 32
     """Rows an update."""
     length: int = 128
-    """Tokens a row, at most; longer ones are cut, and their number is told."""
+    """Tokens a row, at most."""
+    long_texts: LongTexts = "cut"
+    """Longer texts: cut, head-tail (a quarter and three quarters of the length), or windows (all of it is read)."""
     rate: float = 5e-5
     """Peak learning rate."""
     warmup: float = 0.1
@@ -189,6 +192,12 @@ class FinetuneSettings:
     """Decay of matrices and embeddings; biases and LayerNorm have none."""
     dropout: float | None = None
     """Of hidden states and attention; the model's own if left out."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: rare labels count for more, so that each counts as much as any other."""
+    patience: int = 0
+    """Stop after so many epochs without a better dev score, and keep the best weights; 0: train to the end."""
+    calibrate: bool = False
+    """Fit temperature and threshold on the dev rows, so that probabilities mean what they say."""
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0
@@ -198,6 +207,8 @@ class FinetuneSettings:
         for name in ("epochs", "batch", "length"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; at least 1 was expected")
+        if self.patience < 0:
+            raise ConfigError(f"patience is {self.patience}; a number of epochs was expected, or 0")
         self.loop(1)
 
     def loop(self, steps_an_epoch: int) -> LoopSettings:
@@ -210,6 +221,71 @@ class FinetuneSettings:
             save_every=self.save_every,
             evaluate_every=steps_an_epoch,
             seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Whether fine-tuning is one run or several."""
+
+    grid: bool = False
+    """Try the paper's 18 settings (batch 16, 32; rate 5e-5, 3e-5, 2e-5; epochs 2, 3, 4), then use the best."""
+    seeds: int = 1
+    """Runs with different seeds; the best one's model is kept, and mean and spread are told."""
+    folds: int = 0
+    """Where there is no dev set: so many models, each scored on the rows that it has not seen."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ConfigError(f"seeds is {self.seeds}; at least 1 was expected")
+        if self.folds == 1 or self.folds < 0:
+            raise ConfigError(f"folds is {self.folds}; at least 2 was expected")
+        if self.folds and (self.grid or self.seeds > 1):
+            raise ConfigError("folds stand alone; a grid and seeds need a dev set: use --dev, or leave them out")
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one run."""
+        return self.grid or self.seeds > 1 or self.folds > 0
+
+
+@dataclass(frozen=True)
+class AdaptSettings:
+    """How a model reads the text of a field and of a task before it is fine-tuned."""
+
+    domain_steps: int = 2000
+    """Updates on the field's text."""
+    task_steps: int = 300
+    """Updates on the texts of the training rows."""
+    adapt_rate: float = 1e-4
+    """Peak learning rate of both."""
+    adapt_batch: int = 32
+    """Sequences an update of both."""
+    adapt_length: int = 128
+    """Tokens a sequence of both."""
+    masking: Masking = "word"
+    """What is chosen together: token, word, ngram, span."""
+    held_out: float = 0.05
+    """Share of the text's documents that is kept for measuring."""
+    seeds: int = 3
+    """Fine-tuning runs from each start."""
+    overlap: Literal["refuse", "allow"] = "refuse"
+    """What to do if dev or test rows occur in the text."""
+
+    def __post_init__(self) -> None:
+        SearchSettings(seeds=self.seeds)
+        for steps in (self.domain_steps, self.task_steps):
+            self.pretraining(steps)
+
+    def pretraining(self, steps: int) -> PretrainSettings:
+        """One of the readings: masked words alone, for a task's rows have no next sentences."""
+        return PretrainSettings(
+            steps=steps,
+            batch=self.adapt_batch,
+            length=self.adapt_length,
+            rate=self.adapt_rate,
+            masking=self.masking,
+            objective="none",
         )
 
 

@@ -1,0 +1,71 @@
+"""``cloze adapt``."""
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from cloze.cli.console import Machine, Reporter, print_json, print_table
+from cloze.tasks.source import OnBadRow, Source
+from cloze.train.settings import AdaptSettings, FinetuneSettings
+
+HERE = Machine()
+
+
+def adapt(
+    *,
+    domain: Annotated[list[Path], Parameter(consume_multiple=True)],
+    task: Annotated[tuple[str, Path], Parameter(help="A task and its data, as for finetune: --task classify rows.csv")],
+    model: str,
+    out: Path,
+    dev: Path | None = None,
+    text: str = "text",
+    pair: str | None = None,
+    label: str = "label",
+    on_bad_row: OnBadRow | None = None,
+    fresh: bool = False,
+    adaptation: Annotated[AdaptSettings, Parameter(name="*")] = AdaptSettings(),  # noqa: B008 (frozen)
+    settings: Annotated[FinetuneSettings, Parameter(name="*")] = FinetuneSettings(),  # noqa: B008 (frozen)
+    machine: Annotated[Machine, Parameter(name="*")] = HERE,
+    json: bool = False,
+) -> None:
+    """Let a model read a field's text and a task's own, then fine-tune it; and say what each step brought.
+
+    Args:
+        domain: Text files of the field, a blank line between documents.
+        model: The model folder or run to start from, or a hub name.
+        out: The run's folder. The same command goes on where it stopped.
+        dev: Rows to score on; without it, every tenth training row is kept for that.
+        text: The column with the texts.
+        pair: The column with second texts, if there are any.
+        label: The column with the labels.
+        on_bad_row: stop, or skip and count.
+        fresh: Start over, forgetting what is in the run's folder.
+        json: Print JSON.
+    """
+    from cloze.files import read_json
+    from cloze.train.adapt import adapt as run
+
+    source = Source(task[0], task[1], dev, text, pair, label, on_bad_row)
+    with Reporter() as reporter:
+        folder = run(
+            source,
+            domain,
+            model,
+            out,
+            adaptation=adaptation,
+            settings=settings,
+            device=machine.use(),
+            fresh=fresh,
+            progress=reporter,
+        )
+    results = read_json(folder / "eval_results.json")
+    if json:
+        print_json(results)
+        return
+    rows = [
+        (name, f"{row['mean']:.4f} ± {row['deviation']:.4f}", f"{row['brought']:+.4f}", len(row["failed"]))
+        for name, row in results["starts"].items()
+    ]
+    print_table(("start", results["metric"], "brought", "failed"), rows)
+    print(f"{folder}: the best model, that of {results['best']}")

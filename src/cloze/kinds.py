@@ -1,0 +1,13 @@
+"""The kinds of tasks that a model is fine-tuned to (section 4 of the paper, figure 4), and ways to read long texts.
+
+Light to import: settings and the command line read it.
+"""
+
+from typing import Literal
+
+# classify: one label a text; multilabel: any number of them; regress: a number; tag: a label a word; answer: where in
+# a text the answer to a question stands; choose: which of several continuations fits.
+TaskKind = Literal["classify", "multilabel", "regress", "tag", "answer", "choose"]
+
+# What becomes of a text beyond a model's length: text/long_texts.py tells.
+LongTexts = Literal["cut", "head-tail", "windows"]

@@ -1,0 +1,38 @@
+"""Answers to GLUE's unlabelled test rows, as its server takes them: a TSV a task, ``index`` and ``prediction``."""
+
+from pathlib import Path
+
+from cloze.files import replaced_file
+from cloze.predict.labels import chosen_classes
+from cloze.predict.model import Model
+from cloze.tasks.glue import GlueTask, find_split, read_glue
+
+# What the server calls the test files of a task, by split; MNLI has two.
+_NAMES = {"test_matched": "-m", "test_mismatched": "-mm"}
+
+
+def write_submission(model: Model, task: GlueTask, data: Path, out: Path) -> list[Path]:
+    """Answer every test file of a task that is there, and return what was written."""
+    splits = [split for split in task.files if split.startswith("test_")] or ["test"]
+    return [_write(model, task, data, split, out) for split in splits if _is_there(task, data, split)]
+
+
+def _is_there(task: GlueTask, data: Path, split: str) -> bool:
+    return find_split(task, data, split, missing_ok=True) is not None
+
+
+def _write(model: Model, task: GlueTask, data: Path, split: str, out: Path) -> Path:
+    rows = list(read_glue(task, data, split))
+    pairs = [row.pair for row in rows if row.pair is not None] or None
+    logits = model.logits([row.text for row in rows], pairs)
+    told = model.task
+    if told is None or told.kind == "regress":
+        # The server wants similarities from 0 to 5.
+        answers = [f"{min(5.0, max(0.0, float(value))):.3f}" for value in logits[:, 0]]
+    else:
+        answers = [told.names[index] for index in chosen_classes(told, logits)]
+    path = out / f"{task.folder}{_NAMES.get(split, '')}.tsv"
+    lines = ["index\tprediction", *(f"{index}\t{answer}" for index, answer in enumerate(answers))]
+    with replaced_file(path) as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path

@@ -1,0 +1,126 @@
+"""``cloze adapt``: a model reads the field's text, then the task's own, and is fine-tuned (Gururangan et al. 2020).
+
+Four starts are fine-tuned over the same seeds: the model as it is, after the field, after the task, after both. The
+table says what each step brought, and the best model stays. Every step is a run of its own in the run's folder, so that
+the same command goes on wherever it stopped.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cloze.checkpoint import find_model, find_source
+from cloze.corpus.prepare import prepare
+from cloze.corpus.settings import PrepareSettings
+from cloze.errors import CheckpointError, DataError
+from cloze.files import replaced_file
+from cloze.progress import Progress, Silent
+from cloze.tasks.source import Source
+from cloze.tasks.task import TaskData, find_task, read_task
+from cloze.train.finetune import told
+from cloze.train.overlap import refuse_overlap
+from cloze.train.pretrain import pretrain
+from cloze.train.run import Run
+from cloze.train.search import search
+from cloze.train.settings import AdaptSettings, FinetuneSettings, SearchSettings
+
+DIRECT, DOMAIN, TASK, BOTH = "direct", "domain", "task", "domain + task"
+
+
+def adapt(
+    source: Source,
+    domain: Sequence[str | Path],
+    model: str | Path,
+    out: str | Path,
+    *,
+    adaptation: AdaptSettings | None = None,
+    settings: FinetuneSettings | None = None,
+    device: str | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Adapt, fine-tune and compare; return the run's folder."""
+    adaptation, progress = adaptation or AdaptSettings(), progress or Silent()
+    settings = settings or FinetuneSettings()
+    data, texts = read_task(source), [Path(text) for text in domain]
+    if adaptation.overlap == "refuse":
+        progress.say("looking for dev and test rows in the text")
+        refuse_overlap(texts, _scored_rows(source, data))
+    asked = {"command": "adapt", "model": str(model), "domain": [str(text) for text in texts], **told(source)}
+    run = Run.open(Path(out), asked | asdict(adaptation) | asdict(settings), fresh=fresh)
+    if run.finished:
+        progress.say(f"{run.folder}: finished already; use --fresh to start over")
+        return run.folder
+    steps = _Steps(run.folder, adaptation, device, progress)
+    task_text = _write_task_text(data, run.folder / "task.txt")
+    starts: dict[str, str | Path] = {DIRECT: model}
+    starts[DOMAIN] = steps.read(texts, model, "domain", adaptation.domain_steps)
+    starts[TASK] = steps.read([task_text], model, "task", adaptation.task_steps)
+    starts[BOTH] = steps.read([task_text], starts[DOMAIN], "domain-task", adaptation.task_steps)
+    how = SearchSettings(seeds=adaptation.seeds)
+    rows: dict[str, dict[str, Any]] = {}
+    for name, start in starts.items():
+        progress.say(f"{name}:")
+        place = run.folder / "tuned" / name.replace(" + ", "-")
+        tuned = search(source, start, place, settings=settings, how=how, device=device, progress=progress)
+        rows[name] = {"folder": str(tuned.relative_to(run.folder)), **Run(tuned).results()}
+    _finish(run, rows, data.metrics[0])
+    return run.folder
+
+
+class _Steps:
+    """Readings of text without labels, each prepared and pre-trained in a folder of its own."""
+
+    def __init__(self, folder: Path, settings: AdaptSettings, device: str | None, progress: Progress) -> None:
+        self._folder, self._settings, self._device, self._progress = folder, settings, device, progress
+
+    def read(self, texts: Sequence[Path], model: str | Path, name: str, steps: int) -> Path:
+        """Further pre-training of a model on some text."""
+        self._progress.say(f"reading: {name}")
+        found = find_model(find_source(model))
+        if found is None:
+            raise CheckpointError(
+                f"{model}: not a model folder; give one that pretrain, finetune or convert has written"
+            )
+        prepared = PrepareSettings(held_out=self._settings.held_out)
+        data = prepare(texts, found[0], self._folder / f"{name}-text", settings=prepared, progress=self._progress)
+        settings = self._settings.pretraining(steps)
+        place = self._folder / name
+        return pretrain(data, place, model=model, settings=settings, device=self._device, progress=self._progress)
+
+
+def _scored_rows(source: Source, data: TaskData) -> list[tuple[str, Sequence[str]]]:
+    """The rows of dev and, where a published task has it, of test: their places and texts."""
+    rows = list(zip(data.dev.places, data.dev.documents(), strict=True))
+    spec = find_task(source.task)
+    if spec.published:
+        try:
+            test = spec.read(source, "test", data.labels).examples
+        except DataError:  # no such file, or none with labels
+            return rows
+        rows += zip(test.places, test.documents(), strict=True)
+    return rows
+
+
+def _write_task_text(data: TaskData, path: Path) -> Path:
+    """The training rows' texts as a text file, a row a document."""
+    documents = ["\n".join(" ".join(text.split()) for text in texts) for texts in data.train.documents()]
+    with replaced_file(path) as temporary:
+        temporary.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    return path
+
+
+def _finish(run: Run, rows: dict[str, dict[str, Any]], metric: str) -> None:
+    before = rows[DIRECT]["mean"]
+    table = {
+        name: {key: row[key] for key in ("mean", "deviation", "runs", "least", "most", "failed")}
+        | {"brought": row["mean"] - before}
+        for name, row in rows.items()
+    }
+    best = max(rows, key=lambda name: rows[name]["mean"])
+    run.write_results({"metric": metric, "starts": table, "best": best})
+    chosen = Run(run.folder / rows[best]["folder"]).model_folder
+    shutil.copytree(chosen, run.folder / "model.partial", dirs_exist_ok=True)
+    (run.folder / "model.partial").rename(run.model_folder)

@@ -1,0 +1,61 @@
+"""``cloze finetune glue``: every GLUE task whose files are there, each over the same seeds, and their average."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cloze.errors import ConfigError, DataError
+from cloze.files import replace_json
+from cloze.predict import evaluate, load
+from cloze.predict.submission import write_submission
+from cloze.progress import Progress, Silent
+from cloze.tasks.glue import GLUE, GlueTask, find_split
+from cloze.tasks.source import Source
+from cloze.train.run import RESULTS, Run
+from cloze.train.search import search
+from cloze.train.settings import FinetuneSettings, SearchSettings
+
+SUBMISSION = "submission"
+
+
+def finetune_glue(
+    source: Source,
+    model: str | Path,
+    out: str | Path,
+    *,
+    settings: FinetuneSettings | None = None,
+    how: SearchSettings | None = None,
+    device: str | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Fine-tune on each task, score its dev rows, answer its test rows; return the folder of it all."""
+    progress, out = progress or Silent(), Path(out)
+    if how is not None and how.folds:
+        raise ConfigError("GLUE has dev sets; leave out --folds")
+    tasks = [task for task in GLUE.values() if _is_there(task, source.data)]
+    if not tasks:
+        raise DataError(f"{source.data}: no GLUE task with train and dev files is there; expected MRPC/train.tsv, ...")
+    absent = sorted(set(GLUE) - {task.name for task in tasks})
+    if absent:
+        progress.say(f"not there, and left out: {', '.join(absent)}")
+    scores: dict[str, Any] = {}
+    for task in tasks:
+        progress.say(f"{task.name}:")
+        own = replace(source, task=task.name)
+        place = out / task.name
+        run = search(own, model, place, settings=settings, how=how, device=device, fresh=fresh, progress=progress)
+        found = Run(run).results()
+        scores[task.name] = {"metric": found["metric"], "mean": found["mean"], "deviation": found["deviation"]}
+        tuned = load(run, device=device)
+        if task.name == "mnli" and find_split(task, source.data, "dev_mismatched", missing_ok=True):
+            scores["mnli"]["mismatched"] = evaluate(tuned, own, split="dev_mismatched").metrics[task.main]
+        write_submission(tuned, task, source.data, out / SUBMISSION)
+    average = sum(score["mean"] for score in scores.values()) / len(scores)
+    replace_json(out / RESULTS, {"average": average, "tasks": scores, "absent": absent})
+    return out
+
+
+def _is_there(task: GlueTask, data: Path) -> bool:
+    own = (data / task.folder).is_dir()
+    return own and all(find_split(task, data, split, missing_ok=True) is not None for split in ("train", "dev"))

@@ -1,0 +1,197 @@
+"""The search of the paper (appendix A.3): a grid of settings, then the best of them over several seeds; or k folds.
+
+Each cell is a run of its own below RUN/cells, which goes on where it stopped; what it scored is written down in
+RUN/search.json once it is over, and its model is kept only while no other is better. So the whole can be killed at any
+point, and the same command ends with the same table and the same model.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from statistics import mean, median, stdev
+from typing import Any
+
+from cloze.errors import ConfigError
+from cloze.files import read_json, replace_json
+from cloze.progress import Progress, Silent
+from cloze.tasks.source import Source
+from cloze.tasks.task import TaskData, read_task
+from cloze.train.finetune import finetune_on, told
+from cloze.train.run import Run
+from cloze.train.search_plot import draw_search
+from cloze.train.settings import FinetuneSettings, SearchSettings
+
+TABLE = "search.json"
+CELLS = "cells"
+WHOLE = "all-rows"
+BATCHES, RATES, EPOCHS = (16, 32), (5e-5, 3e-5, 2e-5), (2, 3, 4)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a search: its name, its settings, its part ("grid", "seeds" or "folds") and its rows."""
+
+    name: str
+    part: str
+    settings: FinetuneSettings
+    data: TaskData
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What came out of a cell."""
+
+    name: str
+    part: str
+    score: float  # by the metric that counts
+    results: Mapping[str, Any]
+    failed: str | None  # why it counts as failed: its training never left the start
+    settings: Mapping[str, Any]
+
+
+def search(
+    source: Source,
+    model: str | Path,
+    out: str | Path,
+    *,
+    settings: FinetuneSettings | None = None,
+    how: SearchSettings | None = None,
+    device: str | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Run the grid, the seeds or the folds, and leave the best model in the run's folder.
+
+    Folds are scores of rows that their model has not seen; the model that is left is trained on all rows, and what to
+    expect of it is the mean over the folds.
+    """
+    settings, how, progress = settings or FinetuneSettings(), how or SearchSettings(), progress or Silent()
+    if how.folds and source.dev is not None:
+        raise ConfigError("folds are for rows without a dev set; leave out --dev or --folds")
+    data = read_task(source, part=not how.folds)
+    for note in data.notes:
+        progress.say(note)
+    asked = {"command": "search", "model": str(model), **told(source), "rows": len(data.train)}
+    run = Run.open(Path(out), asked | asdict(how) | asdict(settings), fresh=fresh)
+    if run.finished:
+        progress.say(f"{run.folder}: finished already; use --fresh to start over")
+        return run.folder
+
+    def score(cell: Cell) -> Scored:
+        folder = run.folder / CELLS / cell.name
+        finetune_on(cell.data, told(source), model, folder, settings=cell.settings, device=device, progress=progress)
+        return _scored(cell, folder)
+
+    found = _Table(run.folder, progress)
+    if how.folds:
+        found.fill(_folds(data, settings, how.folds), score)
+        score(Cell(WHOLE, "whole", settings, data))
+    else:
+        if how.grid:
+            found.fill(_grid(data, settings), score)
+            settings = replace(settings, **_varied(found.best("grid").settings))
+        found.fill(_seeds(data, settings, how), score)
+    _finish(run, found, data.metrics[0], "folds" if how.folds else "seeds")
+    return run.folder
+
+
+def _grid(data: TaskData, settings: FinetuneSettings) -> Iterator[Cell]:
+    for batch, rate, epochs in product(BATCHES, RATES, EPOCHS):
+        changed = replace(settings, batch=batch, rate=rate, epochs=epochs)
+        yield Cell(_name(changed), "grid", changed, data)
+
+
+def _seeds(data: TaskData, settings: FinetuneSettings, how: SearchSettings) -> Iterator[Cell]:
+    for seed in range(settings.seed, settings.seed + how.seeds):
+        changed = replace(settings, seed=seed)
+        # The first seed of a cell of the grid has been run already.
+        name = _name(changed) if how.grid and seed == settings.seed else f"{_name(changed)}-seed-{seed}"
+        yield Cell(name, "seeds", changed, data)
+
+
+def _folds(data: TaskData, settings: FinetuneSettings, folds: int) -> Iterator[Cell]:
+    """Each fold is scored by a model that was trained on the others."""
+    whole = data.train
+    if len(whole) < folds:
+        raise ConfigError(f"{len(whole)} rows cannot be parted into {folds} folds")
+    for fold in range(folds):
+        chosen = list(range(fold, len(whole), folds))
+        others = [index for index in range(len(whole)) if index % folds != fold]
+        parted = replace(data, train=whole.select(others), dev=whole.select(chosen))
+        yield Cell(f"fold-{fold + 1}-of-{folds}", "folds", settings, parted)
+
+
+def _name(settings: FinetuneSettings) -> str:
+    return f"batch-{settings.batch}-rate-{settings.rate:g}-epochs-{settings.epochs}"
+
+
+def _varied(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: settings[name] for name in ("batch", "rate", "epochs")}
+
+
+def _scored(cell: Cell, folder: Path) -> Scored:
+    results = Run(folder).results()
+    score = float(results[cell.data.metrics[0]])
+    settings = {**_varied(asdict(cell.settings)), "seed": cell.settings.seed}
+    return Scored(cell.name, cell.part, score, results, results.get("degenerate"), settings)
+
+
+class _Table:
+    """What has been scored so far, on disk; only the best model stays."""
+
+    def __init__(self, folder: Path, progress: Progress) -> None:
+        self._folder, self._progress = folder, progress
+        self._path = folder / TABLE
+        rows = read_json(self._path)["cells"] if self._path.is_file() else []
+        self.rows = [Scored(**row) for row in rows]
+
+    def fill(self, cells: Iterator[Cell], score: Callable[[Cell], Scored]) -> None:
+        """Run the cells that are not there yet."""
+        for cell in cells:
+            if any((row.name, row.part) == (cell.name, cell.part) for row in self.rows):
+                continue
+            known = next((row for row in self.rows if row.name == cell.name), None)
+            row = replace(known, part=cell.part) if known else score(cell)
+            self.rows.append(row)
+            self._write()
+            self._progress.say(f"{cell.name}: {row.score:.4f}{' (failed)' if row.failed else ''}")
+            self._forget_models()
+
+    def best(self, part: str) -> Scored:
+        """The best cell of a part; the first of equals."""
+        return max((row for row in self.rows if row.part == part), key=lambda row: row.score)
+
+    def _write(self) -> None:
+        replace_json(self._path, {"cells": [asdict(row) for row in self.rows]})
+
+    def _forget_models(self) -> None:
+        """Remove all models but the best one of each part, which is all that can still be asked for."""
+        kept = {self.best(part).name for part in {row.part for row in self.rows}}
+        for row in self.rows:
+            if row.name not in kept:
+                shutil.rmtree(Run(self._folder / CELLS / row.name).model_folder, ignore_errors=True)
+
+
+def _finish(run: Run, found: _Table, metric: str, part: str) -> None:
+    rows = [row for row in found.rows if row.part == part]
+    best = found.best(part)
+    run.write_results({"metric": metric, **summary(rows), "best": best.name, "best_results": best.results})
+    draw_search(found.rows, metric, run.folder / "search.png")
+    chosen = WHOLE if part == "folds" else best.name
+    Run(run.folder / CELLS / chosen).model_folder.rename(run.model_folder)
+
+
+def summary(rows: Sequence[Scored]) -> dict[str, Any]:
+    """Mean and spread over runs that differ in the seed, or the fold, alone; failed ones are named and counted in."""
+    scores = [row.score for row in rows]
+    return {
+        "runs": len(scores),
+        "mean": mean(scores),
+        "deviation": stdev(scores) if len(scores) > 1 else 0.0,
+        "median": median(scores),
+        "least": min(scores),
+        "most": max(scores),
+        "failed": [row.name for row in rows if row.failed],
+    }

@@ -1,0 +1,88 @@
+"""Items of a task -> batches: texts of like length together, in a new order every epoch.
+
+Dimensions: B rows of a batch, T tokens, N items.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from cloze.model.losses import IGNORED
+from cloze.predict.batching import Batch, collate
+from cloze.tasks.items import Item
+
+# So many batches are cut from neighbours in length; their rows are drawn from all of the training set.
+_GROUPED = 50
+
+
+@dataclass(frozen=True)
+class TaskBatch:
+    """Texts and what should be said of them."""
+
+    inputs: Batch
+    targets: Tensor  # (N,), (N, labels), (N, 2) or (N, T), as the head has it
+    sizes: tuple[int, ...]  # rows of the inputs that belong to each item
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """What the loss is a mean over."""
+        return {"targets": int(self.targets.ne(IGNORED).sum())}
+
+    @property
+    def token_count(self) -> int:
+        """Real tokens, padding not counted."""
+        return int(self.inputs.real.sum())
+
+
+class TaskBatches:
+    """Batches of a training set: their order is a function of (seed, epoch) alone."""
+
+    def __init__(
+        self,
+        items: Sequence[Item],
+        batch: int,
+        seed: int,
+        pad_id: int,
+        device: torch.device,
+        *,
+        labels_tokens: bool = False,
+    ) -> None:
+        """``labels_tokens``: a target has an entry a token, and is padded with it."""
+        self._items, self._batch, self._seed = items, batch, seed
+        self._pad_id, self._device, self._labels_tokens = pad_id, device, labels_tokens
+        self._lengths = np.array([sum(len(encoding.ids) for encoding in item.encodings) for item in items])
+        self.steps_an_epoch = -(-len(items) // batch)
+        self._epoch, self._batches = -1, list[NDArray[np.int64]]()
+
+    def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch:  # noqa: ARG002
+        """A part of the batch of a step, counted from 0."""
+        epoch, index = divmod(step, self.steps_an_epoch)
+        if epoch != self._epoch:
+            self._epoch, self._batches = epoch, self._shuffled(epoch)
+        rows = np.array_split(self._batches[index], parts)[part]
+        return self._collate([self._items[row] for row in rows])
+
+    def _shuffled(self, epoch: int) -> list[NDArray[np.int64]]:
+        """Rows at random; of some at a time, those of like length together; and these batches at random again."""
+        generator = np.random.default_rng([self._seed, epoch])
+        order = generator.permutation(len(self._items))
+        groups = np.split(order, range(_GROUPED * self._batch, len(order), _GROUPED * self._batch))
+        near = np.concatenate([group[np.argsort(self._lengths[group], kind="stable")] for group in groups])
+        batches = np.split(near, range(self._batch, len(near), self._batch))
+        return [batches[index] for index in generator.permutation(len(batches))]
+
+    def _collate(self, items: Sequence[Item]) -> TaskBatch:
+        encodings = [encoding for item in items for encoding in item.encodings]
+        inputs = collate(encodings, self._pad_id, self._device)
+        if self._labels_tokens:
+            targets = torch.full(inputs.ids.shape, IGNORED)
+            for row, item in enumerate(items):
+                labels = torch.tensor(item.target)
+                targets[row, : len(labels)] = labels
+        else:
+            targets = torch.tensor([item.target for item in items])
+        return TaskBatch(inputs, targets.to(self._device), tuple(len(item.encodings) for item in items))

@@ -1,0 +1,59 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from cloze.errors import DataError
+from cloze.predict import load
+from cloze.tasks.source import Source
+from cloze.train.adapt import adapt
+from cloze.train.settings import AdaptSettings, FinetuneSettings
+from tests.corpus.texts import WORDS
+from tests.train.made import Listener
+from tests.train.test_finetune import make_rows, write
+
+FAST = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3)
+QUICK = AdaptSettings(domain_steps=4, task_steps=2, adapt_batch=4, adapt_length=16, held_out=0.2, seeds=2)
+
+
+def write_domain(path: Path, documents: int = 30) -> Path:
+    lines = [" ".join(WORDS[(number * 7 + shift) % len(WORDS)] for shift in range(9)) for number in range(documents)]
+    path.write_text("\n\n".join(f"{line}.\n{line[::1].upper()}." for line in lines) + "\n", encoding="utf-8")
+    return path
+
+
+def test_every_step_is_compared_and_the_best_model_stays(base: Path, tmp_path: Path) -> None:
+    source = Source("classify", write(tmp_path / "a.csv", make_rows(64)), write(tmp_path / "b.csv", make_rows(16, 1)))
+    domain = write_domain(tmp_path / "domain.txt")
+    listener = Listener()
+    run = adapt(source, [domain], base, tmp_path / "run", adaptation=QUICK, settings=FAST, progress=listener)
+    results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
+    assert list(results["starts"]) == ["direct", "domain", "task", "domain + task"]
+    assert results["starts"]["direct"]["brought"] == 0
+    for start in results["starts"].values():
+        assert start["runs"] == 2
+        assert start["brought"] == pytest.approx(start["mean"] - results["starts"]["direct"]["mean"])
+    best = results["starts"][results["best"]]["mean"]
+    assert best == max(start["mean"] for start in results["starts"].values())
+    assert load(run).task is not None
+    # The task's own text is that of its training rows, and of them alone.
+    text = (run / "task.txt").read_text(encoding="utf-8")
+    assert text.strip().split("\n\n") == [row["text"] for row in make_rows(64)]
+    # Both readings start where they should.
+    starts = {name: json.loads((run / name / "run.json").read_text("utf-8")) for name in ("domain", "domain-task")}
+    assert starts["domain"]["model"] == str(base)
+    assert starts["domain-task"]["model"] == str(run / "domain")
+    again = Listener()
+    adapt(source, [domain], base, run, adaptation=QUICK, settings=FAST, progress=again)
+    assert any("finished already" in line for line in again.said)
+
+
+def test_rows_to_be_scored_must_not_be_read(base: Path, tmp_path: Path) -> None:
+    dev = make_rows(16, 1)
+    source = Source("classify", write(tmp_path / "a.csv", make_rows(64)), write(tmp_path / "b.csv", dev))
+    domain = write_domain(tmp_path / "domain.txt")
+    with domain.open("a", encoding="utf-8") as file:
+        file.write(f"\n{dev[3]['text']}\n")
+    with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{tmp_path / 'b.csv'}:5"):
+        adapt(source, [domain], base, tmp_path / "run", adaptation=QUICK, settings=FAST)
+    assert not (tmp_path / "run").exists()

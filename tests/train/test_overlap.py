@@ -1,0 +1,50 @@
+from pathlib import Path
+
+import pytest
+
+from cloze.errors import DataError
+from cloze.train.overlap import overlapping, refuse_overlap
+
+TEXT = """The patients were given the drug twice a day for six weeks, and none of them complained.
+
+Another document speaks of other things; it has nothing to do with the first one at all.
+
+患者在治疗后六周内没有出现任何不良反应，因此可以继续用药。
+"""
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "the PATIENTS were given the drug twice a day",
+        "Before this: patients were given   the drug, twice a day (for six weeks!) and more.",
+        "nothing to do with",  # all of a short row
+        "治疗后六周内没有出现任何",
+        "complained. Another document speaks of other things; it has nothing to",
+    ],
+)
+def test_what_occurs_is_found(text: Path, row: str) -> None:
+    rows = [("a:1", ["entirely different words"]), ("a:2", ["no", row])]
+    assert list(overlapping([text], rows)) == ["a:2"]
+
+
+@pytest.mark.parametrize("row", ["the drug twice", "patients were given the medicine twice a week for", "六周内", ""])
+def test_what_does_not_occur_or_proves_nothing_is_not(text: Path, row: str) -> None:
+    assert list(overlapping([text], [("a:1", [row])])) == []
+
+
+def test_overlap_is_refused_with_the_places(text: Path) -> None:
+    rows = [(f"dev.csv:{line}", ["nothing to do with the first one at all"]) for line in range(2, 7)]
+    message = (
+        r"5 rows .* \(dev.csv:2, dev.csv:3, dev.csv:4, \.\.\.\); take them out of the text, or give --overlap allow"
+    )
+    with pytest.raises(DataError, match=message):
+        refuse_overlap([text], rows)
+    refuse_overlap([text], [("dev.csv:9", ["something else that is long enough to be looked for"])])

@@ -1,0 +1,152 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cloze.errors import ConfigError
+from cloze.predict import load
+from cloze.progress import Silent
+from cloze.tasks.source import Source
+from cloze.train.run import Run
+from cloze.train.search import TABLE, search
+from cloze.train.settings import FinetuneSettings, SearchSettings
+from tests.train.test_finetune import make_rows, write
+from tests.train.test_pretrain import weights
+
+FAST = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    train, dev = write(tmp_path / "train.csv", make_rows(48)), write(tmp_path / "dev.csv", make_rows(16, 1))
+    return Source("classify", train, dev)
+
+
+def table(run: Path) -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads((run / TABLE).read_text(encoding="utf-8"))["cells"]
+    return found
+
+
+def test_seeds_give_mean_spread_and_the_best_model(base: Path, source: Source, tmp_path: Path) -> None:
+    run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=3))
+    rows, results = table(run), Run(run).results()
+    scores = [float(row["score"]) for row in rows]  # type: ignore[arg-type]
+    assert [row["settings"]["seed"] for row in rows] == [0, 1, 2]  # type: ignore[index]
+    assert results["runs"] == 3
+    assert results["mean"] == pytest.approx(sum(scores) / 3)
+    assert results["metric"] == "accuracy"
+    assert results["best"] == rows[scores.index(max(scores))]["name"]
+    assert (run / "search.png").read_bytes().startswith(b"\x89PNG")
+    assert load(run).classify(["the winter"])[0].label in {"winter", "garden"}
+    # Other models are gone, what they scored is not.
+    assert not list(run.glob("cells/*/model"))
+    assert len(list(run.glob("cells/*/eval_results.json"))) == 3
+
+
+def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
+    base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, values in (("BATCHES", (4, 8)), ("RATES", (1e-3, 3e-3)), ("EPOCHS", (1, 2))):
+        monkeypatch.setattr(f"cloze.train.search.{name}", values)
+    run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(grid=True, seeds=2))
+    rows = table(run)
+    grid = [row for row in rows if row["part"] == "grid"]
+    seeds = [row for row in rows if row["part"] == "seeds"]
+    assert len({row["name"] for row in grid}) == 8
+    best = max(grid, key=lambda row: row["score"])  # type: ignore[arg-type, return-value]
+    assert seeds[0]["name"] == best["name"], "the first seed has been run already"
+    assert seeds[0]["score"] == best["score"]
+    assert [row["settings"] for row in seeds] == [{**best["settings"], "seed": seed} for seed in (0, 1)]  # type: ignore[dict-item]
+    assert Run(run).results()["runs"] == 2
+
+
+def test_paper_has_eighteen() -> None:
+    from cloze.train.search import BATCHES, EPOCHS, RATES
+
+    assert (BATCHES, RATES, EPOCHS) == ((16, 32), (5e-5, 3e-5, 2e-5), (2, 3, 4))
+
+
+def test_folds_score_every_row_once_and_leave_a_model_of_all(base: Path, tmp_path: Path) -> None:
+    source = Source("classify", write(tmp_path / "rows.csv", make_rows(31)))
+    run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(folds=3))
+    rows = table(run)
+    assert [row["results"]["rows"] for row in rows] == [11, 10, 10]  # type: ignore[index]
+    recorded = json.loads((run / "cells" / "all-rows" / "run.json").read_text(encoding="utf-8"))
+    assert recorded["rows"] == 31
+    assert load(run).task is not None
+
+
+def test_failed_runs_are_named(base: Path, source: Source, tmp_path: Path) -> None:
+    still = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-9, dropout=0.0)
+    run = search(source, base, tmp_path / "run", settings=still, how=SearchSettings(seeds=2))
+    failed = [row["name"] for row in table(run) if row["failed"]]
+    assert Run(run).results()["failed"] == failed
+    assert failed, "a model that is not trained says one thing of every row, or guesses"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seeds": 0}, "seeds is 0; at least 1"),
+        ({"folds": 1}, "folds is 1; at least 2"),
+        ({"folds": 2, "grid": True}, "folds stand alone"),
+    ],
+)
+def test_impossible_searches_are_refused(options: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SearchSettings(**options)  # type: ignore[arg-type]
+
+
+def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="leave out --dev or --folds"):
+        search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(folds=2))
+    few = Source("classify", write(tmp_path / "few.csv", make_rows(4)))
+    with pytest.raises(ConfigError, match="4 rows cannot be parted into 5 folds"):
+        search(few, base, tmp_path / "few", settings=FAST, how=SearchSettings(folds=5))
+
+
+def test_changed_settings_are_refused_and_a_finished_search_is_left_alone(
+    base: Path, source: Source, tmp_path: Path
+) -> None:
+    run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
+    before = weights(run)
+    search(source, base, run, settings=FAST, how=SearchSettings(seeds=2), progress=Silent())
+    assert weights(run) == before
+    with pytest.raises(ConfigError, match="seeds was 2 and is now 3"):
+        search(source, base, run, settings=FAST, how=SearchSettings(seeds=3))
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from cloze.tasks.source import Source
+from cloze.train.search import search
+from cloze.train.settings import FinetuneSettings, SearchSettings
+train, dev, base, out = map(Path, sys.argv[1:])
+settings = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3, save_every=2)
+search(Source("classify", train, dev), base, out, settings=settings, how=SearchSettings(seeds=3))
+"""
+
+
+def test_killed_at_random_and_run_again_it_ends_with_the_same(base: Path, source: Source, tmp_path: Path) -> None:
+    assert source.dev is not None
+    words = [sys.executable, "-c", PROGRAM, str(source.data), str(source.dev), str(base)]
+    subprocess.run([*words, str(tmp_path / "whole")], check=True)
+    draw = random.Random(0)
+    for _ in range(20):
+        child = subprocess.Popen([*words, str(tmp_path / "killed")], stderr=subprocess.DEVNULL)
+        try:
+            child.wait(draw.uniform(2.0, 7.0))
+        except subprocess.TimeoutExpired:
+            os.kill(child.pid, signal.SIGKILL)
+            child.wait()
+        if Run(tmp_path / "killed").finished:
+            break
+    subprocess.run([*words, str(tmp_path / "killed")], check=True)
+    assert table(tmp_path / "killed") == table(tmp_path / "whole")
+    assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
