@@ -9,7 +9,6 @@ three seeds. Everything is kept in --out; the same command goes on where it stop
 
 import argparse
 import json
-import lzma
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -29,6 +28,7 @@ from cloze.train.finetune import finetune
 from cloze.train.masked_words import evaluate_masked_words
 from cloze.train.pretrain import pretrain
 from cloze.train.settings import BlankSettings, FinetuneSettings, PretrainSettings
+from sst_rows import first_rows  # beside this file
 
 TEXT_BYTES = 10_000_000
 # Short sequences first: on 64 tokens alone a model this narrow does not begin to learn in ten minutes.
@@ -53,7 +53,6 @@ CHOICES: dict[str, dict[str, Any]] = {
 }
 TUNING = FinetuneSettings(epochs=3, batch=32, length=64, rate=3e-4)
 METRICS = {"sst-2": "accuracy", "sts-b": "spearman"}
-SST_ROWS = 10_000
 
 
 def main() -> None:
@@ -68,7 +67,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     data = _corpus(arguments.text, arguments.out)
-    places = {"sst-2": _first_rows(arguments.glue / "SST-2", arguments.out), "sts-b": arguments.glue / "STS-B"}
+    places = {"sst-2": first_rows(arguments.glue, arguments.out), "sts-b": arguments.glue / "STS-B"}
     rows = {}
     for name, change in CHOICES.items():
         folder = arguments.out / name.replace(" ", "-").replace("[", "").replace("]", "")
@@ -93,17 +92,6 @@ def _corpus(text: Path, out: Path) -> Path:
         sample.write_text("\n".join(parts), encoding="utf-8")
         train_vocabulary([sample], out / "vocabulary", settings=VocabularySettings(size=8000))
     return prepare([sample], out / "vocabulary", out / "data")
-
-
-def _first_rows(glue: Path, out: Path) -> Path:
-    """A folder with the first training rows of SST-2 and its dev set: all 67,349 would cost more than the runs."""
-    folder = out / "SST-2"
-    folder.mkdir(exist_ok=True)
-    for name, count in (("train.tsv", SST_ROWS + 1), ("dev.tsv", None)):
-        packed = glue / f"{name}.xz"
-        with lzma.open(packed, "rt", encoding="utf-8") if packed.is_file() else (glue / name).open() as lines:
-            (folder / name).write_text("".join(islice(lines, count)), encoding="utf-8")
-    return folder
 
 
 def _scores(run: Path, folder: Path, held_out: Path, places: dict[str, Path], seeds: int) -> dict[str, object]:

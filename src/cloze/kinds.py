@@ -11,3 +11,9 @@ TaskKind = Literal["classify", "multilabel", "regress", "tag", "answer", "choose
 
 # What becomes of a text beyond a model's length: text/long_texts.py tells.
 LongTexts = Literal["cut", "head-tail", "windows"]
+
+# What may be trained in place of the model: model/adapters.py and model/lora.py.
+AdapterKind = Literal["houlsby", "lora"]
+# Which frozen states are read, and by what: model/features.py.
+Features = Literal["last", "last4", "mix"]
+FeatureHead = Literal["linear", "lstm"]

@@ -22,9 +22,9 @@ FOLDERS = {
     "BertForMaskedLM": model_folder(["mlm"]),
     "BertForNextSentencePrediction": model_folder(["nsp"]),
     "BertForSequenceClassification": model_folder(["sequence"], labels=3, task=THREE),
-    "BertForTokenClassification": model_folder(["token"], labels=3, task=THREE),
-    "BertForQuestionAnswering": model_folder(["span"]),
-    "BertForMultipleChoice": model_folder(["choice"]),
+    "BertForTokenClassification": model_folder(["token"], labels=3, task=replace(THREE, kind="tag")),
+    "BertForQuestionAnswering": model_folder(["span"], task=TaskLabels("answer")),
+    "BertForMultipleChoice": model_folder(["choice"], task=TaskLabels("choose")),
 }
 NUMBERS = model_folder(["sequence"], labels=1, task=TaskLabels("regress"))
 

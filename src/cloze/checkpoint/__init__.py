@@ -1,8 +1,9 @@
 """Folders <-> models: the HF layout, TensorFlow bundles, hub names, and the state of a training."""
 
+from cloze.checkpoint.adapter_folder import load_any, save_adapter, weights_fingerprint
 from cloze.checkpoint.config_file import HEAD_OF, TaskLabels
 from cloze.checkpoint.embedding_files import POOLINGS, EmbeddingSettings, Pooling
-from cloze.checkpoint.folder import RUN_MODEL, ModelFolder, find_model, load_folder, save_folder
+from cloze.checkpoint.folder import RUN_MODEL, AdapterOf, ModelFolder, find_model, load_folder, save_folder
 from cloze.checkpoint.hub import find_source
 from cloze.checkpoint.state import StateStore, TrainingState
 
@@ -10,6 +11,7 @@ __all__ = [
     "HEAD_OF",
     "POOLINGS",
     "RUN_MODEL",
+    "AdapterOf",
     "EmbeddingSettings",
     "ModelFolder",
     "Pooling",
@@ -18,6 +20,9 @@ __all__ = [
     "TrainingState",
     "find_model",
     "find_source",
+    "load_any",
     "load_folder",
+    "save_adapter",
     "save_folder",
+    "weights_fingerprint",
 ]

@@ -126,7 +126,7 @@ def _check_tied(tensors: Mapping[str, Tensor], layout: Layout, found: Mapping[st
 
 def _notes(model: Bert, layout: Layout, found: Mapping[str, Tensor]) -> tuple[str, ...]:
     notes = []
-    if model.pooler is None:
+    if model.pooler is None and not {"token", "span"} & set(model.head_names):  # which read the tokens themselves
         notes.append("no pooler in the weights: [CLS] is used as it is")
     used = {part for name in model.state_dict() for part in hugging_face_names(name, layout)}
     left_over = sorted(set(found) - used)

@@ -73,8 +73,11 @@ class TaskLabels:
     kind: TaskKind = "classify"
     names: tuple[str, ...] = ()
     long_texts: LongTexts = "cut"
+    context: bool = False  # to tag: sentences are read with their neighbours in the document
     temperature: float = 1.0  # what logits are divided by before they are probabilities
-    threshold: float | None = None  # from which probability on the second of two labels, or any of several, holds
+    # From which probability on the second of two labels, or any of several, holds; to answer, from which odds on (those
+    # of no answer against the best one) there is none.
+    threshold: float | None = None
 
 
 def read_layout(values: dict[str, Any], path: Path) -> Layout:
@@ -157,6 +160,7 @@ def read_task(values: dict[str, Any], head: HeadName, count: int, path: Path) ->
         kind,
         _read_names(values, count, path) if kind in ("classify", "multilabel", "tag") else (),
         long_texts=_one_of(own.get("long_texts", "cut"), get_args(LongTexts), f"{_OWN}.long_texts", path),
+        context=_one_of(str(own.get("context", False)).lower(), ("false", "true"), f"{_OWN}.context", path) == "true",
         temperature=_number(own.get("temperature", 1.0), f"{_OWN}.temperature", path) or 1.0,
         threshold=_number(own.get("threshold"), f"{_OWN}.threshold", path),
     )
@@ -226,7 +230,7 @@ def _task_values(task: TaskLabels) -> dict[str, Any]:
     usual = TaskLabels()
     own = {
         name: getattr(task, name)
-        for name in ("long_texts", "temperature", "threshold")
+        for name in ("long_texts", "context", "temperature", "threshold")
         if getattr(task, name) != getattr(usual, name)
     }
     return values | ({_OWN: own} if own else {})

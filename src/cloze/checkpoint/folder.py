@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +17,24 @@ from cloze.checkpoint.weights import PRETRAINING_HEADS, SAFETENSORS, read_weight
 from cloze.errors import CheckpointError, ConfigError
 from cloze.files import read_json, replaced_folder, write_json
 from cloze.model import Bert
+from cloze.model.adapters import Attachment, without_attachment
 from cloze.text import Tokenizer
 
 CONFIG = "config.json"
+ADAPTER = "adapter.json"  # checkpoint/adapter_folder.py
 # A run keeps its model here, apart from the state of its training.
 RUN_MODEL = "model"
+
+
+@dataclass(frozen=True)
+class AdapterOf:
+    """What a model is besides its base, and which base that is."""
+
+    attachment: Attachment
+    base: str  # as it was given
+    place: Path  # where it was found
+    sha256: str  # of its weights
+    settings: Mapping[str, Any] = field(default_factory=dict)  # how it was trained
 
 
 @dataclass(frozen=True)
@@ -33,6 +47,8 @@ class ModelFolder:
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     notes: tuple[str, ...] = ()
     card: str | None = None
+    place: Path | None = None  # where it was loaded from
+    adapter: AdapterOf | None = None  # what of the model is an adapter's, and not its base's
 
 
 def load_folder(path: Path) -> ModelFolder:
@@ -54,6 +70,7 @@ def load_folder(path: Path) -> ModelFolder:
         embedding=read_embedding(folder),
         notes=assembled.notes,
         card=card.read_text(encoding="utf-8", errors="replace") if card.is_file() else None,
+        place=path,
     )
 
 
@@ -76,6 +93,11 @@ def _locate(path: Path) -> tuple[Path, Path | None]:
         )
     if (path / "checkpoints").is_dir():
         raise CheckpointError(f"{path}: this run has not finished; run its command again to go on")
+    if (path / ADAPTER).is_file() or (path / RUN_MODEL / ADAPTER).is_file():
+        raise CheckpointError(
+            f"{path}: an adapter, which is no model of its own; give its base, which {ADAPTER} names, or, if it is "
+            "lora, make it a model with 'cloze convert'"
+        )
     raise CheckpointError(
         f"{path}: not a model folder (no {CONFIG} in it); give one that pretrain, finetune or convert has written"
     )
@@ -88,7 +110,7 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
     """
     if destination.exists() and not (destination / CONFIG).is_file() and not _is_empty(destination):
         raise CheckpointError(f"{destination}: exists and is not a model folder; choose another place")
-    model = contents.model
+    model = without_attachment(contents.model)
     tensors = _rounded(to_hugging_face(model.state_dict(), layout_of(model.config)), dtype)
     apart = {name for name in tensors if name.startswith("sbo.")}
     with replaced_folder(destination) as folder:

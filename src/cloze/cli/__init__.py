@@ -35,6 +35,7 @@ COMMANDS = {
     "plan": ("cloze.cli.pretraining", "Say what a pre-training will take: memory, time, the loss to expect."),
     "pretrain": ("cloze.cli.pretraining", "Pre-train a model on a prepared corpus, from scratch or further."),
     "finetune": ("cloze.cli.training", "Fine-tune a model on a task: one run, or a search over several."),
+    "distill": ("cloze.cli.distilling", "Teach a smaller model what a fine-tuned one does."),
     "adapt": ("cloze.cli.adapting", "Let a model read a field's text and a task's own, then fine-tune and compare."),
     "evaluate": (
         "cloze.cli.training",
@@ -44,6 +45,9 @@ COMMANDS = {
     "follows": ("cloze.cli.predictions", "Say how likely one text follows another."),
     "embed": ("cloze.cli.predictions", "Turn texts into vectors."),
     "classify": ("cloze.cli.predictions", "Label texts, or rate them, with a fine-tuned model."),
+    "tag": ("cloze.cli.tagging", "Tag the words of texts, and find the names in them."),
+    "answer": ("cloze.cli.answering", "Find the answers to questions in texts."),
+    "choose": ("cloze.cli.answering", "Choose which of several options fits a text."),
     "convert": ("cloze.cli.models", "Turn a TensorFlow or HF checkpoint into a model folder."),
     "doctor": ("cloze.cli.models", "Show versions, cores, threads and precision, ready to paste."),
 }

@@ -88,7 +88,7 @@ def convert(source: str, destination: Path, /, *, half: bool = False, json: bool
     """Turn a checkpoint into a model folder that cloze, transformers and sentence-transformers load.
 
     Args:
-        source: A TensorFlow checkpoint (its folder or .index file), an HF folder, or a hub name.
+        source: A TensorFlow checkpoint (its folder or .index file), an HF folder, a LoRA adapter, or a hub name.
         destination: The folder to write.
         half: Write the weights as float16, in half the room; they are computed with as float32 all the same.
         json: Print JSON.

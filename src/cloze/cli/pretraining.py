@@ -123,7 +123,7 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
 
 def _expected(plan: "Plan") -> str:
     if plan.expected is None:
-        return "unknown: it depends on the model that it starts from"
+        return "unknown: it depends on the model that it starts from, or no run is on record"
     about = "at most about" if plan.expected.beyond else "about"
     return f"{about} {plan.expected.loss:.2f}, as {plan.expected.like} had it after as many tokens"
 

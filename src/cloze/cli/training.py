@@ -16,12 +16,16 @@ from cloze.train.settings import BlankSettings, FinetuneSettings, SearchSettings
 
 Place = Annotated[Machine, Parameter(name="*")]
 HERE = Machine()
+TASKS = (
+    "classify, multilabel, regress, tag, answer or choose for your own files; or a published task: mrpc, sst-2, glue, "
+    "squad, squad2, swag, conll, ..."
+)
 BLANKS = BlankSettings()
 
 
 def finetune(
-    task: Annotated[str, Parameter(help="classify or regress for your own files; or cola, sst-2, mrpc, sts-b, ...")],
-    data: Annotated[Path, Parameter(help="A CSV, TSV, JSONL or Parquet file, or GLUE's folder.")],
+    task: Annotated[str, Parameter(help=TASKS)],
+    data: Annotated[Path, Parameter(help="A file of your own, or the folder of a published task.")],
     /,
     *,
     model: str,
@@ -30,6 +34,7 @@ def finetune(
     text: str = "text",
     pair: str | None = None,
     label: str = "label",
+    options: str = "options",
     on_bad_row: OnBadRow | None = None,
     fresh: bool = False,
     search: Annotated[SearchSettings, Parameter(name="*")] = SearchSettings(),  # noqa: B008 (frozen)
@@ -46,11 +51,12 @@ def finetune(
         text: The column with the texts.
         pair: The column with second texts, if there are any.
         label: The column with the labels.
+        options: To choose: the column with a list of options, or columns with one each, commas between.
         on_bad_row: stop, or skip and count.
         fresh: Start over, forgetting what is in the run's folder.
         json: Print JSON.
     """
-    source = Source(task, data, dev, text, pair, label, on_bad_row)
+    source = Source(task, data, dev, text, pair, label, on_bad_row, options)
     with Reporter() as reporter:
         run = _choose(task, search)
         folder = run(source, model, out, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
@@ -73,11 +79,9 @@ def _choose(task: str, how: SearchSettings) -> Callable[..., Path]:
 
 
 def evaluate(
-    task: Annotated[
-        str, Parameter(help="mlm for any text; classify or regress for your own files; or cola, sst-2, mrpc, ...")
-    ],
+    task: Annotated[str, Parameter(help=f"mlm for any text; else {TASKS}")],
     data: Annotated[
-        list[Path], Parameter(help="Text files for mlm; else a CSV, TSV, JSONL or Parquet file, or GLUE's folder.")
+        list[Path], Parameter(help="Text files for mlm; else a file of your own, or the folder of a published task.")
     ],
     /,
     *,
@@ -87,6 +91,7 @@ def evaluate(
     text: str = "text",
     pair: str | None = None,
     label: str = "label",
+    options: str = "options",
     on_bad_row: OnBadRow | None = None,
     blanks: Annotated[BlankSettings, Parameter(name="*")] = BLANKS,
     machine: Place = HERE,
@@ -101,6 +106,7 @@ def evaluate(
         text: The column with the texts.
         pair: The column with second texts, if there are any.
         label: The column with the labels.
+        options: To choose: the column with a list of options, or columns with one each, commas between.
         on_bad_row: stop, or skip and count.
         json: Print JSON.
     """
@@ -112,7 +118,7 @@ def evaluate(
         return
     if len(data) > 1:
         raise ConfigError(f"{task} takes one file or folder, not {len(data)}; several texts are for mlm")
-    source = Source(task, data[0], None, text, pair, label, on_bad_row)
+    source = Source(task, data[0], None, text, pair, label, on_bad_row, options)
     evaluation = run(model, source, split=split, device=machine.use())
     if out is not None:
         write_report(evaluation, out)

@@ -6,7 +6,7 @@ and ``choice``.
 """
 
 from collections.abc import Collection
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -58,9 +58,11 @@ class Bert(nn.Module):
         self.encoder = Encoder(config)
         needs_pooler = any(name in POOLED_HEADS for name in heads)
         self.pooler = Pooler(config) if needs_pooler or pooler else None
-        self.heads = nn.ModuleDict({name: self._head(name) for name in HEAD_NAMES if name in heads})
+        self.heads = nn.ModuleDict({name: self.new_head(name, labels) for name in HEAD_NAMES if name in heads})
+        self.reader: nn.Module | None = None  # model/features.py
 
-    def _head(self, name: HeadName) -> nn.Module:
+    def new_head(self, name: HeadName, labels: int) -> nn.Module:
+        """A head for this encoder, not attached to it."""
         if name == "mlm":
             # Tied: the head decodes with the very matrix that embeds.
             return MaskedWordHead(self.config, self.encoder.embeddings.token)
@@ -69,9 +71,9 @@ class Bert(nn.Module):
         if name in ("nsp", "sop"):
             return SentenceHead(self.config)
         if name == "sequence":
-            return SequenceHead(self.config, self.labels)
+            return SequenceHead(self.config, labels)
         if name == "token":
-            return TokenHead(self.config, self.labels)
+            return TokenHead(self.config, labels)
         return SpanHead(self.config) if name == "span" else ChoiceHead(self.config)
 
     @classmethod
@@ -91,10 +93,21 @@ class Bert(nn.Module):
 
     def forward(self, ids: Tensor, segments: Tensor, mask: Tensor | None = None) -> EncoderOutput:
         """Encode; the heads are called by those who know which one they want."""
+        if self.reader is not None:
+            return EncoderOutput(self.reader(self.encoder, ids, segments, mask))
         return self.encoder(ids, segments, mask)  # type: ignore[no-any-return]
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; but an encoder whose states are only read has no dropout."""
+        super().train(mode)
+        if self.reader is not None:
+            self.encoder.eval()
+        return self
 
     def pooled(self, last: Tensor) -> Tensor:
         """The pooler's view of the last layer: (B, T, H) -> (B, H)."""
+        if self.reader is not None:
+            return last[:, 0]  # it pools itself where the head wants that
         if self.pooler is None:
             raise ConfigError("this model has no pooler; it was saved without one")
         return self.pooler(last)  # type: ignore[no-any-return]

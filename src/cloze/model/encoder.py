@@ -66,11 +66,15 @@ class SelfAttention(nn.Module):
         self.query_key_value = nn.Linear(config.hidden_size, 3 * config.hidden_size)
         self.output = nn.Linear(config.hidden_size, config.hidden_size)
         self.dropout = Dropout(config.attention_dropout)
+        self.low_rank: nn.Module | None = None  # model/lora.py
 
     def forward(self, hidden: Tensor, mask: Tensor | None, explicit: bool) -> tuple[Tensor, Tensor | None]:
         """(B, T, H), mask (B, 1, 1, T) -> (B, T, H), and the weights (B, A, T, T) if they are to be explicit."""
         batch, length, width = hidden.shape
-        projected = self.query_key_value(hidden).view(batch, length, 3, self.heads, self.head_size)
+        fused = self.query_key_value(hidden)  # (B, T, 3 H)
+        if self.low_rank is not None:
+            fused = fused + self.low_rank(hidden)
+        projected = fused.view(batch, length, 3, self.heads, self.head_size)
         query, key, value = projected.permute(2, 0, 3, 1, 4)  # each (B, A, T, D)
         weights = None
         # Dropout needs the weights one by one, and the fused kernel of a CPU has none: then it falls back to the same
@@ -108,13 +112,20 @@ class Layer(nn.Module):
         self.feedforward_norm = nn.LayerNorm(config.hidden_size, eps=config.norm_epsilon)
         self.activation = activation(config.activation)
         self.dropout = Dropout(config.dropout)
+        self.attention_adapter: nn.Module | None = None  # model/adapters.py
+        self.feedforward_adapter: nn.Module | None = None
 
     def forward(self, hidden: Tensor, mask: Tensor | None, explicit: bool) -> tuple[Tensor, Tensor | None]:
         """(B, T, H) -> (B, T, H), and the attention weights if they are to be explicit."""
         attended, weights = self.attention(hidden, mask, explicit)
-        hidden = self.attention_norm(hidden + self.dropout(attended))
-        transformed = self.contract(self.activation(self.expand(hidden)))
-        return self.feedforward_norm(hidden + self.dropout(transformed)), weights
+        attended = self.dropout(attended)
+        if self.attention_adapter is not None:
+            attended = self.attention_adapter(attended)
+        hidden = self.attention_norm(hidden + attended)
+        transformed = self.dropout(self.contract(self.activation(self.expand(hidden))))
+        if self.feedforward_adapter is not None:
+            transformed = self.feedforward_adapter(transformed)
+        return self.feedforward_norm(hidden + transformed), weights
 
 
 class Encoder(nn.Module):

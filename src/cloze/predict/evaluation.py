@@ -6,9 +6,12 @@ from pathlib import Path
 from cloze.checkpoint import HEAD_OF
 from cloze.errors import RequestError
 from cloze.kinds import TaskKind
+from cloze.predict.answering import evaluate_answers
+from cloze.predict.choosing import evaluate_choices
 from cloze.predict.model import Model, load
 from cloze.predict.reports import Evaluation
 from cloze.predict.sequences import evaluate_texts
+from cloze.predict.tagging import evaluate_tags
 from cloze.tasks.items import Examples
 from cloze.tasks.source import Source
 from cloze.tasks.task import find_task, read_examples
@@ -17,6 +20,9 @@ EVALUATE: dict[TaskKind, Callable[..., Evaluation]] = {
     "classify": evaluate_texts,
     "multilabel": evaluate_texts,
     "regress": evaluate_texts,
+    "tag": evaluate_tags,
+    "answer": evaluate_answers,
+    "choose": evaluate_choices,
 }
 
 

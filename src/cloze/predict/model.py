@@ -19,16 +19,17 @@ from cloze.checkpoint import (
     Pooling,
     TaskLabels,
     find_source,
-    load_folder,
+    load_any,
     save_folder,
 )
 from cloze.errors import ConfigError, RequestError, did_you_mean
 from cloze.kinds import LongTexts
 from cloze.model import Bert, EncoderOutput, HeadName
+from cloze.predict.adapters import Adapters
 from cloze.predict.batching import Batch, collate, run_batched
 from cloze.predict.labels import chosen_classes, chosen_labels, probabilities
 from cloze.predict.pooling import POOL
-from cloze.predict.results import Attention, Filled, Label, Labels
+from cloze.predict.results import Answer, Attention, Filled, Label, Labels, Option, Tagged
 from cloze.text import Encoding, Tokenizer, encode_long
 
 logger = logging.getLogger("cloze")
@@ -36,9 +37,12 @@ logger = logging.getLogger("cloze")
 Floats = NDArray[np.float32]
 
 
-def load(source: str | Path, *, device: str | None = None) -> "Model":
-    """Load a model folder (ours, any HF BERT, or a TensorFlow checkpoint), or a hub name when online."""
-    folder = load_folder(find_source(source))
+def load(source: str | Path, *, base: str | Path | None = None, device: str | None = None) -> "Model":
+    """Load a model folder (ours, any HF BERT, or a TensorFlow checkpoint), or a hub name when online.
+
+    An adapter's folder is loaded on the base that it was trained on; ``base`` says where that is if it has moved.
+    """
+    folder = load_any(find_source(source), base)
     for note in folder.notes:
         logger.warning("%s: %s", source, note)
     return Model(folder, device=device)
@@ -63,7 +67,7 @@ class Model:
     """An encoder with its tokenizer and heads, ready to predict."""
 
     def __init__(self, folder: ModelFolder, *, device: str | None = None) -> None:
-        self._folder = folder
+        self._folder, self._adapters = folder, Adapters(folder)
         self.device = choose_device(device)
         self.bert: Bert = folder.model.to(self.device).eval()
 
@@ -90,6 +94,16 @@ class Model:
     def save(self, folder: str | Path) -> None:
         """Write a folder that ``cloze``, ``transformers`` and ``sentence-transformers`` load."""
         save_folder(self._folder, Path(folder))
+
+    # -- adapters ----------------------------------------------------------------------------------------------------
+
+    def attach(self, name: str, folder: str | Path) -> None:
+        """Load an adapter that was trained on this base; ``use(name)`` puts it into its place."""
+        self._adapters.attach(name, find_source(folder), self.device)
+
+    def use(self, name: str | None) -> None:
+        """Answer with this adapter from now on; with None, as the base. Not while another thread is asking."""
+        self._folder = self._adapters.use(name)
 
     # -- pre-training heads ------------------------------------------------------------------------------------------
 
@@ -229,6 +243,34 @@ class Model:
         counts = np.array([len(text) for text in windows], np.float32)
         return (np.add.reduceat(np.stack(rows), starts) / counts[:, None]).astype(np.float32)
 
+    def tag(self, texts: Sequence[str] | Sequence[Sequence[str]]) -> list[Tagged]:
+        """The words of each text with their tags, and its entities; texts, or sentences as lists of words."""
+        from cloze.predict.tagging import tag_texts
+
+        return tag_texts(self, texts)
+
+    def answer(self, question: str, context: str, top: int = 1) -> list[Answer]:
+        """The best answers to a question that a text has, or that it has none, best first."""
+        return self.answer_all([question], [context], top)[0]
+
+    def answer_all(self, questions: Sequence[str], contexts: Sequence[str], top: int = 1) -> list[list[Answer]]:
+        """The best answers to each question, as ``answer`` gives them."""
+        from cloze.predict.answering import answer_all
+
+        self._need("span")
+        return answer_all(self, questions, contexts, top)
+
+    def choose(self, prompt: str, options: Sequence[str]) -> list[Option]:
+        """The options with their probabilities, the one that fits the prompt best first."""
+        return self.choose_all([prompt], [options])[0]
+
+    def choose_all(self, prompts: Sequence[str], options: Sequence[Sequence[str]]) -> list[list[Option]]:
+        """The options of each prompt, as ``choose`` gives them."""
+        from cloze.predict.choosing import choose_all
+
+        self._need("choice")
+        return choose_all(self, prompts, options)
+
     # -- shared steps ------------------------------------------------------------------------------------------------
 
     def _encode(self, texts: Sequence[str], pairs: Sequence[str] | None) -> list[Encoding]:
@@ -259,7 +301,7 @@ class Model:
     def _states(self, batch: Batch, layer: int) -> Tensor:
         """The states (B, T, H) after ``layer`` layers; the last needs no others kept."""
         if layer == self.bert.config.layers:
-            output: EncoderOutput = self.bert(batch.ids, batch.segments, batch.mask)
+            output: EncoderOutput = self.bert.encoder(batch.ids, batch.segments, batch.mask)
             return output.last
         output = self.bert.encoder(batch.ids, batch.segments, batch.mask, keep_states=True)
         return output.states[layer]

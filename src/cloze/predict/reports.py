@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cloze.files import replace_json, replace_json_lines
+from cloze.files import replace_json, replace_json_lines, replaced_file
 
 # A score of any metric that counts as none.
 _NOTHING = 0.05
@@ -29,7 +29,7 @@ class Evaluation:
     targets: Sequence[str] | None = None  # None where rows bear none
     inputs: Sequence[Mapping[str, str]] = ()  # what was asked, for reading what went wrong
     confusion: Confusion | None = None
-    files: Mapping[str, Any] = field(default_factory=dict)  # official ones: name -> what the JSON holds
+    files: Mapping[str, Any] = field(default_factory=dict)  # official ones: name -> what the JSON holds, or the text
 
     def results(self) -> dict[str, Any]:
         """What ``eval_results.json`` holds."""
@@ -72,4 +72,8 @@ def write_report(evaluation: Evaluation, folder: Path) -> None:
     if evaluation.targets is not None:
         replace_json_lines(folder / "wrong_rows.jsonl", evaluation.wrong())
     for name, contents in evaluation.files.items():
-        replace_json(folder / name, contents)
+        if isinstance(contents, str):
+            with replaced_file(folder / name) as temporary:
+                temporary.write_text(contents, encoding="utf-8")
+        else:
+            replace_json(folder / name, contents)

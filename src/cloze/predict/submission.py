@@ -5,24 +5,25 @@ from pathlib import Path
 from cloze.files import replaced_file
 from cloze.predict.labels import chosen_classes
 from cloze.predict.model import Model
-from cloze.tasks.glue import GlueTask, find_split, read_glue
+from cloze.tasks.published import PublishedTask, find_split, read_split
 
 # What the server calls the test files of a task, by split; MNLI has two.
 _NAMES = {"test_matched": "-m", "test_mismatched": "-mm"}
 
 
-def write_submission(model: Model, task: GlueTask, data: Path, out: Path) -> list[Path]:
+def write_submission(model: Model, task: PublishedTask, data: Path, out: Path) -> list[Path]:
     """Answer every test file of a task that is there, and return what was written."""
+    out.mkdir(parents=True, exist_ok=True)
     splits = [split for split in task.files if split.startswith("test_")] or ["test"]
     return [_write(model, task, data, split, out) for split in splits if _is_there(task, data, split)]
 
 
-def _is_there(task: GlueTask, data: Path, split: str) -> bool:
+def _is_there(task: PublishedTask, data: Path, split: str) -> bool:
     return find_split(task, data, split, missing_ok=True) is not None
 
 
-def _write(model: Model, task: GlueTask, data: Path, split: str, out: Path) -> Path:
-    rows = list(read_glue(task, data, split))
+def _write(model: Model, task: PublishedTask, data: Path, split: str, out: Path) -> Path:
+    rows = list(read_split(task, data, split))
     pairs = [row.pair for row in rows if row.pair is not None] or None
     logits = model.logits([row.text for row in rows], pairs)
     told = model.task

@@ -1,4 +1,4 @@
-"""Tasks that ask for a label, several, or a number of each text: GLUE's files as published, and anybody's own."""
+"""Tasks that ask for a label, several, or a number of each text: published files as they are, and anybody's own."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,16 +12,16 @@ from cloze.tasks.classify import (
     regression_examples,
     several_labels_examples,
 )
-from cloze.tasks.glue import GlueTask, read_glue
 from cloze.tasks.labels import LabelSet
+from cloze.tasks.published import PublishedTask, read_split
 from cloze.tasks.rows import RowFile, read_rows
 from cloze.tasks.source import Source
 from cloze.tasks.spec import Read
 
 
-def read_glue_task(task: GlueTask, source: Source, split: str, labels: LabelSet | None) -> Read:
-    """A split of one of GLUE's tasks; its labels are fixed, unless a model brings its own."""
-    rows = read_glue(task, source.data, split, source.on_bad_row)
+def read_published_texts(task: PublishedTask, source: Source, split: str, labels: LabelSet | None) -> Read:
+    """A split of a published task; its labels are fixed, unless a model brings its own."""
+    rows = read_split(task, source.data, split, source.on_bad_row)
     kind: TaskKind = "regress" if task.labels is None else "classify"
     return _read(kind, rows, source, labels or task.labels)
 

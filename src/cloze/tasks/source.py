@@ -18,3 +18,4 @@ class Source:
     pair: str | None = None
     label: str = "label"
     on_bad_row: OnBadRow | None = None  # None: as the task has it, which is to stop unless its published files are bad
+    options: str = "options"  # to choose: the column with a list, or columns with an option each, commas between

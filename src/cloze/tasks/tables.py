@@ -224,9 +224,11 @@ def open_table(path: Path, columns: Sequence[str] | None = None) -> Table:
     match kind.lower():
         case ".csv":
             return CellTable(path, columns, quoted=True)
+        case ".txt" if columns is not None:  # published without a header, tabs between the cells
+            return CellTable(path, columns, quoted=False)
         case ".tsv":
             return CellTable(path, columns, quoted=False)
-        case ".jsonl" | ".ndjson":
+        case ".jsonl" | ".ndjson" | ".json":
             return JsonTable(path)
         case ".parquet" if kind == path.suffix:
             return ParquetTable(path)

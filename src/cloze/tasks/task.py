@@ -6,12 +6,17 @@ from functools import partial
 
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.kinds import TaskKind
+from cloze.tasks.chinese import CHINESE
+from cloze.tasks.choice_files import read_arc, read_own_choices, read_swag
+from cloze.tasks.entities import ENTITY_METRICS, tag_metrics
 from cloze.tasks.glue import ALIASES, GLUE
 from cloze.tasks.items import Examples
 from cloze.tasks.labels import LabelSet
-from cloze.tasks.sequences import read_glue_task, read_own_texts
+from cloze.tasks.sequences import read_own_texts, read_published_texts
 from cloze.tasks.source import Source
 from cloze.tasks.spec import TaskSpec
+from cloze.tasks.squad import CMRC, SQUAD, SQUAD2, read_own_questions, read_squad
+from cloze.tasks.tag import BIO_NER, CONLL, MSRA, read_own_tags, read_published_tags
 
 OWN: dict[str, TaskSpec] = {
     "classify": TaskSpec("classify", ("accuracy", "macro_f1"), partial(read_own_texts, "classify"), published=False),
@@ -19,14 +24,26 @@ OWN: dict[str, TaskSpec] = {
         "multilabel", ("micro_f1", "macro_f1"), partial(read_own_texts, "multilabel"), published=False
     ),
     "regress": TaskSpec("regress", ("pearson", "spearman", "mse"), partial(read_own_texts, "regress"), published=False),
+    "tag": TaskSpec("tag", ENTITY_METRICS, read_own_tags, published=False),
+    "answer": TaskSpec("answer", ("f1", "exact"), read_own_questions, published=False),
+    "choose": TaskSpec("choose", ("accuracy",), read_own_choices, published=False),
 }
 PUBLISHED: dict[str, TaskSpec] = {
     name: TaskSpec(
         "regress" if task.labels is None else "classify",
         (task.main, *(metric for metric in task.metrics if metric != task.main)),
-        partial(read_glue_task, task),
+        partial(read_published_texts, task),
     )
-    for name, task in GLUE.items()
+    for name, task in (GLUE | CHINESE).items()
+} | {
+    "conll": TaskSpec("tag", ENTITY_METRICS, partial(read_published_tags, CONLL)),
+    "msra": TaskSpec("tag", ENTITY_METRICS, partial(read_published_tags, MSRA)),
+    "bio-ner": TaskSpec("tag", ENTITY_METRICS, partial(read_published_tags, BIO_NER)),
+    "squad": TaskSpec("answer", ("f1", "exact_match"), partial(read_squad, SQUAD, True)),
+    "squad2": TaskSpec("answer", ("f1", "exact"), partial(read_squad, SQUAD2, False)),
+    "cmrc": TaskSpec("answer", ("f1", "em", "average"), partial(read_squad, CMRC, True)),
+    "swag": TaskSpec("choose", ("accuracy",), read_swag),
+    "arc": TaskSpec("choose", ("accuracy",), read_arc),
 }
 TASKS = OWN | PUBLISHED
 # Without a dev file, this share of the training rows stands in for one.
@@ -53,15 +70,16 @@ def find_task(name: str) -> TaskSpec:
     return TASKS[key]
 
 
-def read_task(source: Source, *, part: bool = True) -> TaskData:
-    """Read the rows for training, and those for scoring it.
+def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = None) -> TaskData:
+    """Read the rows for training, and those for scoring it; ``labels``, if given, are what both are held to.
 
     Own rows without a dev file are parted, every tenth being kept for scoring; or not, and then ``dev`` is all of them.
     """
     spec = find_task(source.task)
-    train, labels = spec.read(source, "train", None)
+    train, labels = spec.read(source, "train", labels)
     notes = _skipped("training", train)
-    if not spec.published and source.dev is None:
+    # A single file of a published task has no other beside it.
+    if source.dev is None and (not spec.published or source.data.is_file()):
         dev = train
         if part:
             train, dev = _split(train)
@@ -69,7 +87,8 @@ def read_task(source: Source, *, part: bool = True) -> TaskData:
     else:
         dev, _ = spec.read(source, "dev", labels)
         notes += _skipped("dev", dev)
-    return TaskData(spec.kind, spec.metrics, labels, train, dev, notes)
+    metrics = tag_metrics(labels) if spec.kind == "tag" else spec.metrics
+    return TaskData(spec.kind, metrics, labels, train, dev, notes)
 
 
 def read_examples(source: Source, labels: Sequence[str] | None, split: str = "dev") -> Examples:

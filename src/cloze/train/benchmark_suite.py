@@ -9,7 +9,8 @@ from cloze.files import replace_json
 from cloze.predict import evaluate, load
 from cloze.predict.submission import write_submission
 from cloze.progress import Progress, Silent
-from cloze.tasks.glue import GLUE, GlueTask, find_split
+from cloze.tasks.glue import GLUE
+from cloze.tasks.published import PublishedTask, find_split
 from cloze.tasks.source import Source
 from cloze.train.run import RESULTS, Run
 from cloze.train.search import search
@@ -56,6 +57,6 @@ def finetune_glue(
     return out
 
 
-def _is_there(task: GlueTask, data: Path) -> bool:
+def _is_there(task: PublishedTask, data: Path) -> bool:
     own = (data / task.folder).is_dir()
     return own and all(find_split(task, data, split, missing_ok=True) is not None for split in ("train", "dev"))

@@ -9,23 +9,30 @@ import torch
 
 from cloze.checkpoint import (
     HEAD_OF,
+    AdapterOf,
     EmbeddingSettings,
     ModelFolder,
     TaskLabels,
     find_source,
     load_folder,
+    save_adapter,
     save_folder,
+    weights_fingerprint,
 )
 from cloze.errors import ConfigError
 from cloze.kinds import TaskKind
 from cloze.model.bert import POOLED_HEADS
 from cloze.model.surgery import with_heads
 from cloze.predict import Evaluation, Model, choose_device, evaluate_examples, write_report
+from cloze.predict.answering import fit_threshold
 from cloze.predict.sequences import calibrate_texts
 from cloze.progress import Progress, Silent
+from cloze.tasks.answer import Questions, answer_items
+from cloze.tasks.choose import choice_items
 from cloze.tasks.classify import sequence_items
 from cloze.tasks.items import Item
 from cloze.tasks.source import Source
+from cloze.tasks.tag import tag_items
 from cloze.tasks.task import TaskData, read_task
 from cloze.text import Tokenizer
 from cloze.train.allocator import keep_freed_memory
@@ -37,11 +44,22 @@ from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
 from cloze.train.task_batches import TaskBatches
 from cloze.train.task_objective import TaskObjective
+from cloze.train.tuning import keep_states, prepare, rate_scale
 
 ITEMS: dict[TaskKind, Callable[[Any, Tokenizer, FinetuneSettings], list[Item]]] = {
     "classify": lambda examples, tokenizer, settings: sequence_items(examples, tokenizer, settings.long_texts),
     "multilabel": lambda examples, tokenizer, settings: sequence_items(examples, tokenizer, settings.long_texts),
     "regress": lambda examples, tokenizer, settings: sequence_items(examples, tokenizer, settings.long_texts),
+    "tag": lambda examples, tokenizer, settings: tag_items(examples, tokenizer, context=settings.context),
+    "answer": lambda examples, tokenizer, settings: answer_items(examples, tokenizer, settings.stride),
+    "choose": lambda examples, tokenizer, _: choice_items(examples, tokenizer),
+}
+
+# What a model without labels says, for its card.
+ANSWERS: dict[TaskKind, str] = {
+    "regress": "a number",
+    "answer": "a stretch of the text",
+    "choose": "one of the options",
 }
 
 
@@ -78,7 +96,7 @@ def finetune_on(
     settings, progress = settings or FinetuneSettings(), progress or Silent()
     base = load_folder(find_source(model))
     # What cannot be trained is found out now, not after the folder is made.
-    tuned = _start(base, data, settings, progress)
+    tuned = _start(base, str(model), data, settings, progress)
     wrapped = Model(tuned, device=device)
     weights = balanced_weights(data) if settings.class_weights == "balanced" else None
     run = Run.open(Path(out), _recorded(asked, model, data) | asdict(settings), fresh=fresh)
@@ -88,6 +106,7 @@ def finetune_on(
         return run.folder
     keep_freed_memory()
     batches = _batches(data, tuned.tokenizer, settings, choose_device(device), progress)
+    keep_states(wrapped.bert, batches.items, tuned.tokenizer.pad_id, progress)
     best = Best(run, wrapped.bert, data.metrics[0], settings.patience) if settings.patience else None
 
     def score_dev(pause: Callable[[], None]) -> Mapping[str, float]:  # noqa: ARG001 (small sets are soon read)
@@ -103,7 +122,7 @@ def finetune_on(
         run,
         progress,
         score_dev,
-        Company(enough=best.enough if best else None),
+        Company(enough=best.enough if best else None, rate_scale=rate_scale(wrapped.bert, settings.layer_decay)),
     )
     if best is not None:
         best.restore()
@@ -123,14 +142,18 @@ def _recorded(asked: Mapping[str, Any], model: str | Path, data: TaskData) -> di
     return {"command": "finetune", "model": str(model), **asked, **facts}
 
 
-def _start(base: ModelFolder, data: TaskData, settings: FinetuneSettings, progress: Progress) -> ModelFolder:
-    """The base with a new head for the task's labels."""
+def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSettings, progress: Progress) -> ModelFolder:
+    """The base, which was given by this name, with a new head for the task's labels."""
     if settings.length > base.model.config.positions:
         raise ConfigError(
             f"length is {settings.length}, but the model reads at most {base.model.config.positions} tokens"
         )
+    if settings.context and data.kind != "tag":
+        raise ConfigError(f"context is for tagging, whose rows are sentences of documents; this task is to {data.kind}")
+    if settings.calibrate and data.kind not in ("classify", "multilabel"):
+        raise ConfigError(f"calibrate is for labels of texts; this task is to {data.kind}")
     head = HEAD_OF[data.kind]
-    if base.model.pooler is None and head in POOLED_HEADS:
+    if base.model.pooler is None and head in POOLED_HEADS and settings.frozen is None:
         progress.say("the model has no pooler; a new one starts at random")
     outputs = 1 if data.labels is None else len(data.labels)
     bert = with_heads(base.model, (head,), labels=outputs, keep=False, seed=settings.seed, dropout=settings.dropout)
@@ -140,7 +163,13 @@ def _start(base: ModelFolder, data: TaskData, settings: FinetuneSettings, progre
         progress.say(f"the model reads at most {length} tokens")
     # What it is trained and scored on is what it will read: the limit goes with the folder.
     tokenizer = base.tokenizer.with_max_length(length)
-    return ModelFolder(bert, tokenizer, TaskLabels(data.kind, names, settings.long_texts), base.embedding)
+    attachment = prepare(bert, settings, new_pooler=base.model.pooler is None)
+    adapter = None
+    if attachment is not None:
+        assert base.place is not None, "it was loaded"
+        adapter = AdapterOf(attachment, name, base.place, weights_fingerprint(base.place), asdict(settings))
+    task = TaskLabels(data.kind, names, settings.long_texts, settings.context)
+    return ModelFolder(bert, tokenizer, task, base.embedding, adapter=adapter)
 
 
 def _batches(
@@ -161,6 +190,9 @@ def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: TaskData, settin
     if calibration is not None:
         tuned = replace(tuned, task=calibration.task)
         wrapped = Model(tuned, device=str(wrapped.device))
+    if isinstance(data.dev, Questions):
+        tuned = replace(tuned, task=fit_threshold(wrapped, data.dev))
+        wrapped = Model(tuned, device=str(wrapped.device))
     evaluation = evaluate_examples(wrapped, data.kind, data.dev, data.metrics)
     write_report(evaluation, run.folder)
     if calibration is not None:
@@ -168,10 +200,8 @@ def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: TaskData, settin
     draw_curves(run.metrics(), run.folder / "curves.png")
     card = finetuning_card(tuned, evaluation, settings, len(data.train))
     tuned.model.cpu()
-    save_folder(
-        ModelFolder(tuned.model, tuned.tokenizer, tuned.task, EmbeddingSettings(), card=card),
-        run.model_folder,
-    )
+    contents = replace(tuned, embedding=EmbeddingSettings(), card=card)
+    (save_folder if tuned.adapter is None else save_adapter)(contents, run.model_folder)
     (run.folder / BEST).unlink(missing_ok=True)
     run.store.clear()
 
@@ -180,7 +210,7 @@ def finetuning_card(tuned: ModelFolder, evaluation: Evaluation, settings: Finetu
     """The model card of a fine-tuned model."""
     assert tuned.task is not None
     scores = "\n".join(f"- {name}: {value:.4f}" for name, value in evaluation.metrics.items())
-    labels = ", ".join(tuned.task.names) or "a number"
+    labels = ", ".join(tuned.task.names) or ANSWERS[tuned.task.kind]
     return (
         f"# BERT, fine-tuned to {tuned.task.kind}\n\n"
         f"- answers: {labels}\n- training: {rows:,} rows, {settings.epochs} epochs, batch {settings.batch}, "

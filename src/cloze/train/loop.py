@@ -73,6 +73,7 @@ class Company:
     peak: float = 0.0
     tell: Callable[[int, Mapping[str, float]], None] | None = None  # TensorBoard, if somebody asked for it
     enough: Callable[[], bool] | None = None  # asked after each evaluation: is more training in vain?
+    rate_scale: Callable[[str], float] | None = None  # the share of the learning rate that a parameter gets, by name
 
 
 def train(
@@ -109,7 +110,7 @@ class _Training:
         self.objective, self.source, self.settings, self.run = objective, source, settings, run
         self.progress, self.evaluate, self.company, self.team = progress, evaluate, company, company.team
         self.module = self.team.spread(objective, company.layers, settings.parallel)
-        self.optimizer = make_optimizer(self.module, settings.rate, settings.weight_decay)
+        self.optimizer = make_optimizer(self.module, settings.rate, settings.weight_decay, company.rate_scale)
         self.schedule = Schedule.of(settings)
         self.meter = Meter(company.flops_a_token, company.peak * self.team.size)
         self.guard = Guard()

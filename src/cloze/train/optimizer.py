@@ -1,6 +1,6 @@
 """AdamW as BERT uses it: no decay on biases and LayerNorm."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -12,24 +12,29 @@ BETAS = (0.9, 0.999)
 EPSILON = 1e-8
 
 
-def make_optimizer(module: nn.Module, rate: float, weight_decay: float) -> AdamW:
-    """An optimizer of every parameter that is not frozen."""
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    # Matrices and embeddings have two dimensions; biases and LayerNorm have one, and shrinking those helps nobody.
-    groups = [
-        {
-            "params": [parameter for parameter in parameters if parameter.ndim > 1],
-            "weight_decay": weight_decay,
-        },
-        {"params": [parameter for parameter in parameters if parameter.ndim <= 1], "weight_decay": 0.0},
-    ]
+def make_optimizer(
+    module: nn.Module, rate: float, weight_decay: float, scale: Callable[[str], float] | None = None
+) -> AdamW:
+    """An optimizer of every parameter that is not frozen; ``scale`` says by name which share of the rate it gets."""
+    parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+    scales = {name: 1.0 if scale is None else scale(name) for name in parameters}
+    groups = []
+    # The largest first: the rate that is told is the first group's.
+    for share_of_rate in sorted(set(scales.values()), reverse=True):
+        chosen = [parameter for name, parameter in parameters.items() if scales[name] == share_of_rate]
+        # Matrices and embeddings have two dimensions; biases and LayerNorm have one, and shrinking those helps nobody.
+        for params, decay in (
+            ([parameter for parameter in chosen if parameter.ndim > 1], weight_decay),
+            ([parameter for parameter in chosen if parameter.ndim <= 1], 0.0),
+        ):
+            groups.append({"params": params, "weight_decay": decay, "scale": share_of_rate})
     return AdamW(groups, lr=rate, betas=BETAS, eps=EPSILON, fused=True)
 
 
 def set_rate(optimizer: AdamW, rate: float) -> None:
-    """Use this learning rate from now on."""
+    """Use this learning rate from now on, or the share of it that a group has."""
     for group in optimizer.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["scale"]
 
 
 def optimizer_tensors(optimizer: AdamW) -> dict[str, Tensor]:

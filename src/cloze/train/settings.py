@@ -9,7 +9,8 @@ from typing import Literal
 
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
 from cloze.errors import ConfigError
-from cloze.kinds import LongTexts
+from cloze.kinds import AdapterKind, FeatureHead, Features, LongTexts
+from cloze.train.ways import check_ways
 
 Parallel = Literal["ddp", "fsdp"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
@@ -184,6 +185,10 @@ class FinetuneSettings:
     """Tokens a row, at most."""
     long_texts: LongTexts = "cut"
     """Longer texts: cut, head-tail (a quarter and three quarters of the length), or windows (all of it is read)."""
+    stride: int = 128
+    """To answer: tokens from one window of a long context to the next; half of a window's room if that is less."""
+    context: bool = False
+    """To tag: read sentences together with their neighbours in the document, as many as there is room for."""
     rate: float = 5e-5
     """Peak learning rate."""
     warmup: float = 0.1
@@ -198,17 +203,30 @@ class FinetuneSettings:
     """Stop after so many epochs without a better dev score, and keep the best weights; 0: train to the end."""
     calibrate: bool = False
     """Fit temperature and threshold on the dev rows, so that probabilities mean what they say."""
+    adapter: AdapterKind | None = None
+    """Train an adapter and leave the model itself as it is: houlsby (two small networks a layer), lora (low rank)."""
+    adapter_size: int | None = None
+    """The adapter's bottleneck (64 if left out), or the rank of lora (8)."""
+    frozen: Features | None = None
+    """Train nothing but a head on frozen states: last layer, last4 side by side, or a learned mix of all."""
+    feature_head: FeatureHead = "linear"
+    """What reads frozen states: linear, or lstm (two layers, both directions)."""
+    freeze_layers: int = 0
+    """The embeddings and so many of the lowest layers stay as they are; 0: all of the model is trained."""
+    layer_decay: float = 1.0
+    """Each layer learns at so much of the rate of the layer above it."""
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0
     """New head, order and dropout all follow from it."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "length"):
+        for name in ("epochs", "batch", "length", "stride"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; at least 1 was expected")
         if self.patience < 0:
             raise ConfigError(f"patience is {self.patience}; a number of epochs was expected, or 0")
+        check_ways(self)
         self.loop(1)
 
     def loop(self, steps_an_epoch: int) -> LoopSettings:

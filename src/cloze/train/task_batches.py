@@ -52,7 +52,7 @@ class TaskBatches:
         labels_tokens: bool = False,
     ) -> None:
         """``labels_tokens``: a target has an entry a token, and is padded with it."""
-        self._items, self._batch, self._seed = items, batch, seed
+        self.items, self._batch, self._seed = items, batch, seed
         self._pad_id, self._device, self._labels_tokens = pad_id, device, labels_tokens
         self._lengths = np.array([sum(len(encoding.ids) for encoding in item.encodings) for item in items])
         self.steps_an_epoch = -(-len(items) // batch)
@@ -64,12 +64,12 @@ class TaskBatches:
         if epoch != self._epoch:
             self._epoch, self._batches = epoch, self._shuffled(epoch)
         rows = np.array_split(self._batches[index], parts)[part]
-        return self._collate([self._items[row] for row in rows])
+        return self._collate([self.items[row] for row in rows])
 
     def _shuffled(self, epoch: int) -> list[NDArray[np.int64]]:
         """Rows at random; of some at a time, those of like length together; and these batches at random again."""
         generator = np.random.default_rng([self._seed, epoch])
-        order = generator.permutation(len(self._items))
+        order = generator.permutation(len(self.items))
         groups = np.split(order, range(_GROUPED * self._batch, len(order), _GROUPED * self._batch))
         near = np.concatenate([group[np.argsort(self._lengths[group], kind="stable")] for group in groups])
         batches = np.split(near, range(self._batch, len(near), self._batch))

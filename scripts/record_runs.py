@@ -1,0 +1,45 @@
+"""Write down how held-out losses fell along finished pre-trainings: what ``cloze plan`` tells people to expect.
+
+    python scripts/record_runs.py NAME=RUN...
+
+NAME says of each run what it was, in a few words; RUN is its folder, finished or not. Runs of the same name are
+replaced, all others stay.
+"""
+
+import json
+import math
+import sys
+from pathlib import Path
+
+from safetensors import safe_open
+
+RECORDED = Path(__file__).parents[1] / "src/cloze/train/recorded_runs.json"
+
+
+def points(run: Path) -> list[tuple[int, float]]:
+    """(tokens seen, held-out masked-word loss) after each evaluation."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    seen = {row["step"]: row["tokens_seen"] for row in rows if "tokens_seen" in row}
+    return [(seen[row["step"]], round(row["held_out_mlm_loss"], 3)) for row in rows if "held_out_mlm_loss" in row]
+
+
+def parameters(run: Path) -> int:
+    """How many the model has, by its weights: the finished ones, or those of the newest checkpoint."""
+    found = [run / "model/model.safetensors", *sorted(run.glob("checkpoints/*/model.safetensors"))]
+    with safe_open(next(path for path in (found[0], *reversed(found[1:])) if path.is_file()), "np") as file:
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+
+
+def main() -> None:
+    """Add the runs."""
+    recorded = {run["name"]: run for run in json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]}
+    for word in sys.argv[1:]:
+        name, _, folder = word.partition("=")
+        recorded[name] = {"name": name, "parameters": parameters(Path(folder)), "points": points(Path(folder))}
+    runs = sorted(recorded.values(), key=lambda run: run["parameters"])
+    lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
+    RECORDED.write_text(f'{{"runs": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

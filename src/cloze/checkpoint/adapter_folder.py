@@ -1,0 +1,320 @@
+"""Adapter folders: what was trained for one task, a few per cent of the model, and which base it belongs to.
+
+    adapter.json          the kind and its sizes, the base and the SHA-256 of its weights, the task
+    adapter.safetensors   the tensors that were trained, under the names that they have in ``Bert``
+    README.md             the card
+
+The base is looked for where it lay when the adapter was trained: seen from the adapter's folder, then as it was given.
+A base with other weights is refused, since an adapter of another base gives answers that look like answers.
+"""
+
+import hashlib
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from cloze.checkpoint.config_file import TaskLabels, read_task, write_config
+from cloze.checkpoint.folder import (
+    ADAPTER,
+    RUN_MODEL,
+    AdapterOf,
+    ModelFolder,
+    find_model,
+    load_folder,
+)
+from cloze.checkpoint.hub import find_source, is_hub_name
+from cloze.checkpoint.weights import PICKLE, SAFETENSORS, read_safetensors, write_safetensors
+from cloze.errors import CheckpointError
+from cloze.files import read_json, replaced_folder, write_json
+from cloze.kinds import FeatureHead, Features
+from cloze.model import HEAD_NAMES, Bert
+from cloze.model.adapters import Attachment, AttachmentKind, Parts, install, new_parts, part_tensors, parts_of
+from cloze.model.bert import PRETRAINING_HEADS
+
+TENSORS = "adapter.safetensors"
+_FORMAT = "cloze adapter 1"
+# Sizes from a file are believed before any tensor of that size is seen.
+_LARGEST = 2**16
+
+
+@dataclass(frozen=True)
+class AdapterFile:
+    """What an adapter's folder says, before it meets its base."""
+
+    folder: Path
+    attachment: Attachment
+    base: str
+    nearby: str | None  # the way from this folder to the base
+    sha256: str
+    task: TaskLabels
+    max_length: int
+    settings: Mapping[str, Any]
+
+
+def find_adapter(path: Path) -> Path | None:
+    """The adapter's folder that a path means, itself or a run's model; None if there is none."""
+    return next((folder for folder in (path, path / RUN_MODEL) if (folder / ADAPTER).is_file()), None)
+
+
+def load_any(path: Path, base: str | Path | None = None) -> ModelFolder:
+    """Load a model folder, or an adapter on its base: the recorded one, or the one that is given."""
+    folder = find_adapter(path)
+    if folder is None:
+        if base is not None:
+            raise CheckpointError(f"{path}: no adapter (no {ADAPTER} in it), so that it has no base; leave out base")
+        return load_folder(path)
+    described = read_adapter(folder)
+    place = find_base(described, base)
+    loaded = load_folder(place)
+    parts = load_parts(described, loaded.model)
+    install(loaded.model, parts)
+    loaded.model.labels = described.attachment.labels
+    return tuned_folder(described, loaded, place)
+
+
+def tuned_folder(described: AdapterFile, base: ModelFolder, place: Path) -> ModelFolder:
+    """What the base is with the adapter in its place."""
+    adapter = AdapterOf(described.attachment, described.base, place, described.sha256, described.settings)
+    card = described.folder / "README.md"
+    return ModelFolder(
+        model=base.model,
+        tokenizer=base.tokenizer.with_max_length(min(described.max_length, base.tokenizer.max_length)),
+        task=described.task,
+        card=card.read_text(encoding="utf-8", errors="replace") if card.is_file() else None,
+        adapter=adapter,
+    )
+
+
+def save_adapter(contents: ModelFolder, destination: Path) -> None:
+    """Write what was trained, and nothing of the base; all of it, or nothing."""
+    adapter, task = contents.adapter, contents.task
+    assert adapter is not None, "only what was attached can be saved apart"
+    assert task is not None, "an adapter is trained for a task"
+    attachment, bert = adapter.attachment, contents.model
+    about = {
+        "format": _FORMAT,
+        "kind": attachment.kind,
+        "head": attachment.head,
+        "labels": attachment.labels,
+        "size": attachment.size,
+        "pooler": attachment.pooler,
+        **({"alpha": attachment.alpha} if attachment.kind == "lora" else {}),
+        **_features(attachment),
+        "base": {
+            "name": adapter.base,
+            "path": None if is_hub_name(adapter.base) else _way(destination, adapter.place),
+            "sha256": adapter.sha256,
+        },
+        "max_length": contents.tokenizer.max_length,
+        "task": _task_values(bert, attachment, task),
+        "settings": dict(adapter.settings),
+    }
+    with replaced_folder(destination) as folder:
+        write_json(folder / ADAPTER, about)
+        write_safetensors(folder / TENSORS, part_tensors(parts_of(bert, attachment)))
+        (folder / "README.md").write_text(_card(contents, adapter), encoding="utf-8")
+
+
+def _features(attachment: Attachment) -> dict[str, Any]:
+    if attachment.kind != "features":
+        return {}
+    return {"reads": attachment.reads, "feature_head": attachment.feature_head}
+
+
+def _task_values(bert: Bert, attachment: Attachment, task: TaskLabels) -> dict[str, Any]:
+    """What ``config.json`` would say of the task alone."""
+    heads = (attachment.head,)
+    without = write_config(bert.config, heads, None)
+    return {name: value for name, value in write_config(bert.config, heads, task).items() if name not in without}
+
+
+def _way(destination: Path, base: Path) -> str:
+    return Path(os.path.relpath(base.resolve(), destination.resolve())).as_posix()
+
+
+def _card(contents: ModelFolder, adapter: AdapterOf) -> str:
+    trained = sum(tensor.numel() for tensor in part_tensors(parts_of(contents.model, adapter.attachment)).values())
+    return (
+        f"{contents.card or '# An adapter'}\n"
+        f"This is an adapter ({adapter.attachment.kind}, size {adapter.attachment.size}): {trained:,} parameters, "
+        f"nothing without their base, {adapter.base} (SHA-256 of its weights: {adapter.sha256}).\n\n"
+        'Load both with `cloze.load("this folder")`; with `base="..."` as well if the base has moved.\n'
+    )
+
+
+def read_adapter(folder: Path) -> AdapterFile:
+    """Read and check what an adapter's folder says."""
+    path = folder / ADAPTER
+    values = read_json(path)
+    if values.get("format") != _FORMAT:
+        raise CheckpointError(
+            f"{path}: format is {str(values.get('format'))[:50]!r}; {_FORMAT!r} was expected: is it from a newer "
+            "cloze, or from another program?"
+        )
+    attachment = _read_attachment(values, path)
+    base, task = _section(values, "base", path), _section(values, "task", path)
+    nearby = base.get("path")
+    return AdapterFile(
+        folder,
+        attachment,
+        base=_text(base.get("name"), "base.name", path),
+        nearby=None if nearby is None else _text(nearby, "base.path", path),
+        sha256=_text(base.get("sha256"), "base.sha256", path),
+        task=read_task(task, attachment.head, attachment.labels, path),
+        max_length=_whole(values.get("max_length"), "max_length", path),
+        settings=_section(values, "settings", path),
+    )
+
+
+def _read_attachment(values: Mapping[str, Any], path: Path) -> Attachment:
+    heads = [head for head in HEAD_NAMES if head not in PRETRAINING_HEADS]
+    alpha = values.get("alpha", Attachment.alpha)
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not math.isfinite(alpha) or alpha <= 0:
+        raise _wrong(path, "alpha", alpha, "a positive number")
+    if not isinstance(values.get("pooler"), bool):
+        raise _wrong(path, "pooler", values.get("pooler"), "true or false")
+    return Attachment(
+        kind=_one_of(values.get("kind"), get_args(AttachmentKind), "kind", path),
+        head=_one_of(values.get("head"), heads, "head", path),
+        labels=_whole(values.get("labels"), "labels", path),
+        size=_whole(values.get("size"), "size", path),
+        pooler=values["pooler"],
+        alpha=float(alpha),
+        reads=_one_of(values.get("reads", "last"), get_args(Features), "reads", path),
+        feature_head=_one_of(values.get("feature_head", "linear"), get_args(FeatureHead), "feature_head", path),
+    )
+
+
+def _wrong(path: Path, name: str, value: Any, expected: str) -> CheckpointError:
+    return CheckpointError(f"{path}: {name} is {str(value)[:50]!r}; {expected} was expected: fetch the folder again")
+
+
+def _one_of(value: Any, known: Any, name: str, path: Path) -> Any:
+    if value not in known:
+        raise _wrong(path, name, value, f"one of {', '.join(known)}")
+    return value
+
+
+def _whole(value: Any, name: str, path: Path) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _LARGEST:
+        raise _wrong(path, name, value, f"a whole number from 1 to {_LARGEST}")
+    return value
+
+
+def _text(value: Any, name: str, path: Path) -> str:
+    if not isinstance(value, str) or not value or "\0" in value:
+        raise _wrong(path, name, value, "a text")
+    return value
+
+
+def _section(values: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]:
+    section = values.get(name)
+    if not isinstance(section, dict):
+        raise _wrong(path, name, section, "an object")
+    return section
+
+
+def load_parts(described: AdapterFile, bert: Bert) -> Parts:
+    """The modules of an adapter for this base, with their tensors; the base stays as it is."""
+    path = described.folder / TENSORS
+    with torch.device("meta"):  # sizes are believed only once the tensors have confirmed them
+        parts = new_parts(bert, described.attachment)
+    tensors = read_safetensors(path)
+    expected = part_tensors(parts)
+    for name in sorted(tensors.keys() ^ expected.keys()):
+        there = "has" if name in tensors else "lacks"
+        raise CheckpointError(f"{path}: {there} the tensor {name}, other than {ADAPTER} says; fetch the folder again")
+    for name, tensor in tensors.items():
+        _check_tensor(name, tensor, expected[name], path)
+    for place, part in parts.items():
+        if part is not None:
+            own = {name: tensors[f"{place}.{name}"].to(torch.float32) for name in part.state_dict()}
+            part.load_state_dict(own, assign=True)
+            part.eval().requires_grad_(False)
+    return parts
+
+
+def _check_tensor(name: str, tensor: Tensor, expected: Tensor, path: Path) -> None:
+    if tensor.shape != expected.shape:
+        raise CheckpointError(
+            f"{path}: {name} has shape {tuple(tensor.shape)}, but {ADAPTER} and the base ask for "
+            f"{tuple(expected.shape)}; fetch the folder again, or use the base that it was trained on"
+        )
+    if not tensor.is_floating_point():
+        raise CheckpointError(f"{path}: {name} holds {tensor.dtype}; floating-point weights were expected")
+
+
+def find_base(described: AdapterFile, base: str | Path | None = None) -> Path:
+    """The base with the right weights: the one that is given, or one of the places where it may be."""
+    if base is not None:
+        place = find_source(base)
+        check_base(described, place)
+        return place
+    looked = list(_candidates(described))
+    found = [place for place in looked if find_model(place) is not None]
+    matching = (place for place in found if weights_fingerprint(place) == described.sha256)
+    place_or_none = next(matching, None)
+    if place_or_none is None:
+        why = "has other weights now" if found else "is not there"
+        raise CheckpointError(
+            f"{described.folder}: its base, {described.base}, {why}; give the base whose weights have the SHA-256 "
+            f'{described.sha256}: cloze.load("{described.folder}", base="...")'
+        )
+    return place_or_none
+
+
+def _candidates(described: AdapterFile) -> Iterator[Path]:
+    """Where the base may be, seen from the adapter, also if that has moved up since; and as it was given."""
+    if is_hub_name(described.base):
+        yield find_source(described.base)
+        return
+    if described.nearby is not None:
+        way = Path(described.nearby)
+        for start in range(sum(part == ".." for part in way.parts) + 1):
+            yield described.folder.joinpath(*way.parts[start:])
+    yield Path(described.base)
+
+
+def check_base(described: AdapterFile, place: Path) -> None:
+    """Refuse a base with other weights than those that the adapter was trained on."""
+    if find_model(place) is None:
+        load_folder(place)  # which tells what is wrong
+    sha256 = weights_fingerprint(place)
+    if sha256 != described.sha256:
+        raise CheckpointError(
+            f"{described.folder}: trained on {described.base}, whose weights have the SHA-256 {described.sha256}, but "
+            f"those of {place} have {sha256}; give the base that it was trained on"
+        )
+
+
+def weights_fingerprint(place: Path) -> str:
+    """The SHA-256 of a model's weights: of its file, or, where there are several, of their SHA-256 by name."""
+    found = find_model(place)
+    assert found is not None, "looked for before"
+    digests = [f"{path.name} {_digest(path)}" for path in _weight_files(*found)]
+    if len(digests) == 1:
+        return digests[0].partition(" ")[2]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def _weight_files(folder: Path, checkpoint: Path | None) -> list[Path]:
+    if checkpoint is not None:
+        return sorted(folder.glob(f"{checkpoint.name}.*"))
+    for name in (SAFETENSORS, PICKLE):
+        if (folder / name).is_file():
+            return [folder / name]
+    return sorted(folder.glob("model-*.safetensors")) or sorted(folder.glob("pytorch_model-*.bin"))
+
+
+def _digest(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error

@@ -1,0 +1,94 @@
+"""``cloze distill``."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from cloze.cli.console import Machine, Reporter, print_json, print_table
+from cloze.tasks.source import OnBadRow, Source
+from cloze.train.distill_settings import DistillSettings
+
+HERE = Machine()
+
+
+def distill(
+    task: Annotated[str, Parameter(help="What the teacher does: classify, tag, ...; or cola, sst-2, mrpc, sts-b, ...")],
+    data: Annotated[Path, Parameter(help="The task's rows, as for finetune.")],
+    /,
+    *,
+    model: str,
+    out: Path,
+    dev: Path | None = None,
+    unlabelled: Path | None = None,
+    text: str = "text",
+    pair: str | None = None,
+    label: str = "label",
+    options: str = "options",
+    on_bad_row: OnBadRow | None = None,
+    fresh: bool = False,
+    settings: Annotated[DistillSettings, Parameter(name="*")] = DistillSettings(),  # noqa: B008 (frozen)
+    machine: Annotated[Machine, Parameter(name="*")] = HERE,
+    json: bool = False,
+) -> None:
+    """Teach a smaller model what a fine-tuned one does. The same command goes on where it stopped.
+
+    Args:
+        model: The teacher: a fine-tuned model folder or run, or a hub name.
+        out: The run's folder.
+        dev: Rows to score on; without it, every tenth training row is kept for that.
+        unlabelled: More texts for the teacher to answer: a text a line, or a table with the same columns.
+        text: The column with the texts.
+        pair: The column with second texts, if there are any.
+        label: The column with the labels.
+        options: To choose: the column with a list of options, or columns with one each, commas between.
+        on_bad_row: stop, or skip and count.
+        fresh: Start over, forgetting what is in the run's folder.
+        json: Print JSON.
+    """
+    from cloze.files import read_json
+    from cloze.train.distill import REPORT
+    from cloze.train.distill import distill as run
+
+    source = Source(task, data, dev, text, pair, label, on_bad_row, options)
+    with Reporter() as reporter:
+        folder = run(
+            source,
+            model,
+            out,
+            unlabelled=unlabelled,
+            settings=settings,
+            device=machine.use(),
+            fresh=fresh,
+            progress=reporter,
+        )
+    report = read_json(folder / REPORT)
+    if json:
+        print_json({"folder": str(folder), **report})
+    else:
+        print_table((str(folder / "model"), "teacher", "student", "student / teacher"), _rows(report))
+
+
+def _rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    teacher, student = report["teacher"], report["student"]
+
+    def row(name: str, key: str, form: str, unit: float = 1) -> tuple[str, str, str, str]:
+        both = [one[key] / unit for one in (teacher, student)]
+        return name, form.format(both[0]), form.format(both[1]), f"{both[1] / both[0]:.2f}"
+
+    scores = [
+        (
+            name,
+            f"{teacher['scores'][name]:.4f}",
+            f"{student['scores'][name]:.4f}",
+            "" if kept is None else f"{kept:.1%}",
+        )
+        for name, kept in report["kept"].items()
+    ]
+    return [
+        row("layers", "layers", "{:.0f}"),
+        row("parameters", "parameters", "{:,.0f}"),
+        row("MiB", "bytes", "{:,.1f}", 2**20),
+        row("rows a second", "rows_per_second", "{:,.1f}"),
+        *scores,
+    ]

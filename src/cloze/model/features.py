@@ -1,0 +1,103 @@
+"""BERT as a source of features (section 5.3 of the paper): the encoder stays frozen, and something small reads it.
+
+What is read is the last layer, the last four side by side, or all layers and the embeddings mixed with learned weights
+(ELMo, Peters et al., 2018). A head stands on it directly, or on a two-layer BiLSTM, as in the paper's table 7.
+
+Dimensions: B sequences, T tokens, H hidden size, K states that are read, F width of what a head reads.
+"""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from cloze.kinds import FeatureHead, Features
+from cloze.model.config import BertConfig
+from cloze.model.encoder import Encoder, initialise
+
+
+class Reader(nn.Module):
+    """Frozen states -> what a head reads: a vector a token, or one a text for the heads that want it pooled.
+
+    States that are the same in every epoch may be ``kept``; they are used while training, and are not part of the
+    model.
+    """
+
+    kept: Mapping[bytes, Tensor]  # what ``key`` makes of a row -> (K, T, H)
+
+    def __init__(self, config: BertConfig, reads: Features, head: FeatureHead, size: int, pools: bool) -> None:
+        super().__init__()
+        self.reads, self.pools = reads, pools
+        self.count = {"last": 1, "last4": min(4, config.layers + 1), "mix": config.layers + 1}[reads]
+        self.weights = nn.Parameter(torch.zeros(self.count)) if reads == "mix" else None
+        self.scale = nn.Parameter(torch.ones(1)) if reads == "mix" else None
+        width = config.hidden_size * (1 if reads == "mix" else self.count)
+        self.lstm = None
+        if head == "lstm":
+            self.lstm = nn.LSTM(width, size, num_layers=2, bidirectional=True, batch_first=True)
+        self.width = width if self.lstm is None else 2 * size  # F
+        self.kept = {}
+
+    def start(self, deviation: float, generator: torch.Generator) -> None:
+        """All states count the same at first; the LSTM starts at random."""
+        initialise(self, deviation, generator)
+        if self.lstm is not None:
+            for parameter in self.lstm.parameters():
+                # PyTorch's own start, drawn from a generator that is ours.
+                nn.init.uniform_(parameter, -(self.lstm.hidden_size**-0.5), self.lstm.hidden_size**-0.5, generator)
+        if self.weights is not None and self.scale is not None:
+            nn.init.zeros_(self.weights)
+            nn.init.ones_(self.scale)
+
+    def forward(self, encoder: Encoder, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
+        """(B, T) ids, segments and mask -> (B, T, F), or (B, 1, F) where it pools."""
+        states = self._kept_states(ids, segments, mask) if self.training and self.kept else None
+        if states is None:
+            states = self.states(encoder, ids, segments, mask)
+        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        read = self._side_by_side(states)
+        if self.lstm is not None:
+            read = _through(self.lstm, read, real)
+        if not self.pools:
+            return read
+        # A frozen [CLS] has learned to say nothing of the text in particular: the mean of all tokens says more.
+        weights = real.unsqueeze(-1).to(read.dtype)
+        return (read * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)
+
+    @torch.no_grad()
+    def states(self, encoder: Encoder, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
+        """What is read of the encoder: (B, K, T, H)."""
+        output = encoder(ids, segments, mask, keep_states=self.reads != "last")
+        return torch.stack(output.states[-self.count :] if output.states else [output.last], 1)
+
+    def _side_by_side(self, states: Tensor) -> Tensor:
+        """(B, K, T, H) -> (B, T, H) mixed, or (B, T, K H)."""
+        if self.weights is None or self.scale is None:
+            return states.transpose(1, 2).flatten(2)
+        return self.scale * torch.einsum("k,bkth->bth", self.weights.softmax(0), states)
+
+    def _kept_states(self, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor | None:
+        """The states of a batch all of whose rows are kept, with zeros for padding."""
+        lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(1).tolist()
+        rows = zip(ids.tolist(), segments.tolist(), lengths, strict=True)
+        found = [self.kept.get(key(row[:length], kinds[:length])) for row, kinds, length in rows]
+        known = [states for states in found if states is not None]
+        if len(known) < len(found):
+            return None
+        batch = known[0].new_zeros(len(known), self.count, ids.shape[1], known[0].shape[-1])
+        for row, states in zip(batch, known, strict=True):
+            row[:, : states.shape[1]] = states
+        return batch
+
+
+def key(ids: list[int], segments: list[int]) -> bytes:
+    """What the states of a row follow from."""
+    return torch.tensor([ids, segments]).numpy().tobytes()
+
+
+def _through(lstm: nn.LSTM, read: Tensor, real: Tensor) -> Tensor:
+    """(B, T, F) -> (B, T, 2 S); each sequence ends where its text does, whatever its neighbours are."""
+    packed = pack_padded_sequence(read, real.sum(1).cpu(), batch_first=True, enforce_sorted=False)
+    output, _ = pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=read.shape[1])
+    return output

@@ -1,0 +1,235 @@
+"""A question and a text -> where in it the answer stands (section 4.2 of the paper), and how such models are scored.
+
+Of every window the likeliest starts and ends are paired, as in the original: an answer ends no earlier than it starts,
+is no longer than 30 tokens, and starts at a token that has more text around it in no other window. What they score is
+the sum of their two logits; no answer is the pair of twice [CLS], scored where it is least likely.
+
+Dimensions: T tokens of a window.
+"""
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cloze.checkpoint import TaskLabels
+from cloze.errors import RequestError
+from cloze.model.losses import task_logits
+from cloze.predict.batching import Batch, run_batched
+from cloze.predict.model import Model
+from cloze.predict.reports import Evaluation
+from cloze.predict.results import Answer
+from cloze.tasks.answer import Questions, Reading, read_contexts
+from cloze.tasks.squad_metrics import Told, answer_scores, best_threshold, exactness, likeness
+
+logger = logging.getLogger("cloze")
+
+Floats = NDArray[np.float32]
+
+BEST = 20
+LONGEST_ANSWER = 30
+# How much likelier no answer has to be than the best one, where a model has not been told.
+EVEN = 1.0
+# Differences of logits beyond it are no different, and e to its power is still a number.
+FARTHEST = 500.0
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A stretch of the context, or nothing of it, with the logits of its start and end."""
+
+    text: str
+    start: int
+    end: int
+    start_logit: float
+    end_logit: float
+
+    @property
+    def score(self) -> float:
+        """What candidates are ranked by."""
+        return self.start_logit + self.end_logit
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """What may be the answer to a question, best first, and the score of none."""
+
+    candidates: list[Candidate]
+    nothing: Candidate
+
+    @property
+    def null_score(self) -> float:
+        """By how much none is likelier than the best, as a difference of logits."""
+        return self.nothing.score - self.candidates[0].score if self.candidates else math.inf
+
+    def decided(self, threshold: float | None) -> list[tuple[Candidate, float]]:
+        """Candidates with their probabilities, and first of them what is said.
+
+        ``threshold`` tells how much likelier none has to be than the best to be said; without it, none is only said
+        where there is nothing else.
+        """
+        none_counts = threshold is not None or not self.candidates
+        ranked = sorted(self.candidates + [self.nothing] * none_counts, key=lambda one: -one.score)
+        exponents = [math.exp(one.score - ranked[0].score) for one in ranked]
+        shares = [(one, value / sum(exponents)) for one, value in zip(ranked, exponents, strict=True)]
+        said = self.nothing if self.says_none(threshold) else self.candidates[0]
+        return sorted(shares, key=lambda one: one[0] is not said)  # which keeps the order of all others
+
+    def says_none(self, threshold: float | None) -> bool:
+        """Whether no answer is given."""
+        limit = math.inf if threshold is None else _logarithm(threshold)
+        return not self.candidates or self.null_score > limit
+
+
+def answer_all(model: Model, questions: Sequence[str], contexts: Sequence[str], top: int = 1) -> list[list[Answer]]:
+    """The best answers to each question of its context; an empty one where the model says that there is none."""
+    if top < 1:
+        raise RequestError(f"top is {top}; at least 1 was expected")
+    threshold = model.task.threshold if model.task else None
+    return [
+        [Answer(one.text, one.start, one.end, share) for one, share in ranking.decided(threshold)[:top]]
+        for ranking in rank_answers(model, questions, contexts)
+    ]
+
+
+def rank_answers(model: Model, questions: Sequence[str], contexts: Sequence[str]) -> list[Ranking]:
+    """All that may be the answer to each question."""
+    if isinstance(questions, str) or isinstance(contexts, str):
+        raise RequestError("one text was given where a list of texts was expected; put it into a list")
+    if len(questions) != len(contexts):
+        raise RequestError(f"{len(questions)} questions, but {len(contexts)} contexts; one for each was expected")
+    if model.bert.config.segments < 2:
+        raise RequestError("this model tells no context from a question (it has one segment); use another")
+    readings = list(read_contexts(model.tokenizer, questions, contexts))
+    cut = sum(reading.windows[0].encoding.dropped > 0 for reading in readings)
+    if cut:
+        logger.warning("%d of %d questions are long and were cut, to leave room for their texts", cut, len(readings))
+    encodings = [window.encoding for reading in readings for window in reading.windows]
+    logits = iter(run_batched(encodings, model.tokenizer.pad_id, model.device, lambda batch: _logits(model, batch)))
+    return [
+        _rank(reading, context, [next(logits) for _ in reading.windows])
+        for reading, context in zip(readings, contexts, strict=True)
+    ]
+
+
+@torch.inference_mode()
+def _logits(model: Model, batch: Batch) -> list[Floats]:
+    """(2, T) of every row: how likely each token is the start, and the end."""
+    last = model.bert(batch.ids, batch.segments, batch.mask).last
+    logits = task_logits(model.bert, "span", last, [1] * len(last)).float().cpu().numpy()
+    if not np.isfinite(logits).all():
+        raise RequestError("the scores of this model are not finite numbers; check its training")
+    return list(logits)
+
+
+def _rank(reading: Reading, context: str, logits: Sequence[Floats]) -> Ranking:
+    nothing = min((Candidate("", 0, 0, *map(float, one[:, 0])) for one in logits), key=lambda one: one.score)
+    fullest = _fullest_windows(reading)
+    found: list[tuple[float, int, int, float, float]] = []
+    for number, (window, one) in enumerate(zip(reading.windows, logits, strict=True)):
+        first, (begin, stop) = window.first, window.place
+        starts, ends = one[:, first : first + stop - begin]
+        found += _pairs(np.where(fullest[begin:stop] == number, starts, -np.inf), ends, begin)
+    candidates: dict[str, Candidate] = {}
+    for _, start, end, start_logit, end_logit in sorted(found, key=lambda pair: (-pair[0], pair[1:3])):
+        place = reading.offsets[start][0], reading.offsets[end][1]
+        text = context[slice(*place)]
+        candidates.setdefault(text, Candidate(text, *place, start_logit, end_logit))
+        if len(candidates) == BEST:
+            break
+    return Ranking(list(candidates.values()), nothing)
+
+
+def _pairs(starts: Floats, ends: Floats, begin: int) -> list[tuple[float, int, int, float, float]]:
+    """The likeliest starts with the likeliest ends: score, tokens of the context, both logits."""
+    first, last = (np.argsort(-side, kind="stable")[:BEST] for side in (starts, ends))
+    lengths = last[None, :] - first[:, None] + 1
+    good = (lengths >= 1) & (lengths <= LONGEST_ANSWER) & np.isfinite(starts[first])[:, None]
+    return [
+        (
+            float(starts[first[row]]) + float(ends[last[column]]),
+            begin + int(first[row]),
+            begin + int(last[column]),
+            float(starts[first[row]]),
+            float(ends[last[column]]),
+        )
+        for row, column in zip(*np.nonzero(good), strict=True)
+    ]
+
+
+def _fullest_windows(reading: Reading) -> NDArray[np.int64]:
+    """Of every token of the context, the window that has most text on both of its sides; the first of equals.
+
+    Of equals the original takes the longest, which is the first, since none but the last is shorter than others.
+    """
+    fullest, most = np.zeros(len(reading.offsets), np.int64), np.full(len(reading.offsets), -1)
+    for number, window in enumerate(reading.windows):
+        inside = slice(*window.place)
+        before = np.arange(window.place[1] - window.place[0])
+        room = np.minimum(before, before[::-1])
+        fullest[inside] = np.where(room > most[inside], number, fullest[inside])
+        most[inside] = np.maximum(room, most[inside])
+    return fullest
+
+
+def evaluate_answers(model: Model, examples: Questions, metrics: Sequence[str]) -> Evaluation:
+    """Score a model by the script that has these metrics, and keep what it would have to be given."""
+    rankings = _rank_examples(model, examples)
+    threshold = model.task.threshold if model.task else None
+    some_have_none = not all(row.answers for row in examples.rows)
+    if threshold is None and some_have_none:
+        threshold = EVEN
+    decided = [ranking.decided(threshold) for ranking in rankings]
+    said = [best[0][0].text for best in decided]
+    told = _told(examples, said, rankings)
+    files: dict[str, Any] = {
+        "predictions.json": {row.id: text for row, text in zip(examples.rows, said, strict=True)},
+        "nbest_predictions.json": {
+            row.id: [_entry(*one) for one in best] for row, best in zip(examples.rows, decided, strict=True)
+        },
+    }
+    if some_have_none:
+        nulls = zip(examples.rows, told, strict=True)
+        files["null_odds.json"] = {row.id: one.null_score for row, one in nulls}
+    return Evaluation(
+        answer_scores(metrics, told),
+        said,
+        examples.places,
+        [one.said if exactness(one) else "".join(one.answers[:1]) for one in told],
+        [{"question": row.question, "context": row.context} for row in examples.rows],
+        files=files,
+    )
+
+
+def fit_threshold(model: Model, examples: Questions) -> TaskLabels:
+    """The model's task, with the threshold that gives the best F1 where some of the questions have no answer."""
+    task = model.task or TaskLabels("answer")
+    if all(row.answers for row in examples.rows):
+        return task
+    rankings = _rank_examples(model, examples)
+    told = _told(examples, [ranking.decided(None)[0][0].text for ranking in rankings], rankings)
+    best = best_threshold(told, [likeness(one) for one in told])
+    # As a ratio: thresholds of a folder are positive.
+    return replace(task, threshold=math.exp(min(max(best.between, -FARTHEST), FARTHEST)))
+
+
+def _rank_examples(model: Model, examples: Questions) -> list[Ranking]:
+    return rank_answers(model, [row.question for row in examples.rows], [row.context for row in examples.rows])
+
+
+def _told(examples: Questions, said: Sequence[str], rankings: Sequence[Ranking]) -> list[Told]:
+    rows = zip(examples.rows, said, rankings, strict=True)
+    return [Told(row.answers, text, max(min(one.null_score, FARTHEST), -FARTHEST)) for row, text, one in rows]
+
+
+def _entry(one: Candidate, share: float) -> dict[str, Any]:
+    return {"text": one.text, "probability": share, "start_logit": one.start_logit, "end_logit": one.end_logit}
+
+
+def _logarithm(threshold: float) -> float:
+    return math.log(threshold) if threshold > 0 else -math.inf

@@ -1,0 +1,129 @@
+"""Questions whose answer is a stretch of a text (section 4.2 and 4.3 of the paper): rows -> windows with targets.
+
+A question comes first, then as much of the context as there is room for; a long context is read in windows that
+overlap. What is to be said of a window is the first and the last token of the answer, or twice 0, which is [CLS],
+where it does not hold the whole answer.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from cloze.errors import RequestError
+from cloze.tasks.items import Item
+from cloze.text import Encoding, Pieces, Tokenizer, window_places
+
+# As in the original.
+LONGEST_QUESTION = 64
+STRIDE = 128
+
+NOWHERE = (0, 0)
+
+
+@dataclass(frozen=True)
+class Question:
+    """One row: ``answers`` has every answer that counts as right, none where the context has none.
+
+    ``span`` is where the first of them stands that stands anywhere, in characters.
+    """
+
+    place: str
+    id: str
+    question: str
+    context: str
+    answers: tuple[str, ...] = ()
+    span: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class Questions:
+    """What a model is trained or scored on."""
+
+    rows: list[Question]
+    skipped: int = 0  # rows that could not be used
+
+    @property
+    def places(self) -> list[str]:
+        """Where each question is from."""
+        return [row.place for row in self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, indices: Sequence[int]) -> "Questions":
+        """Return the questions at these indices, in their order."""
+        return Questions([self.rows[index] for index in indices], self.skipped)
+
+    def documents(self) -> list[list[str]]:
+        """Question and context of each row."""
+        return [[row.question, row.context] for row in self.rows]
+
+
+@dataclass(frozen=True)
+class Window:
+    """A question with a stretch of its context."""
+
+    encoding: Encoding
+    first: int  # the token of the encoding at which the context begins
+    place: tuple[int, int]  # which of the context's tokens are in it
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A question and its context as a model reads them."""
+
+    offsets: list[tuple[int, int]]  # of each token of the context, in characters
+    windows: list[Window]
+
+    def tokens_of(self, span: tuple[int, int]) -> tuple[int, int]:
+        """The first and last token of the context that stand at these characters; last < first if none does."""
+        first = bisect_right(self.offsets, span[0], key=lambda offset: offset[1])
+        return first, bisect_left(self.offsets, span[1], key=lambda offset: offset[0]) - 1
+
+
+def answer_items(examples: Questions, tokenizer: Tokenizer, stride: int = STRIDE) -> list[Item]:
+    """What a model trains on: every window of every context, with the first and last token of the answer."""
+    questions = [row.question for row in examples.rows]
+    contexts = [row.context for row in examples.rows]
+    items = []
+    for row, reading in zip(examples.rows, read_contexts(tokenizer, questions, contexts, stride), strict=True):
+        tokens = None if row.span is None else reading.tokens_of(row.span)
+        items += [Item((window.encoding,), find_target(window, tokens)) for window in reading.windows]
+    return items
+
+
+def find_target(window: Window, tokens: tuple[int, int] | None) -> tuple[int, int]:
+    """Where the tokens of an answer are in a window; NOWHERE if it does not hold all of them."""
+    if tokens is None or not window.place[0] <= tokens[0] <= tokens[1] < window.place[1]:
+        return NOWHERE
+    shift = window.first - window.place[0]
+    return tokens[0] + shift, tokens[1] + shift
+
+
+def read_contexts(
+    tokenizer: Tokenizer, questions: Sequence[str], contexts: Sequence[str], stride: int = STRIDE
+) -> Iterator[Reading]:
+    """Yield what a model reads of each question and its context.
+
+    Windows lie ``stride`` tokens apart, or half of what a window has room for if that is less: an answer that is no
+    longer than the other half is therefore whole in one of them.
+    """
+    if tokenizer.room(2) < 2:
+        raise RequestError(f"length is {tokenizer.max_length}; a question and its context need at least 5 tokens")
+    # Many questions are asked of one context.
+    distinct = list(dict.fromkeys(contexts))
+    read = dict(zip(distinct, tokenizer.encode_pieces(distinct), strict=True))
+    for question, context in zip(tokenizer.encode_pieces(questions), contexts, strict=True):
+        pieces = read[context]
+        yield Reading(pieces.offsets, _windows(tokenizer, question, pieces, stride))
+
+
+def _windows(tokenizer: Tokenizer, question: Pieces, context: Pieces, stride: int) -> list[Window]:
+    room = tokenizer.room(2)
+    # Where sequences are short, the question must leave the context its half.
+    kept = question.cut(0, min(LONGEST_QUESTION, max(room // 2, room - len(context))))
+    kept = replace(kept, unread=question.unread + len(question) - len(kept))
+    room -= len(kept)
+    places = window_places(len(context), room, max(1, min(stride, room // 2)))
+    first = len(kept) + 2  # behind [CLS], the question and [SEP]
+    return [Window(tokenizer.assemble(kept, context.cut(*place)), first, place) for place in places]

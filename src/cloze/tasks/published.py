@@ -1,0 +1,67 @@
+"""Tasks of texts as they are published: which files, which columns, in which order the labels, scored by what."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloze.errors import ConfigError, DataError, did_you_mean
+from cloze.tasks.labels import LabelSet
+from cloze.tasks.rows import RowFile, read_rows
+from cloze.tasks.source import OnBadRow
+
+FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
+BINARY = LabelSet(("0", "1"))
+
+
+@dataclass(frozen=True)
+class PublishedTask:
+    """One task: ``labels`` is None for regression; ``headers`` is for splits whose tables have none."""
+
+    name: str
+    folder: str
+    text: str
+    pair: str | None
+    label: str
+    labels: LabelSet | None = BINARY
+    metrics: tuple[str, ...] = ("accuracy",)
+    main: str = "accuracy"
+    files: Mapping[str, str | tuple[str, ...]] = field(
+        default_factory=lambda: FILES
+    )  # several: the first that is there
+    headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    on_bad_row: OnBadRow = "stop"
+    test_labels: bool = False  # whether the test rows bear their labels
+
+
+def read_split(task: PublishedTask, folder: Path, split: str, on_bad_row: OnBadRow | None = None) -> RowFile:
+    """Open a split of a task; ``folder`` is the task's own, or the one that holds those of all."""
+    if split not in task.files:
+        raise ConfigError(f"{task.name} has no split {split!r}{did_you_mean(split, task.files)}")
+    path = find_split(task, Path(folder), split)
+    assert path is not None, "a missing file is refused"
+    return read_rows(
+        path,
+        text=task.text,
+        pair=task.pair,
+        label=None if split.startswith("test") and not task.test_labels else task.label,
+        on_bad_row=on_bad_row or task.on_bad_row,
+        header=task.headers.get(split),
+    )
+
+
+def find_split(task: PublishedTask, folder: Path, split: str, *, missing_ok: bool = False) -> Path | None:
+    """Return the file of a split, plain or compressed; None if it may be missing and is."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; expected the one with {task.folder} inside, or that itself")
+    own = folder / task.folder
+    home = own if own.is_dir() else folder
+    names = task.files[split]
+    plain = [home / name for name in ((names,) if isinstance(names, str) else names)]
+    for path in plain:
+        for spelled in (path, Path(f"{path}.xz"), Path(f"{path}.gz")):
+            if spelled.is_file():
+                return spelled
+    if missing_ok:
+        return None
+    wanted = " or ".join(path.name for path in plain)
+    raise DataError(f"{home} has no {wanted} (nor .xz, .gz of it); expected {task.folder} as published")

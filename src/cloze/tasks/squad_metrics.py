@@ -1,0 +1,168 @@
+"""Answers and what was said -> figures, as the scripts of SQuAD 1.1, SQuAD 2.0 and CMRC 2018 define them.
+
+All are shares from 0 to 1, which the scripts print as percentages. Which script is meant is told by the name that it
+gives to answers that are exactly right: exact_match, exact or em.
+
+One departure: CMRC's script cuts what is not Chinese with NLTK. Here words, numbers and other characters are told
+apart, which is the same but for contractions and the like, rare in that text.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cloze.errors import DataError
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+# What CMRC's script leaves out; a half of the Chinese ellipsis is not among it.
+_CHINESE_PUNCTUATION = str.maketrans("", "", "-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")
+# A Chinese character, a number, a word, or any other character that is no space.
+_SEGMENT = re.compile(r"[\u4e00-\u9fa5]|\d+(?:[.,]\d+)+|[^\W\u4e00-\u9fa5]+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Told:
+    """What was said to a question: ``answers`` are the right ones, none where there is none.
+
+    ``null_score`` tells by how much no answer is likelier than the best one, as a difference of logits.
+    """
+
+    answers: Sequence[str]
+    said: str
+    null_score: float = 0.0
+
+
+def normalized(answer: str) -> str:
+    """An answer in lower case, without punctuation, articles and needless spaces."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_WITHOUT_PUNCTUATION)).split())
+
+
+def squad_scores(told: Sequence[Told]) -> dict[str, float]:
+    """Exact match and F1 of SQuAD 1.1."""
+    f1 = [max((_overlap(normalized(right).split(), _words(one)) for right in one.answers), default=0.0) for one in told]
+    exact = [float(normalized(one.said) in map(normalized, one.answers)) for one in told]
+    return {"f1": _mean(f1), "exact_match": _mean(exact)}
+
+
+def squad2_scores(told: Sequence[Told]) -> dict[str, float]:
+    """Exact match and F1 of SQuAD 2.0, also of either kind of questions, and at the best thresholds."""
+    exact, f1 = [exactness(one) for one in told], [likeness(one) for one in told]
+    answerable = [bool(one.answers) for one in told]
+    scores = {"f1": _mean(f1), "exact": _mean(exact)}
+    for name, kind in (("HasAns", True), ("NoAns", False)):
+        if kind in answerable:
+            chosen = [index for index, having in enumerate(answerable) if having is kind]
+            scores[f"{name}_exact"] = _mean([exact[index] for index in chosen])
+            scores[f"{name}_f1"] = _mean([f1[index] for index in chosen])
+    if not all(answerable):
+        for name, each in (("exact", exact), ("f1", f1)):
+            best = best_threshold(told, each)
+            scores |= {f"best_{name}": best.score, f"best_{name}_thresh": best.official}
+    return scores
+
+
+def cmrc_scores(told: Sequence[Told]) -> dict[str, float]:
+    """Exact match, F1 by the longest common stretch of characters, and their mean, of CMRC 2018."""
+    f1 = _mean([max((_common_stretch(right, one.said) for right in one.answers), default=0.0) for one in told])
+    exact = _mean([float(_without_marks(one.said) in map(_without_marks, one.answers)) for one in told])
+    return {"f1": f1, "em": exact, "average": (exact + f1) / 2}
+
+
+_SCRIPTS: Mapping[str, Callable[[Sequence[Told]], dict[str, float]]] = {
+    "exact_match": squad_scores,
+    "exact": squad2_scores,
+    "em": cmrc_scores,
+}
+
+
+def answer_scores(metrics: Sequence[str], told: Sequence[Told]) -> dict[str, float]:
+    """The scores of the script that has these metrics."""
+    if not told:
+        raise DataError("there is nothing to score: 0 questions; expected at least one with its answers")
+    (script,) = (script for name, script in _SCRIPTS.items() if name in metrics)
+    return script(told)
+
+
+def exactness(one: Told) -> float:
+    """1.0 if what was said is an answer, after normalising; SQuAD 2.0."""
+    return float(normalized(one.said) in map(normalized, _golden(one)))
+
+
+def likeness(one: Told) -> float:
+    """F1 of the words of what was said and of the answer that is most like it; SQuAD 2.0."""
+    return max(_overlap_or_none(normalized(right).split(), _words(one)) for right in _golden(one))
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The best score, the threshold that the official script names, and one halfway to the next question."""
+
+    score: float
+    official: float
+    between: float
+
+
+def best_threshold(told: Sequence[Told], scores: Sequence[float]) -> Threshold:
+    """Over which null score nothing should be said, for the mean of the scores to be highest.
+
+    The script lets one question more have its answer at a time, those first whose null score is least. Where it is
+    best to answer none it names 0.0, whatever the null scores are; ``between`` is right there, too.
+    """
+    order = sorted(range(len(told)), key=lambda index: told[index].null_score)
+    nulls = [told[index].null_score for index in order]
+    current = best = float(sum(not one.answers for one in told))
+    answered = 0
+    for count, index in enumerate(order, start=1):
+        current += scores[index] if told[index].answers else -float(bool(told[index].said))
+        if current > best:
+            best, answered = current, count
+    below = nulls[answered - 1] if answered else nulls[0] - 2
+    above = nulls[answered] if answered < len(nulls) else below + 2
+    return Threshold(best / len(told), nulls[answered - 1] if answered else 0.0, (below + above) / 2)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _words(one: Told) -> list[str]:
+    return normalized(one.said).split()
+
+
+def _golden(one: Told) -> list[str]:
+    """The answers of which something is left after normalising; nothing is the answer where there are none."""
+    return [answer for answer in one.answers if normalized(answer)] or [""]
+
+
+def _overlap(right: Sequence[str], said: Sequence[str]) -> float:
+    shared = sum((Counter(right) & Counter(said)).values())
+    return _harmonic(shared, len(right), len(said))
+
+
+def _overlap_or_none(right: Sequence[str], said: Sequence[str]) -> float:
+    return _overlap(right, said) if right and said else float(not right and not said)
+
+
+def _harmonic(shared: int, right: int, said: int) -> float:
+    return 2 * shared / (right + said) if shared else 0.0
+
+
+def _without_marks(text: str) -> str:
+    return text.lower().strip().translate(_CHINESE_PUNCTUATION)
+
+
+def _common_stretch(right: str, said: str) -> float:
+    first, second = _segments(right), _segments(said)
+    longest = 0
+    row = [0] * (len(second) + 1)  # how long the common stretch is that ends at a pair of segments
+    for segment in first:
+        row = [0, *(row[place] + 1 if segment == other else 0 for place, other in enumerate(second))]
+        longest = max(longest, *row)
+    return _harmonic(longest, len(first), len(second))
+
+
+def _segments(text: str) -> list[str]:
+    return _SEGMENT.findall(_without_marks(text))

@@ -1,0 +1,88 @@
+"""What ``cloze distill`` can be told. Light to import: the command line reads it.
+
+The text under a field is its help on the command line.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cloze.errors import ConfigError
+from cloze.kinds import LongTexts
+from cloze.train.settings import FinetuneSettings
+
+Take = Literal["first", "alternate"]
+WEIGHTS = ("labels_weight", "logits_weight", "states_weight", "attention_weight")
+
+
+@dataclass(frozen=True)
+class DistillSettings:
+    """Who the student is, what it takes from its teacher, and how long it learns."""
+
+    layers: int | None = None
+    """Layers of the student, which are the teacher's own to start with; half of them if left out."""
+    take: Take = "alternate"
+    """Which of the teacher's layers those are: the first, or alternate ones up to the last."""
+    preset: str | None = None
+    """A new student of this size instead: tiny, mini, small, medium, base or large."""
+    student: str | None = None
+    """Another model with the same vocabulary as student instead: a folder, a run, or a hub name."""
+    labels_weight: float = 0.5
+    """How much the labels of the rows count."""
+    logits_weight: float = 1.0
+    """How much the teacher's answers count."""
+    states_weight: float = 1.0
+    """How much the states of the teacher's layers count."""
+    attention_weight: float = 1.0
+    """How much the teacher's attention counts; nothing where the student has another number of heads."""
+    temperature: float = 2.0
+    """What both answers are divided by before they are compared: more shows more of what the teacher thinks second."""
+    epochs: int = 6
+    """Passes over the rows."""
+    batch: int = 32
+    """Rows an update."""
+    stride: int = 128
+    """To answer: tokens from one window of a long context to the next; half of a window's room if that is less."""
+    rate: float = 1e-4
+    """Peak learning rate."""
+    warmup: float = 0.1
+    """Share of the steps over which the rate rises."""
+    weight_decay: float = 0.01
+    """Decay of matrices and embeddings; biases and LayerNorm have none."""
+    dropout: float | None = None
+    """Of hidden states and attention; that of the teacher, or of the student's own folder, if left out."""
+    save_every: int = 500
+    """Steps between checkpoints."""
+    seed: int = 0
+    """What is new in the student, order and dropout all follow from it."""
+
+    def __post_init__(self) -> None:
+        chosen = [name for name in ("layers", "preset", "student") if getattr(self, name) is not None]
+        if len(chosen) > 1:
+            raise ConfigError(f"{' and '.join(chosen)} exclude each other; each says who the student is: choose one")
+        if self.layers is not None and self.layers < 1:
+            raise ConfigError(f"layers is {self.layers}; at least 1 was expected")
+        for name in WEIGHTS:
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise ConfigError(f"{name} is {getattr(self, name)}; a number from 0 up was expected")
+        if not self.labels_weight and not self.logits_weight:
+            raise ConfigError("labels_weight and logits_weight are 0: nothing would teach the student's head")
+        if not 0 < self.temperature < float("inf"):
+            raise ConfigError(f"temperature is {self.temperature}; a number above 0 was expected")
+        self.training(1, "cut", context=False)
+
+    def training(self, length: int, long_texts: LongTexts, *, context: bool) -> FinetuneSettings:
+        """The same training as that of any model, of texts as the teacher reads them."""
+        return FinetuneSettings(
+            epochs=self.epochs,
+            batch=self.batch,
+            length=length,
+            long_texts=long_texts,
+            stride=self.stride,
+            context=context,
+            rate=self.rate,
+            warmup=self.warmup,
+            weight_decay=self.weight_decay,
+            dropout=self.dropout,
+            save_every=self.save_every,
+            seed=self.seed,
+        )

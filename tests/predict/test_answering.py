@@ -1,0 +1,288 @@
+"""Answers in texts: held against trying every stretch of every window, and against transformers."""
+
+import json
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertForQuestionAnswering
+
+from cloze.checkpoint import TaskLabels
+from cloze.errors import RequestError
+from cloze.predict import Model, answering, evaluate, load, write_report
+from cloze.predict.answering import (
+    BEST,
+    LONGEST_ANSWER,
+    Candidate,
+    Ranking,
+    evaluate_answers,
+    fit_threshold,
+    rank_answers,
+)
+from cloze.tasks.answer import Question, Questions, Reading, read_contexts
+from cloze.tasks.source import Source
+from tests.model.made import model_folder, saved
+from tests.tasks import squad_reference as reference
+
+FOLDER = model_folder(["span"], task=TaskLabels("answer"))
+SHORT = replace(FOLDER, tokenizer=FOLDER.tokenizer.with_max_length(20))
+MODEL = Model(SHORT)
+SOURCE = random.Random(3)
+WORDS = FOLDER.tokenizer.pieces[22:]
+QUESTIONS = [" ".join(SOURCE.choices(WORDS, k=SOURCE.randint(0, 12))) for _ in range(30)]
+CONTEXTS = [", ".join(SOURCE.choices(WORDS, k=SOURCE.randint(1, 40))) + " Cats!" for _ in range(30)]
+
+
+def with_task(threshold: float | None) -> Model:
+    return Model(replace(SHORT, task=TaskLabels("answer", threshold=threshold)))
+
+
+def their_logits(theirs: Any, reading: Reading) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Start and end logits of every window, by transformers."""
+    found = []
+    for window in reading.windows:
+        with torch.inference_mode():
+            output = theirs(
+                input_ids=torch.tensor([window.encoding.ids]), token_type_ids=torch.tensor([window.encoding.segments])
+            )
+        found.append((output.start_logits[0], output.end_logits[0]))
+    return found
+
+
+def all_stretches(theirs: Any, reading: Reading, context: str, longest: int = LONGEST_ANSWER) -> dict[str, float]:
+    """The best score of every text that may be an answer, by trying all."""
+    places = [window.place for window in reading.windows]
+    scores: dict[str, float] = {}
+    for number, (starts, ends) in enumerate(their_logits(theirs, reading)):
+        begin, stop = places[number]
+        first = reading.windows[number].first
+        for start in range(begin, stop):
+            rooms = [
+                min(start - one, other - 1 - start) + 0.01 * (other - one) if one <= start < other else -1
+                for one, other in places
+            ]
+            if rooms.index(max(rooms)) != number:
+                continue
+            for end in range(start, min(stop, start + longest)):
+                text = context[reading.offsets[start][0] : reading.offsets[end][1]]
+                score = float(starts[first + start - begin] + ends[first + end - begin])
+                scores[text] = max(score, scores.get(text, -math.inf))
+    return scores
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(SHORT, tmp_path_factory.mktemp("answerer") / "model")
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> Any:
+    return BertForQuestionAnswering.from_pretrained(folder).eval()  # type: ignore[no-untyped-call]
+
+
+def test_logits_are_those_of_transformers(theirs: Any) -> None:
+    (ranking,) = rank_answers(MODEL, QUESTIONS[:1], CONTEXTS[:1])
+    (reading,) = read_contexts(MODEL.tokenizer, QUESTIONS[:1], CONTEXTS[:1])
+    nothing = min(their_logits(theirs, reading), key=lambda one: float(one[0][0] + one[1][0]))
+    assert ranking.nothing.start_logit == pytest.approx(float(nothing[0][0]), abs=1e-5)
+    assert ranking.nothing.end_logit == pytest.approx(float(nothing[1][0]), abs=1e-5)
+    assert abs(ranking.nothing.score) > 0.05
+
+
+@pytest.mark.parametrize(("length", "longest"), [(20, LONGEST_ANSWER), (20, 3), (8, LONGEST_ANSWER)])
+def test_ranking_is_that_of_trying_every_stretch(
+    theirs: Any, length: int, longest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answering, "LONGEST_ANSWER", longest)
+    model = Model(replace(FOLDER, tokenizer=FOLDER.tokenizer.with_max_length(length)))
+    # Short ones have fewer stretches than are kept.
+    contexts = [*CONTEXTS[:12], "cat sat on", "the cat sat on a mat"]
+    questions = [*QUESTIONS[:12], "dog", "the dog"]
+    readings = list(read_contexts(model.tokenizer, questions, contexts))
+    assert sum(len(reading.windows) > 1 for reading in readings) > 2
+    for reading, context, ranking in zip(readings, contexts, rank_answers(model, questions, contexts), strict=True):
+        scores = all_stretches(theirs, reading, context, longest)
+        expected = sorted(scores.values(), reverse=True)[:BEST]
+        assert [one.score for one in ranking.candidates] == pytest.approx(expected, abs=1e-4)
+        for one in ranking.candidates:
+            assert one.score == pytest.approx(scores[one.text], abs=1e-4)
+            assert context[one.start : one.end] == one.text
+
+
+def test_answers_do_not_depend_on_their_neighbours() -> None:
+    together = MODEL.answer_all(QUESTIONS, CONTEXTS, top=3)
+    for question, context, answers in zip(QUESTIONS, CONTEXTS, together, strict=True):
+        alone = MODEL.answer(question, context, top=3)
+        assert [one.text for one in alone] == [one.text for one in answers]
+        assert [one.probability for one in alone] == pytest.approx([one.probability for one in answers], abs=1e-5)
+        for one in answers:
+            assert context[one.start : one.end] == one.text
+
+
+def test_probabilities_are_shares_of_the_best() -> None:
+    answers = MODEL.answer(QUESTIONS[0], CONTEXTS[0], top=100)
+    assert 1 < len(answers) <= BEST
+    assert sum(one.probability for one in answers) == pytest.approx(1)
+    assert [one.probability for one in answers] == sorted((one.probability for one in answers), reverse=True)
+    ranking = rank_answers(MODEL, QUESTIONS[:1], CONTEXTS[:1])[0]
+    ratio = math.exp(ranking.candidates[0].score - ranking.candidates[1].score)
+    assert answers[0].probability / answers[1].probability == pytest.approx(ratio)
+
+
+def test_threshold_decides_whether_there_is_an_answer() -> None:
+    null_score = rank_answers(MODEL, QUESTIONS[:1], CONTEXTS[:1])[0].null_score
+    question, context = QUESTIONS[0], CONTEXTS[0]
+    never = MODEL.answer(question, context, top=100)
+    assert all(one.text for one in never)
+    below, above = (with_task(math.exp(null_score + shift)) for shift in (-0.01, 0.01))
+    none, some = below.answer(question, context, top=100), above.answer(question, context, top=100)
+    assert (none[0].text, none[0].start, none[0].end) == ("", 0, 0)
+    assert some[0].text == never[0].text
+    # The same shares, of which another comes first.
+    assert sorted(one.probability for one in none) == pytest.approx(sorted(one.probability for one in some))
+    assert with_task(0.0).answer(question, context)[0].text == ""
+
+
+def test_order_of_the_others_is_kept() -> None:
+    candidates = [Candidate(text, 0, 1, score, 0.0) for text, score in (("a", 3.0), ("b", 1.0))]
+    ranking = Ranking(candidates, Candidate("", 0, 0, 2.0, 0.0))
+    assert ranking.null_score == -1.0
+    assert [one.text for one, _ in ranking.decided(None)] == ["a", "b"]
+    assert [one.text for one, _ in ranking.decided(1.0)] == ["a", "", "b"]
+    assert [one.text for one, _ in ranking.decided(0.1)] == ["", "a", "b"]
+
+
+def test_contexts_without_a_token_have_no_answer() -> None:
+    for context in ("", " \u00ad"):
+        (answer,) = MODEL.answer("the cat", context, top=3)
+        assert (answer.text, answer.probability) == ("", 1.0)
+    assert MODEL.answer_all([], []) == []
+
+
+def test_bad_requests_are_told() -> None:
+    with pytest.raises(RequestError, match=r"^top is 0; at least 1 was expected$"):
+        MODEL.answer("a", "b", top=0)
+    with pytest.raises(RequestError, match=r"^2 questions, but 1 contexts; one for each was expected$"):
+        MODEL.answer_all(["a", "b"], ["c"])
+    with pytest.raises(RequestError, match="one text was given where a list of texts was expected"):
+        MODEL.answer_all("a", ["c"])
+    with pytest.raises(RequestError, match="this model has no 'span' head"):
+        Model(model_folder(["sequence"])).answer("a", "b")
+    alone = model_folder(["span"], config=replace(FOLDER.model.config, segments=1), task=TaskLabels("answer"))
+    with pytest.raises(RequestError, match="this model tells no context from a question"):
+        Model(alone).answer("a", "b")
+
+
+def test_long_questions_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    MODEL.answer_all(["cat", "cat " * 80], ["the cat sat", "the cat sat"])
+    assert caplog.messages == ["1 of 2 questions are long and were cut, to leave room for their texts"]
+
+
+def test_broken_model_is_told() -> None:
+    broken = model_folder(["span"], task=TaskLabels("answer"))
+    with torch.no_grad():
+        for parameter in broken.model.heads["span"].parameters():
+            parameter.fill_(torch.nan)
+    with pytest.raises(RequestError, match="the scores of this model are not finite numbers; check its training"):
+        Model(broken).answer("a", "the cat")
+
+
+# -- scoring ---------------------------------------------------------------------------------------------------------
+
+
+def make_questions(count: int = 30) -> Questions:
+    """Some have an answer that the model gives, some another, some none."""
+    draw = random.Random(5)
+    best = MODEL.answer_all(QUESTIONS[:count], CONTEXTS[:count])
+    rows = []
+    for number in range(count):
+        context = CONTEXTS[number]
+        word = context[: context.index(",")] if "," in context else context
+        answers = [(best[number][0].text,), (word, context[:12]), ()][draw.randrange(3)]
+        rows.append(Question(f"f:{number}", f"id{number}", QUESTIONS[number], context, answers, None))
+    return Questions(rows)
+
+
+def test_files_give_the_scores_that_were_told(tmp_path: Path) -> None:
+    examples = make_questions()
+    evaluation = evaluate_answers(MODEL, examples, ("f1", "exact"))
+    write_report(evaluation, tmp_path)
+    files = {path.name: json.loads(path.read_text("utf-8")) for path in tmp_path.glob("*.json")}
+    assert files.keys() == {"eval_results.json", "predictions.json", "nbest_predictions.json", "null_odds.json"}
+    cases = [(row.answers, files["predictions.json"][row.id], files["null_odds.json"][row.id]) for row in examples.rows]
+    results = files["eval_results.json"]
+    singles = np.array([reference.second_version(answers, said) for answers, said, _ in cases])
+    assert [results["exact"], results["f1"]] == pytest.approx(list(singles.mean(0)))
+    assert results["best_f1"] == pytest.approx(reference.best_over_thresholds(cases, 1))
+    assert results["rows"] == 30
+    for row in examples.rows:
+        entries = files["nbest_predictions.json"][row.id]
+        assert entries[0]["text"] == files["predictions.json"][row.id]
+        assert sum(entry["probability"] for entry in entries) == pytest.approx(1)
+        none = next(entry for entry in entries if entry["text"] == "")
+        best = next(entry for entry in entries if entry["text"])
+        difference = none["start_logit"] + none["end_logit"] - best["start_logit"] - best["end_logit"]
+        assert files["null_odds.json"][row.id] == pytest.approx(difference)
+        # Without a threshold of its own, a model says none where that is likelier.
+        assert (files["predictions.json"][row.id] == "") == (difference > 0)
+
+
+def test_threshold_is_the_best_of_all_and_goes_with_the_folder(tmp_path: Path) -> None:
+    examples = make_questions()
+    task = fit_threshold(MODEL, examples)
+    assert task.threshold is not None
+    model = Model(replace(SHORT, task=task))
+    best = evaluate_answers(model, examples, ("f1", "exact")).metrics
+    even = evaluate_answers(MODEL, examples, ("f1", "exact")).metrics
+    said = [answers[0].text for answers in MODEL.answer_all([*QUESTIONS], [*CONTEXTS])]
+    nulls = [one.null_score for one in rank_answers(MODEL, QUESTIONS, CONTEXTS)]
+    cases = [(row.answers, text, none) for row, text, none in zip(examples.rows, said, nulls, strict=True)]
+    assert best["f1"] == pytest.approx(reference.best_over_thresholds(cases, 1))
+    assert best["f1"] == best["best_f1"]
+    assert best["f1"] > even["f1"]
+    model.save(tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    assert loaded.task == task
+    assert evaluate_answers(loaded, examples, ("f1", "exact")).metrics == best
+
+
+def test_without_unanswerable_questions_there_is_no_threshold() -> None:
+    examples = make_questions()
+    answerable = examples.select([number for number, row in enumerate(examples.rows) if row.answers])
+    assert fit_threshold(MODEL, answerable) == MODEL.task
+    evaluation = evaluate_answers(MODEL, answerable, ("f1", "exact_match"))
+    assert list(evaluation.metrics) == ["f1", "exact_match"]
+    assert evaluation.files.keys() == {"predictions.json", "nbest_predictions.json"}
+    assert "" not in evaluation.predictions
+    expected = reference.first_version(
+        [(row.answers, said, 0.0) for row, said in zip(answerable.rows, evaluation.predictions, strict=True)]
+    )
+    assert (evaluation.metrics["exact_match"], evaluation.metrics["f1"]) == pytest.approx(expected)
+
+
+def test_wrong_rows_are_those_that_are_not_exact() -> None:
+    examples = make_questions()
+    evaluation = evaluate_answers(MODEL, examples, ("f1", "exact"))
+    wrong = evaluation.wrong()
+    assert len(wrong) == round((1 - evaluation.metrics["exact"]) * 30)
+    assert wrong[0].keys() == {"row", "question", "context", "expected", "predicted"}
+
+
+def test_folder_is_scored_by_file(tmp_path: Path, folder: Path) -> None:
+    qas = [{"id": "q", "question": "cat", "answers": [{"text": "sat", "answer_start": 8}]}]
+    contents = {"data": [{"paragraphs": [{"context": "the cat sat", "qas": qas}]}]}
+    (tmp_path / "a.json").write_text(json.dumps(contents), "utf-8")
+    for task, names in {
+        "squad": ["f1", "exact_match"],
+        "cmrc": ["f1", "em", "average"],
+        "answer": ["f1", "exact", "HasAns_exact", "HasAns_f1"],
+    }.items():
+        assert list(evaluate(folder, Source(task, tmp_path / "a.json")).metrics) == names
+    other = saved(model_folder(["sequence"], task=TaskLabels("classify", ("a", "b"))), tmp_path / "other")
+    with pytest.raises(RequestError, match="squad needs a model fine-tuned to answer; this one does classify"):
+        evaluate(other, Source("squad", tmp_path / "a.json"))

@@ -1,0 +1,212 @@
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertForTokenClassification
+
+from cloze.checkpoint import TaskLabels, load_folder
+from cloze.errors import CheckpointError, RequestError
+from cloze.files import read_json, write_json
+from cloze.predict import Entity, Model, load, write_report
+from cloze.predict.tagging import evaluate_tags, tag_texts, word_logits
+from cloze.tasks.labels import LabelSet
+from cloze.tasks.source import Source
+from cloze.tasks.tag import TaggedSentences, read_own_tags
+from cloze.tasks.tag_windows import read_words
+from tests.model.made import model_folder, saved
+
+NAMES = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")
+WORDS = ["the", "cat", "sats", "on", "a", "mat", "dog", "ran", "sating", ".", "猫", "unheard", "\u200d"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = model_folder(["token"], labels=5, task=TaskLabels("tag", NAMES))
+    return saved(made, tmp_path_factory.mktemp("tagger") / "model")
+
+
+@pytest.fixture(scope="module")
+def tagger(folder: Path) -> Model:
+    return load(folder)
+
+
+def make_sentences(count: int, longest: int = 9, seed: int = 0) -> list[list[str]]:
+    draw = random.Random(seed)
+    return [draw.choices(WORDS, k=draw.randint(1, longest)) for _ in range(count)]
+
+
+def told(logits: np.ndarray) -> list[str]:
+    return [NAMES[index] for index in logits.argmax(-1)]
+
+
+def test_transformers_load_the_folder_and_agree(folder: Path, tagger: Model) -> None:
+    theirs = BertForTokenClassification.from_pretrained(folder).eval()  # type: ignore[no-untyped-call]
+    assert theirs.config.id2label == dict(enumerate(NAMES))
+    for words in make_sentences(8):
+        (ids,) = read_words(tagger.tokenizer, [words])
+        flat = [tagger.tokenizer.cls_id, *(piece for word in ids for piece in word), tagger.tokenizer.sep_id]
+        firsts = np.cumsum([1, *map(len, ids[:-1])])
+        with torch.inference_mode():
+            expected = theirs(input_ids=torch.tensor([flat])).logits[0, firsts].numpy()
+        assert np.abs(word_logits(tagger, [ids])[0] - expected).max() < 1e-5
+
+
+def test_neighbours_in_a_batch_change_nothing(tagger: Model) -> None:
+    sentences = read_words(tagger.tokenizer, make_sentences(20, longest=40))
+    together = word_logits(tagger, sentences)
+    assert [len(row) for row in together] == [len(words) for words in sentences]
+    for words, row in zip(sentences, together, strict=True):
+        assert np.abs(word_logits(tagger, [words])[0] - row).max() < 1e-5
+
+
+def test_words_keep_their_tags_and_places(tagger: Model) -> None:
+    sentences = make_sentences(6)
+    for words, one in zip(sentences, tagger.tag(sentences), strict=True):
+        assert [word.text for word in one.words] == words
+        assert [one.text[word.start : word.end] for word in one.words] == words
+        logits = word_logits(tagger, read_words(tagger.tokenizer, [words]))[0]
+        assert [word.tag for word in one.words] == told(logits)
+        shares = torch.tensor(logits).softmax(-1).max(-1).values.tolist()
+        assert [word.probability for word in one.words] == pytest.approx(shares, abs=1e-6)
+
+
+def test_running_text_is_split_as_the_tokenizer_does(tagger: Model) -> None:
+    text = "The  cat, sats猫坐 Unheard."
+    (one,) = tagger.tag([text])
+    assert [word.text for word in one.words] == ["The", "cat", ",", "sats", "猫", "坐", "Unheard", "."]
+    assert [text[word.start : word.end] for word in one.words] == [word.text for word in one.words]
+    assert [word.tag for word in one.words] == [
+        word.tag for word in tagger.tag([[word.text for word in one.words]])[0].words
+    ]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_long_texts_lose_no_word(tagger: Model, seed: int) -> None:
+    draw = random.Random(seed)
+    words = [word for word in draw.choices(WORDS, k=draw.randint(40, 300)) if word != "\u200d"]
+    (one,) = tagger.tag([" ".join(words)])
+    assert [word.text for word in one.words] == words
+    assert all(earlier.end <= later.start for earlier, later in pairwise(one.words))
+    as_words = tagger.tag([words])[0].words
+    assert [(word.tag, word.probability) for word in as_words] == [(word.tag, word.probability) for word in one.words]
+
+
+def test_texts_without_words(tagger: Model) -> None:
+    assert tagger.tag([]) == []
+    assert [one.words for one in tagger.tag(["", "  \x01 "])] == [(), ()]
+    assert [(one.text, one.entities) for one in tagger.tag([[]])] == [("", ())]
+
+
+def entities_of(monkeypatch: pytest.MonkeyPatch, tagger: Model, text: str, tags: str) -> tuple[Entity, ...]:
+    """What comes of tags that a model might have said, each with the logit 1."""
+    logits = np.eye(5, dtype=np.float32)[[NAMES.index(tag) for tag in tags.split()]]
+    monkeypatch.setattr("cloze.predict.tagging.word_logits", lambda *_: [logits])
+    return tag_texts(tagger, [text])[0].entities
+
+
+def test_entities_have_their_place_in_the_text(monkeypatch: pytest.MonkeyPatch, tagger: Model) -> None:
+    sure = np.e / (np.e + 4)
+    found = entities_of(monkeypatch, tagger, "The  cat sat on a mat.", "O B-PER I-PER O I-LOC B-LOC O")
+    assert [(one.text, one.label, one.start, one.end) for one in found] == [
+        ("cat sat", "PER", 5, 12),
+        ("a", "LOC", 16, 17),
+        ("mat", "LOC", 18, 21),
+    ]
+    assert [one.probability for one in found] == pytest.approx([sure] * 3)
+
+
+def test_requests_that_cannot_be_answered(tagger: Model, pretrained: Model) -> None:
+    for wrong in ("a text", ["a", ["b"]], [["b"], "a"]):
+        with pytest.raises(RequestError, match="expected a list of texts, or a list of sentences"):
+            tagger.tag(wrong)
+    with pytest.raises(RequestError, match="word 2 of sentence 2 is empty; leave it out"):
+        tagger.tag([["a"], ["b", ""]])
+    with pytest.raises(RequestError) as caught:
+        pretrained.tag(["a"])
+    assert str(caught.value) == (
+        "this model was not trained to tag (its heads: mlm, nsp); load a folder that 'cloze finetune tag' has written"
+    )
+    classifier = Model(model_folder(["sequence"], task=TaskLabels("classify", ("a", "b"))))
+    with pytest.raises(RequestError, match=r"this model was not trained to tag \(its head does: classify\)"):
+        classifier.tag(["a"])
+
+
+def test_scores_that_are_no_numbers_are_no_answer() -> None:
+    made = model_folder(["token"], labels=5, task=TaskLabels("tag", NAMES))
+    with torch.no_grad():
+        next(made.model.heads["token"].parameters())[0, 0] = torch.nan
+    with pytest.raises(RequestError) as caught:
+        Model(made).tag(["the cat"])
+    assert str(caught.value) == "the scores of this model are not finite numbers; check its training"
+
+
+def test_a_text_that_is_too_long_to_be_read_is_told(tagger: Model, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "cloze"):
+        tagger.tag([" \u0301" * 600_000 + " cat"])
+    assert caplog.messages == ["1 of 1 texts are longer than can be read at once; give them in parts"]
+
+
+# -- scores ------------------------------------------------------------------------------------------------------------
+
+
+def make_examples(path: Path, sentences: list[list[str]], tags: list[list[str]]) -> TaggedSentences:
+    blocks = (
+        "".join(f"{word} NN {tag}\n" for word, tag in zip(*both, strict=True))
+        for both in zip(sentences, tags, strict=True)
+    )
+    path.write_text("-DOCSTART- O O\n\n" + "\n".join(blocks), encoding="utf-8")
+    examples = read_own_tags(Source("tag", path), "train", LabelSet(NAMES)).examples
+    assert isinstance(examples, TaggedSentences)
+    return examples
+
+
+def test_scores_of_what_it_says(tagger: Model, tmp_path: Path) -> None:
+    sentences = make_sentences(12)
+    said = [told(row) for row in word_logits(tagger, read_words(tagger.tokenizer, sentences))]
+    gold = make_examples(tmp_path / "gold.txt", sentences, said)
+    evaluation = evaluate_tags(tagger, gold, ())
+    # A tag that goes on from nothing is a beginning to those who read it; the entities are the same.
+    assert {name: value for name, value in evaluation.metrics.items() if name != "accuracy"} == {
+        "f1": 1.0,
+        "precision": 1.0,
+        "recall": 1.0,
+    }
+    assert evaluation.predictions == [" ".join(tags) for tags in said]
+    assert evaluation.confusion is not None
+    assert sum(map(sum, evaluation.confusion.counts)) == sum(map(len, sentences))
+    wrong = [["B-LOC" if tag == "O" else "O" for tag in tags] for tags in said]
+    scores = evaluate_tags(tagger, make_examples(tmp_path / "wrong.txt", sentences, wrong), ()).metrics
+    assert (scores["f1"], scores["accuracy"]) == (0.0, 0.0)
+
+
+def test_predictions_are_written_as_columns(tagger: Model, tmp_path: Path) -> None:
+    sentences = make_sentences(3)
+    gold = make_examples(tmp_path / "gold.txt", sentences, [["O"] * len(words) for words in sentences])
+    evaluation = evaluate_tags(tagger, gold, ())
+    write_report(evaluation, tmp_path / "report")
+    blocks = (tmp_path / "report" / "predictions.txt").read_text(encoding="utf-8").strip("\n").split("\n\n")
+    rows = [[line.split(" ") for line in block.splitlines()] for block in blocks]
+    assert [[row[0] for row in block] for block in rows] == sentences
+    assert [" ".join(row[3] for row in block) for block in rows] == evaluation.predictions
+    assert {(row[1], row[2]) for block in rows for row in block} == {("NN", "O")}
+    assert read_json(tmp_path / "report" / "confusion.json")["labels"] == list(NAMES)
+
+
+def test_context_goes_with_the_folder_and_changes_what_is_read(tmp_path: Path) -> None:
+    made = model_folder(["token"], labels=5, task=TaskLabels("tag", NAMES, context=True))
+    folder = saved(made, tmp_path / "model")
+    tagger = load(folder)
+    assert tagger.task == TaskLabels("tag", NAMES, context=True)
+    sentences = make_sentences(9, longest=5)
+    gold = make_examples(tmp_path / "gold.txt", sentences, [["O"] * len(words) for words in sentences])
+    ids = read_words(tagger.tokenizer, sentences)
+    with_context = [told(row) for row in word_logits(tagger, ids, [list(range(9))])]
+    assert evaluate_tags(tagger, gold, ()).predictions == [" ".join(tags) for tags in with_context]
+    assert with_context != [told(row) for row in word_logits(tagger, ids)]
+    config = read_json(folder / "config.json")
+    write_json(folder / "config.json", {**config, "cloze_task": {"context": "often"}})
+    with pytest.raises(CheckpointError, match=r"cloze_task.context is 'often'; expected one of false, true"):
+        load_folder(folder)

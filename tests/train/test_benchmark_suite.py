@@ -1,0 +1,73 @@
+from pathlib import Path
+
+import pytest
+
+from cloze.errors import ConfigError, DataError
+from cloze.predict import load
+from cloze.predict.submission import write_submission
+from cloze.tasks.glue import GLUE
+from cloze.tasks.source import Source
+from cloze.train.benchmark_suite import finetune_glue
+from cloze.train.finetune import finetune
+from cloze.train.run import Run
+from cloze.train.settings import FinetuneSettings, SearchSettings
+from tests.tasks.test_glue import MNLI_CELLS, MNLI_HEADER
+
+FAST = FinetuneSettings(epochs=1, batch=4, length=16, rate=1e-3)
+
+
+def lines(count: int, *cells: str) -> str:
+    return "".join("\t".join(cell.format(number) for cell in cells) + "\n" for number in range(count))
+
+
+@pytest.fixture
+def glue(tmp_path: Path) -> Path:
+    files = {
+        "RTE/train.tsv": "index\tsentence1\tsentence2\tlabel\n"
+        + lines(6, "{0}", "the river {0}", "a garden", "entailment")
+        + lines(6, "{0}", "the winter {0}", "a garden", "not_entailment"),
+        "RTE/test.tsv": "index\tsentence1\tsentence2\n" + lines(3, "{0}", "a river", "a {0}"),
+        "STS-B/train.tsv": "sentence1\tsentence2\tscore\n" + lines(8, "one {0}", "two", "{0}.5"),
+        "STS-B/test.tsv": "sentence1\tsentence2\n" + lines(2, "one", "two {0}"),
+        "MNLI/test_matched.tsv": f"{MNLI_HEADER}label2\n{MNLI_CELLS}neutral\n",
+        "WNLI/dev.tsv": "index\tsentence1\tsentence2\tlabel\n0\tA.\tB.\t1\n",
+    }
+    for name, content in files.items():
+        path = tmp_path / "glue" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content, encoding="utf-8")
+    for task in ("RTE", "STS-B"):
+        text = (tmp_path / "glue" / task / "train.tsv").read_text(encoding="utf-8")
+        (tmp_path / "glue" / task / "dev.tsv").write_text(text, encoding="utf-8")
+    return tmp_path / "glue"
+
+
+def test_every_task_that_is_there_is_tuned_scored_and_answered(base: Path, glue: Path, tmp_path: Path) -> None:
+    out = finetune_glue(Source("glue", glue), base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
+    results = Run(out).results()
+    assert list(results["tasks"]) == ["sts-b", "rte"]
+    assert results["average"] == pytest.approx(sum(one["mean"] for one in results["tasks"].values()) / 2)
+    assert "wnli" in results["absent"]
+    answers = (out / "submission" / "RTE.tsv").read_text(encoding="utf-8").splitlines()
+    assert answers[0] == "index\tprediction"
+    assert [line.split("\t")[0] for line in answers[1:]] == ["0", "1", "2"]
+    assert {line.split("\t")[1] for line in answers[1:]} <= {"entailment", "not_entailment"}
+    numbers = (out / "submission" / "STS-B.tsv").read_text(encoding="utf-8").splitlines()[1:]
+    assert all(0 <= float(line.split("\t")[1]) <= 5 for line in numbers)
+
+
+def test_answers_are_those_of_the_model_and_splits_have_their_names(base: Path, glue: Path, tmp_path: Path) -> None:
+    run = finetune(Source("rte", glue), base, tmp_path / "run", settings=FAST)
+    model = load(run)
+    (path,) = write_submission(model, GLUE["rte"], glue, tmp_path / "out")
+    told = [line.split("\t")[1] for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+    assert told == [one.label for one in model.classify(["a river"] * 3, ["a 0", "a 1", "a 2"])]
+    (matched,) = write_submission(model, GLUE["mnli"], glue, tmp_path / "out")
+    assert matched.name == "MNLI-m.tsv"
+
+
+def test_what_cannot_be_is_refused(base: Path, glue: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no GLUE task with train and dev files is there"):
+        finetune_glue(Source("glue", glue / "RTE"), base, tmp_path / "run")
+    with pytest.raises(ConfigError, match="GLUE has dev sets; leave out --folds"):
+        finetune_glue(Source("glue", glue), base, tmp_path / "run", how=SearchSettings(folds=2))

@@ -1,0 +1,181 @@
+"""Rare labels, stopping early, calibration, long texts, several labels: what fine-tuning can be told."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import BertForSequenceClassification
+
+from cloze.errors import ConfigError
+from cloze.interrupts import Interrupted
+from cloze.predict import load
+from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.labels import LabelSet
+from cloze.tasks.source import Source
+from cloze.tasks.task import TaskData
+from cloze.train.class_weights import balanced_weights
+from cloze.train.finetune import finetune
+from cloze.train.settings import FinetuneSettings
+from cloze.train.task_batches import TaskBatches
+from tests.corpus.texts import WORDS
+from tests.train.made import Listener
+from tests.train.test_finetune import FAST, LEARNING, make_rows, write
+from tests.train.test_pretrain import weights
+
+
+def results(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
+    return found
+
+
+# -- several labels a text ---------------------------------------------------------------------------------------------
+
+
+def several(path: Path, count: int, seed: int = 0) -> Path:
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(count):
+        labels = [word for word in ("winter", "garden", "river") if draw.random() < 0.4]
+        words = [word for word in draw.sample(WORDS, 5) if word not in {"winter", "garden", "river"}] + labels
+        draw.shuffle(words)
+        rows.append({"text": " ".join(words), "label": labels if path.suffix == ".jsonl" else "|".join(labels)})
+    return write(path, rows)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv"])
+def test_any_number_of_labels_is_learned(base: Path, tmp_path: Path, ending: str) -> None:
+    source = Source("multilabel", several(tmp_path / f"a{ending}", 300), several(tmp_path / f"b{ending}", 60, 1))
+    run = finetune(source, base, tmp_path / "run", settings=replace(LEARNING, epochs=20, rate=5e-3))
+    assert results(run)["micro_f1"] > 0.85
+    model = load(run)
+    both, neither = model.classify_all(["the winter and the garden", "house and time"])
+    assert both.labels == ("garden", "winter")
+    assert neither.labels == ()
+    assert both.probabilities["garden"] > 0.5 > both.probabilities["river"]
+    theirs = BertForSequenceClassification.from_pretrained(run / "model")
+    assert theirs.config.problem_type == "multi_label_classification"
+
+
+# -- rare labels -------------------------------------------------------------------------------------------------------
+
+
+def test_balanced_weights_by_hand() -> None:
+    rows = LabelledTexts(list("abcdef"), None, [0, 0, 0, 0, 0, 1], [""] * 6)
+    data = TaskData("classify", ("accuracy",), LabelSet(("x", "y")), rows, rows)
+    assert balanced_weights(data).tolist() == pytest.approx([6 / 10, 6 / 2])
+    flags = replace(rows, targets=[(1.0, 0.0)] * 4 + [(0.0, 1.0)] * 2)
+    assert balanced_weights(replace(data, kind="multilabel", train=flags)).tolist() == [0.5, 2.0]
+    with pytest.raises(ConfigError, match="class_weights are for labels of texts; this task is to regress"):
+        balanced_weights(replace(data, kind="regress", labels=None))
+
+
+def test_balanced_weights_help_a_rare_label(base: Path, tmp_path: Path) -> None:
+    common = [row for row in make_rows(400) if row["label"] == "winter"]
+    rare = [row for row in make_rows(400, 3) if row["label"] == "garden"][:12]
+    rows = common + rare
+    random.Random(0).shuffle(rows)
+    source = Source("classify", write(tmp_path / "a.csv", rows), write(tmp_path / "b.csv", make_rows(60, 1)))
+    settings = FinetuneSettings(epochs=3, batch=8, length=16, rate=2e-3)
+    plain = finetune(source, base, tmp_path / "plain", settings=settings)
+    even = finetune(source, base, tmp_path / "even", settings=replace(settings, class_weights="balanced"))
+    texts = [row["text"] for row in rare]
+    said = [[one.label for one in load(run).classify(texts)].count("garden") for run in (plain, even)]
+    assert said[1] > said[0], said
+
+
+# -- stopping early ----------------------------------------------------------------------------------------------------
+
+
+def test_patience_stops_and_keeps_the_best(base: Path, tmp_path: Path) -> None:
+    source = Source("classify", write(tmp_path / "a.csv", make_rows(80)), write(tmp_path / "b.csv", make_rows(40, 1)))
+    settings = replace(LEARNING, epochs=30, patience=2)
+    run = finetune(source, base, tmp_path / "run", settings=settings)
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    scores = [row["dev_accuracy"] for row in metrics if "dev_accuracy" in row]
+    assert len(scores) < 30, "it stopped"
+    assert len(scores) - 1 - scores.index(max(scores)) == 2
+    assert results(run)["accuracy"] == max(scores), "the best weights were kept, not the last"
+    assert not (run / "best.safetensors").exists()
+
+
+def test_patience_interrupted_and_resumed_gives_the_same(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source("classify", write(tmp_path / "a.csv", make_rows(80)), write(tmp_path / "b.csv", make_rows(40, 1)))
+    settings = replace(LEARNING, epochs=30, patience=2, save_every=7)
+    whole = finetune(source, base, tmp_path / "whole", settings=settings)
+    at = TaskBatches.at
+    for stop in (9, 23, 41):
+
+        def disturbed(self: TaskBatches, step: int, *rest: Any, stop: int = stop) -> Any:
+            if step == stop:
+                raise Interrupted(15, "stopped")
+            return at(self, step, *rest)
+
+        monkeypatch.setattr(TaskBatches, "at", disturbed)
+        try:
+            finetune(source, base, tmp_path / "parts", settings=settings)
+        except Interrupted:
+            continue
+    monkeypatch.setattr(TaskBatches, "at", at)
+    finetune(source, base, tmp_path / "parts", settings=settings)
+    assert weights(tmp_path / "parts") == weights(whole)
+    assert results(tmp_path / "parts") == results(whole)
+
+
+# -- calibration -------------------------------------------------------------------------------------------------------
+
+
+def test_calibration_travels_with_the_folder(base: Path, tmp_path: Path) -> None:
+    source = Source("classify", write(tmp_path / "a.csv", make_rows(80)), write(tmp_path / "b.csv", make_rows(40, 1)))
+    run = finetune(source, base, tmp_path / "run", settings=replace(LEARNING, epochs=2, calibrate=True))
+    found, model = results(run), load(run)
+    assert model.task is not None
+    assert model.task.temperature == found["temperature"] != 1.0
+    assert model.task.threshold == found["threshold"]
+    texts = [row["text"] for row in make_rows(20, 2)]
+    logits = torch.from_numpy(model.logits(texts))
+    expected = (logits / found["temperature"]).softmax(-1)[:, 1]
+    said = model.classify(texts)
+    assert [one.probabilities["winter"] for one in said] == pytest.approx(expected.tolist(), abs=1e-6)
+    assert [one.label for one in said] == ["winter" if one >= found["threshold"] else "garden" for one in expected]
+    plain = finetune(source, base, tmp_path / "plain", settings=replace(LEARNING, epochs=2))
+    assert weights(run) == weights(plain), "calibration changes no weight"
+
+
+def test_calibration_of_numbers_is_refused(base: Path, tmp_path: Path) -> None:
+    rows = [{"text": row["text"], "label": str(number)} for number, row in enumerate(make_rows(30))]
+    source = Source("regress", write(tmp_path / "a.csv", rows))
+    with pytest.raises(ConfigError, match="calibrate is for labels of texts"):
+        finetune(source, base, tmp_path / "run", settings=replace(FAST, calibrate=True))
+    assert not (tmp_path / "run").exists(), "it is known before anything is done"
+
+
+# -- long texts --------------------------------------------------------------------------------------------------------
+
+
+def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
+    """The word that decides stands at the end, beyond the length."""
+
+    def late(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+        return [{"text": " ".join(["the"] * 30 + [row["label"]]), "label": row["label"]} for row in rows]
+
+    source = Source(
+        "classify", write(tmp_path / "a.csv", late(make_rows(80))), write(tmp_path / "b.csv", late(make_rows(20, 1)))
+    )
+    listener = Listener()
+    scores = {}
+    for how in ("cut", "head-tail", "windows"):
+        settings = replace(LEARNING, epochs=8, long_texts=how)
+        run = finetune(source, base, tmp_path / how, settings=settings, progress=listener)
+        scores[how] = results(run)["accuracy"]
+        model = load(run)
+        assert model.task is not None
+        assert model.task.long_texts == how, "it is read as it was trained"
+    assert scores["cut"] <= 0.6
+    assert scores["head-tail"] == scores["windows"] == 1.0
+    assert "80 of 80 training texts are longer than 16 tokens and are cut" in listener.said

@@ -1,0 +1,146 @@
+"""Tagging as transformers trains it: from one start, on the same batches, loss by loss; and the task as a whole."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertForTokenClassification
+
+from cloze.checkpoint import ModelFolder, TaskLabels, load_folder, save_folder
+from cloze.errors import ConfigError
+from cloze.model import HeadName
+from cloze.model.surgery import with_heads
+from cloze.predict import load
+from cloze.progress import Silent
+from cloze.tasks.source import Source
+from cloze.tasks.tag import read_own_tags, tag_items
+from cloze.train.finetune import finetune
+from cloze.train.loop import train
+from cloze.train.run import Run
+from cloze.train.settings import FinetuneSettings, LoopSettings
+from cloze.train.task_batches import TaskBatches
+from cloze.train.task_objective import TaskObjective
+from tests.corpus.texts import WORDS
+
+STEPS, BATCH, RATE = 50, 8, 5e-4
+SETTINGS = FinetuneSettings(epochs=8, batch=8, length=24, rate=3e-3)
+
+
+def make_columns(path: Path, count: int, seed: int = 0) -> Path:
+    """Sentences in which "winter" and whatever follows are a name, marked as in CoNLL."""
+    draw = random.Random(seed)
+    others = [word for word in WORDS if word != "winter"]
+    lines: list[str] = []
+    for _ in range(count):
+        words, tags, place = draw.sample(others, 5), ["O"] * 5, draw.randrange(4)
+        words[place], tags[place : place + 2] = "winter", ["I-X", "I-X"]
+        lines += [*(f"{word} {tag}" for word, tag in zip(words, tags, strict=True)), ""]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def make_documents(path: Path, count: int, seed: int) -> Path:
+    """Documents of two sentences, of which the first alone tells the tag of the second."""
+    firsts = random.Random(seed).choices(("winter", "garden"), k=count)
+    documents = (f"-DOCSTART- O\n\n{word} O\n\nriver {'B-X' if word == 'winter' else 'O'}\n\n" for word in firsts)
+    path.write_text("".join(documents), encoding="utf-8")
+    return path
+
+
+def test_losses_are_those_of_transformers(base: Path, tmp_path: Path) -> None:
+    loaded = load_folder(base)
+    found = read_own_tags(Source("tag", make_columns(tmp_path / "rows.txt", 90)), "train", None)
+    assert found.labels is not None
+    heads: tuple[HeadName, ...] = ("token",)
+    bert = with_heads(loaded.model, heads, labels=len(found.labels), keep=False, seed=1, dropout=0.0)
+    save_folder(ModelFolder(bert, loaded.tokenizer, TaskLabels("tag", found.labels.names)), tmp_path / "start")
+    ours = load_folder(tmp_path / "start")
+    tokenizer = ours.tokenizer.with_max_length(12)  # so that some sentences are read in windows
+    items = tag_items(found.examples, tokenizer)  # type: ignore[arg-type]
+    assert len(items) > 90
+    batches = TaskBatches(items, BATCH, 0, tokenizer.pad_id, torch.device("cpu"), labels_tokens=True)
+    run = Run.open(tmp_path / "run", {})
+    settings = LoopSettings(steps=STEPS, rate=RATE, warmup=0.1, log_every=1, save_every=1000)
+    train(TaskObjective(ours.model, "token"), batches, settings, run, Silent())
+    losses = [row["loss"] for row in run.metrics()]
+    assert len(losses) == STEPS
+    assert losses == pytest.approx(theirs(tmp_path / "start", batches), abs=1e-4)
+    assert max(losses) - min(losses) > 0.2, "and something happens"
+
+
+def theirs(folder: Path, batches: TaskBatches) -> list[float]:
+    model = BertForTokenClassification.from_pretrained(folder).train()
+    assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == 0.0
+    plain = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-8)
+    losses = []
+    for step in range(STEPS):
+        batch = batches.at(step)
+        inputs = batch.inputs
+        output = model(
+            input_ids=inputs.ids,
+            token_type_ids=inputs.segments,
+            attention_mask=inputs.real.long(),
+            labels=batch.targets,
+        )
+        optimizer.zero_grad()
+        output.loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = _rate(step)
+        optimizer.step()
+        losses.append(float(output.loss.detach()))
+    return losses
+
+
+def _rate(step: int) -> float:
+    """Linear up over the first tenth, the first step included, and linear down to zero."""
+    warm = STEPS // 10
+    return RATE * min(1.0, (step + 1) / warm) if step < warm else RATE * (STEPS - step) / (STEPS - warm)
+
+
+def results(run: Path) -> dict[str, float]:
+    return json.loads((run / "eval_results.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+def test_names_are_learned(base: Path, tmp_path: Path) -> None:
+    source = Source("tag", make_columns(tmp_path / "train.txt", 160), make_columns(tmp_path / "dev.txt", 40, 1))
+    run = finetune(source, base, tmp_path / "run", settings=SETTINGS)
+    found = results(run)
+    assert list(found) == ["f1", "precision", "recall", "accuracy", "rows"]
+    assert found["f1"] > 0.9
+    (one,) = load(run).tag([["winter", "has", "come"]])
+    assert [(entity.text, entity.label) for entity in one.entities] == [("winter has", "X")]
+    assert (run / "predictions.txt").read_text(encoding="utf-8").count("\n\n") == 40
+    assert "answers: B-X, I-X, O" in (run / "model" / "README.md").read_text(encoding="utf-8")
+
+
+def test_context_is_read_where_it_is_asked_for(base: Path, tmp_path: Path) -> None:
+    """A tag that only the sentence before can tell: a chance without it, and learned with it."""
+    paths = [make_documents(tmp_path / f"{seed}.txt", 120, seed) for seed in (0, 1)]
+    source = Source("tag", paths[0], paths[1])
+    scores = {}
+    for context in (False, True):
+        settings = FinetuneSettings(epochs=8, batch=8, length=24, rate=3e-3, context=context)
+        run = finetune(source, base, tmp_path / f"run-{context}", settings=settings)
+        scores[context] = results(run)["accuracy"]
+        task = load(run).task
+        assert task is not None
+        assert task.context is context
+    assert scores[False] < 0.9
+    assert scores[True] > 0.97
+
+
+def test_context_is_for_tagging(base: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\n" + "a,x\nb,y\n" * 20, encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        finetune(Source("classify", path), base, tmp_path / "run", settings=FinetuneSettings(length=8, context=True))
+    assert str(caught.value) == (
+        "context is for tagging, whose rows are sentences of documents; this task is to classify"
+    )
+    assert not (tmp_path / "run").exists()
