@@ -34,7 +34,12 @@ HEADS: list[list[HeadName]] = [
     ["choice"],
     [],
 ]
-LABELS = TaskLabels("classify", ("no", "yes"))
+TASKS: dict[HeadName, TaskLabels] = {
+    "sequence": TaskLabels("classify", ("no", "yes")),
+    "token": TaskLabels("tag", ("no", "yes")),
+    "span": TaskLabels("answer"),
+    "choice": TaskLabels("choose"),
+}
 
 
 def read_values(folder: Path) -> dict[str, Any]:
@@ -52,7 +57,7 @@ def change_config(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize("heads", HEADS, ids=lambda heads: " ".join(heads) or "bare")
 @pytest.mark.parametrize("name", CONFIGS)
 def test_round_trip(name: str, heads: list[HeadName], tmp_path: Path) -> None:
-    task = LABELS if {"sequence", "token"} & set(heads) else None
+    task = next((TASKS[head] for head in heads if head in TASKS), None)
     contents = model_folder(heads, config=CONFIGS[name], task=task, pooler=True)
     folder = saved(contents, tmp_path / "model")
     loaded = load_folder(folder)

@@ -85,7 +85,7 @@ def test_nothing_on_a_terminal_is_a_mistake(run: Cloze, way: Way, monkeypatch: p
 def test_scores_are_told_and_kept(run: Cloze, way: Way, tmp_path: Path) -> None:
     words = ("evaluate", "classify", way.rows, "--model", way.tuned)
     told = json.loads(run(*words, "--out", tmp_path / "scores", "--json").out)
-    assert list(told) == ["accuracy", "macro_f1", "rows"]
+    assert list(told)[:3] == ["accuracy", "macro_f1", "rows"]
     assert told["rows"] == 60
     assert json.loads((tmp_path / "scores" / "eval_results.json").read_text(encoding="utf-8")) == told
     lines = (tmp_path / "scores" / "predictions.tsv").read_text(encoding="utf-8").splitlines()

@@ -52,7 +52,8 @@ def test_published_files_are_read_as_they_are(
 
 def rows(examples: object) -> list[tuple[object, ...]]:
     assert isinstance(examples, LabelledTexts)
-    pairs: list[str | None] = list(examples.pairs or [None] * len(examples))
+    nothing: list[str | None] = [None] * len(examples)
+    pairs = examples.pairs or nothing
     assert examples.targets is not None
     return list(zip(examples.texts, pairs, examples.targets, strict=True))
 

@@ -6,10 +6,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_table
-from cloze.tasks.source import OnBadRow, Source
+from cloze.tasks.source import RowSettings
 from cloze.train.settings import AdaptSettings, FinetuneSettings
 
 HERE = Machine()
+ROWS = RowSettings()
 
 
 def adapt(
@@ -19,10 +20,7 @@ def adapt(
     model: str,
     out: Path,
     dev: Path | None = None,
-    text: str = "text",
-    pair: str | None = None,
-    label: str = "label",
-    on_bad_row: OnBadRow | None = None,
+    rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
     fresh: bool = False,
     adaptation: Annotated[AdaptSettings, Parameter(name="*")] = AdaptSettings(),  # noqa: B008 (frozen)
     settings: Annotated[FinetuneSettings, Parameter(name="*")] = FinetuneSettings(),  # noqa: B008 (frozen)
@@ -36,17 +34,13 @@ def adapt(
         model: The model folder or run to start from, or a hub name.
         out: The run's folder. The same command goes on where it stopped.
         dev: Rows to score on; without it, every tenth training row is kept for that.
-        text: The column with the texts.
-        pair: The column with second texts, if there are any.
-        label: The column with the labels.
-        on_bad_row: stop, or skip and count.
         fresh: Start over, forgetting what is in the run's folder.
         json: Print JSON.
     """
     from cloze.files import read_json
     from cloze.train.adapt import adapt as run
 
-    source = Source(task[0], task[1], dev, text, pair, label, on_bad_row)
+    source = rows.source(*task, dev)
     with Reporter() as reporter:
         folder = run(
             source,
@@ -63,9 +57,9 @@ def adapt(
     if json:
         print_json(results)
         return
-    rows = [
+    table = [
         (name, f"{row['mean']:.4f} ± {row['deviation']:.4f}", f"{row['brought']:+.4f}", len(row["failed"]))
         for name, row in results["starts"].items()
     ]
-    print_table(("start", results["metric"], "brought", "failed"), rows)
+    print_table(("start", results["metric"], "brought", "failed"), table)
     print(f"{folder}: the best model, that of {results['best']}")

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_table
-from cloze.tasks.source import OnBadRow, Source
+from cloze.tasks.source import RowSettings
 from cloze.train.distill_settings import DistillSettings
 
 HERE = Machine()
@@ -21,12 +21,8 @@ def distill(
     out: Path,
     dev: Path | None = None,
     unlabelled: Path | None = None,
-    text: str = "text",
-    pair: str | None = None,
-    label: str = "label",
-    options: str = "options",
-    on_bad_row: OnBadRow | None = None,
     fresh: bool = False,
+    rows: Annotated[RowSettings, Parameter(name="*")] = RowSettings(),  # noqa: B008 (frozen)
     settings: Annotated[DistillSettings, Parameter(name="*")] = DistillSettings(),  # noqa: B008 (frozen)
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
     json: bool = False,
@@ -38,11 +34,6 @@ def distill(
         out: The run's folder.
         dev: Rows to score on; without it, every tenth training row is kept for that.
         unlabelled: More texts for the teacher to answer: a text a line, or a table with the same columns.
-        text: The column with the texts.
-        pair: The column with second texts, if there are any.
-        label: The column with the labels.
-        options: To choose: the column with a list of options, or columns with one each, commas between.
-        on_bad_row: stop, or skip and count.
         fresh: Start over, forgetting what is in the run's folder.
         json: Print JSON.
     """
@@ -50,10 +41,9 @@ def distill(
     from cloze.train.distill import REPORT
     from cloze.train.distill import distill as run
 
-    source = Source(task, data, dev, text, pair, label, on_bad_row, options)
     with Reporter() as reporter:
         folder = run(
-            source,
+            rows.source(task, data, dev),
             model,
             out,
             unlabelled=unlabelled,
@@ -76,14 +66,10 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
         both = [one[key] / unit for one in (teacher, student)]
         return name, form.format(both[0]), form.format(both[1]), f"{both[1] / both[0]:.2f}"
 
+    kept = "" if report["kept"] is None else f"{report['kept']:.1%}"
     scores = [
-        (
-            name,
-            f"{teacher['scores'][name]:.4f}",
-            f"{student['scores'][name]:.4f}",
-            "" if kept is None else f"{kept:.1%}",
-        )
-        for name, kept in report["kept"].items()
+        (name, f"{taught:.4f}", f"{student['scores'][name]:.4f}", kept if name == report["metric"] else "")
+        for name, taught in teacher["scores"].items()
     ]
     return [
         row("layers", "layers", "{:.0f}"),

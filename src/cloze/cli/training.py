@@ -11,11 +11,12 @@ from cloze.cli.console import Machine, Reporter, print_json, print_results, prin
 from cloze.cli.outputs import write_rows
 from cloze.cli.searches import print_search
 from cloze.errors import ConfigError
-from cloze.tasks.source import OnBadRow, Source
+from cloze.tasks.source import RowSettings
 from cloze.train.settings import BlankSettings, FinetuneSettings, SearchSettings
 
 Place = Annotated[Machine, Parameter(name="*")]
 HERE = Machine()
+ROWS = RowSettings()
 TASKS = (
     "classify, multilabel, regress, tag, answer or choose for your own files; or a published task: mrpc, sst-2, glue, "
     "squad, squad2, swag, conll, ..."
@@ -31,11 +32,7 @@ def finetune(
     model: str,
     out: Path,
     dev: Path | None = None,
-    text: str = "text",
-    pair: str | None = None,
-    label: str = "label",
-    options: str = "options",
-    on_bad_row: OnBadRow | None = None,
+    rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
     fresh: bool = False,
     search: Annotated[SearchSettings, Parameter(name="*")] = SearchSettings(),  # noqa: B008 (frozen)
     settings: Annotated[FinetuneSettings, Parameter(name="*")] = FinetuneSettings(),  # noqa: B008 (frozen)
@@ -48,15 +45,10 @@ def finetune(
         model: The model folder or run to start from, or a hub name.
         out: The run's folder.
         dev: Rows to score on; without it, every tenth training row is kept for that.
-        text: The column with the texts.
-        pair: The column with second texts, if there are any.
-        label: The column with the labels.
-        options: To choose: the column with a list of options, or columns with one each, commas between.
-        on_bad_row: stop, or skip and count.
         fresh: Start over, forgetting what is in the run's folder.
         json: Print JSON.
     """
-    source = Source(task, data, dev, text, pair, label, on_bad_row, options)
+    source = rows.source(task, data, dev)
     with Reporter() as reporter:
         run = _choose(task, search)
         folder = run(source, model, out, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
@@ -88,11 +80,7 @@ def evaluate(
     model: str,
     out: Path | None = None,
     split: str = "dev",
-    text: str = "text",
-    pair: str | None = None,
-    label: str = "label",
-    options: str = "options",
-    on_bad_row: OnBadRow | None = None,
+    rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
     blanks: Annotated[BlankSettings, Parameter(name="*")] = BLANKS,
     machine: Place = HERE,
     json: bool = False,
@@ -103,11 +91,6 @@ def evaluate(
         model: The fine-tuned model folder or run.
         out: A folder for eval_results.json and predictions.tsv.
         split: Which of GLUE's files: dev, or dev_mismatched.
-        text: The column with the texts.
-        pair: The column with second texts, if there are any.
-        label: The column with the labels.
-        options: To choose: the column with a list of options, or columns with one each, commas between.
-        on_bad_row: stop, or skip and count.
         json: Print JSON.
     """
     from cloze.predict import evaluate as run
@@ -118,7 +101,7 @@ def evaluate(
         return
     if len(data) > 1:
         raise ConfigError(f"{task} takes one file or folder, not {len(data)}; several texts are for mlm")
-    source = Source(task, data[0], None, text, pair, label, on_bad_row, options)
+    source = rows.source(task, data[0])
     evaluation = run(model, source, split=split, device=machine.use())
     if out is not None:
         write_report(evaluation, out)

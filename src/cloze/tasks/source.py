@@ -1,10 +1,30 @@
 """Where a task's rows are. Light to import: the command line reads it."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 OnBadRow = Literal["stop", "skip"]
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """How the rows of a task are read. The text under a field is its help on the command line."""
+
+    text: str = "text"
+    """The column with the texts, prompts or words."""
+    pair: str | None = None
+    """The column with second texts, if there are any."""
+    label: str = "label"
+    """The column with the labels."""
+    options: str = "options"
+    """To choose: the column with a list of options, or the columns with one each, commas between."""
+    on_bad_row: OnBadRow | None = None
+    """stop, or skip and count; left out, to stop, unless the published files of the task are known to be bad."""
+
+    def source(self, task: str, data: Path, dev: Path | None = None) -> "Source":
+        """These rows of that task."""
+        return Source(task, data, dev, **asdict(self))
 
 
 @dataclass(frozen=True)
@@ -14,8 +34,8 @@ class Source:
     task: str
     data: Path
     dev: Path | None = None
-    text: str = "text"
-    pair: str | None = None
-    label: str = "label"
-    on_bad_row: OnBadRow | None = None  # None: as the task has it, which is to stop unless its published files are bad
-    options: str = "options"  # to choose: the column with a list, or columns with an option each, commas between
+    text: str = RowSettings.text
+    pair: str | None = RowSettings.pair
+    label: str = RowSettings.label
+    on_bad_row: OnBadRow | None = RowSettings.on_bad_row
+    options: str = RowSettings.options

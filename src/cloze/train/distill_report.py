@@ -23,7 +23,7 @@ def compare(
     speeds = measure_speeds(teacher, student, data)
     return {
         "metric": data.metrics[0],
-        "kept": {name: share_kept(scores[name], taught[name]) for name in data.metrics},
+        "kept": share_kept(scores[data.metrics[0]], taught[data.metrics[0]]),
         "teacher": _described(teacher.bert, None, speeds[0], taught),
         "student": _described(student.bert, folder, speeds[1], scores),
     }

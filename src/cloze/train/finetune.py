@@ -40,7 +40,9 @@ from cloze.train.best import BEST, Best
 from cloze.train.class_weights import balanced_weights
 from cloze.train.curves import draw_curves
 from cloze.train.loop import Company, train
+from cloze.train.more_rows import check_augment, with_more_rows
 from cloze.train.run import Run
+from cloze.train.self_teaching import with_own_teacher
 from cloze.train.settings import FinetuneSettings
 from cloze.train.task_batches import TaskBatches
 from cloze.train.task_objective import TaskObjective
@@ -96,6 +98,7 @@ def finetune_on(
     settings, progress = settings or FinetuneSettings(), progress or Silent()
     base = load_folder(find_source(model))
     # What cannot be trained is found out now, not after the folder is made.
+    check_augment(data, base, str(model), settings)
     tuned = _start(base, str(model), data, settings, progress)
     wrapped = Model(tuned, device=device)
     weights = balanced_weights(data) if settings.class_weights == "balanced" else None
@@ -105,7 +108,8 @@ def finetune_on(
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
     keep_freed_memory()
-    batches = _batches(data, tuned.tokenizer, settings, choose_device(device), progress)
+    rows = with_more_rows(data, base, settings, device, progress)
+    batches = _batches(replace(data, train=rows), tuned.tokenizer, settings, choose_device(device), progress)
     keep_states(wrapped.bert, batches.items, tuned.tokenizer.pad_id, progress)
     best = Best(run, wrapped.bert, data.metrics[0], settings.patience) if settings.patience else None
 
@@ -115,8 +119,9 @@ def finetune_on(
             best.look(scored[data.metrics[0]])
         return {f"dev_{name}": value for name, value in scored.items()}
 
+    objective = TaskObjective(wrapped.bert, HEAD_OF[data.kind], weights)
     train(
-        TaskObjective(wrapped.bert, HEAD_OF[data.kind], weights),
+        with_own_teacher(objective, settings.self_teaching, settings.teacher_decay),
         batches,
         settings.loop(batches.steps_an_epoch),
         run,

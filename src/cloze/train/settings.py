@@ -10,6 +10,7 @@ from typing import Literal
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
 from cloze.errors import ConfigError
 from cloze.kinds import AdapterKind, FeatureHead, Features, LongTexts
+from cloze.train.small_data import Augment, check_small_data
 from cloze.train.ways import check_ways
 
 Parallel = Literal["ddp", "fsdp"]
@@ -215,6 +216,16 @@ class FinetuneSettings:
     """The embeddings and so many of the lowest layers stay as they are; 0: all of the model is trained."""
     layer_decay: float = 1.0
     """Each layer learns at so much of the rate of the layer above it."""
+    self_teaching: float = 0.0
+    """How much the running average of the model's own weights counts as a second teacher; 0: not at all."""
+    teacher_decay: float = 0.999
+    """How much of that average stays at each step."""
+    augment: Augment = "none"
+    """More training rows: contextual (words that the model would say), edits (swapped, lost, doubled, similar ones)."""
+    augment_copies: int = 1
+    """So many more of each row."""
+    synonyms: str | None = None
+    """For edits: a file with a word and its synonyms a line; without it, similar words are those of like vectors."""
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0
@@ -227,6 +238,7 @@ class FinetuneSettings:
         if self.patience < 0:
             raise ConfigError(f"patience is {self.patience}; a number of epochs was expected, or 0")
         check_ways(self)
+        check_small_data(self)
         self.loop(1)
 
     def loop(self, steps_an_epoch: int) -> LoopSettings:

@@ -1,0 +1,47 @@
+"""``cloze distill``: a smaller model from a fine-tuned one, and the table of both."""
+
+import json
+from pathlib import Path
+
+from cloze.predict import load
+from tests.cli.conftest import Cloze, Way
+
+
+def test_student_and_table(run: Cloze, way: Way, tmp_path: Path) -> None:
+    how = ("--layers", 1, "--take", "first", "--epochs", 1, "--batch", 8)
+    words = ("distill", "classify", way.rows, "--model", way.tuned, "--out", tmp_path / "run", *how)
+    result = run(*words)
+    assert result.code == 0, result.err
+    table = [line.split("\t") for line in result.out.splitlines()]
+    assert table[0] == [str(tmp_path / "run" / "model"), "teacher", "student", "student / teacher"]
+    report = json.loads((tmp_path / "run" / "distillation.json").read_text(encoding="utf-8"))
+    assert [row[0] for row in table[1:]] == [
+        "layers",
+        "parameters",
+        "MiB",
+        "rows a second",
+        *report["teacher"]["scores"],
+    ]
+    assert table[1][1:] == ["2", "1", "0.50"]
+    assert table[2][2] == f"{report['student']['parameters']:,}"
+    kept = "" if report["kept"] is None else f"{report['kept']:.1%}"
+    assert table[5] == [
+        "accuracy",
+        f"{report['teacher']['scores']['accuracy']:.4f}",
+        f"{report['student']['scores']['accuracy']:.4f}",
+        kept,
+    ]
+    told = run(*words, "--json")
+    assert json.loads(told.out) == {"folder": str(tmp_path / "run"), **report}
+    assert "finished already" in told.err
+    assert load(tmp_path / "run").bert.config.layers == 1
+
+
+def test_mistakes_are_one_line(run: Cloze, way: Way, tmp_path: Path) -> None:
+    words = ("distill", "classify", way.rows, "--out", tmp_path / "run")
+    result = run(*words, "--model", way.pretrained)
+    assert result.code == 2
+    assert "classify needs a teacher fine-tuned to classify; this one has the heads: mlm, nsp" in result.complaint
+    result = run(*words, "--model", way.tuned, "--layers", 1, "--preset", "tiny")
+    assert result.code == 2
+    assert "layers and preset exclude each other" in result.complaint

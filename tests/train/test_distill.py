@@ -1,0 +1,386 @@
+"""A smaller model that learns from a larger one: students, runs, reports, rows without labels."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoTokenizer, BertForSequenceClassification
+
+from cloze.checkpoint import ModelFolder, TaskLabels, load_folder, save_folder
+from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError, RequestError
+from cloze.interrupts import Interrupted
+from cloze.lines import RowError
+from cloze.model import Bert
+from cloze.predict import load
+from cloze.tasks.source import Source
+from cloze.text import Tokenizer
+from cloze.train.distill import distill
+from cloze.train.distill_report import share_kept
+from cloze.train.distill_settings import DistillSettings
+from cloze.train.finetune import finetune
+from cloze.train.settings import FinetuneSettings
+from cloze.train.students import make_student, with_layers
+from cloze.train.task_batches import TaskBatch, TaskBatches
+from tests.model.made import SMALL
+from tests.train.made import Listener, make_bert
+from tests.train.test_finetune import LEARNING, make_rows, write
+from tests.train.test_finetune_options import several
+from tests.train.test_parity_choose import make_choices
+from tests.train.test_pretrain import weights
+from tests.train.test_tuning import write_tags
+
+QUICK = DistillSettings(epochs=1, batch=8, rate=1e-3)
+
+
+@pytest.fixture(scope="module")
+def deep(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of four layers, as it is before any training."""
+    folder = tmp_path_factory.mktemp("deep") / "model"
+    config = replace(make_bert(data).config, layers=4, initial_deviation=0.1)
+    save_folder(ModelFolder(Bert.fresh(config, ("mlm", "nsp"), seed=1), Tokenizer.from_folder(data)), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Source:
+    folder = tmp_path_factory.mktemp("rows")
+    train, dev = write(folder / "train.csv", make_rows(160)), write(folder / "dev.csv", make_rows(40, 1))
+    return Source("classify", train, dev)
+
+
+@pytest.fixture(scope="module")
+def teacher(deep: Path, rows: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finetune(rows, deep, tmp_path_factory.mktemp("teacher") / "run", settings=replace(LEARNING, epochs=8))
+
+
+@pytest.fixture(scope="module")
+def learned(teacher: Path, rows: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    settings = replace(QUICK, epochs=6, rate=2e-3, layers=2)
+    return distill(rows, teacher, tmp_path_factory.mktemp("student") / "run", settings=settings)
+
+
+def read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+# -- what comes out ----------------------------------------------------------------------------------------------------
+
+
+def test_student_learns_and_the_report_tells(learned: Path, teacher: Path) -> None:
+    report, results = read(learned / "distillation.json"), read(learned / "eval_results.json")
+    assert results["accuracy"] > 0.9
+    assert report["metric"] == "accuracy"
+    large, small = report["teacher"], report["student"]
+    assert (large["layers"], small["layers"]) == (4, 2)
+    assert large["scores"]["accuracy"] == read(teacher / "eval_results.json")["accuracy"]
+    assert small["scores"] == {name: results[name] for name in ("accuracy", "macro_f1")}
+    assert report["kept"] == results["accuracy"] / large["scores"]["accuracy"]
+    assert large["parameters"] == load(teacher).bert.parameter_count()
+    assert small["parameters"] == load(learned).bert.parameter_count() < large["parameters"]
+    assert large["bytes"] == 4 * large["parameters"]
+    assert small["bytes"] == (learned / "model" / "model.safetensors").stat().st_size
+    assert min(large["rows_per_second"], small["rows_per_second"]) > 0
+    assert {path.name for path in learned.iterdir()} >= {"model", "run.json", "metrics.jsonl", "curves.png"}
+    assert not (learned / "checkpoints").exists()
+    assert not (learned / "model.partial").exists()
+    assert f"Distilled from {teacher}" in (learned / "model" / "README.md").read_text(encoding="utf-8")
+    logged = [json.loads(line) for line in (learned / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {"labels_loss", "logits_loss", "states_loss", "attention_loss"} <= logged[0].keys()
+    assert sum("dev_accuracy" in row for row in logged) == 6
+
+
+def test_transformers_load_the_student_and_agree(learned: Path) -> None:
+    model = BertForSequenceClassification.from_pretrained(learned / "model").eval()  # type: ignore[no-untyped-call]
+    assert model.config.num_hidden_layers == 2
+    assert model.config.id2label == {0: "garden", 1: "winter"}
+    texts = [row["text"] for row in make_rows(6, seed=2)]
+    encoded = AutoTokenizer.from_pretrained(learned / "model")(texts, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        theirs = model(**encoded).logits.numpy()
+    assert np.abs(theirs - load(learned).logits(texts)).max() < 1e-5
+    assert load(learned).tokenizer.max_length == 16, "as long as its teacher's"
+
+
+def test_share_of_nothing_is_none() -> None:
+    assert share_kept(0.45, 0.9) == pytest.approx(0.5)
+    assert share_kept(0.4, 0.0) is None
+
+
+def test_resumed_is_uninterrupted_to_the_bit(
+    teacher: Path, rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A student of another width, whose map to the teacher's states has to be kept as well.
+    settings = replace(QUICK, preset="tiny")
+    whole = distill(rows, teacher, tmp_path / "whole", settings=settings)
+    at = TaskBatches.at
+
+    def disturbed(batches: TaskBatches, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return at(batches, step, part, parts, progress)
+
+    monkeypatch.setattr(TaskBatches, "at", disturbed)
+    with pytest.raises(Interrupted, match="stopped and saved at step 3"):
+        distill(rows, teacher, tmp_path / "run", settings=settings)
+    monkeypatch.undo()
+    names = set[str]()
+    for path in (tmp_path / "run" / "checkpoints").rglob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            names |= set(file.keys())
+    assert any("to_teacher" in name for name in names)
+    assert not any("layers.3." in name for name in names), "the teacher is not in it"
+    assert weights(distill(rows, teacher, tmp_path / "run", settings=settings)) == weights(whole)
+    listener = Listener()
+    distill(rows, teacher, tmp_path / "run", settings=settings, progress=listener)
+    assert f"{tmp_path / 'run'}: finished already; use --fresh to start over" in listener.said
+    with pytest.raises(ConfigError, match=r"temperature was 2\.0 and is now 4\.0"):
+        distill(rows, teacher, tmp_path / "run", settings=replace(settings, temperature=4.0))
+
+
+def test_run_cut_off_while_saving_ends_the_same(
+    teacher: Path, rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloze.train.distill.compare", lambda *_: pytest.fail("cut off"))
+    with pytest.raises(pytest.fail.Exception):
+        distill(rows, teacher, tmp_path / "run", settings=QUICK)
+    monkeypatch.undo()
+    assert not (tmp_path / "run" / "model").exists()
+    distill(rows, teacher, tmp_path / "run", settings=QUICK)
+    assert load(tmp_path / "run").task is not None
+    assert weights(tmp_path / "run") == weights(distill(rows, teacher, tmp_path / "again", settings=QUICK))
+
+
+# -- students ----------------------------------------------------------------------------------------------------------
+
+
+def test_student_starts_from_layers_of_its_teacher(teacher: Path) -> None:
+    contents = load_folder(teacher)
+    large = contents.model.state_dict()
+    for take, layers in (("first", [0, 1]), ("alternate", [1, 3])):
+        small = make_student(contents, DistillSettings(layers=2, take=take))  # type: ignore[arg-type]
+        for name, tensor in small.state_dict().items():
+            for new, old in enumerate(layers):
+                name = name.replace(f"layers.{new}.", f"layers.old {old}.")
+            assert torch.equal(tensor, large[name.replace("old ", "")])
+    assert make_student(contents, DistillSettings()).config.layers == 2, "half of them"
+    assert make_student(contents, DistillSettings(dropout=0.3)).config.attention_dropout == 0.3
+
+
+def test_layers_that_are_one_are_gone_through_less_often() -> None:
+    shared = replace(SMALL, embedding_size=8, shared_layers=True, layers=6)
+    large = Bert.fresh(shared, ["sequence"], seed=1)
+    small = with_layers(large, [1, 3, 5], "sequence")
+    assert small.config.layers == 3
+    assert all(torch.equal(tensor, large.state_dict()[name]) for name, tensor in small.state_dict().items())
+
+
+def test_new_student_has_the_vocabulary_and_the_labels(teacher: Path) -> None:
+    contents = load_folder(teacher)
+    small = make_student(contents, DistillSettings(preset="tiny"))
+    assert (small.config.hidden_size, small.config.vocab_size) == (128, contents.model.config.vocab_size)
+    assert (small.config.positions, small.head_names, small.labels) == (64, ("sequence",), 2)
+
+
+def test_another_model_can_be_the_student(base: Path, teacher: Path, rows: Source, tmp_path: Path) -> None:
+    contents, other = load_folder(teacher), load_folder(base).model.state_dict()
+    small = make_student(contents, DistillSettings(student=str(base)))
+    assert small.head_names == ("sequence",)
+    name = "encoder.layers.1.expand.weight"
+    assert torch.equal(small.state_dict()[name], other[name])
+    run = distill(rows, teacher, tmp_path / "run", settings=replace(QUICK, student=str(base)))
+    assert load(run).bert.config.layers == 2
+    # One that knows the task keeps its head.
+    again = make_student(contents, DistillSettings(student=str(run)))
+    name = "heads.sequence.output.weight"
+    assert torch.equal(again.state_dict()[name], load(run).bert.state_dict()[name])
+
+
+def test_heads_that_differ_are_told(teacher: Path, rows: Source, tmp_path: Path) -> None:
+    listener = Listener()
+    config = replace(load_folder(teacher).model.config, heads=4, layers=1)
+    save_folder(ModelFolder(Bert.fresh(config, seed=1), load_folder(teacher).tokenizer), tmp_path / "other")
+    settings = replace(QUICK, student=str(tmp_path / "other"))
+    run = distill(rows, teacher, tmp_path / "run", settings=settings, progress=listener)
+    assert "the student has 4 heads and the teacher 2: attention is not compared" in listener.said
+    first = json.loads((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert "attention_loss" not in first
+
+
+def test_students_that_cannot_be_are_refused(data: Path, teacher: Path, tmp_path: Path) -> None:
+    contents = load_folder(teacher)
+    with pytest.raises(ConfigError, match="layers is 5, but the teacher has 4; at most as many were expected"):
+        make_student(contents, DistillSettings(layers=5))
+    config, tokenizer = make_bert(data).config, contents.tokenizer
+
+    def refused(message: str, model: Bert, words: Tokenizer) -> None:
+        save_folder(ModelFolder(model, words), tmp_path / "other")
+        with pytest.raises(ConfigError, match=message):
+            make_student(contents, DistillSettings(student=str(tmp_path / "other")))
+
+    cased = Tokenizer.from_vocabulary(tokenizer.pieces, lowercase=False)
+    refused("has another vocabulary than the teacher .* or reads texts otherwise", Bert.fresh(config), cased)
+    fewer = Tokenizer.from_vocabulary(tokenizer.pieces[:-1], lowercase=True)
+    refused("another vocabulary", Bert.fresh(replace(config, vocab_size=fewer.size)), fewer)
+    short = tokenizer.with_max_length(8)
+    refused("reads at most 8 tokens, but the teacher reads 16", Bert.fresh(replace(config, positions=8)), short)
+    refused("tells 1 segments apart, but the teacher 2", Bert.fresh(replace(config, segments=1)), tokenizer)
+    with pytest.raises(CheckpointError, match="no such folder"):
+        make_student(contents, DistillSettings(student=str(tmp_path / "nowhere")))
+
+
+# -- kinds of tasks ----------------------------------------------------------------------------------------------------
+
+
+def make_source(kind: str, folder: Path) -> Source:
+    """Few rows of each kind, for training and for scoring."""
+    if kind == "multilabel":
+        return Source(kind, several(folder / "a.csv", 60), several(folder / "b.csv", 20, 1))
+    if kind == "tag":
+        return Source(kind, write_tags(folder / "a.txt", 60, 0), write_tags(folder / "b.txt", 20, 1))
+    paths = []
+    for name, count, seed in (("a", 60, 0), ("b", 20, 1)):
+        found: list[dict[str, Any]] = [dict(row) for row in make_rows(count, seed)]
+        if kind == "regress":
+            found = [{"text": row["text"], "label": float(len(row["text"]))} for row in found]
+        elif kind == "answer":
+            found = [
+                {"question": "when", "context": row["text"], "answer": row["label"], "id": row["extra"]}
+                for row in found
+            ]
+        elif kind == "choose":
+            found = [
+                {"text": row.prompt, "options": list(row.options), "label": row.target}
+                for row in make_choices(count, seed, (2, 4))
+            ]
+        paths.append(write(folder / f"{name}.jsonl", found))
+    return Source(kind, paths[0], paths[1])
+
+
+@pytest.mark.parametrize("kind", ["multilabel", "regress", "tag", "answer", "choose"])
+def test_every_kind_is_distilled(deep: Path, tmp_path: Path, kind: str) -> None:
+    source = make_source(kind, tmp_path)
+    tuning = FinetuneSettings(epochs=2, batch=8, length=32, rate=1e-3)
+    wise = finetune(source, deep, tmp_path / "teacher", settings=tuning)
+    run = distill(source, wise, tmp_path / "run", settings=replace(QUICK, epochs=2))
+    report = read(run / "distillation.json")
+    assert report["student"]["layers"] == 2
+    model = load(run)
+    assert model.task is not None
+    assert model.task.kind == kind
+    logged = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    found = [row["states_loss"] for row in logged if "states_loss" in row]
+    assert found[-1] < found[0]
+
+
+def test_student_of_a_low_rank_adapter(deep: Path, rows: Source, tmp_path: Path) -> None:
+    tuned = replace(LEARNING, epochs=1, adapter="lora", adapter_size=2)
+    wise = finetune(rows, deep, tmp_path / "teacher", settings=tuned)
+    assert load(distill(rows, wise, tmp_path / "run", settings=QUICK)).bert.config.layers == 2
+    other = finetune(rows, deep, tmp_path / "houlsby", settings=replace(tuned, adapter="houlsby"))
+    with pytest.raises(ConfigError, match="a model with a houlsby adapter is no plain BERT"):
+        distill(rows, other, tmp_path / "other", settings=QUICK)
+
+
+def test_what_was_fitted_to_the_teacher_is_not_the_students(deep: Path, rows: Source, tmp_path: Path) -> None:
+    tuned = replace(LEARNING, epochs=1, calibrate=True, long_texts="head-tail")
+    wise = finetune(rows, deep, tmp_path / "teacher", settings=tuned)
+    assert load(wise).task != TaskLabels("classify", ("garden", "winter"), "head-tail")
+    run = distill(rows, wise, tmp_path / "run", settings=QUICK)
+    assert load(run).task == TaskLabels("classify", ("garden", "winter"), "head-tail")
+
+
+# -- rows --------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_held_to_the_labels_of_the_teacher(teacher: Path, tmp_path: Path) -> None:
+    """Rows with one of the labels alone would otherwise be numbered anew."""
+    some = [row for row in make_rows(60) if row["label"] == "winter"]
+    dev = write(tmp_path / "dev.csv", make_rows(20, 1))
+    run = distill(Source("classify", write(tmp_path / "a.csv", some), dev), teacher, tmp_path / "run", settings=QUICK)
+    task = load(run).task
+    assert task is not None
+    assert task.names == ("garden", "winter")
+    strange = write(tmp_path / "b.csv", [{**row, "label": "wintr"} for row in some])
+    with pytest.raises(RowError, match=r"b.csv:2: label 'wintr' is not among the 2 labels of training.*'winter'"):
+        distill(Source("classify", strange, dev), teacher, tmp_path / "other", settings=QUICK)
+    assert not (tmp_path / "other").exists()
+
+
+def test_rows_without_labels_are_learned_from(teacher: Path, rows: Source, tmp_path: Path) -> None:
+    few = replace(rows, data=write(tmp_path / "few.csv", make_rows(8, 5)))
+    more = make_rows(100, 7)
+    (tmp_path / "more.txt").write_text("\n\n".join(row["text"] for row in more) + "\n", encoding="utf-8")
+    table = write(tmp_path / "more.csv", [{"text": row["text"]} for row in more])
+    listener = Listener()
+    runs = [
+        distill(few, teacher, tmp_path / f"run{path.suffix}", unlabelled=path, settings=QUICK, progress=listener)
+        for path in (tmp_path / "more.txt", table)
+    ]
+    assert "100 rows without labels are read as well" in listener.said
+    assert weights(runs[0]) == weights(runs[1])
+    alone = distill(few, teacher, tmp_path / "alone", settings=QUICK)
+    assert weights(runs[0]) != weights(alone)
+    assert read(runs[0] / "run.json")["unlabelled_rows"] == 100
+    (step,) = [json.loads(line) for line in (alone / "metrics.jsonl").read_text("utf-8").splitlines()[:1]]
+    assert step["step"] == 1, "eight rows are one batch"
+
+
+def test_rows_without_labels_that_teach_nothing_are_refused(
+    base: Path, teacher: Path, rows: Source, tmp_path: Path
+) -> None:
+    (tmp_path / "more.txt").write_text("the river\n", encoding="utf-8")
+    settings = replace(QUICK, logits_weight=0.0)
+    with pytest.raises(ConfigError, match="logits_weight is 0, but rows without labels teach nothing else"):
+        distill(rows, teacher, tmp_path / "run", unlabelled=tmp_path / "more.txt", settings=settings)
+    (tmp_path / "empty.txt").write_text("\n \n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"empty.txt has no text in it; expected a text a line"):
+        distill(rows, teacher, tmp_path / "run", unlabelled=tmp_path / "empty.txt", settings=QUICK)
+    tuning = FinetuneSettings(epochs=1, batch=8, length=16)
+    tags = make_source("tag", tmp_path)
+    tagger = finetune(tags, base, tmp_path / "tagger", settings=tuning)
+    with pytest.raises(
+        ConfigError, match="rows without labels are for labels and numbers of texts; this task is to tag"
+    ):
+        distill(tags, tagger, tmp_path / "run", unlabelled=tmp_path / "more.txt", settings=QUICK)
+    pairs = write(tmp_path / "pairs.csv", [{**row, "other": "the river"} for row in make_rows(40)])
+    source = Source("classify", pairs, pair="other")
+    paired = finetune(source, base, tmp_path / "paired", settings=tuning)
+    with pytest.raises(DataError, match="the rows of this task are pairs of texts; give a table, and its columns by"):
+        distill(source, paired, tmp_path / "run", unlabelled=tmp_path / "more.txt", settings=QUICK)
+    assert not (tmp_path / "run").exists()
+    distill(source, paired, tmp_path / "run", unlabelled=pairs, settings=QUICK)
+
+
+def test_teacher_of_another_task_is_refused(base: Path, teacher: Path, rows: Source, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="regress needs a teacher fine-tuned to regress; this one does classify"):
+        distill(replace(rows, task="regress"), teacher, tmp_path / "run", settings=QUICK)
+    with pytest.raises(RequestError, match="needs a teacher fine-tuned to classify; this one has the heads: mlm, nsp"):
+        distill(rows, base, tmp_path / "run", settings=QUICK)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"layers": 2, "preset": "mini"}, "layers and preset exclude each other; each says who the student is"),
+        ({"student": "x", "preset": "mini"}, "preset and student exclude each other"),
+        ({"layers": 0}, "layers is 0; at least 1 was expected"),
+        ({"states_weight": -1.0}, "states_weight is -1.0; a number from 0 up was expected"),
+        ({"attention_weight": float("nan")}, "attention_weight is nan; a number from 0 up"),
+        ({"labels_weight": 0.0, "logits_weight": 0.0}, "labels_weight and logits_weight are 0: nothing would teach"),
+        ({"temperature": 0.0}, "temperature is 0.0; a number above 0 was expected"),
+        ({"epochs": 0}, "epochs is 0; at least 1 was expected"),
+        ({"rate": 3.0}, "rate is 3.0; a learning rate such as 1e-4 was expected"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ClozeError, match=message):
+        DistillSettings(**changes)

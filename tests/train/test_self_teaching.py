@@ -1,0 +1,151 @@
+"""The running average of a model's own weights as its second teacher."""
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from cloze.checkpoint import HEAD_OF
+from cloze.errors import ConfigError
+from cloze.interrupts import Interrupted
+from cloze.kinds import TaskKind
+from cloze.model.losses import IGNORED
+from cloze.predict import load
+from cloze.tasks.source import Source
+from cloze.train.finetune import finetune
+from cloze.train.self_teaching import SelfTaughtObjective, distance, with_own_teacher
+from cloze.train.settings import FinetuneSettings
+from cloze.train.task_batches import TaskBatch, TaskBatches
+from cloze.train.task_objective import TaskObjective
+from tests.train.made import fingerprint
+from tests.train.test_distill_objective import KINDS, make_batch, make_teacher
+from tests.train.test_finetune import FAST, LEARNING, make_rows, write
+from tests.train.test_pretrain import weights
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Source:
+    return Source("classify", write(tmp_path / "train.csv", make_rows(40)))
+
+
+def test_teacher_is_the_average_of_the_weights_so_far() -> None:
+    objective = SelfTaughtObjective(TaskObjective(make_teacher("classify"), "sequence"), 1.0, 0.5).train()
+    weight = objective.student.model.encoder.layers[0].expand.weight  # type: ignore[union-attr]
+    average = objective.teacher.model.encoder.layers[0].expand.weight  # type: ignore[union-attr]
+    assert isinstance(weight, torch.Tensor)
+    assert isinstance(average, torch.Tensor)
+    expected, batch = weight.detach().clone(), make_batch("classify")
+    for number in range(15):
+        with torch.no_grad():
+            weight += 1.0
+        objective(batch, batch.counts)
+        decay = min(0.5, (number + 1) / (number + 10))
+        expected = decay * expected + (1 - decay) * weight.detach()
+        assert torch.allclose(average, expected, atol=1e-4)
+    objective.eval()
+    kept = fingerprint(objective.teacher)
+    with torch.no_grad():
+        weight += 1.0
+    objective(batch, batch.counts)
+    assert fingerprint(objective.teacher) == kept, "it learns in training alone"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_both_losses_for_every_kind(kind: TaskKind) -> None:
+    model, batch = make_teacher(kind), make_batch(kind)
+    plain = TaskObjective(model, HEAD_OF[kind])
+    objective = SelfTaughtObjective(plain, 3.0, 0.9).train()
+    outcome = objective(batch, batch.counts)
+    assert outcome.figures["teacher_loss"].item() == 0.0, "before the first step both are the same"
+    assert outcome.loss.item() == pytest.approx(plain(batch, batch.counts).loss.item(), rel=1e-5)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05)
+    outcome = objective(batch, batch.counts)
+    figures = {name: value.item() for name, value in outcome.figures.items()}
+    assert figures["teacher_loss"] > 0
+    assert outcome.loss.item() == pytest.approx(figures["labels_loss"] + 3 * figures["teacher_loss"], rel=1e-5)
+    outcome.loss.backward()
+    assert all(one.grad is None for one in objective.teacher.parameters())
+    assert all(bool(one.grad.isfinite().all()) for one in model.parameters() if one.grad is not None)
+
+
+def test_distance_by_hand() -> None:
+    said, taught = torch.tensor([[1.0, 2.0], [0.0, 5.0]]), torch.tensor([[0.0, 4.0], [0.0, 5.0]])
+    assert distance(said, taught, torch.tensor([0, 1]), 2).item() == pytest.approx((1 + 4) / 2 / 2)
+    assert distance(said, taught, torch.tensor([IGNORED, 1]), 1).item() == 0.0
+    assert distance(said[:, :1], taught[:, :1], torch.tensor([0.5, 1.0]), 2).item() == pytest.approx(0.5)
+    flags = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    assert distance(said, taught, flags, 4).item() == pytest.approx(5 / 4)
+    lacking = torch.tensor([[1.0, float("-inf")]])
+    assert distance(lacking, lacking + 2, torch.tensor([0]), 1).item() == pytest.approx(4 / 2)
+
+
+def test_weight_of_nothing_changes_nothing(base: Path, source: Source, tmp_path: Path) -> None:
+    objective = TaskObjective(make_teacher("classify"), "sequence")
+    assert with_own_teacher(objective, 0.0, 0.9) is objective
+    plain = finetune(source, base, tmp_path / "plain", settings=FAST)
+    other = finetune(source, base, tmp_path / "other", settings=replace(FAST, teacher_decay=0.5))
+    assert weights(plain) == weights(other)
+    taught = finetune(source, base, tmp_path / "taught", settings=replace(FAST, self_teaching=1.0))
+    assert weights(plain) != weights(taught)
+    first = json.loads((taught / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert first["teacher_loss"] > 0
+
+
+@pytest.mark.parametrize("way", [{}, {"adapter": "lora", "adapter_size": 2}], ids=["whole", "lora"])
+def test_resumed_is_uninterrupted_to_the_bit(
+    base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
+) -> None:
+    settings = replace(FAST, epochs=2, self_teaching=5.0, teacher_decay=0.9, **way)
+    whole = finetune(source, base, tmp_path / "whole", settings=settings)
+    at = TaskBatches.at
+
+    def disturbed(batches: TaskBatches, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return at(batches, step, part, parts, progress)
+
+    monkeypatch.setattr(TaskBatches, "at", disturbed)
+    with pytest.raises(Interrupted, match="stopped and saved at step 5"):
+        finetune(source, base, tmp_path / "run", settings=settings)
+    monkeypatch.undo()
+    names = set[str]()
+    for path in (tmp_path / "run" / "checkpoints").rglob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            names |= set(file.keys())
+    assert any("teacher.model.encoder" in name for name in names)
+    finetune(source, base, tmp_path / "run", settings=settings)
+    (one,), (other,) = ((run / "model").glob("*.safetensors") for run in (tmp_path / "run", whole))
+    assert one.read_bytes() == other.read_bytes()
+
+
+def test_separable_labels_are_learned_and_the_student_is_saved(base: Path, tmp_path: Path) -> None:
+    train, dev = write(tmp_path / "a.csv", make_rows(160)), write(tmp_path / "b.csv", make_rows(40, 1))
+    settings = replace(LEARNING, self_teaching=1.0)
+    run = finetune(Source("classify", train, dev), base, tmp_path / "run", settings=settings)
+    results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
+    assert results["accuracy"] > 0.9
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert metrics[-1]["dev_accuracy"] == results["accuracy"]
+    assert not any("teacher" in name for name in load(run).bert.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"self_teaching": -1.0}, "self_teaching is -1.0; a weight from 0 up was expected"),
+        ({"self_teaching": float("nan")}, "self_teaching is nan; a weight from 0 up"),
+        ({"teacher_decay": 1.0}, "teacher_decay is 1.0; a share from 0 up to 1 was expected"),
+        ({"self_teaching": 1.0, "frozen": "last"}, "self_teaching and frozen exclude each other"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FinetuneSettings(**changes)
