@@ -16,12 +16,18 @@ _HOMES = {
     "prepare": "cloze.corpus.prepare",
     "pretrain": "cloze.train.pretrain",
     "finetune": "cloze.train.finetune",
+    "search": "cloze.train.search",
+    "adapt": "cloze.train.adapt",
+    "distill": "cloze.train.distill",
     "convert": "cloze.checkpoint.convert",
     "extend": "cloze.checkpoint.extend",
     "VocabularySettings": "cloze.corpus.settings",
     "PrepareSettings": "cloze.corpus.settings",
     "PretrainSettings": "cloze.train.settings",
     "FinetuneSettings": "cloze.train.settings",
+    "SearchSettings": "cloze.train.settings",
+    "AdaptSettings": "cloze.train.settings",
+    "DistillSettings": "cloze.train.distill_settings",
     "Source": "cloze.tasks.source",
     "ClozeError": "cloze.errors",
 }
@@ -38,10 +44,16 @@ if TYPE_CHECKING:
     from cloze.predict import evaluate as evaluate
     from cloze.predict import load as load
     from cloze.tasks.source import Source as Source
+    from cloze.train.adapt import adapt as adapt
+    from cloze.train.distill import distill as distill
+    from cloze.train.distill_settings import DistillSettings as DistillSettings
     from cloze.train.finetune import finetune as finetune
     from cloze.train.pretrain import pretrain as pretrain
+    from cloze.train.search import search as search
+    from cloze.train.settings import AdaptSettings as AdaptSettings
     from cloze.train.settings import FinetuneSettings as FinetuneSettings
     from cloze.train.settings import PretrainSettings as PretrainSettings
+    from cloze.train.settings import SearchSettings as SearchSettings
 
 
 def __getattr__(name: str) -> Any:
