@@ -80,7 +80,8 @@ def show(task: str, found: list[dict[str, float]]) -> None:
     print(f"\n{task:<22}{'score':>10}{'deviation':>12}{'kept':>9}")
     for name in found[0]:
         values = [scores[name] for scores in found]
-        kept = mean(scores[name] / scores["teacher"] for scores in found)
+        positive = all(scores["teacher"] > 0 for scores in found)
+        kept = mean(scores[name] / scores["teacher"] for scores in found) if positive else float("nan")
         print(f"{name:<22}{mean(values):>10.4f}{spread(values):>12.4f}{kept:>9.1%}")
 
 
