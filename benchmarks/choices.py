@@ -28,7 +28,7 @@ from cloze.train.finetune import finetune
 from cloze.train.masked_words import evaluate_masked_words
 from cloze.train.pretrain import pretrain
 from cloze.train.settings import BlankSettings, FinetuneSettings, PretrainSettings
-from sst_rows import first_rows  # beside this file
+from glue_rows import first_rows  # beside this file
 
 TEXT_BYTES = 10_000_000
 # Short sequences first: on 64 tokens alone a model this narrow does not begin to learn in ten minutes.
@@ -67,7 +67,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     data = _corpus(arguments.text, arguments.out)
-    places = {"sst-2": first_rows(arguments.glue, arguments.out), "sts-b": arguments.glue / "STS-B"}
+    places = {"sst-2": first_rows(arguments.glue / "SST-2", arguments.out / "SST-2"), "sts-b": arguments.glue / "STS-B"}
     rows = {}
     for name, change in CHOICES.items():
         folder = arguments.out / name.replace(" ", "-").replace("[", "").replace("]", "")

