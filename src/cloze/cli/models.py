@@ -6,9 +6,12 @@ import sys
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cloze.cli.console import print_json, print_table
+
+if TYPE_CHECKING:
+    from cloze.checkpoint.extend import Extended
 
 LIBRARIES = (
     "torch",
@@ -72,10 +75,14 @@ def extend(
     if json:
         print_json({**asdict(done), "folder": str(done.folder)})
         return
+    _print_extended(done, words=words is not None, lengthened=positions is not None or segments is not None)
+
+
+def _print_extended(done: "Extended", *, words: bool, lengthened: bool) -> None:
     print(f"{done.folder}: {done.pieces:,} pieces, {done.entities:,} entities")
-    if positions is not None or segments is not None:
+    if lengthened:
         print(f"{done.positions:,} positions, {done.segments} segments")
-    if words is not None:
+    if words:
         print(
             f"{done.words:,} words added: {done.words - done.grown:,} in unused entries, {done.grown:,} behind the last"
         )
