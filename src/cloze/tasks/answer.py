@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cloze.errors import RequestError
-from cloze.tasks.items import Item
+from cloze.tasks.items import Item, Rows
 from cloze.text import Encoding, Pieces, Tokenizer, window_places
 
 # As in the original.
@@ -34,29 +34,14 @@ class Question:
     answers: tuple[str, ...] = ()
     span: tuple[int, int] | None = None
 
-
-@dataclass(frozen=True)
-class Questions:
-    """What a model is trained or scored on."""
-
-    rows: list[Question]
-    skipped: int = 0  # rows that could not be used
-
     @property
-    def places(self) -> list[str]:
-        """Where each question is from."""
-        return [row.place for row in self.rows]
+    def texts(self) -> list[str]:
+        """What is asked, and about what."""
+        return [self.question, self.context]
 
-    def __len__(self) -> int:
-        return len(self.rows)
 
-    def select(self, indices: Sequence[int]) -> "Questions":
-        """Return the questions at these indices, in their order."""
-        return Questions([self.rows[index] for index in indices], self.skipped)
-
-    def documents(self) -> list[list[str]]:
-        """Question and context of each row."""
-        return [[row.question, row.context] for row in self.rows]
+class Questions(Rows[Question]):
+    """What a model is trained or scored on."""
 
 
 @dataclass(frozen=True)

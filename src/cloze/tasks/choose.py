@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cloze.tasks.items import Item
+from cloze.tasks.items import Item, Rows
 from cloze.text import Encoding, Tokenizer
 
 
@@ -16,29 +16,14 @@ class Choice:
     options: tuple[str, ...]
     target: int | None = None
 
-
-@dataclass(frozen=True)
-class Choices:
-    """What a model is trained, scored or asked on; rows may differ in the number of their options."""
-
-    rows: list[Choice]
-    skipped: int = 0  # rows that could not be used
-
     @property
-    def places(self) -> list[str]:
-        """Where each row is from."""
-        return [row.place for row in self.rows]
+    def texts(self) -> list[str]:
+        """What is asked, and about what."""
+        return [self.prompt, *self.options]
 
-    def __len__(self) -> int:
-        return len(self.rows)
 
-    def select(self, indices: Sequence[int]) -> "Choices":
-        """Return the rows at these indices, in their order."""
-        return Choices([self.rows[index] for index in indices], self.skipped)
-
-    def documents(self) -> list[list[str]]:
-        """Prompt and options of each row."""
-        return [[row.prompt, *row.options] for row in self.rows]
+class Choices(Rows[Choice]):
+    """What a model is trained, scored or asked on; rows may differ in the number of their options."""
 
 
 def choice_items(examples: Choices, tokenizer: Tokenizer) -> list[Item]:

@@ -1,8 +1,8 @@
 """What a model is trained on at once: a row of a task as the sequences that a model reads, and what it should say."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol, Self
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, Self, TypeVar
 
 from cloze.text import Encoding
 
@@ -36,3 +36,42 @@ class Examples(Protocol):
 
     def documents(self) -> Sequence[Sequence[str]]:
         """The texts of each row, for those who want to read them without their labels."""
+
+
+class Row(Protocol):
+    """One row of a task."""
+
+    @property
+    def place(self) -> str:
+        """Where it stands in its file."""
+
+    @property
+    def texts(self) -> list[str]:
+        """What it asks about, without its label."""
+
+
+AnyRow = TypeVar("AnyRow", bound=Row)
+
+
+@dataclass(frozen=True)
+class Rows(Generic[AnyRow]):
+    """The examples of a kind whose rows are objects of their own."""
+
+    rows: list[AnyRow]
+    skipped: int = 0  # rows that could not be used
+
+    @property
+    def places(self) -> list[str]:
+        """Where each row is from."""
+        return [row.place for row in self.rows]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, indices: Sequence[int]) -> Self:
+        """The rows at these indices, in their order."""
+        return replace(self, rows=[self.rows[index] for index in indices])
+
+    def documents(self) -> list[list[str]]:
+        """The texts of each row."""
+        return [row.texts for row in self.rows]
