@@ -17,3 +17,6 @@ AdapterKind = Literal["houlsby", "lora"]
 # Which frozen states are read, and by what: model/features.py.
 Features = Literal["last", "last4", "mix"]
 FeatureHead = Literal["linear", "lstm"]
+
+# A target where nothing is asked, as PyTorch has it.
+IGNORED = -100

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from seqeval.metrics import f1_score
 
 from cloze.errors import ConfigError, DataError
-from cloze.model import losses
+from cloze.kinds import IGNORED
 from cloze.tasks.columns import Sentence
 from cloze.tasks.entities import Span, are_entities, find_entities, find_tags, score_tags, tag_metrics, unify
 from cloze.tasks.labels import LabelSet
@@ -16,7 +17,6 @@ from cloze.tasks.source import Source
 from cloze.tasks.tag import (
     BIO_NER,
     CONLL,
-    IGNORED,
     MSRA,
     TaggedSentences,
     group_neighbours,
@@ -294,7 +294,7 @@ def test_a_file_without_documents_is_one_and_told_once(tmp_path: Path, caplog: p
 
 
 def test_tags_stand_at_first_tokens(tmp_path: Path) -> None:
-    assert IGNORED == losses.IGNORED
+    assert torch.nn.CrossEntropyLoss().ignore_index == IGNORED
     examples = read(write(tmp_path / "a.txt", "abc B-X\nd O\n\x01\u200d I-X\nef O\n"))
     (item,) = tag_items(examples, TOKENIZER)
     assert item.encodings[0].tokens == ["[CLS]", "a", "##b", "##c", "d", "[UNK]", "e", "##f", "[SEP]"]

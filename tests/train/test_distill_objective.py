@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from cloze.checkpoint import HEAD_OF
-from cloze.kinds import TaskKind
+from cloze.kinds import IGNORED, TaskKind
 from cloze.model import Bert, BertConfig
-from cloze.model.losses import IGNORED, task_logits
+from cloze.model.losses import task_logits
 from cloze.predict.batching import Batch
 from cloze.train.distill_objective import DistillBatch, DistillObjective, answer_loss, match_layers
 from cloze.train.distill_settings import DistillSettings

@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from cloze.model.losses import IGNORED, task_loss
+from cloze.kinds import IGNORED
+from cloze.model.losses import task_loss
 from cloze.tasks.items import Item
 from cloze.text import Encoding
 from cloze.train.task_batches import TaskBatches

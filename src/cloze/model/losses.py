@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cloze.kinds import IGNORED
 from cloze.model.bert import Bert, HeadName
-
-IGNORED = -100  # a target where nothing is asked, as PyTorch has it
 
 
 def masked_word_logits(model: Bert, last: Tensor, positions: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.files import COMPRESSED
+from cloze.kinds import IGNORED
 from cloze.lines import RowError
 from cloze.tasks.columns import Sentence, Sentences, read_columns
 from cloze.tasks.entities import are_entities, find_tags, unify
@@ -30,8 +31,6 @@ from cloze.text.characters import is_ideograph
 logger = logging.getLogger("cloze")
 
 Value = TypeVar("Value")
-
-IGNORED = -100  # where no tag is asked, as in model/losses.py, which is too heavy to import here
 
 # Published folders: the file of each split, under any of its names, also compressed.
 Files = Mapping[str, tuple[str, ...]]

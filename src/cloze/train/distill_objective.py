@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cloze.kinds import IGNORED
 from cloze.model import Bert, EncoderOutput, HeadName
 from cloze.model.encoder import initialise
-from cloze.model.losses import IGNORED, task_logits, task_loss
+from cloze.model.losses import task_logits, task_loss
 from cloze.train.distill_settings import DistillSettings
 from cloze.train.loop import Outcome
 from cloze.train.task_batches import TaskBatch, TaskBatches

@@ -13,7 +13,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from cloze.model.losses import IGNORED, task_loss
+from cloze.kinds import IGNORED
+from cloze.model.losses import task_loss
 from cloze.train.loop import Outcome
 from cloze.train.task_batches import TaskBatch
 from cloze.train.task_objective import TaskObjective

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloze.model.losses import IGNORED
+from cloze.kinds import IGNORED
 from cloze.predict.batching import Batch, collate
 from cloze.tasks.items import Item
 

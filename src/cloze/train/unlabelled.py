@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cloze.corpus.documents import read_lines
 from cloze.errors import ConfigError, DataError
-from cloze.model.losses import IGNORED
+from cloze.kinds import IGNORED
 from cloze.tasks.classify import LabelledTexts
 from cloze.tasks.rows import read_rows
 from cloze.tasks.source import Source
