@@ -1,10 +1,14 @@
 """Small models, listeners and batch sources for trainings of seconds."""
 
 import hashlib
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -16,6 +20,7 @@ from cloze.train.objective import PretrainingObjective
 from cloze.train.phases import Phases
 from cloze.train.run import Run
 from cloze.train.settings import LoopSettings, PretrainSettings
+from cloze.train.task_batches import TaskBatch, TaskBatches
 
 LOOP = LoopSettings(steps=12, rate=1e-3, save_every=3, log_every=5, seed=4)
 
@@ -43,6 +48,21 @@ class Disturbed:
         if step == self._step:
             self._act()
         return self._source.at(step, part, parts, progress)
+
+
+@contextmanager
+def interrupted_at(step: int) -> Iterator[None]:
+    """Within this, a fine-tuning is told to end (SIGINT) while it asks for the batch of a step."""
+    at = TaskBatches.at
+
+    def disturbed(batches: TaskBatches, now: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch:
+        if now == step:
+            os.kill(os.getpid(), signal.SIGINT)
+        return at(batches, now, part, parts, progress)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TaskBatches, "at", disturbed)
+        yield
 
 
 def make_batches(data: Path, *, batch: int = 4, length: int = 24) -> Phases:

@@ -1,8 +1,6 @@
 """A smaller model that learns from a larger one: students, runs, reports, rows without labels."""
 
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +25,8 @@ from cloze.train.distill_settings import DistillSettings
 from cloze.train.finetune import finetune
 from cloze.train.settings import FinetuneSettings
 from cloze.train.students import make_student, with_layers
-from cloze.train.task_batches import TaskBatch, TaskBatches
 from tests.model.made import SMALL
-from tests.train.made import Listener, make_bert
+from tests.train.made import Listener, interrupted_at, make_bert
 from tests.train.test_finetune import LEARNING, make_rows, write
 from tests.train.test_finetune_options import several
 from tests.train.test_parity_choose import make_choices
@@ -114,23 +111,12 @@ def test_share_of_nothing_is_none() -> None:
     assert share_kept(0.4, 0.0) is None
 
 
-def test_resumed_is_uninterrupted_to_the_bit(
-    teacher: Path, rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_is_uninterrupted_to_the_bit(teacher: Path, rows: Source, tmp_path: Path) -> None:
     # A student of another width, whose map to the teacher's states has to be kept as well.
     settings = replace(QUICK, preset="tiny")
     whole = distill(rows, teacher, tmp_path / "whole", settings=settings)
-    at = TaskBatches.at
-
-    def disturbed(batches: TaskBatches, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch:
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return at(batches, step, part, parts, progress)
-
-    monkeypatch.setattr(TaskBatches, "at", disturbed)
-    with pytest.raises(Interrupted, match="stopped and saved at step 3"):
+    with pytest.raises(Interrupted, match="stopped and saved at step 3"), interrupted_at(2):
         distill(rows, teacher, tmp_path / "run", settings=settings)
-    monkeypatch.undo()
     names = set[str]()
     for path in (tmp_path / "run" / "checkpoints").rglob("*.safetensors"):
         with safe_open(path, "pt") as file:

@@ -1,8 +1,6 @@
 import csv
 import json
-import os
 import random
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +18,8 @@ from cloze.tasks.source import Source
 from cloze.text import Tokenizer
 from cloze.train.finetune import finetune
 from cloze.train.settings import FinetuneSettings
-from cloze.train.task_batches import TaskBatch, TaskBatches
 from tests.corpus.texts import WORDS
-from tests.train.made import Listener, make_bert
+from tests.train.made import Listener, interrupted_at, make_bert
 from tests.train.test_pretrain import weights
 
 FAST = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3)
@@ -117,22 +114,11 @@ def test_seed_decides_the_model(base: Path, tmp_path: Path) -> None:
     assert models["first"] != models["other"]
 
 
-def test_interrupted_and_resumed_gives_the_same_model(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_interrupted_and_resumed_gives_the_same_model(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     whole = finetune(source, base, tmp_path / "whole", settings=FAST)
-    at = TaskBatches.at
-
-    def disturbed(batches: TaskBatches, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch:
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return at(batches, step, part, parts, progress)
-
-    monkeypatch.setattr(TaskBatches, "at", disturbed)
-    with pytest.raises(Interrupted, match="stopped and saved at step 3"):
+    with pytest.raises(Interrupted, match="stopped and saved at step 3"), interrupted_at(2):
         finetune(source, base, tmp_path / "run", settings=FAST)
-    monkeypatch.undo()
     assert weights(finetune(source, base, tmp_path / "run", settings=FAST)) == weights(whole)
 
 

@@ -20,9 +20,8 @@ from cloze.tasks.task import TaskData
 from cloze.train.class_weights import balanced_weights
 from cloze.train.finetune import finetune
 from cloze.train.settings import FinetuneSettings
-from cloze.train.task_batches import TaskBatches
 from tests.corpus.texts import WORDS
-from tests.train.made import Listener
+from tests.train.made import Listener, interrupted_at
 from tests.train.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.test_pretrain import weights
 
@@ -102,26 +101,13 @@ def test_patience_stops_and_keeps_the_best(base: Path, tmp_path: Path) -> None:
     assert not (run / "best.safetensors").exists()
 
 
-def test_patience_interrupted_and_resumed_gives_the_same(
-    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patience_interrupted_and_resumed_gives_the_same(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "a.csv", make_rows(80)), write(tmp_path / "b.csv", make_rows(40, 1)))
     settings = replace(LEARNING, epochs=30, patience=2, save_every=7)
     whole = finetune(source, base, tmp_path / "whole", settings=settings)
-    at = TaskBatches.at
-    for stop in (9, 23, 41):
-
-        def disturbed(self: TaskBatches, step: int, *rest: Any, stop: int = stop) -> Any:
-            if step == stop:
-                raise Interrupted(15, "stopped")
-            return at(self, step, *rest)
-
-        monkeypatch.setattr(TaskBatches, "at", disturbed)
-        try:
+    for stop in (9, 23):  # in the last step of an epoch, and in the midst of one
+        with pytest.raises(Interrupted), interrupted_at(stop):
             finetune(source, base, tmp_path / "parts", settings=settings)
-        except Interrupted:
-            continue
-    monkeypatch.setattr(TaskBatches, "at", at)
     finetune(source, base, tmp_path / "parts", settings=settings)
     assert weights(tmp_path / "parts") == weights(whole)
     assert results(tmp_path / "parts") == results(whole)

@@ -9,22 +9,16 @@ import pytest
 import torch
 from transformers import BertForQuestionAnswering
 
-from cloze.checkpoint import ModelFolder, TaskLabels, load_folder, save_folder
+from cloze.checkpoint import TaskLabels, load_folder
 from cloze.errors import ConfigError
-from cloze.model import HeadName
-from cloze.model.surgery import with_heads
 from cloze.predict import evaluate, load
-from cloze.progress import Silent
 from cloze.tasks.answer import NOWHERE, Question, Questions, answer_items
 from cloze.tasks.source import Source
 from cloze.train.finetune import finetune
-from cloze.train.loop import train
-from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings, LoopSettings
-from cloze.train.task_batches import TaskBatches
-from cloze.train.task_objective import TaskObjective
+from cloze.train.settings import FinetuneSettings
+from cloze.train.task_batches import TaskBatch, TaskBatches
 from tests.corpus.texts import WORDS
-from tests.train.test_parity_classify import BATCH, RATE, STEPS, _rate
+from tests.train.parity import BATCH, check, inputs_of, start
 
 OTHERS = [word for word in WORDS if word not in {"winter", "garden"}]
 
@@ -61,49 +55,19 @@ def write(path: Path, rows: list[Question]) -> Path:
 
 
 def test_losses_are_those_of_transformers(base: Path, tmp_path: Path) -> None:
-    loaded = load_folder(base)
-    heads: tuple[HeadName, ...] = ("span",)
-    bert = with_heads(loaded.model, heads, labels=1, keep=False, seed=1, dropout=0.0)
-    save_folder(ModelFolder(bert, loaded.tokenizer, TaskLabels("answer")), tmp_path / "start")
-    ours = load_folder(tmp_path / "start")
+    ours = start(base, TaskLabels("answer"), tmp_path / "start")
     items = answer_items(Questions(make_questions(90, none=0.2)), ours.tokenizer.with_max_length(24), 5)
     assert sum(item.target == NOWHERE for item in items) > 10
     assert len(items) > 100, "some contexts have several windows"
     batches = TaskBatches(items, BATCH, 0, ours.tokenizer.pad_id, torch.device("cpu"))
-    settings = LoopSettings(steps=STEPS, rate=RATE, warmup=0.1, log_every=1, save_every=1000)
-    run = Run.open(tmp_path / "run", {})
-    train(TaskObjective(ours.model, "span"), batches, settings, run, Silent())
-    found = [row["loss"] for row in run.metrics()]
-    assert len(found) == STEPS
-    assert found == pytest.approx(theirs(tmp_path / "start", batches), abs=1e-4)
-    assert max(found) - min(found) > 0.02, "and something happens"
+    theirs = BertForQuestionAnswering.from_pretrained(tmp_path / "start")
+    check(ours, theirs, batches, tmp_path / "run", their_loss)
 
 
-def theirs(folder: Path, batches: TaskBatches) -> list[float]:
-    model = BertForQuestionAnswering.from_pretrained(folder).train()
-    assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == 0.0
-    plain = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-8)
-    losses = []
-    for step in range(STEPS):
-        batch = batches.at(step)
-        output = model(
-            input_ids=batch.inputs.ids,
-            token_type_ids=batch.inputs.segments,
-            attention_mask=batch.inputs.real.long(),
-            start_positions=batch.targets[:, 0],
-            end_positions=batch.targets[:, 1],
-        )
-        optimizer.zero_grad()
-        output.loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = _rate(step)
-        optimizer.step()
-        losses.append(float(output.loss.detach()))
-    return losses
+def their_loss(model: BertForQuestionAnswering, batch: TaskBatch) -> torch.Tensor:
+    starts, ends = batch.targets.unbind(1)
+    loss: torch.Tensor = model(**inputs_of(batch), start_positions=starts, end_positions=ends).loss
+    return loss
 
 
 @pytest.fixture(scope="module")

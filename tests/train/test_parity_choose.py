@@ -8,21 +8,15 @@ import pytest
 import torch
 from transformers import BertForMultipleChoice
 
-from cloze.checkpoint import ModelFolder, TaskLabels, load_folder, save_folder
-from cloze.model import HeadName
-from cloze.model.surgery import with_heads
+from cloze.checkpoint import TaskLabels
 from cloze.predict import load
-from cloze.progress import Silent
 from cloze.tasks.choose import Choice, Choices, choice_items
 from cloze.tasks.source import Source
 from cloze.train.finetune import finetune
-from cloze.train.loop import train
-from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings, LoopSettings
+from cloze.train.settings import FinetuneSettings
 from cloze.train.task_batches import TaskBatch, TaskBatches
-from cloze.train.task_objective import TaskObjective
 from tests.corpus.texts import WORDS
-from tests.train.test_parity_classify import BATCH, RATE, STEPS, _rate
+from tests.train.parity import BATCH, check, inputs_of, start
 
 
 def make_choices(count: int, seed: int = 0, options: tuple[int, int] = (4, 4)) -> list[Choice]:
@@ -40,56 +34,18 @@ def make_choices(count: int, seed: int = 0, options: tuple[int, int] = (4, 4)) -
     return rows
 
 
-def start(base: Path, folder: Path) -> ModelFolder:
-    loaded = load_folder(base)
-    heads: tuple[HeadName, ...] = ("choice",)
-    bert = with_heads(loaded.model, heads, labels=1, keep=False, seed=1, dropout=0.0)
-    save_folder(ModelFolder(bert, loaded.tokenizer, TaskLabels("choose")), folder)
-    return load_folder(folder)
-
-
 @pytest.mark.parametrize("options", [(4, 4), (2, 5)])
 def test_losses_are_those_of_transformers(base: Path, tmp_path: Path, options: tuple[int, int]) -> None:
-    ours = start(base, tmp_path / "start")
+    ours = start(base, TaskLabels("choose"), tmp_path / "start")
     items = choice_items(Choices(make_choices(90, options=options)), ours.tokenizer)
     batches = TaskBatches(items, BATCH, 0, ours.tokenizer.pad_id, torch.device("cpu"))
-    settings = LoopSettings(steps=STEPS, rate=RATE, warmup=0.1, log_every=1, save_every=1000)
-    run = Run.open(tmp_path / "run", {})
-    train(TaskObjective(ours.model, "choice"), batches, settings, run, Silent())
-    found = [row["loss"] for row in run.metrics()]
-    assert len(found) == STEPS
-    assert found == pytest.approx(theirs(tmp_path / "start", batches), abs=1e-4)
-    assert max(found) - min(found) > 0.02, "and something happens"
-
-
-def theirs(folder: Path, batches: TaskBatches) -> list[float]:
-    model = BertForMultipleChoice.from_pretrained(folder).train()
-    assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == 0.0
-    plain = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-8)
-    losses = []
-    for step in range(STEPS):
-        loss = their_loss(model, batches.at(step))
-        optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = _rate(step)
-        optimizer.step()
-        losses.append(float(loss.detach()))
-    return losses
+    theirs = BertForMultipleChoice.from_pretrained(tmp_path / "start")
+    check(ours, theirs, batches, tmp_path / "run", their_loss)
 
 
 def their_loss(model: BertForMultipleChoice, batch: TaskBatch) -> torch.Tensor:
     """It knows no rows of different numbers of options in one batch, and so has them one by one where they differ."""
-    inputs = batch.inputs
-    tensors = {
-        "input_ids": inputs.ids,
-        "token_type_ids": inputs.segments,
-        "attention_mask": inputs.real.long(),
-    }
+    tensors = inputs_of(batch)
     if len(set(batch.sizes)) == 1:
         shaped = {name: tensor.view(len(batch.sizes), batch.sizes[0], -1) for name, tensor in tensors.items()}
         whole: torch.Tensor = model(**shaped, labels=batch.targets).loss

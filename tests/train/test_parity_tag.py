@@ -8,23 +8,17 @@ import pytest
 import torch
 from transformers import BertForTokenClassification
 
-from cloze.checkpoint import ModelFolder, TaskLabels, load_folder, save_folder
+from cloze.checkpoint import TaskLabels
 from cloze.errors import ConfigError
-from cloze.model import HeadName
-from cloze.model.surgery import with_heads
 from cloze.predict import load
-from cloze.progress import Silent
 from cloze.tasks.source import Source
 from cloze.tasks.tag import read_own_tags, tag_items
 from cloze.train.finetune import finetune
-from cloze.train.loop import train
-from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings, LoopSettings
+from cloze.train.settings import FinetuneSettings
 from cloze.train.task_batches import TaskBatches
-from cloze.train.task_objective import TaskObjective
 from tests.corpus.texts import WORDS
+from tests.train.parity import BATCH, check, labelled_loss, start
 
-STEPS, BATCH, RATE = 50, 8, 5e-4
 SETTINGS = FinetuneSettings(epochs=8, batch=8, length=24, rate=3e-3)
 
 
@@ -50,57 +44,15 @@ def make_documents(path: Path, count: int, seed: int) -> Path:
 
 
 def test_losses_are_those_of_transformers(base: Path, tmp_path: Path) -> None:
-    loaded = load_folder(base)
     found = read_own_tags(Source("tag", make_columns(tmp_path / "rows.txt", 90)), "train", None)
     assert found.labels is not None
-    heads: tuple[HeadName, ...] = ("token",)
-    bert = with_heads(loaded.model, heads, labels=len(found.labels), keep=False, seed=1, dropout=0.0)
-    save_folder(ModelFolder(bert, loaded.tokenizer, TaskLabels("tag", found.labels.names)), tmp_path / "start")
-    ours = load_folder(tmp_path / "start")
+    ours = start(base, TaskLabels("tag", found.labels.names), tmp_path / "start")
     tokenizer = ours.tokenizer.with_max_length(12)  # so that some sentences are read in windows
     items = tag_items(found.examples, tokenizer)  # type: ignore[arg-type]
     assert len(items) > 90
     batches = TaskBatches(items, BATCH, 0, tokenizer.pad_id, torch.device("cpu"), labels_tokens=True)
-    run = Run.open(tmp_path / "run", {})
-    settings = LoopSettings(steps=STEPS, rate=RATE, warmup=0.1, log_every=1, save_every=1000)
-    train(TaskObjective(ours.model, "token"), batches, settings, run, Silent())
-    losses = [row["loss"] for row in run.metrics()]
-    assert len(losses) == STEPS
-    assert losses == pytest.approx(theirs(tmp_path / "start", batches), abs=1e-4)
-    assert max(losses) - min(losses) > 0.2, "and something happens"
-
-
-def theirs(folder: Path, batches: TaskBatches) -> list[float]:
-    model = BertForTokenClassification.from_pretrained(folder).train()
-    assert model.config.hidden_dropout_prob == model.config.attention_probs_dropout_prob == 0.0
-    plain = [parameter for parameter in model.parameters() if parameter.ndim <= 1]
-    decayed = [parameter for parameter in model.parameters() if parameter.ndim > 1]
-    groups = [{"params": decayed, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-8)
-    losses = []
-    for step in range(STEPS):
-        batch = batches.at(step)
-        inputs = batch.inputs
-        output = model(
-            input_ids=inputs.ids,
-            token_type_ids=inputs.segments,
-            attention_mask=inputs.real.long(),
-            labels=batch.targets,
-        )
-        optimizer.zero_grad()
-        output.loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for group in optimizer.param_groups:
-            group["lr"] = _rate(step)
-        optimizer.step()
-        losses.append(float(output.loss.detach()))
-    return losses
-
-
-def _rate(step: int) -> float:
-    """Linear up over the first tenth, the first step included, and linear down to zero."""
-    warm = STEPS // 10
-    return RATE * min(1.0, (step + 1) / warm) if step < warm else RATE * (STEPS - step) / (STEPS - warm)
+    theirs = BertForTokenClassification.from_pretrained(tmp_path / "start")
+    check(ours, theirs, batches, tmp_path / "run", labelled_loss, change=0.2)
 
 
 def results(run: Path) -> dict[str, float]:

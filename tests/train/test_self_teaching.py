@@ -1,8 +1,6 @@
 """The running average of a model's own weights as its second teacher."""
 
 import json
-import os
-import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,16 +12,14 @@ from safetensors import safe_open
 from cloze.checkpoint import HEAD_OF
 from cloze.errors import ConfigError
 from cloze.interrupts import Interrupted
-from cloze.kinds import TaskKind
-from cloze.model.losses import IGNORED
+from cloze.kinds import IGNORED, TaskKind
 from cloze.predict import load
 from cloze.tasks.source import Source
 from cloze.train.finetune import finetune
 from cloze.train.self_teaching import SelfTaughtObjective, distance, with_own_teacher
 from cloze.train.settings import FinetuneSettings
-from cloze.train.task_batches import TaskBatch, TaskBatches
 from cloze.train.task_objective import TaskObjective
-from tests.train.made import fingerprint
+from tests.train.made import fingerprint, interrupted_at
 from tests.train.test_distill_objective import KINDS, make_batch, make_teacher
 from tests.train.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.test_pretrain import weights
@@ -100,22 +96,11 @@ def test_weight_of_nothing_changes_nothing(base: Path, source: Source, tmp_path:
 
 
 @pytest.mark.parametrize("way", [{}, {"adapter": "lora", "adapter_size": 2}], ids=["whole", "lora"])
-def test_resumed_is_uninterrupted_to_the_bit(
-    base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: dict[str, Any]
-) -> None:
+def test_resumed_is_uninterrupted_to_the_bit(base: Path, source: Source, tmp_path: Path, way: dict[str, Any]) -> None:
     settings = replace(FAST, epochs=2, self_teaching=5.0, teacher_decay=0.9, **way)
     whole = finetune(source, base, tmp_path / "whole", settings=settings)
-    at = TaskBatches.at
-
-    def disturbed(batches: TaskBatches, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch:
-        if step == 4:
-            os.kill(os.getpid(), signal.SIGINT)
-        return at(batches, step, part, parts, progress)
-
-    monkeypatch.setattr(TaskBatches, "at", disturbed)
-    with pytest.raises(Interrupted, match="stopped and saved at step 5"):
+    with pytest.raises(Interrupted, match="stopped and saved at step 5"), interrupted_at(4):
         finetune(source, base, tmp_path / "run", settings=settings)
-    monkeypatch.undo()
     names = set[str]()
     for path in (tmp_path / "run" / "checkpoints").rglob("*.safetensors"):
         with safe_open(path, "pt") as file:

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import signal
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -28,10 +26,9 @@ from cloze.train.finetune import finetune
 from cloze.train.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
 from cloze.train.search import search
 from cloze.train.settings import FinetuneSettings, SearchSettings
-from cloze.train.task_batches import TaskBatch, TaskBatches
 from cloze.train.tuning import SIZES, prepare, rate_scale
 from tests.model.made import SMALL, random_bert
-from tests.train.made import Listener, make_bert
+from tests.train.made import Listener, interrupted_at, make_bert
 from tests.train.test_finetune import FAST, LEARNING, make_rows, write
 
 WAYS: dict[str, dict[str, Any]] = {
@@ -104,22 +101,11 @@ def test_frozen_parameters_never_move_and_all_others_do(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_resumed_is_uninterrupted_to_the_bit(
-    base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
-) -> None:
+def test_resumed_is_uninterrupted_to_the_bit(base: Path, source: Source, tmp_path: Path, way: str) -> None:
     settings = settings_of(way)
     whole = finetune(source, base, tmp_path / "whole", settings=settings)
-    at = TaskBatches.at
-
-    def disturbed(batches: TaskBatches, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch:
-        if step == 2:
-            os.kill(os.getpid(), signal.SIGINT)
-        return at(batches, step, part, parts, progress)
-
-    monkeypatch.setattr(TaskBatches, "at", disturbed)
-    with pytest.raises(Interrupted, match="stopped and saved at step 3"):
+    with pytest.raises(Interrupted, match="stopped and saved at step 3"), interrupted_at(2):
         finetune(source, base, tmp_path / "run", settings=settings)
-    monkeypatch.undo()
     assert weights(finetune(source, base, tmp_path / "run", settings=settings)) == weights(whole)
 
 
