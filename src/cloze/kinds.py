@@ -18,5 +18,8 @@ AdapterKind = Literal["houlsby", "lora"]
 Features = Literal["last", "last4", "mix"]
 FeatureHead = Literal["linear", "lstm"]
 
+# In which numbers a prediction is computed: predict/engine.py.
+PrecisionName = Literal["auto", "fp32", "bf16", "int8"]
+
 # A target where nothing is asked, as PyTorch has it.
 IGNORED = -100

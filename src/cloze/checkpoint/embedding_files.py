@@ -1,9 +1,11 @@
 """``modules.json`` and its folders: how ``sentence-transformers`` says a model pools its tokens into one vector."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from cloze.checkpoint.projection_files import Projection, read_projection, write_projection
 from cloze.errors import CheckpointError
 from cloze.files import read_json, read_json_value, write_json
 
@@ -30,6 +32,7 @@ class EmbeddingSettings:
     pooling: Pooling = "mean"
     normalize: bool = False
     unsupported: str | None = None
+    projections: tuple[Projection, ...] = ()  # between pooling and normalisation: whitening, or what others learned
 
 
 def read_embedding(folder: Path) -> EmbeddingSettings:
@@ -40,26 +43,41 @@ def read_embedding(folder: Path) -> EmbeddingSettings:
     modules = read_json_value(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError(f"{path}: a list of modules was expected")
-    pooling, normalize = EmbeddingSettings().pooling, False
+    settings = EmbeddingSettings()
     for module in modules:
-        kind = str(module.get("type", "")).rpartition(".")[2]
-        if kind == "Pooling":
-            modes = _pooling_modes(read_json(_inside(folder, module.get("path"), path) / "config.json"))
-            if modes not in _MODES:
-                return EmbeddingSettings(unsupported=f"{path} pools by {', '.join(sorted(modes)) or 'nothing'}")
-            pooling = _MODES[modes]
-        elif kind == "Normalize":
-            normalize = True
-        elif kind != "Transformer":
-            return EmbeddingSettings(unsupported=f"{path} has a module of type {kind}")
-    return EmbeddingSettings(pooling, normalize)
+        settings = _with_module(settings, module, folder)
+        if settings.unsupported is not None:
+            return EmbeddingSettings(unsupported=f"{path} {settings.unsupported}")
+    return settings
 
 
-def _inside(folder: Path, name: Any, place: Path) -> Path:
-    """A sub-folder named by an index, which must not lead outside."""
+def _with_module(settings: EmbeddingSettings, module: dict[str, Any], folder: Path) -> EmbeddingSettings:
+    """What is known so far, and what the next module does; ``unsupported`` if cloze does not do it."""
+    kind = str(module.get("type", "")).rpartition(".")[2]
+    if kind == "Pooling":
+        modes = _pooling_modes(read_json(_inside(folder, module.get("path")) / "config.json"))
+        if modes not in _MODES:
+            return replace(settings, unsupported=f"pools by {', '.join(sorted(modes)) or 'nothing'}")
+        return replace(settings, pooling=_MODES[modes])
+    if kind == "Normalize":
+        return replace(settings, normalize=True)
+    if kind == "Dense" and not settings.normalize:
+        found = read_projection(_inside(folder, module.get("path")))
+        if isinstance(found, Projection):
+            return replace(settings, projections=(*settings.projections, found))
+        return replace(settings, unsupported=f"has a Dense that {found}")
+    if kind == "Dense":
+        return replace(settings, unsupported="has a Dense after Normalize")
+    return settings if kind == "Transformer" else replace(settings, unsupported=f"has a module of type {kind}")
+
+
+def _inside(folder: Path, name: Any) -> Path:
+    """A sub-folder named by the index, which must not lead outside."""
     path = folder / str(name or "")
     if "\0" in str(name) or not path.resolve().is_relative_to(folder.resolve()):
-        raise CheckpointError(f"{place}: {name!r} leads outside the folder; the file may have been tampered with")
+        raise CheckpointError(
+            f"{folder / 'modules.json'}: {name!r} leads outside the folder; the file may have been tampered with"
+        )
     return path
 
 
@@ -76,7 +94,8 @@ def write_embedding(folder: Path, settings: EmbeddingSettings, hidden_size: int,
     """Write the files in the old spelling, which every release of ``sentence-transformers`` reads."""
     if settings.unsupported is not None:
         return
-    kinds = ["Transformer", "Pooling", *(["Normalize"] if settings.normalize else [])]
+    last = ["Normalize"] if settings.normalize else []
+    kinds = ["Transformer", "Pooling", *(["Dense"] * len(settings.projections)), *last]
     paths = ["" if index == 0 else f"{index}_{kind}" for index, kind in enumerate(kinds)]
     write_json(
         folder / "modules.json",
@@ -86,13 +105,21 @@ def write_embedding(folder: Path, settings: EmbeddingSettings, hidden_size: int,
         ],
     )
     write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
-    modes = {name for names, pooling in _MODES.items() if pooling == settings.pooling for name in names}
     for path in paths[1:]:
         (folder / path).mkdir()
+    _write_pooling(folder / paths[1], settings.pooling, hidden_size)
+    _write_projections(folder, paths[2:], settings.projections)
     # An empty folder does not survive git or an archive, so Normalize gets a file too.
     if settings.normalize:
-        write_json(folder / "2_Normalize" / "config.json", {})
-    write_json(
-        folder / "1_Pooling" / "config.json",
-        {"word_embedding_dimension": hidden_size} | {flag: name in modes for name, flag in _FLAGS.items()},
-    )
+        write_json(folder / paths[-1] / "config.json", {})
+
+
+def _write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
+    modes = {name for names, own in _MODES.items() if own == pooling for name in names}
+    flags = {flag: name in modes for name, flag in _FLAGS.items()}
+    write_json(folder / "config.json", {"word_embedding_dimension": hidden_size} | flags)
+
+
+def _write_projections(folder: Path, paths: Sequence[str], projections: Sequence[Projection]) -> None:
+    for path, projection in zip(paths, projections, strict=False):  # Normalize has a path too
+        write_projection(folder / path, projection)

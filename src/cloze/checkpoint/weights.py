@@ -61,10 +61,16 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """Map a safetensors file into memory."""
+    return read_safetensors_facts(path)[0]
+
+
+def read_safetensors_facts(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file, and what it says of itself."""
     _check_header(path)
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+            return tensors, file.metadata() or {}
     except (SafetensorError, ValueError, OverflowError, RuntimeError) as error:
         raise CheckpointError(
             f"{path}: not a whole safetensors file ({str(error)[:120]}); it may be truncated: fetch or save it again"
@@ -112,11 +118,11 @@ def _is_plain(value: object) -> bool:
     )
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
     """Write tensors for others to read: safetensors alone would leave mode 0600 and the bytes in the cache."""
     own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(own, path, metadata={"format": "pt"})
+        save_file(own, path, metadata={"format": "pt", **(facts or {})})
     except SafetensorError as error:  # how a full disk looks from there
         raise OSError(str(error)) from error
     path.chmod(0o644)

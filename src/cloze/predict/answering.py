@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.model.losses import task_logits
-from cloze.predict.batching import Batch, run_batched
+from cloze.predict.batching import Batch
 from cloze.predict.model import Model
 from cloze.predict.reports import Evaluation
 from cloze.predict.results import Answer
@@ -110,7 +110,7 @@ def rank_answers(model: Model, questions: Sequence[str], contexts: Sequence[str]
     if cut:
         logger.warning("%d of %d questions are long and were cut, to leave room for their texts", cut, len(readings))
     encodings = [window.encoding for reading in readings for window in reading.windows]
-    logits = iter(run_batched(encodings, model.tokenizer.pad_id, model.device, lambda batch: _logits(model, batch)))
+    logits = iter(model.run(encodings, lambda batch: _logits(model, batch)))
     return [
         _rank(reading, context, [next(logits) for _ in reading.windows])
         for reading, context in zip(readings, contexts, strict=True)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from cloze.errors import RequestError
-from cloze.predict.batching import Batch, run_batched
+from cloze.predict.batching import Batch
 from cloze.predict.model import Model
 from cloze.tasks.edits import SHARE, cased_like, changes_of
 from cloze.text import Encoding, Tokenizer
@@ -52,7 +52,7 @@ class Proposer:
             for row, encoding, generator in zip(texts, encoded, generators, strict=True)
         ]
         hidden = [_hide(encoding, words, tokenizer) for encoding, words in zip(encoded, chosen, strict=True)]
-        found = run_batched(hidden, tokenizer.pad_id, self._model.device, self._propose)
+        found = self._model.run(hidden, self._propose)
         rows = zip(texts, chosen, found, generators, strict=True)
         return [self._fill(row, words, proposed, generator) for row, words, proposed, generator in rows]
 

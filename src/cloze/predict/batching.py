@@ -5,9 +5,12 @@ Dimensions: B sequences, T tokens.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cloze.text import Encoding
@@ -16,6 +19,10 @@ Result = TypeVar("Result")
 
 # Padded tokens a batch. On CPUs small batches keep the activations in the cache; accelerators want more.
 TOKEN_BUDGET = 2048
+ACCELERATOR_BUDGET = 16384
+# What one more batch costs, in tokens: its weights are read from memory once more. Padding that costs more is saved by
+# beginning another batch.
+BATCH_COST = 32
 
 
 @dataclass(frozen=True)
@@ -34,28 +41,33 @@ class Batch:
 
 def collate(encodings: Sequence[Encoding], pad_id: int, device: torch.device) -> Batch:
     """Pad to the longest of these encodings, no further."""
-    longest = max(len(encoding.ids) for encoding in encodings)
-    ids = torch.full((len(encodings), longest), pad_id)
-    segments = torch.zeros_like(ids)
-    mask = torch.zeros_like(ids, dtype=torch.bool)
-    for row, encoding in enumerate(encodings):
-        length = len(encoding.ids)
-        ids[row, :length] = torch.tensor(encoding.ids)
-        segments[row, :length] = torch.tensor(encoding.segments)
-        mask[row, :length] = True
-    padded = not bool(mask.all())
-    return Batch(ids.to(device), segments.to(device), mask.to(device) if padded else None)
+    lengths = np.array([len(encoding.ids) for encoding in encodings])
+    real: NDArray[np.bool_] = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
+    ids = _filled(real, [encoding.ids for encoding in encodings], pad_id)
+    segments = _filled(real, [encoding.segments for encoding in encodings], 0)
+    mask = None if real.all() else torch.from_numpy(real).to(device)
+    return Batch(torch.from_numpy(ids).to(device), torch.from_numpy(segments).to(device), mask)
 
 
-def batches(lengths: Sequence[int], budget: int = TOKEN_BUDGET) -> Iterator[list[int]]:
-    """Indices of texts that go together: neighbours in length, at most ``budget`` padded tokens."""
+def _filled(real: NDArray[np.bool_], rows: Sequence[Sequence[int]], padding: int) -> NDArray[np.int64]:
+    """The rows as one array: a tensor for each of thousands of short texts would take longer than to encode them."""
+    filled = np.full(real.shape, padding, np.int64)
+    filled[real] = np.fromiter(chain.from_iterable(rows), np.int64)
+    return filled
+
+
+def batches(lengths: Sequence[int], budget: int = TOKEN_BUDGET, padding: int = BATCH_COST) -> Iterator[list[int]]:
+    """Indices of texts that go together: neighbours in length, at most ``budget`` tokens and ``padding`` of them."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     batch: list[int] = []
+    real = 0
     for index in order:
-        if batch and (len(batch) + 1) * lengths[index] > budget:
+        padded = (len(batch) + 1) * lengths[index]
+        if batch and (padded > budget or padded - real - lengths[index] > padding):
             yield batch
-            batch = []
+            batch, real = [], 0
         batch.append(index)
+        real += lengths[index]
     if batch:
         yield batch
 
@@ -65,10 +77,12 @@ def run_batched(
     pad_id: int,
     device: torch.device,
     step: Callable[[Batch], Sequence[Result]],
+    padding: int = BATCH_COST,
 ) -> list[Result]:
     """Apply ``step`` to batches and return one result a text, in the order of the texts."""
     results: dict[int, Result] = {}
-    for indices in batches([len(encoding.ids) for encoding in encodings]):
+    budget = TOKEN_BUDGET if device.type == "cpu" else ACCELERATOR_BUDGET
+    for indices in batches([len(encoding.ids) for encoding in encodings], budget, padding):
         batch = collate([encodings[index] for index in indices], pad_id, device)
         results |= dict(zip(indices, step(batch), strict=True))
     return [results[index] for index in range(len(encodings))]

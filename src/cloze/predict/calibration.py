@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import minimize_scalar
 
 from cloze.checkpoint import TaskLabels
 from cloze.predict.labels import Floats, probabilities
@@ -43,6 +42,7 @@ def calibrate(
 
     ``score`` is what the threshold is to make large. Targets are indices (N,), or 0 and 1 (N, L).
     """
+    from scipy.optimize import minimize_scalar  # slow to import, and a service never fits
 
     def surprise(temperature: float) -> float:
         shares = probabilities(replace(task, temperature=float(temperature)), logits)

@@ -7,7 +7,7 @@ import torch
 
 from cloze.errors import RequestError
 from cloze.model.losses import task_logits
-from cloze.predict.batching import Batch, run_batched
+from cloze.predict.batching import Batch
 from cloze.predict.model import Model
 from cloze.predict.reports import Evaluation
 from cloze.predict.results import Option
@@ -46,7 +46,7 @@ def option_logits(model: Model, prompts: Sequence[str], options: Sequence[Sequen
         logger.warning(
             "%d of %d options are longer than %d tokens with their prompts and were cut", cut, len(flat), longest
         )
-    found = iter(run_batched(flat, model.tokenizer.pad_id, model.device, lambda batch: _logits(model, batch)))
+    found = iter(model.run(flat, lambda batch: _logits(model, batch)))
     return [[next(found) for _ in own] for own in options]
 
 

@@ -4,8 +4,10 @@ Results do not depend on the neighbours in a batch, and every method says so cle
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,7 +15,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cloze.checkpoint import (
-    POOLINGS,
     EmbeddingSettings,
     ModelFolder,
     Pooling,
@@ -21,31 +22,57 @@ from cloze.checkpoint import (
     find_source,
     load_any,
     save_folder,
+    weights_fingerprint,
 )
-from cloze.errors import ConfigError, RequestError, did_you_mean
-from cloze.kinds import LongTexts
+from cloze.errors import ConfigError, RequestError
+from cloze.kinds import LongTexts, PrecisionName
 from cloze.model import Bert, EncoderOutput, HeadName
+from cloze.model.head_masks import Head, prune_heads, without_heads
 from cloze.predict.adapters import Adapters
-from cloze.predict.batching import Batch, collate, run_batched
+from cloze.predict.batching import BATCH_COST, Batch, Result, collate, run_batched
+from cloze.predict.blanks import find_blanks
+from cloze.predict.engine import precision_of, set_precision
 from cloze.predict.labels import chosen_classes, chosen_labels, probabilities
-from cloze.predict.pooling import POOL
-from cloze.predict.results import Answer, Attention, Filled, Label, Labels, Option, Tagged
+from cloze.predict.pooling import layer_indices, make_vectors
+from cloze.predict.results import (
+    Answer,
+    Attention,
+    Corrected,
+    Filled,
+    FilledTogether,
+    Label,
+    Labels,
+    Option,
+    Score,
+    Tagged,
+)
+from cloze.predict.windows import join_vectors
 from cloze.text import Encoding, Tokenizer, encode_long
+
+if TYPE_CHECKING:
+    from cloze.tasks.correction_settings import CorrectionSettings
 
 logger = logging.getLogger("cloze")
 
 Floats = NDArray[np.float32]
 
 
-def load(source: str | Path, *, base: str | Path | None = None, device: str | None = None) -> "Model":
+def load(
+    source: str | Path,
+    *,
+    base: str | Path | None = None,
+    device: str | None = None,
+    precision: PrecisionName = "fp32",
+) -> "Model":
     """Load a model folder (ours, any HF BERT, or a TensorFlow checkpoint), or a hub name when online.
 
     An adapter's folder is loaded on the base that it was trained on; ``base`` says where that is if it has moved.
+    ``precision`` is fp32, whose numbers equal other libraries', bf16, int8, or auto: the fastest that is near enough.
     """
     folder = load_any(find_source(source), base)
     for note in folder.notes:
         logger.warning("%s: %s", source, note)
-    return Model(folder, device=device)
+    return Model(folder, device=device, precision=precision)
 
 
 def choose_device(name: str | None) -> torch.device:
@@ -66,10 +93,14 @@ def choose_device(name: str | None) -> torch.device:
 class Model:
     """An encoder with its tokenizer and heads, ready to predict."""
 
-    def __init__(self, folder: ModelFolder, *, device: str | None = None) -> None:
+    def __init__(
+        self, folder: ModelFolder, *, device: str | None = None, precision: PrecisionName | None = None
+    ) -> None:
         self._folder, self._adapters = folder, Adapters(folder)
         self.device = choose_device(device)
         self.bert: Bert = folder.model.to(self.device).eval()
+        if precision is not None:  # else as the model is
+            set_precision(folder, precision, self.device)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -91,6 +122,19 @@ class Model:
         """How this folder pools its tokens into one vector."""
         return self._folder.embedding
 
+    @property
+    def precision(self) -> PrecisionName:
+        """In which numbers the layers compute."""
+        return precision_of(self.bert)
+
+    @property
+    def fingerprint(self) -> str:
+        """What tells this model's weights from others', of a model that was loaded from a folder."""
+        place = self._folder.adapter.place if self._folder.adapter else self._folder.place
+        if place is None:
+            raise RequestError("this model was not loaded from a folder; save it first")
+        return weights_fingerprint(place)
+
     def save(self, folder: str | Path) -> None:
         """Write a folder that ``cloze``, ``transformers`` and ``sentence-transformers`` load."""
         save_folder(self._folder, Path(folder))
@@ -111,14 +155,7 @@ class Model:
     def fill(self, text: str, top: int = 5) -> list[list[Filled]]:
         """The best words for each ``[MASK]`` of a text, each blank on its own."""
         self._need("mlm")
-        if top < 1:
-            raise RequestError(f"top is {top}; at least 1 was expected")
-        encoding = self.tokenizer(text, read_mask=True)
-        blanks = [index for index, piece in enumerate(encoding.ids) if piece == self.tokenizer.mask_id]
-        if len(blanks) < text.count("[MASK]"):
-            raise RequestError(f"a [MASK] lies beyond the {self.tokenizer.max_length} tokens that this model reads")
-        if not blanks:
-            raise RequestError(f"no [MASK] in {text[:60]!r}; write [MASK] where a word is to be filled in")
+        encoding, blanks = find_blanks(self.tokenizer, text, top)
         batch = self._collate([encoding])
         states = self.bert(batch.ids, batch.segments).last[0, blanks]
         probabilities = self.bert.heads["mlm"](states).softmax(-1)  # (blanks, V)
@@ -127,6 +164,27 @@ class Model:
             [Filled(self.tokenizer.piece(piece), value) for value, piece in zip(values, pieces, strict=True)]
             for values, pieces in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
+
+    def fill_together(self, text: str, top: int = 5, rounds: int = 2) -> list[FilledTogether]:
+        """The best ways to fill all ``[MASK]`` of a text so that the words fit each other, best first."""
+        from cloze.predict.joint_blanks import fill_together
+
+        self._need("mlm")
+        return fill_together(self, text, top, rounds)
+
+    def score(self, texts: Sequence[str]) -> list[Score]:
+        """How likely each text is: the log-probability of every token, hidden in turn."""
+        from cloze.predict.scoring import score_texts
+
+        self._need("mlm")
+        return score_texts(self, texts)
+
+    def correct(self, texts: Sequence[str], settings: "CorrectionSettings | None" = None) -> list[Corrected]:
+        """Each text with its unlikely characters or words corrected, and what was changed."""
+        from cloze.predict.correction import Corrector
+
+        self._need("mlm")
+        return Corrector(self, settings).correct(texts)
 
     def follows(self, first: str, second: str) -> float:
         """The probability that the second text follows the first."""
@@ -157,33 +215,44 @@ class Model:
         texts: Sequence[str],
         pairs: Sequence[str] | None = None,
         pooling: Pooling | None = None,
-        layer: int = -1,
+        layer: int | Sequence[int] = -1,
+        long_texts: LongTexts = "cut",
     ) -> Floats:
-        """One vector a text, (N, H), pooled as the folder says unless ``pooling`` does."""
-        settings = self.embedding
-        if pooling is None and settings.unsupported is not None:
-            raise RequestError(f"{settings.unsupported}, which cloze does not do; pass pooling= to choose another")
-        chosen = pooling or settings.pooling
-        if chosen not in POOLINGS:
-            raise RequestError(f"unknown pooling {chosen!r}{did_you_mean(chosen, POOLINGS)}")
-        index = self._layer(layer)
+        """One vector a text, (N, H), pooled as the folder says unless ``pooling`` does; of several layers, the mean.
+
+        Of a text that is read in windows it is the mean of theirs, weighted by their tokens.
+        """
+        layers = layer_indices(layer, self.bert.config.layers)
+        size = self.bert.config.hidden_size
+        make = make_vectors(self.embedding, pooling, size, last=layers == (self.bert.config.layers,))
 
         def step(batch: Batch) -> list[Floats]:
-            vectors = POOL[chosen](self._states(batch, index), batch.real).float()
-            if settings.normalize:
-                vectors = torch.nn.functional.normalize(vectors, dim=-1)
-            return list(vectors.cpu().numpy())
+            return list(make(self._states(batch, layers), batch.real).cpu().numpy())
 
-        rows = self._run(self._encode(texts, pairs), step)
-        width = self.bert.config.hidden_size * (2 if chosen == "mean_max" else 1)
-        return np.stack(rows) if rows else np.zeros((0, width), np.float32)
+        windows = self._encode_long(texts, pairs, long_texts)
+        rows = self.run([window for text in windows for window in text], step)
+        if not rows:
+            return np.zeros((0, make.width(size)), np.float32)
+        return join_vectors(windows, rows, normalize=make.normalize)
+
+    def whiten(self, texts: Sequence[str], dimensions: int | None = None) -> "Model":
+        """The same model with vectors that are whitened as these texts want it, in fewer dimensions if asked."""
+        from cloze.predict.whitening import with_whitening
+
+        return Model(with_whitening(self, self._folder, texts, dimensions), device=str(self.device))
+
+    def word(self, word: str, text: str, occurrence: int = 1, layer: int | Sequence[int] = -1) -> Floats:
+        """The vector of one word where it stands in a text, (H,): the mean of its pieces."""
+        from cloze.predict.word_vectors import word_vector
+
+        return word_vector(self, word, text, occurrence, layer)
 
     @torch.inference_mode()
     def hidden(self, text: str, pair: str | None = None, layer: int | None = -1) -> Floats:
         """The token states of one layer, (T, H), or of all with ``layer=None``, (L + 1, T, H), embeddings first."""
         batch = self._collate(self._encode([text], None if pair is None else [pair]))
         if layer is not None:
-            return self._states(batch, self._layer(layer))[0].cpu().numpy()
+            return self._states(batch, layer_indices(layer, self.bert.config.layers))[0].cpu().numpy()
         states = self.bert.encoder(batch.ids, batch.segments, keep_states=True).states
         return torch.cat(states).cpu().numpy()  # L + 1 of (1, T, H) -> (L + 1, T, H)
 
@@ -193,8 +262,16 @@ class Model:
         (encoding,) = self._encode([text], None if pair is None else [pair])
         batch = self._collate([encoding])
         output = self.bert.encoder(batch.ids, batch.segments, keep_attentions=True)
-        weights = torch.cat(output.attentions).cpu().numpy()  # L of (1, A, T, T) -> (L, A, T, T)
-        return Attention(encoding.tokens, encoding.segments, weights)
+        weights = torch.cat(output.attentions).float().cpu().numpy()  # L of (1, A, T, T) -> (L, A, T, T)
+        return Attention(encoding.tokens, encoding.segments, weights, (self, text, pair))
+
+    def without_heads(self, heads: Collection[Head]) -> AbstractContextManager[None]:
+        """Answer without these attention heads, each a (layer, head), for as long as the block lasts."""
+        return without_heads(self.bert, heads)
+
+    def prune_heads(self, heads: Collection[Head]) -> None:
+        """Remove attention heads for good; the folder keeps its shapes, and loads wherever it did."""
+        prune_heads(self.bert, heads)
 
     # -- fine-tuned heads --------------------------------------------------------------------------------------------
 
@@ -236,7 +313,7 @@ class Model:
             return list(self.bert.heads["sequence"](self.bert.pooled(last)).float().cpu().numpy())
 
         windows = self._encode_long(texts, pairs, self.task.long_texts if self.task else "cut")
-        rows = self._run([window for text in windows for window in text], step)
+        rows = self.run([window for text in windows for window in text], step)
         if not rows:
             return np.zeros((0, self.bert.labels), np.float32)
         starts = np.cumsum([0, *map(len, windows[:-1])])
@@ -295,25 +372,17 @@ class Model:
     def _collate(self, encodings: Sequence[Encoding]) -> Batch:
         return collate(encodings, self.tokenizer.pad_id, self.device)
 
-    def _run(self, encodings: Sequence[Encoding], step: Callable[[Batch], list[Floats]]) -> list[Floats]:
-        return run_batched(encodings, self.tokenizer.pad_id, self.device, step)
+    def run(self, encodings: Sequence[Encoding], step: Callable[[Batch], Sequence[Result]]) -> list[Result]:
+        """Apply ``step`` to batches and return one result a sequence, in their order."""
+        # Sums of padded rows differ in their last digit, and rounding makes a step of it that all layers pass on.
+        padding = 0 if self.precision == "int8" else BATCH_COST
+        return run_batched(encodings, self.tokenizer.pad_id, self.device, step, padding)
 
-    def _states(self, batch: Batch, layer: int) -> Tensor:
-        """The states (B, T, H) after ``layer`` layers; the last needs no others kept."""
-        if layer == self.bert.config.layers:
-            output: EncoderOutput = self.bert.encoder(batch.ids, batch.segments, batch.mask)
-            return output.last
-        output = self.bert.encoder(batch.ids, batch.segments, batch.mask, keep_states=True)
-        return output.states[layer]
-
-    def _layer(self, layer: int) -> int:
-        """An index into the embeddings (0) and the layers (1 to L), from the front or, negative, from the back."""
-        layers = self.bert.config.layers
-        if not -layers - 1 <= layer <= layers:
-            raise RequestError(
-                f"layer {layer} of a model with {layers}; 0 (embeddings) to {layers}, or -1 for the last"
-            )
-        return layer % (layers + 1)
+    def _states(self, batch: Batch, layers: tuple[int, ...]) -> Tensor:
+        """The mean of the states (B, T, H) after each of these layers; the last alone needs no others kept."""
+        alone = layers == (self.bert.config.layers,)
+        output: EncoderOutput = self.bert.encoder(batch.ids, batch.segments, batch.mask, keep_states=not alone)
+        return output.last if alone else torch.stack([output.states[layer] for layer in layers]).mean(0)
 
     def _need(self, head: HeadName) -> None:
         if head not in self.bert.heads:

@@ -3,12 +3,15 @@
 Dimensions: B sequences, T tokens, H hidden size.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from cloze.checkpoint import Pooling
+from cloze.checkpoint import POOLINGS, EmbeddingSettings, Pooling
+from cloze.checkpoint.projection_files import Projection
+from cloze.errors import CheckpointError, RequestError, did_you_mean
 
 
 def cls_pool(states: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG001 (the poolings share one signature)
@@ -39,3 +42,62 @@ POOL: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
     "max": max_pool,
     "mean_max": mean_max_pool,
 }
+
+
+@dataclass(frozen=True)
+class VectorMaker:
+    """How token states become one vector: pooled, then projected and normalised where the folder does."""
+
+    pooling: Pooling
+    projections: tuple[Projection, ...] = ()
+    normalize: bool = False
+
+    def __call__(self, states: Tensor, mask: Tensor) -> Tensor:
+        """(B, T, H), (B, T) -> (B, width)."""
+        vectors = POOL[self.pooling](states, mask).float()
+        for projection in self.projections:
+            vectors = projection(vectors)
+        return torch.nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
+
+    def width(self, hidden_size: int) -> int:
+        """How many numbers a vector has."""
+        return len(self.projections[-1].bias) if self.projections else pooled_width(self.pooling, hidden_size)
+
+
+def pooled_width(pooling: Pooling, hidden_size: int) -> int:
+    """How many numbers come out of a pooling."""
+    return hidden_size * (2 if pooling == "mean_max" else 1)
+
+
+def make_vectors(settings: EmbeddingSettings, pooling: Pooling | None, hidden_size: int, *, last: bool) -> VectorMaker:
+    """What the folder says, or this pooling; ``last`` tells whether the last layer is read.
+
+    Whitening was fitted to the folder's own pooling of the last layer, and would spoil any other.
+    """
+    if pooling is None and settings.unsupported is not None:
+        raise RequestError(f"{settings.unsupported}, which cloze does not do; pass pooling= to choose another")
+    chosen = pooling or settings.pooling
+    if chosen not in POOLINGS:
+        raise RequestError(f"unknown pooling {chosen!r}{did_you_mean(chosen, POOLINGS)}")
+    if chosen != settings.pooling or not last:
+        return VectorMaker(chosen, normalize=settings.normalize)
+    size = pooled_width(chosen, hidden_size)
+    for projection in settings.projections:
+        if projection.weight.shape[1] != size:
+            raise CheckpointError(
+                f"a Dense of this folder takes vectors of {projection.weight.shape[1]}, but gets {size}; "
+                "its modules.json belongs to another model"
+            )
+        size = len(projection.weight)
+    return VectorMaker(chosen, settings.projections, settings.normalize)
+
+
+def layer_indices(layer: int | Sequence[int], layers: int) -> tuple[int, ...]:
+    """Indices into the embeddings (0) and the layers (1 to L), from the front or, negative, from the back."""
+    asked = (layer,) if isinstance(layer, int) else tuple(layer)
+    if not asked:
+        raise RequestError("no layer was named; -1 is the last, and several are averaged")
+    for one in asked:
+        if not -layers - 1 <= one <= layers:
+            raise RequestError(f"layer {one} of a model with {layers}; 0 (embeddings) to {layers}, or -1 for the last")
+    return tuple(one % (layers + 1) for one in asked)

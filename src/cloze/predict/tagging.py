@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.model.losses import task_logits
-from cloze.predict.batching import Batch, run_batched
+from cloze.predict.batching import Batch
 from cloze.predict.labels import probabilities
 from cloze.predict.model import Model
 from cloze.predict.reports import Confusion, Evaluation
@@ -60,7 +60,7 @@ def word_logits(model: Model, sentences: Sequence[WordIds], groups: Groups | Non
             raise RequestError("the scores of this model are not finite numbers; check its training")
         return list(logits)
 
-    said = run_batched([window.encoding for window in windows], model.tokenizer.pad_id, model.device, step)
+    said = model.run([window.encoding for window in windows], step)
     rows = [np.zeros((len(words), model.bert.labels), np.float32) for words in sentences]
     for window, logits in zip(windows, said, strict=True):
         for served in window.served:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from cloze.errors import ConfigError
+from cloze.predict.engine import has_fast_bf16
 from cloze.train.settings import PrecisionName
 
 
@@ -37,15 +38,6 @@ class Precision:
 
     def __str__(self) -> str:
         return "bf16" if self.bf16 else "fp32"
-
-
-def has_fast_bf16(device: torch.device) -> bool:
-    """Whether the hardware multiplies bfloat16; where it does not, emulating it is slower than float32."""
-    if device.type == "cuda":
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    if device.type == "cpu":
-        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-    return False
 
 
 def measure_peak(precision: Precision, seconds: float = 0.15) -> float:

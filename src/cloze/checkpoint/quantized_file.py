@@ -1,0 +1,150 @@
+"""``int8.safetensors``: the weights of the layers as whole numbers, beside the model that they were rounded from.
+
+    encoder.layers.0.expand.values   int8, (N, K)
+    encoder.layers.0.expand.scales   float32, (N,): what one step of each row is worth
+
+Others ignore the file. It names the weights that it was made of by their SHA-256, so that one which a newer model has
+left behind is refused, and says how alike the model's vectors are in int8 and in float32.
+
+A processor without VNNI adds two products of 8 bits in 16, and two large ones overflow: 254 * 127 * 2 does not fit. So
+weights and activations share the room: where the weights have ``steps`` steps to either side, the activations have
+``row_steps``, and the sum always fits. Which of the two needs them more was measured. The same file gives the same
+numbers on every processor.
+
+Dimensions: N features out, K features in.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from cloze.checkpoint.adapter_folder import weights_fingerprint
+from cloze.checkpoint.folder import ModelFolder, find_model
+from cloze.checkpoint.weights import read_safetensors_facts, write_safetensors
+from cloze.errors import CheckpointError
+from cloze.files import replaced_file
+from cloze.model import Bert
+
+INT8 = "int8.safetensors"
+# A row of zeros has no scale of its own; whatever it is divided by, it stays zero.
+SMALLEST = 1e-30
+_FORMAT = "cloze int8 1"
+# The matrix products of a layer, and the steps of their weights. Behind a LayerNorm it is the activations that have a
+# few large values and want fine steps; those of the other two are even, and their weights are what rounding costs most.
+_PRODUCTS = {"attention.query_key_value": 63, "attention.output": 96, "expand": 63, "contract": 107}
+_LARGEST_SUM = 2**15 - 1
+
+
+@dataclass(frozen=True)
+class Int8Weight:
+    """A weight as whole numbers, (N, K), and what one step of each of its rows is worth, (N,)."""
+
+    values: Tensor
+    scales: Tensor
+    steps: int  # no value is larger
+
+    @property
+    def row_steps(self) -> int:
+        """How many steps to either side of their middle this leaves to the rows that are multiplied with it."""
+        return min(127, _LARGEST_SUM // (4 * self.steps))
+
+    @classmethod
+    def of(cls, weight: Tensor, steps: int) -> "Int8Weight":
+        """Round a weight, (N, K)."""
+        weight = weight.detach().float()
+        scales = weight.abs().amax(1).clamp(min=SMALLEST) / steps
+        return cls((weight / scales[:, None]).round().to(torch.int8), scales, steps)
+
+
+@dataclass(frozen=True)
+class QuantizedFile:
+    """The rounded weights by their places in the model, and the least cosine that was seen of a text's vectors."""
+
+    weights: Mapping[str, Int8Weight]
+    least_cosine: float
+
+
+def layer_products(bert: Bert) -> Iterator[tuple[str, nn.Linear]]:
+    """The matrix products of the layers by their places in the model: what is rounded."""
+    for number, layer in enumerate(bert.encoder.layers):
+        for name in _PRODUCTS:
+            linear = layer.get_submodule(name)
+            assert isinstance(linear, nn.Linear)
+            yield f"encoder.layers.{number}.{name}", linear
+
+
+def rounded(place: str, linear: nn.Linear) -> Int8Weight:
+    """The weight of one of the products, which its place in the model tells apart."""
+    return Int8Weight.of(linear.weight, _steps(place))
+
+
+def _steps(place: str) -> int:
+    return next(steps for name, steps in _PRODUCTS.items() if place.endswith(f".{name}"))
+
+
+def write_quantized(place: Path, bert: Bert, least_cosine: float) -> Path:
+    """Round a model's weights into the file beside them and return its path."""
+    path = _folder(place) / INT8
+    tensors: dict[str, Tensor] = {}
+    for name, linear in layer_products(bert):
+        weight = rounded(name, linear)
+        tensors |= {f"{name}.values": weight.values, f"{name}.scales": weight.scales}
+    facts = {"kind": _FORMAT, "weights": weights_fingerprint(place), "least_cosine": f"{least_cosine:.6f}"}
+    with replaced_file(path) as temporary:
+        write_safetensors(temporary, tensors, facts)
+    return path
+
+
+def read_quantized(contents: ModelFolder) -> QuantizedFile | None:
+    """What lies beside a model, None where nothing does; what belongs to other weights is refused."""
+    if contents.place is None or contents.adapter is not None or find_model(contents.place) is None:
+        return None
+    path = _folder(contents.place) / INT8
+    if not path.is_file():
+        return None
+    tensors, facts = read_safetensors_facts(path)
+    if facts.get("kind") != _FORMAT:
+        raise CheckpointError(f"{path}: not a file of 'cloze quantize' ({_FORMAT!r} was expected); delete it")
+    if facts.get("weights") != weights_fingerprint(contents.place):
+        raise CheckpointError(
+            f"{path}: rounded from other weights than the model's; run 'cloze quantize' again, or delete the file"
+        )
+    weights = {name: _read(tensors, name, linear, path) for name, linear in layer_products(contents.model)}
+    return QuantizedFile(weights, _share(facts.get("least_cosine", ""), path))
+
+
+def _folder(place: Path) -> Path:
+    found = find_model(place)
+    assert found is not None, "it was loaded from there"
+    return found[0]
+
+
+def _read(tensors: Mapping[str, Tensor], name: str, linear: nn.Linear, path: Path) -> Int8Weight:
+    values, scales, steps = tensors.get(f"{name}.values"), tensors.get(f"{name}.scales"), _steps(name)
+    if (
+        values is None
+        or scales is None
+        or values.dtype is not torch.int8
+        or scales.dtype is not torch.float32
+        or values.shape != linear.weight.shape
+        or scales.shape != values.shape[:1]
+        or values.max() > steps
+        or values.min() < -steps
+        or not bool(scales.isfinite().all())
+    ):
+        raise CheckpointError(f"{path}: {name} does not fit the model's; run 'cloze quantize' again")
+    return Int8Weight(values, scales, steps)
+
+
+def _share(text: str, path: Path) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = math.nan
+    if not -1 <= share <= 1.001:
+        raise CheckpointError(f"{path}: least_cosine is {text!r}; a number from -1 to 1 was expected; quantize again")
+    return share

@@ -1,0 +1,97 @@
+"""In which numbers a model predicts: float32, or where it is faster bfloat16 or int8.
+
+Only the four matrix products of each layer change, which is where the time goes; residual sums, LayerNorm and the
+heads stay float32. The layers keep their parameters, so that whatever saves or attaches adapters sees the same model.
+"""
+
+import time
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from cloze.checkpoint import ModelFolder
+from cloze.checkpoint.quantized_file import Int8Weight, QuantizedFile, layer_products, read_quantized, rounded
+from cloze.errors import ConfigError, did_you_mean
+from cloze.kinds import PrecisionName
+from cloze.model import Bert
+from cloze.predict.quantized import Bf16Linear, FrozenLinear, Int8Linear
+
+PRECISIONS: tuple[PrecisionName, ...] = ("auto", "fp32", "bf16", "int8")
+# How alike the vectors of a text must be, in int8 and in float32, for "auto" to take int8.
+LEAST_COSINE = 0.99
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether the hardware multiplies bfloat16; where it does not, emulating it is slower than float32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return False
+
+
+def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device) -> None:
+    """Have the folder's model compute so from now on."""
+    if name not in PRECISIONS:
+        raise ConfigError(f"unknown precision {name!r}{did_you_mean(name, PRECISIONS)}")
+    if name == "int8" and device.type != "cpu":
+        raise ConfigError(f"precision int8 is for the CPU, not for {device.type}; use bf16, or --device cpu")
+    file = read_quantized(folder) if name == "int8" or (name == "auto" and device.type == "cpu") else None
+    if name == "auto":
+        name = _choose(folder.model, file, device)
+    use_products(folder.model, name, {} if file is None else file.weights)
+
+
+def precision_of(bert: Bert) -> PrecisionName:
+    """In which numbers a model computes now."""
+    products = [linear for _, linear in layer_products(bert)]
+    if isinstance(products[0], Int8Linear):
+        return "int8"
+    return "bf16" if isinstance(products[0], Bf16Linear) else "fp32"
+
+
+def use_products(bert: Bert, name: PrecisionName, weights: Mapping[str, Int8Weight]) -> None:
+    """Put layers of this kind into their places; ``weights`` are those that were rounded before."""
+    for place, linear in list(layer_products(bert)):
+        plain = linear.plain() if isinstance(linear, FrozenLinear) else linear
+        parent, _, last = place.rpartition(".")
+        setattr(bert.get_submodule(parent), last, _product(plain, name, place, weights.get(place)))
+
+
+def _product(plain: nn.Linear, name: PrecisionName, place: str, weight: Int8Weight | None = None) -> nn.Linear:
+    if name == "int8":
+        return Int8Linear(plain, weight or rounded(place, plain))
+    return Bf16Linear(plain) if name == "bf16" else plain
+
+
+def _choose(bert: Bert, file: QuantizedFile | None, device: torch.device) -> PrecisionName:
+    """By what the hardware has, and int8 where somebody has looked at what it does to this model's answers."""
+    other: PrecisionName = "bf16" if has_fast_bf16(device) else "fp32"
+    if file is None or file.least_cosine < LEAST_COSINE:
+        return other
+    return "int8" if _is_faster("int8", other, bert) else other
+
+
+_MEASURED: dict[tuple[int, int, PrecisionName], bool] = {}
+
+
+def _is_faster(name: PrecisionName, other: PrecisionName, bert: Bert) -> bool:
+    """Whether one kind of product is faster than another at this model's shape; measured once a process."""
+    shape = bert.config.hidden_size, bert.config.feedforward_size
+    if (*shape, other) not in _MEASURED:
+        plain = nn.Linear(*shape)
+        first, second = (_product(plain, kind, ".expand") for kind in (name, other))
+        _MEASURED[*shape, other] = _faster(first, second, torch.randn(256, shape[0]))
+    return _MEASURED[*shape, other]
+
+
+@torch.inference_mode()
+def _faster(first: nn.Linear, second: nn.Linear, states: torch.Tensor) -> bool:
+    best = {first: float("inf"), second: float("inf")}
+    for _ in range(5):  # in turns, so that both meet the same neighbours on the machine
+        for linear in best:
+            start = time.perf_counter()
+            linear(states)
+            best[linear] = min(best[linear], time.perf_counter() - start)
+    return best[first] < best[second]

@@ -1,0 +1,83 @@
+"""A model -> an ONNX graph, for runtimes that know nothing of PyTorch.
+
+    inputs    input_ids, attention_mask, token_type_ids: whole numbers of 64 bits, (B, T), any B and T
+    outputs   last_hidden_state (B, T, H), and logits where the model has a task head
+
+The names are those of other exporters, so that what reads theirs reads this. Beside it lie the tokenizer's files.
+
+Dimensions: B sequences, T tokens, H hidden size.
+"""
+
+import logging
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from cloze.checkpoint import ModelFolder
+from cloze.errors import ConfigError
+from cloze.files import replaced_folder
+from cloze.model import Bert, HeadName
+from cloze.model.adapters import without_attachment
+from cloze.model.bert import POOLED_HEADS, PRETRAINING_HEADS
+
+GRAPH = "model.onnx"
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+class _Graph(nn.Module):
+    """The way from ids to states and logits."""
+
+    def __init__(self, bert: Bert, head: HeadName | None) -> None:
+        super().__init__()
+        self.bert, self.head = bert, head
+
+    def forward(self, ids: Tensor, mask: Tensor, segments: Tensor) -> tuple[Tensor, ...]:
+        last = self.bert(ids, segments, mask.bool()).last
+        if self.head is None:
+            return (last,)
+        read = self.bert.pooled(last) if self.head in POOLED_HEADS else last
+        logits = self.bert.heads[self.head](read)
+        if self.head == "span":
+            logits = torch.stack(logits, -1)  # (B, T, 2): start, end
+        return last, logits
+
+
+def export_onnx(contents: ModelFolder, out: Path) -> Path:
+    """Write the graph and the tokenizer's files into a folder and return the graph's path."""
+    try:
+        import onnx
+        import onnxscript  # noqa: F401 (the exporter needs it)
+    except ImportError as error:
+        raise ConfigError(
+            "cloze export needs the onnx packages; install them with: pip install 'cloze[onnx]'"
+        ) from error
+    bert = without_attachment(contents.model).eval()
+    head = next((name for name in bert.head_names if name not in PRETRAINING_HEADS), None)
+    names = ["last_hidden_state", *(["logits"] if head else [])]
+    with replaced_folder(out) as folder:
+        _export(_Graph(bert, head), names, bert.config.positions, folder / GRAPH)
+        onnx.checker.check_model(str(folder / GRAPH))
+        contents.tokenizer.save(folder)
+    return out / GRAPH
+
+
+def _export(graph: nn.Module, outputs: list[str], positions: int, path: Path) -> None:
+    count, length = torch.export.Dim("sequences"), torch.export.Dim("tokens", max=positions)
+    ids = torch.zeros(2, min(8, positions), dtype=torch.int64)
+    # It talks to itself: of packages that are not there, and that nothing here needs.
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), torch.inference_mode():
+        warnings.simplefilter("ignore")
+        torch.onnx.export(
+            graph,
+            (ids, torch.ones_like(ids), torch.zeros_like(ids)),
+            str(path),
+            input_names=list(INPUTS),
+            output_names=outputs,
+            dynamic_shapes=({0: count, 1: length},) * len(INPUTS),
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )

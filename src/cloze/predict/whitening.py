@@ -1,0 +1,54 @@
+"""Whitening (Su et al. 2021, "Whitening sentence representations for better semantics and faster retrieval").
+
+The vectors of a pre-trained model lie in a narrow cone and share a few large directions, so that all cosines are
+high. Moved to their mean and scaled to the same spread in every direction, they are told apart; the directions with
+the least spread can be left out.
+
+Dimensions: N texts, D numbers of a vector, K that are kept.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cloze.checkpoint import ModelFolder
+from cloze.checkpoint.projection_files import Projection
+from cloze.errors import RequestError
+from cloze.predict.model import Model
+
+# Directions whose variance is below this share of the largest are rounding, and dividing by it would be noise.
+_LEAST_SHARE = 1e-7
+
+
+def fit_whitening(vectors: NDArray[np.float32], dimensions: int | None = None) -> Projection:
+    """The linear map after which these vectors, (N, D), have mean 0 and covariance 1.
+
+    Without ``dimensions``, all directions are kept in which they differ.
+    """
+    if len(vectors) < 2:
+        raise RequestError(f"{len(vectors)} texts to fit whitening on; some hundreds at the least were expected")
+    mean = vectors.mean(0, dtype=np.float64)
+    spread, directions = np.linalg.eigh(np.cov(vectors.astype(np.float64), rowvar=False, bias=True))
+    spread, directions = spread[::-1], directions[:, ::-1]  # the largest first
+    usable = int((spread > _LEAST_SHARE * spread[0]).sum())
+    kept = usable if dimensions is None else dimensions
+    if not 1 <= kept <= vectors.shape[1]:
+        raise RequestError(f"dimensions is {kept}; 1 to {vectors.shape[1]}, the size of a vector, was expected")
+    if kept > usable:
+        raise RequestError(
+            f"{len(vectors)} texts spread in {usable} directions, fewer than the {kept} that are wanted; "
+            f"give more texts, or {usable} dimensions or fewer"
+        )
+    weight = (directions[:, :kept] / np.sqrt(spread[:kept])).T  # (K, D)
+    return Projection(torch.from_numpy(weight).float(), torch.from_numpy(-weight @ mean).float())
+
+
+def with_whitening(model: Model, folder: ModelFolder, texts: Sequence[str], dimensions: int | None) -> ModelFolder:
+    """The folder with whitening after whatever it does with vectors already, fitted on these texts."""
+    plain = replace(folder, embedding=replace(folder.embedding, normalize=False))
+    vectors = Model(plain, device=str(model.device)).embed(texts)
+    projections = (*folder.embedding.projections, fit_whitening(vectors, dimensions))
+    return replace(folder, embedding=replace(folder.embedding, projections=projections))

@@ -1,0 +1,37 @@
+"""What can be said about contrastive training, besides what fine-tuning knows. Light to import.
+
+The text under a field is its help on the command line.
+"""
+
+from dataclasses import dataclass, fields
+
+from cloze.errors import ConfigError
+from cloze.train.settings import FinetuneSettings
+
+# What fine-tuning can be told and contrastive training understands.
+_UNDERSTOOD = {
+    *("epochs", "batch", "length", "rate", "warmup", "weight_decay", "dropout"),
+    *("patience", "freeze_layers", "layer_decay", "save_every", "seed"),
+}
+
+
+@dataclass(frozen=True)
+class SimilaritySettings:
+    """How texts are told apart."""
+
+    temperature: float = 0.05
+    """For similarity: by what cosines are divided; the lower, the more the nearest wrong texts count."""
+    vectors: str | None = None
+    """For similarity: the pooling that is trained, cls, mean, max or mean_max; the folder's own if left out."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ConfigError(f"temperature is {self.temperature}; a number above 0 was expected, such as 0.05")
+
+
+def check_understood(settings: FinetuneSettings) -> None:
+    """Refuse what would be silently left undone."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if field.name not in _UNDERSTOOD and value != field.default:
+            raise ConfigError(f"{field.name} is {value!r}, which training for similarity does not know; leave it out")

@@ -1,0 +1,132 @@
+"""int8.safetensors: what it holds, that others ignore it, and what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from transformers import BertModel
+
+from cloze.checkpoint import load_folder
+from cloze.checkpoint.quantized_file import INT8, layer_products, read_quantized, write_quantized
+from cloze.errors import CheckpointError
+from cloze.predict import engine as engine_module
+from cloze.predict import load
+from tests.model.made import assert_close, model_folder, saved
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    place = saved(model_folder(), tmp_path / "model")
+    write_quantized(place, load_folder(place).model, 0.995)
+    return place
+
+
+def changed(folder: Path, **facts: str) -> None:
+    path = folder / INT8
+    with safe_open(path, framework="pt") as file:
+        before = file.metadata()
+    save_file(load_file(path), path, metadata=before | facts)
+
+
+def test_what_it_holds(folder: Path) -> None:
+    contents = load_folder(folder)
+    found = read_quantized(contents)
+    assert found is not None
+    assert found.least_cosine == 0.995
+    for name, linear in layer_products(contents.model):
+        weight = found.weights[name]
+        step = linear.weight.abs().amax(1) / weight.steps
+        error = (weight.values * weight.scales[:, None] - linear.weight).abs().amax(1)
+        assert bool((error <= 0.5001 * step).all())
+    assert (folder / INT8).stat().st_mode & 0o777 == 0o644
+
+
+def test_the_same_answers_as_when_rounded_at_once(folder: Path, tmp_path: Path) -> None:
+    bare = saved(model_folder(), tmp_path / "bare")
+    texts = ["the cat sat", "a dog"]
+    numpy.testing.assert_array_equal(
+        load(folder, precision="int8").embed(texts), load(bare, precision="int8").embed(texts)
+    )
+
+
+def test_others_ignore_it(folder: Path) -> None:
+    ours = load(folder).hidden("the cat sat")
+    theirs = BertModel.from_pretrained(str(folder), dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
+    ids = torch.tensor([load(folder).tokenizer("the cat sat").ids])
+    with torch.no_grad():
+        assert_close(ours, theirs(ids).last_hidden_state[0])
+
+
+@pytest.mark.parametrize(
+    ("cosine", "faster", "expected"), [(0.995, True, "int8"), (0.98, True, "fp32"), (1, False, "fp32")]
+)
+def test_auto_takes_what_is_near_and_faster(
+    cosine: float, faster: bool, expected: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_quantized(folder, load_folder(folder).model, cosine)
+    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: False)
+    monkeypatch.setattr(engine_module, "_is_faster", lambda *_: faster)
+    assert load(folder, precision="auto").precision == expected
+
+
+def test_a_file_of_other_weights_is_refused(folder: Path) -> None:
+    contents = load_folder(folder)
+    other = replace(contents, model=model_folder().model)
+    with torch.no_grad():
+        other.model.encoder.layers[0].expand.weight += 0.5  # type: ignore[operator, union-attr]
+    kept = (folder / INT8).read_bytes()
+    saved(other, folder)
+    (folder / INT8).write_bytes(kept)
+    message = "rounded from other weights than the model's; run 'cloze quantize' again, or delete the file$"
+    with pytest.raises(CheckpointError, match=message):
+        load(folder, precision="int8")
+    assert load(folder).precision == "fp32"  # who does not ask for it does not trip over it
+
+
+def test_saving_leaves_no_stale_file(folder: Path) -> None:
+    load(folder).save(folder)
+    assert not (folder / INT8).exists()
+
+
+def test_a_file_of_somebody_else(folder: Path) -> None:
+    changed(folder, kind="other")
+    with pytest.raises(
+        CheckpointError, match=r"not a file of 'cloze quantize' \('cloze int8 1' was expected\); delete it$"
+    ):
+        load(folder, precision="int8")
+
+
+@pytest.mark.parametrize("text", ["", "nan", "2", "much"])
+def test_a_cosine_that_is_none(text: str, folder: Path) -> None:
+    changed(folder, least_cosine=text)
+    message = f"least_cosine is '{text}'; a number from -1 to 1 was expected; quantize again$"
+    with pytest.raises(CheckpointError, match=message):
+        load(folder, precision="int8")
+
+
+NAME = "encoder.layers.1.expand"
+
+
+@pytest.mark.parametrize("harm", ["missing", "shape", "type", "large", "infinite"])
+def test_damaged_tensors(harm: str, folder: Path) -> None:
+    path = folder / INT8
+    with safe_open(path, framework="pt") as file:
+        facts = file.metadata()
+    tensors = load_file(path)
+    values = tensors[f"{NAME}.values"]
+    if harm == "missing":
+        del tensors[f"{NAME}.scales"]
+    elif harm == "infinite":
+        tensors[f"{NAME}.scales"][0] = float("inf")
+    else:
+        harmed = {"shape": values[:-1], "type": values.float(), "large": values.clone()}[harm].contiguous()
+        if harm == "large":
+            harmed[0, 0] = -128
+        tensors[f"{NAME}.values"] = harmed
+    save_file(tensors, path, metadata=facts)
+    with pytest.raises(CheckpointError, match=f"{NAME} does not fit the model's; run 'cloze quantize' again$"):
+        load(folder, precision="int8")

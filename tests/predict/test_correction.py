@@ -1,0 +1,229 @@
+"""Mistakes in texts, with models that know a few sentences by heart."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from cloze.errors import ConfigError, DataError, RequestError
+from cloze.predict import Corrected, Correction, Model
+from cloze.predict.correction import Corrector
+from cloze.predict.near_words import NearWords, mistakes_between
+from cloze.tasks.correction_settings import CorrectionSettings
+from tests.model.made import model_folder
+from tests.predict.taught import Example, hide_each, make_tokenizer, teach
+
+ENGLISH = [
+    *("the cat sat on the mat .", "the dog sat on the floor .", "we went home before night .", "send it from here ."),
+    *("fill in the form .", "they walked along the river .", "she wrote a long letter .", "rain fell all night ."),
+]
+CHINESE = ["我喜欢吃苹果", "他在学校学习", "今天天气很好", "我们一起去公园"]
+
+# The models here are not as sure as ones that have read more.
+OFTEN = CorrectionSettings(mistakes=0.2)
+
+
+@pytest.fixture(scope="module")
+def english() -> Model:
+    tokenizer = make_tokenizer(" ".join(ENGLISH).split())
+    return teach(tokenizer, hide_each(tokenizer, ENGLISH))
+
+
+@pytest.fixture(scope="module")
+def chinese() -> Model:
+    tokenizer = make_tokenizer([*dict.fromkeys("".join(CHINESE)), "平", "过", "员"])
+    return teach(tokenizer, hide_each(tokenizer, CHINESE))
+
+
+@pytest.fixture(scope="module")
+def correcting() -> Model:
+    """A model that has seen mistakes: in each sentence, each character as another."""
+    tokenizer = make_tokenizer([*dict.fromkeys("".join(CHINESE)), "平", "过", "员"])
+    draw = numpy.random.default_rng(0)
+    examples: list[Example] = []
+    for ids in (encoding.ids for encoding in tokenizer.encode_batch(CHINESE)):
+        said = [-100, *ids[1:-1], -100]
+        examples.append((ids, said))
+        for place in range(1, len(ids) - 1):
+            others = draw.integers(5, 5 + len(set("".join(CHINESE))) + 3, 3).tolist()
+            examples += [([*ids[:place], wrong, *ids[place + 1 :]], said) for wrong in others]
+    return teach(tokenizer, examples)
+
+
+def test_misspelt_word(english: Model) -> None:
+    (one,) = english.correct(["the cat sta on the mat ."])
+    assert one.target == "the cat sat on the mat ."
+    assert one.errors == [("sta", "sat", 8)]
+    (correction,) = one.corrections
+    assert 0.9 <= correction.confidence <= 1
+    (one,) = english.correct(["the caat sat on the mat ."])  # what follows a shorter word stays whole
+    assert one.target == "the cat sat on the mat ."
+
+
+def test_real_word_in_the_wrong_place(english: Model) -> None:
+    (one,) = english.correct(["send it form here ."], OFTEN)
+    assert one.errors == [("form", "from", 8)]
+    assert english.correct(["fill in the form ."], OFTEN)[0].errors == [], "where it belongs, it stays"
+
+
+def test_nothing_else_changes(english: Model) -> None:
+    text = "  The   dgo sat,\ton the FLOOR 3x!  Befroe “nihgt”\u3000\n"
+    (one,) = english.correct([text])
+    rebuilt = text
+    for correction in reversed(one.corrections):
+        start, end = correction.position, correction.position + len(correction.wrong)
+        assert text[start:end] == correction.wrong
+        rebuilt = rebuilt[:start] + correction.right + rebuilt[end:]
+    assert one.source == text
+    assert one.target == rebuilt
+
+
+def test_capitals_are_kept(english: Model) -> None:
+    (one,) = english.correct(["Teh cat sat on the mat ."])
+    assert one.target == "The cat sat on the mat ."
+
+
+def test_clean_texts_are_left_alone(english: Model, chinese: Model) -> None:
+    assert [one.target for one in english.correct(ENGLISH)] == ENGLISH
+    assert [one.target for one in chinese.correct(CHINESE)] == CHINESE
+
+
+def test_names_are_left_alone(english: Model) -> None:
+    text = "the cat Sta on the mat ."  # a capital inside a sentence
+    assert english.correct([text])[0].errors == []
+    assert english.correct(["the cat STA on the mat ."])[0].errors == []
+
+
+def test_threshold_decides(english: Model) -> None:
+    text = "send it form here ."
+    (sure,) = english.correct([text], OFTEN)[0].corrections
+    assert 0.9 < sure.confidence < 0.9999
+    assert english.correct([text], replace(OFTEN, threshold=sure.confidence + 1e-5))[0].errors == []
+    assert english.correct([text], replace(OFTEN, threshold=sure.confidence - 1e-5))[0].errors
+
+
+def test_confidence_is_the_noisy_channels(chinese: Model) -> None:
+    settings = CorrectionSettings(mistakes=0.01, threshold=0.0)
+    corrector = Corrector(chinese, settings, similar={"平": ["苹", "过"]})
+    (one,) = corrector.correct(["我喜欢吃平果"])
+    (blank,) = chinese.fill("我喜欢吃[MASK]果", chinese.tokenizer.size)
+    said = dict(blank)
+    weighted = {"苹": 0.01 * said["苹"], "过": 0.01 * said["过"], "平": said["平"]}
+    (correction,) = one.corrections
+    assert correction.right == "苹"
+    assert correction.confidence == pytest.approx(weighted["苹"] / sum(weighted.values()), rel=1e-3)
+
+
+def test_chinese_characters(chinese: Model) -> None:
+    results = chinese.correct(["我喜欢吃平果", "我们一起去公员", "今天天气很好。"])
+    assert [one.target for one in results] == ["我喜欢吃苹果", "我们一起去公园", "今天天气很好。"]
+    assert [one.errors for one in results] == [[("平", "苹", 4)], [("员", "园", 6)], []]
+
+
+def test_similar_characters_alone(chinese: Model, tmp_path: Path) -> None:
+    (tmp_path / "similar.tsv").write_text("平\t苹 评\n", encoding="utf-8")
+    settings = CorrectionSettings(similar=tmp_path / "similar.tsv")
+    targets = [one.target for one in chinese.correct(["我喜欢吃平果", "我们一起去公员"], settings)]
+    assert targets == ["我喜欢吃苹果", "我们一起去公员"], "nothing is similar to 员"
+
+
+def test_protected_words(chinese: Model, english: Model, tmp_path: Path) -> None:
+    (tmp_path / "protect.txt").write_text("平果\nSta\n", encoding="utf-8")
+    settings = CorrectionSettings(protect=tmp_path / "protect.txt")
+    assert chinese.correct(["我喜欢吃平果"], settings)[0].errors == []
+    assert english.correct(["the cat sta on the mat ."], settings)[0].errors == []
+    assert Corrector(english, protected=["st"]).correct(["the cat sta on the mat ."])[0].errors, "not a part of a word"
+
+
+def test_one_pass_over_the_text_as_it_stands(correcting: Model) -> None:
+    settings = CorrectionSettings(reading="seen")
+    results = correcting.correct(["我喜欢吃平果", *CHINESE], settings)
+    assert [one.target for one in results] == ["我喜欢吃苹果", *CHINESE]
+    # What it says of what it sees is what is asked, not what it says of a blank; and there is no channel.
+    bert, ids = correcting.bert, torch.tensor([correcting.tokenizer("我喜欢吃平果").ids])
+    with torch.inference_mode():
+        shares = bert.heads["mlm"](bert(ids, torch.zeros_like(ids)).last)[0, 5].softmax(-1).numpy()
+    signs = [number for number, piece in enumerate(correcting.tokenizer.pieces) if piece >= "一"]
+    (correction,) = results[0].corrections
+    expected = shares[correcting.tokenizer.id("苹")] / shares[signs].sum()
+    assert correction.confidence == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_words_in_pieces_are_hidden_in_any_case(english: Model) -> None:
+    settings = CorrectionSettings(reading="seen")
+    (one,) = english.correct(["the cat sta on the mat ."], settings)
+    assert ("sta", "sat", 8) in one.errors
+
+
+def test_long_texts_are_corrected_to_their_end(english: Model) -> None:
+    text = " ".join(["the cat sat on the mat ."] * 12)
+    wrong = text[:-9] + "teh mat ."
+    (one,) = english.correct([wrong], CorrectionSettings(threshold=0.5))
+    assert ("teh", "the", len(wrong) - 9) in one.errors
+
+
+def test_company_changes_nothing(english: Model) -> None:
+    texts = ["the cat sta on the mat .", "", "send it form here .", "x", "rain fell all nihgt ."]
+    together = english.correct(texts)
+    alone = [english.correct([text])[0] for text in texts]
+    assert [one.errors for one in together] == [one.errors for one in alone]
+    assert english.correct([]) == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "expected"),
+    [
+        ("", "", 0),
+        ("a", "", 1),
+        ("teh", "the", 1),
+        ("recieve", "receive", 1),
+        ("kitten", "sitting", 3),
+        ("ca", "abc", 3),
+    ],
+)
+def test_mistakes_between_words(one: str, other: str, expected: int) -> None:
+    assert mistakes_between(one, other) == mistakes_between(other, one) == expected
+
+
+def test_near_words_are_all_of_them() -> None:
+    draw = numpy.random.default_rng(1)
+    words = list({"".join(draw.choice(list("abcd"), draw.integers(1, 9)).tolist()) for _ in range(400)})
+    near = NearWords(words)
+    for word in ("abcda", "dcb", "aabbccdd", "zz"):
+        most = 2 if len(word) >= 5 else 1
+        expected = {other for other in words if 0 < mistakes_between(word, other) <= most}
+        assert {words[number] for number, _ in near.near(word)} == expected
+    assert NearWords([]).near("abc") == ()
+
+
+def test_result_is_what_users_of_others_know() -> None:
+    one = Corrected("少先队员因该", "少先队员应该", (Correction("因", "应", 4, 0.99),))
+    assert {"source": one.source, "target": one.target, "errors": one.errors} == {
+        "source": "少先队员因该",
+        "target": "少先队员应该",
+        "errors": [("因", "应", 4)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"threshold": 1.5}, r"^threshold is 1.5; a number from 0 to 1 was expected$"),
+        ({"mistakes": 0.0}, r"^mistakes is 0.0; a share above 0 and below 1 was expected$"),
+        ({"reading": "masked"}, r"^reading is 'masked'; hidden or seen was expected$"),
+    ],
+)
+def test_settings_that_cannot_be(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        CorrectionSettings(**changes)  # type: ignore[arg-type]
+
+
+def test_what_is_refused(english: Model, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"^one text was given where a list of texts was expected"):
+        english.correct("the cat")
+    with pytest.raises(RequestError, match="no 'mlm' head"):
+        Model(model_folder()).correct(["the cat"])
+    with pytest.raises(DataError, match=r"nowhere\.txt"):
+        english.correct(["the cat"], CorrectionSettings(protect=tmp_path / "nowhere.txt"))

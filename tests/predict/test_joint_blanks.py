@@ -1,0 +1,74 @@
+"""Blanks that are filled together, where filling each on its own is known to go wrong."""
+
+import math
+
+import numpy
+import pytest
+
+from cloze.errors import RequestError
+from cloze.predict import Model
+from tests.predict.taught import Example, make_tokenizer, teach
+
+# How often two words stand together. "north" is the likeliest first word and "angeles" the likeliest second, but
+# they never meet.
+PAIRS = {("north", "pole"): 4, ("los", "angeles"): 3, ("new", "angeles"): 3}
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    tokenizer = make_tokenizer(["north", "pole", "los", "new", "angeles", "the"])
+    examples: list[Example] = []
+    for words, count in PAIRS.items():
+        ids = tokenizer(f"the {words[0]} {words[1]} .").ids
+        for hidden in ((2, 3), (2,), (3,)):
+            seen = [tokenizer.mask_id if place in hidden else piece for place, piece in enumerate(ids)]
+            said = [piece if place in hidden else -100 for place, piece in enumerate(ids)]
+            examples += [(seen, said)] * count
+    return teach(tokenizer, examples)
+
+
+def test_words_fit_each_other(model: Model) -> None:
+    text = "the [MASK] [MASK] ."
+    assert [blank[0].token for blank in model.fill(text)] == ["north", "angeles"], "each on its own"
+    ways = model.fill_together(text, top=3)
+    assert ways[0].tokens == ("north", "pole")
+    assert {way.tokens for way in ways} == set(PAIRS)
+    (alone,) = model.fill_together(text, top=1)
+    assert alone.tokens == ("north", "pole"), "the most certain word first would be angeles"
+    assert ways[0].text == "the north pole ."
+    assert ways[0].log_probability == pytest.approx(math.log(0.4), abs=0.1)
+    assert [way.log_probability for way in ways] == sorted((way.log_probability for way in ways), reverse=True)
+
+
+def test_log_probability_is_the_chain(model: Model) -> None:
+    (way, *_) = model.fill_together("the [MASK] [MASK] .", top=1, rounds=0)
+    first, second = model.fill("the [MASK] [MASK] .", model.tokenizer.size)
+    sure = max(first[0].probability, second[0].probability)
+    assert sure == second[0].probability, "the second blank is filled first"
+    start = dict(second)[way.tokens[1]]
+    (rest,) = model.fill(f"the [MASK] {way.tokens[1]} .", model.tokenizer.size)
+    assert way.log_probability == pytest.approx(math.log(start * dict(rest)[way.tokens[0]]), abs=1e-4)
+
+
+def test_one_blank_is_filled_as_ever(model: Model) -> None:
+    (alone,) = model.fill("the [MASK] pole .", 4)
+    ways = model.fill_together("the [MASK] pole .", 4)
+    assert [way.tokens for way in ways] == [(word.token,) for word in alone]
+    numpy.testing.assert_allclose(
+        [math.exp(way.log_probability) for way in ways], [word.probability for word in alone], rtol=1e-4
+    )
+
+
+def test_ends_of_words_join_what_stands_before(model: Model) -> None:
+    ways = model.fill_together("the north [MASK]", top=model.tokenizer.size)
+    assert {"the norths", "the north pole"} <= {way.text for way in ways}
+    assert not any("[MASK]" in way.tokens for way in ways[:-1])
+
+
+def test_what_is_refused(model: Model) -> None:
+    with pytest.raises(RequestError, match=r"^rounds is -1; a number was expected, or 0 to ask no blank again$"):
+        model.fill_together("[MASK]", rounds=-1)
+    with pytest.raises(RequestError, match=r"^top is 0; at least 1 was expected$"):
+        model.fill_together("[MASK]", top=0)
+    with pytest.raises(RequestError, match=r"^no \[MASK\] in 'the pole'"):
+        model.fill_together("the pole")

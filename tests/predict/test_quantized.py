@@ -1,0 +1,180 @@
+"""Int8 and bfloat16 layers: products that are exact, answers that are near, and texts that do not meet."""
+
+import copy
+import random
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from cloze.checkpoint.quantized_file import Int8Weight, layer_products, rounded
+from cloze.errors import ConfigError
+from cloze.predict import Model, load
+from cloze.predict import engine as engine_module
+from cloze.predict.engine import PRECISIONS
+from cloze.predict.quantized import KERNELS, Int8Linear, Product, choose_kernel, is_right
+from tests.model.made import assert_close, model_folder, saved
+from tests.predict.test_minilm import texts as minilm_texts
+
+TEXTS = ["the cat sat", "", "dogs ran on a mat, word7 word8.", "猫", "the cat sat", "a " * 50, "[SEP] cat", "a cat"]
+
+
+@pytest.mark.parametrize("steps", [63, 96, 107])
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("rows", "width", "features"), [(1, 16, 8), (3, 64, 33), (40, 768, 96)])
+def test_products_are_those_of_whole_numbers(kernel: str, rows: int, width: int, features: int, steps: int) -> None:
+    if not is_right(KERNELS[kernel]):
+        pytest.skip(f"this processor has no {kernel}")
+    source = numpy.random.default_rng(rows + width)
+    values = source.integers(-steps, steps + 1, (features, width))
+    weight = Int8Weight(torch.from_numpy(values.astype(numpy.int8)), torch.ones(features), steps)
+    left = source.integers(-weight.row_steps, weight.row_steps + 1, (rows, width))
+    left[0] = weight.row_steps * numpy.sign(values[0])  # the largest sum that there can be
+    expected = left.astype(numpy.int64) @ values.T
+    found = KERNELS[kernel](weight)(torch.from_numpy(left.astype(numpy.float32)))
+    numpy.testing.assert_array_equal(found.numpy().astype(numpy.int64), expected)
+
+
+def test_a_kernel_that_overflows_is_not_right() -> None:
+    def overflowing(weight: Int8Weight) -> Product:
+        right = KERNELS["floats"](weight)
+        return lambda rows: right(rows).clamp(-32768, 32767)
+
+    assert not is_right(overflowing)
+    assert is_right(KERNELS["floats"])
+    assert choose_kernel() in KERNELS
+
+
+def test_room_for_two_products_in_sixteen_bits() -> None:
+    for steps in range(1, 128):
+        weight = Int8Weight(torch.zeros(1, 1, dtype=torch.int8), torch.ones(1), steps)
+        assert 2 * (2 * weight.row_steps) * steps <= 32767
+        assert 1 <= weight.row_steps <= 127
+
+
+def test_a_rounded_layer_is_near_and_keeps_its_parameters() -> None:
+    torch.manual_seed(1)
+    linear = nn.Linear(96, 40)
+    small = Int8Linear(linear, rounded("encoder.layers.0.expand", linear))
+    states = torch.randn(3, 7, 96) * torch.logspace(-3, 3, 7)[:, None]  # rows of very different size
+    states[0, 0] = 0.0
+    with torch.inference_mode():
+        exact, found = linear(states), small(states)
+    error = (found - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert float(error.max()) < 0.02  # of each row, however small it is beside its neighbours
+    assert_close(found[0, 0], linear.bias)
+    assert small.state_dict().keys() == linear.state_dict().keys()
+    assert small.weight is linear.weight
+    assert torch.equal(small(states), linear(states))  # with gradients, by the parameter
+    assert type(copy.deepcopy(small)) is nn.Linear
+
+
+@pytest.fixture(scope="module")
+def minilm(minilm_folder: Path) -> dict[str, Model]:
+    return {name: load(minilm_folder, precision=name) for name in ("fp32", "bf16", "int8")}
+
+
+@pytest.fixture(scope="module")
+def minilm_sample() -> list[str]:
+    return [text for text in minilm_texts()[:90] if len(text) < 160][:44]
+
+
+@pytest.mark.parametrize(("precision", "least", "mean"), [("bf16", 0.9995, 0.9999), ("int8", 0.98, 0.994)])
+def test_published_weights(
+    precision: str, least: float, mean: float, minilm: dict[str, Model], minilm_sample: list[str]
+) -> None:
+    cosines = (minilm[precision].embed(minilm_sample) * minilm["fp32"].embed(minilm_sample)).sum(1)
+    assert minilm[precision].precision == precision
+    assert float(cosines.min()) > least
+    assert float(cosines.mean()) > mean
+
+
+@pytest.mark.parametrize(("precision", "cosine"), [("fp32", 0.999999), ("bf16", 0.9999), ("int8", 0.9999)])
+def test_neighbours_change_nothing(
+    precision: str, cosine: float, minilm: dict[str, Model], minilm_sample: list[str]
+) -> None:
+    model, source = minilm[precision], random.Random(3)
+    some = source.sample(minilm_sample, 12)
+    alone = numpy.concatenate([model.embed([text]) for text in some])
+    for _ in range(2):
+        company = source.sample(minilm_sample, 16)
+        mixed = [*some, *company]
+        order = source.sample(range(len(mixed)), len(mixed))
+        found = model.embed([mixed[index] for index in order])
+        back = numpy.empty_like(found)
+        back[order] = found
+        assert float((back[: len(some)] * alone).sum(1).min()) >= cosine
+        if precision == "fp32":
+            assert_close(back[: len(some)], alone)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_every_method_of_a_small_model(precision: str, pretrained_folder: Path) -> None:
+    model = load(pretrained_folder, precision=precision)  # type: ignore[arg-type]
+    exact = load(pretrained_folder)
+    assert abs(model.follows("the cat", "sat") - exact.follows("the cat", "sat")) < 0.1
+    assert model.fill("the [MASK] sat", top=3)[0]
+    assert model.hidden("the cat", layer=None).dtype == numpy.float32
+    weights = model.attend("the cat sat").weights
+    assert float(numpy.abs(weights.sum(-1) - 1).max()) < 0.01
+
+
+def test_saving_gives_the_float_weights(tmp_path: Path) -> None:
+    contents = model_folder()
+    expected = {name: tensor.clone() for name, tensor in contents.model.state_dict().items()}
+    model = Model(contents, precision="int8")
+    model.save(tmp_path / "again")
+    found = load(tmp_path / "again").bert.state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_precision_is_taken_back() -> None:
+    contents = model_folder()
+    plain = Model(contents).embed(TEXTS)
+    assert Model(contents, precision="int8").precision == "int8"
+    assert Model(contents).precision == "int8"  # as the model is
+    back = Model(contents, precision="fp32")
+    assert back.precision == "fp32"
+    numpy.testing.assert_array_equal(back.embed(TEXTS), plain)
+    assert all(type(linear) is nn.Linear for _, linear in layer_products(contents.model))
+
+
+def test_auto_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: True)
+    assert Model(model_folder(), precision="auto").precision == "bf16"
+    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: False)
+    assert Model(model_folder(), precision="auto").precision == "fp32"
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^unknown precision 'int4'; did you mean 'int8'\?$"):
+        Model(model_folder(), precision="int4")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"^precision int8 is for the CPU, not for cuda; use bf16, or --device cpu$"):
+        engine_module.set_precision(model_folder(), "int8", torch.device("cuda"))
+    assert PRECISIONS[0] == "auto"
+
+
+def test_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    def faster(*given: object) -> bool:
+        asked.append(given)
+        return True
+
+    monkeypatch.setattr(engine_module, "_MEASURED", {})
+    monkeypatch.setattr(engine_module, "_faster", faster)
+    bert = model_folder().model
+    assert engine_module._is_faster("int8", "fp32", bert)
+    assert engine_module._is_faster("int8", "fp32", bert)
+    assert len(asked) == 1
+
+
+def test_adapters_work_on_a_rounded_base(tmp_path: Path) -> None:
+    """They are put beside the layers, whatever those are made of."""
+    folder = saved(model_folder(["mlm"]), tmp_path / "base")
+    model = load(folder, precision="int8")
+    assert isinstance(next(linear for _, linear in layer_products(model.bert)), Int8Linear)
+    model.use(None)
+    assert model.precision == "int8"

@@ -1,0 +1,64 @@
+"""Pseudo-log-likelihood against a plain loop with ``transformers``; long texts in windows."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertForMaskedLM
+
+from cloze.errors import RequestError
+from cloze.predict import Model, Score
+from cloze.predict.blanks import token_windows
+from tests.model.made import assert_close, model_folder
+
+TEXTS = ["the cat sat on a mat.", "dogs ran", "猫坐", "", "[MASK] the cat"]
+
+
+def test_same_as_a_plain_loop(pretrained: Model, pretrained_folder: Path) -> None:
+    theirs = BertForMaskedLM.from_pretrained(pretrained_folder)
+    scores = pretrained.score(TEXTS)
+    assert [score.text for score in scores] == TEXTS
+    for text, score in zip(TEXTS, scores, strict=True):
+        ids = pretrained.tokenizer(text).ids
+        expected = []
+        for place in range(1, len(ids) - 1):
+            hidden = torch.tensor([ids])
+            hidden[0, place] = pretrained.tokenizer.mask_id
+            with torch.inference_mode():
+                logits = theirs(input_ids=hidden).logits[0, place]
+            expected.append(float(logits.log_softmax(-1)[ids[place]]))
+        assert_close(score.log_probabilities, expected)
+        assert score.total == pytest.approx(sum(expected), abs=1e-4)
+        assert score.perplexity == pytest.approx(math.exp(-sum(expected) / max(1, len(expected))), rel=1e-4)
+
+
+def test_company_changes_nothing(pretrained: Model) -> None:
+    alone = [pretrained.score([text])[0] for text in TEXTS]
+    for together, single in zip(pretrained.score(TEXTS), alone, strict=True):
+        assert together.tokens == single.tokens
+        assert_close(together.log_probabilities, single.log_probabilities)
+
+
+def test_every_token_of_a_long_text_is_asked_about_once(pretrained: Model) -> None:
+    words = [f"word{number % 30}" for number in range(100)]  # more than three times what the model reads
+    (score,) = pretrained.score([" ".join(words)])
+    assert list(score.tokens) == words
+    (windows,) = token_windows(pretrained.tokenizer, [" ".join(words)])
+    assert len(windows) > 4
+    room = pretrained.tokenizer.room(1)
+    for window in windows[1:-1]:  # those inside have company on both sides
+        assert window.places[0] - 1 >= room // 4 - 1
+        assert room - window.places[-1] >= room // 4 - 1
+
+
+def test_nothing_to_score(pretrained: Model) -> None:
+    assert pretrained.score([]) == []
+    assert Score("", (), ()).perplexity == 1.0
+
+
+def test_what_is_refused(pretrained: Model) -> None:
+    with pytest.raises(RequestError, match=r"^one text was given where a list of texts was expected"):
+        pretrained.score("the cat")
+    with pytest.raises(RequestError, match="no 'mlm' head"):
+        Model(model_folder()).score(["the cat"])

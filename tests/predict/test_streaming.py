@@ -1,0 +1,109 @@
+"""Files in parts: resumed, refused, interrupted, with memory that does not grow."""
+
+import os
+import signal
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cloze.errors import ClozeError, DataError
+from cloze.interrupts import Interrupted
+from cloze.predict.streaming import Stream, run_stream
+from cloze.progress import Silent
+
+PARTS = [["a", "b"], ["c", "d"], ["e"]]
+
+
+class Work:
+    """Writes its parts in capitals, and remembers which."""
+
+    def __init__(self, fail_at: str = "", work: str = "one") -> None:
+        self.written: list[list[str]] = []
+        self.fail_at = fail_at
+        self.stream = Stream("rows", len, self.write, self.join, {"kind": work})
+
+    def write(self, part: list[str], path: Path) -> None:
+        if self.fail_at and self.fail_at in part:
+            os.kill(os.getpid(), signal.SIGTERM)
+        self.written.append(part)
+        path.write_text("".join(part).upper(), encoding="utf-8")
+
+    def join(self, parts: list[Path], path: Path) -> None:
+        path.write_text("".join(part.read_text(encoding="utf-8") for part in parts), encoding="utf-8")
+
+    def run(self, output: Path, parts: list[list[str]] = PARTS, *, fresh: bool = False) -> int:
+        return run_stream(self.stream, iter(parts), 5, output, Silent(), fresh=fresh)
+
+
+def test_parts_become_one_file(tmp_path: Path) -> None:
+    assert Work().run(tmp_path / "out.txt") == 5
+    assert (tmp_path / "out.txt").read_text(encoding="utf-8") == "ABCDE"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
+
+
+def test_one_part_is_written_at_once(tmp_path: Path) -> None:
+    work = Work()
+    assert work.run(tmp_path / "out.txt", PARTS[:1]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
+
+
+def test_nothing_to_do(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^there are no rows to answer; give some$"):
+        Work().run(tmp_path / "out.txt", [])
+
+
+def test_a_stopped_work_goes_on(tmp_path: Path) -> None:
+    output = tmp_path / "out.txt"
+    message = r"^stopped after 2 rows, which are kept in .*out\.txt\.parts; the same command goes on from there$"
+    with pytest.raises(Interrupted, match=message) as stop:
+        Work(fail_at="c").run(output)
+    assert stop.value.exit_code == 143
+    assert not output.exists()
+    again = Work()
+    assert again.run(output) == 5
+    assert again.written == PARTS[1:]  # the first was there
+    assert output.read_text(encoding="utf-8") == "ABCDE"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
+
+
+def test_other_work_is_refused_unless_fresh(tmp_path: Path) -> None:
+    output = tmp_path / "out.txt"
+    with pytest.raises(Interrupted):
+        Work(fail_at="c").run(output)
+    message = (
+        r"out\.txt\.parts: holds the beginning of other work \(kind was 'one', is 'two'\); "
+        "pass --fresh to begin anew, or give another --output$"
+    )
+    with pytest.raises(DataError, match=message):
+        Work(work="two").run(output)
+    anew = Work(work="two")
+    assert anew.run(output, fresh=True) == 5
+    assert anew.written == PARTS
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    output = tmp_path / "missing" / "out.txt"
+    with pytest.raises(ClozeError, match=r"cannot be written .*; choose another place$"):
+        Work().run(output)
+
+
+def test_memory_does_not_grow(tmp_path: Path) -> None:
+    def parts(count: int) -> Iterator[list[str]]:
+        for number in range(count):
+            yield [f"{number} " + "x" * 1000] * 100
+
+    def peak(count: int) -> int:
+        def write(part: list[str], path: Path) -> None:
+            path.write_text("".join(part), encoding="utf-8")
+
+        stream = Stream("rows", len, write, lambda *_: None, {})
+        tracemalloc.start()
+        run_stream(stream, parts(count), None, tmp_path / f"{count}.txt", Silent(), fresh=True)
+        found = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return found
+
+    peak(5)
+    assert peak(100) < 1.2 * peak(10)

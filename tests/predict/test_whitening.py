@@ -1,0 +1,151 @@
+"""Whitened vectors: by hand, in a folder, and the same from ``sentence-transformers``."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Transformer
+
+from cloze.checkpoint import POOLINGS, EmbeddingSettings
+from cloze.checkpoint import Pooling as PoolingName
+from cloze.errors import CheckpointError, RequestError
+from cloze.predict import Model, load
+from cloze.predict.whitening import fit_whitening
+from tests.model.made import SMALL, assert_close, model_folder
+from tests.text.passages import ENGLISH, MIXED
+
+WORDS = (ENGLISH + " " + MIXED).split()
+TEXTS = [" ".join(WORDS[start : start + 1 + start % 9]) for start in range(200)]
+MADE = [f"word{number % 30} word{number * 7 % 31} the cat" for number in range(90)]
+
+
+def test_mean_and_covariance_are_those_of_noise() -> None:
+    generator = numpy.random.default_rng(0)
+    mixed = (generator.normal(size=(500, 12)) @ generator.normal(size=(12, 12)) + 5).astype(numpy.float32)
+    whitening = fit_whitening(mixed)
+    vectors = whitening(torch.from_numpy(mixed)).numpy().astype(float)
+    numpy.testing.assert_allclose(vectors.mean(0), 0, atol=1e-3)
+    numpy.testing.assert_allclose(numpy.cov(vectors, rowvar=False, bias=True), numpy.eye(12), atol=1e-3)
+    # Fewer dimensions are the first of all: those with the most variance.
+    few = fit_whitening(mixed, 5)(torch.from_numpy(mixed))
+    assert_close(few, vectors[:, :5])
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_sentence_transformers_gives_the_same(pooling: PoolingName, normalize: bool, tmp_path: Path) -> None:
+    base = Model(replace(model_folder(), embedding=EmbeddingSettings(pooling, normalize)))
+    whitened = base.whiten(MADE, 3)  # what is scaled up more differs by more than 1e-5
+    ours = whitened.embed(MADE[:20])
+    assert ours.shape == (20, 3)
+    whitened.save(tmp_path / "model")
+    theirs = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(MADE[:20])
+    assert_close(ours, theirs)
+    assert_close(load(tmp_path / "model").embed(MADE[:20]), ours)
+    names = [module["path"] for module in json.loads((tmp_path / "model" / "modules.json").read_text())]
+    assert names == ["", "1_Pooling", "2_Dense", *(["3_Normalize"] if normalize else [])]
+
+
+def test_published_model(minilm_folder: Path, tmp_path: Path) -> None:
+    model = load(minilm_folder)
+    whitened = model.whiten(TEXTS, 96)
+    whitened.save(tmp_path / "model")
+    theirs = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(TEXTS[:40])
+    assert theirs.shape == (40, 96)
+    assert_close(whitened.embed(TEXTS[:40]), theirs)
+    assert model.embed(TEXTS[:2]).shape == (2, 384), "the model itself is as it was"
+
+
+def test_dense_modules_of_others(tmp_path: Path) -> None:
+    base = model_folder()
+    Model(base).save(tmp_path / "base")
+    word = Transformer(str(tmp_path / "base"))
+    torch.manual_seed(0)
+    dense = [Dense(SMALL.hidden_size, 8), Dense(8, 5, bias=False, activation_function=torch.nn.Identity())]
+    theirs = SentenceTransformer(
+        modules=[word, Pooling(SMALL.hidden_size, "cls"), *dense, Normalize()], device="cpu"
+    ).eval()
+    theirs.save(str(tmp_path / "theirs"))
+    model = load(tmp_path / "theirs")
+    assert [projection.activation for projection in model.embedding.projections] == ["tanh", "identity"]
+    expected = theirs.encode(MADE[:10])
+    assert_close(model.embed(MADE[:10]), expected)
+    model.save(tmp_path / "again")
+    assert_close(SentenceTransformer(str(tmp_path / "again"), device="cpu").encode(MADE[:10]), expected)
+
+
+def test_other_poolings_and_layers_are_not_whitened() -> None:
+    base = Model(model_folder())
+    whitened = base.whiten(MADE, 6)
+    for asked in ({"pooling": "max"}, {"layer": 1}, {"layer": (1, -1)}):
+        numpy.testing.assert_array_equal(whitened.embed(MADE[:5], **asked), base.embed(MADE[:5], **asked))
+    numpy.testing.assert_array_equal(whitened.embed(MADE[:5], pooling="mean"), whitened.embed(MADE[:5]))
+    assert whitened.embed([]).shape == (0, 6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"activation_function": "torch.nn.modules.activation.ReLU"}, "has a Dense that ends in torch.nn.*ReLU,"),
+        ({"use_residual": True}, "has a Dense that adds its input to its output,"),
+        ({"module_input_name": "token_embeddings"}, "has a Dense that reads 'token_embeddings' and writes 'sent"),
+    ],
+)
+def test_dense_modules_that_do_something_else(changes: dict[str, object], message: str, tmp_path: Path) -> None:
+    Model(model_folder()).whiten(MADE, 6).save(tmp_path / "model")
+    path = tmp_path / "model" / "2_Dense" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(RequestError, match=message):
+        load(tmp_path / "model").embed(["a"])
+
+
+def test_folders_that_do_not_fit(tmp_path: Path) -> None:
+    Model(model_folder()).whiten(MADE, 6).save(tmp_path / "model")
+    modules = tmp_path / "model" / "modules.json"
+    listed = json.loads(modules.read_text())
+    order = [{"type": "sentence_transformers.models.Normalize", "path": ""}, listed[2]]
+    modules.write_text(json.dumps([*listed[:2], *order]))
+    with pytest.raises(RequestError, match="has a Dense after Normalize, which cloze does not do"):
+        load(tmp_path / "model").embed(["a"])
+    modules.write_text(json.dumps([*listed, listed[2]]))
+    with pytest.raises(CheckpointError, match=r"^a Dense of this folder takes vectors of 16, but gets 6; its modules"):
+        load(tmp_path / "model").embed(["a"])
+    modules.write_text(json.dumps([*listed[:2], {**listed[2], "path": "../else"}]))
+    with pytest.raises(CheckpointError, match="leads outside the folder"):
+        load(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"linear.bias": torch.zeros(3)}, "linear.weight of two dimensions was expected"),
+        ({"linear.weight": torch.zeros(4)}, "linear.weight of two dimensions was expected"),
+        (
+            {"linear.weight": torch.zeros(4, 16), "linear.bias": torch.zeros(3)},
+            r"linear.bias has \(3,\), but linear.weight \(4, 16\); fetch or save it again",
+        ),
+    ],
+)
+def test_weights_that_do_not_fit(tensors: dict[str, torch.Tensor], message: str, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    Model(model_folder()).whiten(MADE, 6).save(tmp_path / "model")
+    save_file(tensors, tmp_path / "model" / "2_Dense" / "model.safetensors")
+    with pytest.raises(CheckpointError, match=message):
+        load(tmp_path / "model")
+
+
+def test_texts_that_do_not_suffice() -> None:
+    model = Model(model_folder())
+    with pytest.raises(RequestError, match=r"^1 texts to fit whitening on; some hundreds at the least were expected$"):
+        model.whiten(["the cat"])
+    with pytest.raises(RequestError, match=r"^dimensions is 17; 1 to 16, the size of a vector, was expected$"):
+        model.whiten(MADE, 17)
+    message = r"^4 texts spread in 3 directions, fewer than the 8 that are wanted; give more texts, or 3 dimensions or"
+    with pytest.raises(RequestError, match=message):
+        model.whiten(["the", "cat", "sat", "on"], 8)
+    assert model.whiten(["the", "cat", "sat", "on"]).embed(["a"]).shape == (1, 3)

@@ -1,0 +1,140 @@
+"""Vectors that tell texts apart: the loss against ``sentence-transformers``, and runs that learn and resume."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+
+from cloze.errors import ConfigError, DataError
+from cloze.interrupts import Interrupted
+from cloze.predict import load
+from cloze.tasks.source import Source
+from cloze.train.settings import FinetuneSettings
+from cloze.train.similarity import contrast, finetune_similarity, read_similarity
+from cloze.train.similarity_settings import SimilaritySettings
+from tests.corpus.texts import make_documents
+from tests.model.made import assert_close
+from tests.train.made import Listener, interrupted_at
+
+QUICK = FinetuneSettings(epochs=1, batch=8, length=24, rate=1e-3, seed=1)
+TEXTS = [sentence for document in make_documents(40) for sentence in document]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("similarity") / "text.txt"
+    path.write_text("\n".join(TEXTS[:120]) + "\n", encoding="utf-8")
+    return path
+
+
+def weights(run: Path) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in load_file(run / "model" / "model.safetensors").items()}
+
+
+def results(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
+    return found
+
+
+def test_loss_is_that_of_others() -> None:
+    generator = torch.Generator().manual_seed(0)
+    firsts, seconds = (torch.nn.functional.normalize(torch.randn(6, 10, generator=generator), dim=-1) for _ in range(2))
+    loss, right = contrast(firsts, seconds, temperature=0.05)
+    theirs = MultipleNegativesRankingLoss(None, scale=1 / 0.05)  # type: ignore[arg-type]
+    assert_close(loss / 6, theirs.compute_loss_from_embeddings([firsts, seconds], torch.zeros(6)))
+    assert right == sum(int((firsts[row] @ seconds.T).argmax()) == row for row in range(6))
+
+
+def test_texts_alone_spread_the_vectors(base: Path, text: Path, tmp_path: Path) -> None:
+    source = Source("similarity", text)
+    before = load(base).embed(TEXTS[:60])
+    run = finetune_similarity(source, base, tmp_path / "run", settings=replace(QUICK, epochs=4))
+    found = results(run)
+    assert found.keys() == {"anisotropy", "uniformity", "rows"}
+    model = load(run)
+    units = before / numpy.linalg.norm(before, axis=1, keepdims=True)
+    after = model.embed(TEXTS[:60])
+    assert (after @ after.T).mean() < (units @ units.T).mean() - 0.2
+    assert model.heads == ()
+    assert_close(SentenceTransformer(str(run / "model"), device="cpu").encode(TEXTS[:20]), model.embed(TEXTS[:20]))
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert lines[-1].keys() >= {"step", "dev_anisotropy", "dev_uniformity"}
+
+
+def test_pairs_are_learned(base: Path, tmp_path: Path) -> None:
+    words = sorted({word for sentence in TEXTS for word in sentence.strip(".").lower().split()})[:20]
+    couples = list(zip(words[::2], words[1::2], strict=True))  # who belongs to whom
+    rows = [{"text": f"{one} {filler}", "pair": f"{filler} {other}"} for one, other in couples for filler in "abcde"]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    draw = random.Random(0)
+    scored = [{"text": one, "pair": other, "label": 1.0} for one, other in couples]
+    scored += [
+        {"text": one, "pair": draw.choice([word for word in words if word not in (one, other)]), "label": 0.0}
+        for one, other in couples
+    ]
+    (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in scored), encoding="utf-8")
+    source = Source("similarity", tmp_path / "train.jsonl", tmp_path / "dev.jsonl", pair="pair")
+    settings = replace(QUICK, epochs=15, batch=10, patience=15, rate=2e-3, dropout=0.0)
+    run = finetune_similarity(
+        source, base, tmp_path / "run", settings=settings, similarity=SimilaritySettings(vectors="cls")
+    )
+    assert results(run)["spearman"] > 0.6  # 0.87 is the most that two kinds of scores allow
+    assert load(run).embedding.pooling == "cls"
+    history = [json.loads(line).get("dev_spearman") for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert results(run)["spearman"] == pytest.approx(max(value for value in history if value is not None))
+
+
+def test_resumed_is_uninterrupted_to_the_bit(base: Path, text: Path, tmp_path: Path) -> None:
+    source = Source("similarity", text)
+    whole = finetune_similarity(source, base, tmp_path / "whole", settings=QUICK)
+    with pytest.raises(Interrupted, match="stopped and saved at step 3"), interrupted_at(2):
+        finetune_similarity(source, base, tmp_path / "run", settings=QUICK)
+    assert weights(finetune_similarity(source, base, tmp_path / "run", settings=QUICK)) == weights(whole)
+    listener = Listener()
+    finetune_similarity(source, base, tmp_path / "run", settings=QUICK, progress=listener)
+    assert f"{tmp_path / 'run'}: finished already; use --fresh to start over" in listener.said
+    other = SimilaritySettings(temperature=0.1)
+    with pytest.raises(ConfigError, match=r"temperature was 0\.05 and is now 0\.1"):
+        finetune_similarity(source, base, tmp_path / "run", settings=QUICK, similarity=other)
+
+
+def test_each_text_is_read_once(tmp_path: Path) -> None:
+    (tmp_path / "rows.csv").write_text("text,pair\na,b\nc,d\na,e\n", encoding="utf-8")
+    data = read_similarity(Source("similarity", tmp_path / "rows.csv", pair="pair"))
+    assert (data.texts, data.partners) == (["a", "c"], ["b", "d"])
+    (tmp_path / "lines.txt").write_text("a\nb\n\na\n", encoding="utf-8")
+    data = read_similarity(Source("similarity", tmp_path / "lines.txt"))
+    assert (data.texts, data.partners, data.dev) == (["a", "b"], None, ["a", "b"])
+
+
+def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
+    source = Source("similarity", text)
+
+    def refused(message: str, kind: type[Exception] = ConfigError, given: Source = source, **changes: Any) -> None:
+        similarity = changes.pop("similarity", None)
+        with pytest.raises(kind, match=message):
+            finetune_similarity(
+                given, base, tmp_path / "run", settings=replace(QUICK, **changes), similarity=similarity
+            )
+        assert not (tmp_path / "run").exists()
+
+    refused("^adapter is 'lora', which training for similarity does not know; leave it out$", adapter="lora")
+    refused("^calibrate is True, which training for similarity does not know; leave it out$", calibrate=True)
+    refused(r"^patience is 2, but there is no --dev file of scored pairs to wait on$", patience=2)
+    refused(r"^length is 5000, but the model reads at most \d+ tokens$", length=5000)
+    refused(r"^dropout is 0, but without it a text read twice is the same; use 0.1, or rows with pairs$", dropout=0.0)
+    refused("^unknown pooling 'clss'; did you mean 'cls'", similarity=SimilaritySettings(vectors="clss"))
+    (tmp_path / "one.txt").write_text("alone\n", encoding="utf-8")
+    message = r"one.txt: 1 different texts; some hundreds at the least were expected$"
+    refused(message, DataError, Source("similarity", tmp_path / "one.txt"))
+    refused("one.txt: --pair is missing; name the column", given=replace(source, dev=tmp_path / "one.txt"))
+    with pytest.raises(ConfigError, match=r"^temperature is 0; a number above 0 was expected, such as 0.05$"):
+        SimilaritySettings(temperature=0)
