@@ -15,20 +15,30 @@ from pathlib import Path
 from cloze.cli.console import Reporter, print_table
 from cloze.errors import ClozeError
 from torture import (
+    bodies,
     damage,
     disks,
+    doors,
+    drains,
+    failing_models,
     kills,
+    overload,
+    pages,
     preparation,
     ranks,
     resumes,
     signals,
+    slow_clients,
+    soak,
     spikes,
     strings,
+    swaps,
     team_sizes,
     vocabulary,
 )
 from torture.campaign import ROOT, Outcome, Trial, run_trials
 
+_SERVICE = ("torture/services.py", "torture/load.py", "tests/model/made.py")
 _TRAINING = ("torture/training.py", "tests/corpus/texts.py")
 TRIALS = {
     "T1": Trial(
@@ -108,6 +118,69 @@ TRIALS = {
             "tests/text/passages.py",
             "tests/text/reference.py",
         ),
+    ),
+    "T14": Trial(
+        "50,000 requests made from the service's own description, and bodies that have broken others",
+        "0 x 5xx",
+        bodies.BodySettings(),
+        bodies.run,
+        ("torture/bodies.py", *_SERVICE),
+    ),
+    "T15": Trial(
+        "load at 1, 2, 5 and 20 times what the service can do",
+        "0 crashes; p99 within the queue and 2 batches; goodput >= 90 %; memory grows < 10 %",
+        overload.OverloadSettings(),
+        overload.run,
+        ("torture/overload.py", *_SERVICE),
+    ),
+    "T16": Trial(
+        "half an hour of questions, a fifth of them left before the answer",
+        "memory and descriptors flat",
+        soak.SoakSettings(),
+        soak.run,
+        ("torture/soak.py", *_SERVICE),
+    ),
+    "T17": Trial(
+        "500 slow clients, bodies that are too large or have no end",
+        "408, 413 or closed; /health < 100 ms",
+        slow_clients.SlowSettings(),
+        slow_clients.run,
+        ("torture/slow_clients.py", *_SERVICE),
+    ),
+    "T18": Trial(
+        "SIGTERM under load, 50 times",
+        "everything that was asked is answered; exit code 0",
+        drains.DrainSettings(),
+        drains.run,
+        ("torture/drains.py", *_SERVICE),
+    ),
+    "T19": Trial(
+        "100,000 requests, each text alone and in company",
+        "differences <= 1e-5; none swapped",
+        swaps.SwapSettings(),
+        swaps.run,
+        ("torture/swaps.py", *_SERVICE),
+    ),
+    "T20": Trial(
+        "models that raise, panic or give no numbers",
+        "that request fails, its neighbours and the service do not; counted",
+        failing_models.FaultSettings(),
+        failing_models.run,
+        ("torture/failing_models.py", *_SERVICE),
+    ),
+    "T21": Trial(
+        "every route with no, wrong and the right key; other hosts and origins",
+        "only /health is open",
+        doors.DoorSettings(),
+        doors.run,
+        ("torture/doors.py", *_SERVICE),
+    ),
+    "T22": Trial(
+        "40 pieces of markup as words, labels, names and texts, in a real browser",
+        "0 dialogs; 0 violations of the policy; 0 requests to others",
+        pages.PageSettings(),
+        pages.run,
+        ("torture/pages.py", *_SERVICE),
     ),
     "T23": Trial(
         "preparation whose processes are killed 50 times",

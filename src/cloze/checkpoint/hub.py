@@ -1,9 +1,13 @@
-"""Names on the Hugging Face hub -> local folders. The only place that may touch the network, and only when asked."""
+"""A user's word for a model -> its folder: a path, the model that is shipped, or a name on the Hugging Face hub.
+
+The only place that may touch the network, and only when asked.
+"""
 
 import re
 from pathlib import Path
 
 from cloze.errors import CheckpointError
+from cloze.models import shipped_folder
 
 # The hub allows 96 characters; what is longer would also be too long for a path to be looked up.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{,95}/[A-Za-z0-9][\w.-]{,95}")
@@ -27,7 +31,10 @@ def is_hub_name(name: str) -> bool:
 
 
 def find_source(source: str | Path) -> Path:
-    """The path that a user's word for a model means: a path of theirs, or the local copy of a hub model."""
+    """The path that a user's word for a model means: a path of theirs, the shipped model, or a hub model's copy."""
+    shipped = shipped_folder(source)
+    if shipped is not None:
+        return shipped
     return fetch(str(source)) if is_hub_name(str(source)) else Path(source)
 
 

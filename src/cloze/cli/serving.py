@@ -1,0 +1,90 @@
+"""``cloze serve``."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from cloze.cli.console import Engine, print_json
+from cloze.errors import ConfigError
+from cloze.serve.settings import Limits, ServiceSettings, name_adapters, name_models
+
+KEY_VARIABLE = "CLOZE_KEY"
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask."""
+
+    key: str | None = None
+    """What requests bring as a bearer token, browsers as a password. Others here see it; CLOZE_KEY is safer."""
+    key_file: Path | None = None
+    """A file with the key."""
+    insecure: bool = False
+    """Let in everybody, though others can reach the host."""
+    trust: tuple[str, ...] = ()
+    """Names by which this host may be called, besides localhost and its addresses; * for any."""
+
+    def find_key(self) -> str | None:
+        """The key, wherever it was given; once is enough."""
+        given = [self.key, os.environ.get(KEY_VARIABLE) or None]
+        if self.key_file is not None:
+            try:
+                given.append(self.key_file.read_text(encoding="utf-8").strip())
+            except (OSError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{self.key_file}: the key cannot be read ({type(error).__name__})") from error
+        keys = {key for key in given if key is not None}
+        if len(keys) > 1:
+            raise ConfigError(f"two different keys were given; use one of --key, --key-file and {KEY_VARIABLE}")
+        return keys.pop() if keys else None
+
+
+KEYLESS, LIMITS, HERE = Access(), Limits(), Engine()
+
+
+def serve(
+    folders: Annotated[list[str] | None, Parameter(help="Model folders or runs, each called by its name.")] = None,
+    /,
+    *,
+    adapter: list[str] | None = None,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    json: bool = False,
+    access: Annotated[Access, Parameter(name="*")] = KEYLESS,
+    limits: Annotated[Limits, Parameter(name="*")] = LIMITS,
+    machine: Annotated[Engine, Parameter(name="*")] = HERE,
+) -> None:
+    """Answer over HTTP, with pages to try it in a browser, until a signal comes.
+
+    Args:
+        adapter: NAME=DIR, an adapter for one of the models; as often as there are adapters.
+        host: The address to listen at; others than this machine's own need a key.
+        port: The port; 0 for any that is free.
+        json: Print the address as JSON.
+    """
+    models = name_models(folders or [])
+    settings = ServiceSettings(
+        models,
+        name_adapters(adapter or [], models),
+        host,
+        port,
+        access.find_key(),
+        access.insecure,
+        access.trust,
+        limits,
+    )
+    from cloze.serve.server import serve as run
+
+    def tell(found: int) -> None:
+        address = f"http://{f'[{host}]' if ':' in host else host}:{found}"
+        names = [*settings.models, *settings.adapters]
+        if json:
+            print_json({"address": address, "models": names})
+        else:
+            print(f"{', '.join(names)} at {address} (Ctrl-C to stop)")
+        sys.stdout.flush()
+
+    run(settings, device=machine.use(), precision=machine.precision, on_start=tell)

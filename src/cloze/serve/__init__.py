@@ -1,0 +1,1 @@
+"""Models behind HTTP: a batcher that knows no HTTP, and an app that knows little else."""

@@ -1,0 +1,60 @@
+"""What the service tells Prometheus: requests, and where their time goes (reading, waiting, computing)."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 16_384, 65_536)
+
+
+class Metrics:
+    """The figures of one service, in a registry of its own: a process may have several."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        own = self.registry
+        self.requests = Counter(
+            "cloze_requests", "Answers given, by route and status.", ["route", "status"], registry=own
+        )
+        self.request_seconds = Histogram(
+            "cloze_request_seconds",
+            "From a request's first byte to the end of its answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=own,
+        )
+        self.in_flight = Gauge("cloze_requests_in_flight", "Requests that are being answered.", registry=own)
+        self.reading_seconds = Histogram(
+            "cloze_tokenization_seconds", "Reading the texts of a request.", buckets=_SECONDS, registry=own
+        )
+        self.queue_seconds = Histogram(
+            "cloze_queue_seconds",
+            "What an input waited before it was computed.",
+            ["model"],
+            buckets=_SECONDS,
+            registry=own,
+        )
+        self.queue_tokens = Gauge("cloze_queue_tokens", "Tokens that wait.", ["model"], registry=own)
+        self.inference_seconds = Histogram(
+            "cloze_inference_seconds", "Computing a batch.", ["model", "operation"], buckets=_SECONDS, registry=own
+        )
+        self.batch_tokens = Histogram(
+            "cloze_batch_tokens", "Tokens of a batch.", ["model"], buckets=_TOKENS, registry=own
+        )
+        self.tokens = Counter("cloze_tokens", "Tokens computed.", ["model"], registry=own)
+        self.failures = Counter(
+            "cloze_batch_failures",
+            "Batches on which a model failed: an exception, or no numbers.",
+            ["model"],
+            registry=own,
+        )
+        self.dropped = Counter(
+            "cloze_dropped",
+            "Requests given up before their end: the client left, or the time was over.",
+            ["why"],
+            registry=own,
+        )
+        ProcessCollector(registry=own)  # memory, descriptors, CPU
+
+    def text(self) -> bytes:
+        """All of it, as Prometheus reads it."""
+        return generate_latest(self.registry)

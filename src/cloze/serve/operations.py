@@ -1,0 +1,107 @@
+"""What a model can be asked for, each as a function from a list of inputs to a list of results.
+
+Inputs of several requests come together: a result does not depend on its neighbours. Results are what goes into JSON,
+except vectors, which stay arrays until it is known in which form they are wanted.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from cloze.predict.model import Model
+from cloze.serve.queue import Kind
+from cloze.serve.refusals import Failed
+from cloze.serve.viewing import view_texts
+
+Options = Mapping[str, Any]
+NOT_FINITE = "the model gave no finite numbers for this; check its training"
+
+
+def compute(model: Model, kind: Kind, inputs: Sequence[Any]) -> list[Any]:
+    """The results of inputs of one kind; instead of one that is not all finite numbers, a ``Failed``."""
+    return [
+        result if is_finite(result) else Failed(NOT_FINITE)
+        for result in OPERATIONS[kind.operation](model, inputs, dict(kind.options))
+    ]
+
+
+def is_finite(result: Any) -> bool:
+    """Whether all numbers of a result are numbers."""
+    if isinstance(result, np.ndarray):
+        return bool(np.isfinite(result).all())
+    if isinstance(result, Mapping):
+        return all(map(is_finite, result.values()))
+    if isinstance(result, list | tuple):
+        return all(map(is_finite, result))
+    return not isinstance(result, float) or math.isfinite(result)
+
+
+def _embed(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
+    return list(model.embed(*_columns(inputs), pooling=options.get("pooling"), layer=options.get("layer", -1)))
+
+
+def _fill(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
+    return [
+        [[word._asdict() for word in blank] for blank in model.fill(text, options.get("top", 5))] for text in inputs
+    ]
+
+
+def _classify(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:  # noqa: ARG001 (as all here)
+    columns = _columns(inputs)
+    kind = model.task.kind if model.task else "classify"
+    if kind == "regress":
+        return [{"value": float(value)} for value in model.regress(*columns)]
+    found = model.classify_all(*columns) if kind == "multilabel" else model.classify(*columns)
+    return [asdict(one) for one in found]
+
+
+def _tag(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:  # noqa: ARG001 (as all here)
+    return [asdict(one) for one in model.tag(inputs)]
+
+
+def _answer(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
+    questions, contexts = zip(*inputs, strict=True)
+    return [[asdict(one) for one in found] for found in model.answer_all(questions, contexts, options.get("top", 1))]
+
+
+def _choose(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:  # noqa: ARG001 (as all here)
+    prompts, choices = zip(*inputs, strict=True)
+    return [[asdict(one) for one in ranked] for ranked in model.choose_all(prompts, choices)]
+
+
+def _correct(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:  # noqa: ARG001 (as all here)
+    return [asdict(one) for one in model.correct(inputs)]
+
+
+def _columns(inputs: Sequence[Any]) -> tuple[list[str], list[str] | None]:
+    """(text, pair) -> texts and pairs; where one has no pair, none of them has."""
+    texts = [text for text, _ in inputs]
+    return texts, None if inputs[0][1] is None else [pair for _, pair in inputs]
+
+
+OPERATIONS: dict[str, Callable[[Model, Sequence[Any], Options], list[Any]]] = {
+    "embed": _embed,
+    "fill": _fill,
+    "classify": _classify,
+    "tag": _tag,
+    "answer": _answer,
+    "choose": _choose,
+    "correct": _correct,
+    "inspect": view_texts,
+}
+
+
+def abilities(model: Model) -> frozenset[str]:
+    """Which operations a model's heads allow."""
+    needs = {
+        "fill": "mlm",
+        "correct": "mlm",
+        "classify": "sequence",
+        "tag": "token",
+        "answer": "span",
+        "choose": "choice",
+    }
+    return frozenset(name for name in OPERATIONS if name not in needs or needs[name] in model.heads)

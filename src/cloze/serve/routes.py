@@ -1,0 +1,138 @@
+"""Our own routes, one for each thing that a model does."""
+
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+
+from cloze.serve import forms
+from cloze.serve.answers import add_post
+from cloze.serve.refusals import Invalid
+from cloze.serve.service import Answered, Service
+
+
+async def embed(service: Service, request: Request, form: forms.EmbedForm) -> Any:
+    """One vector a text."""
+    inputs = _pairs(form.texts, form.pairs)
+    options = {"pooling": form.pooling, "layer": form.layer, "paired": form.pairs is not None}
+    answered = await service.ask(request, form.model, "embed", inputs, _parts(inputs), **options)
+    return _told(answered, vectors=[vector.tolist() for vector in answered.results])
+
+
+async def rerank(service: Service, request: Request, form: forms.RerankForm) -> Any:
+    """The texts by the cosine of their vectors with the query's, the nearest first."""
+    if not form.texts:
+        raise Invalid("there is no text; give at least one", "no_text")
+    inputs = _pairs([form.query, *form.texts], None)
+    answered = await service.ask(request, form.model, "embed", inputs, _parts(inputs))
+    vectors = np.stack(answered.results).astype(np.float64)
+    # A vector of zeros is near to nothing.
+    vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
+    scores = vectors[1:] @ vectors[0]
+    order = np.argsort(-scores, kind="stable")[: form.top]
+    results = [{"index": int(index), "score": float(scores[index]), "text": form.texts[index]} for index in order]
+    return _told(answered, results=results)
+
+
+async def fill(service: Service, request: Request, form: forms.FillForm) -> Any:
+    """The best words for each [MASK] of each text."""
+    return await _each(service, request, form, "fill", _listed(form.texts), top=form.top)
+
+
+async def classify(service: Service, request: Request, form: forms.ClassifyForm) -> Any:
+    """A label, labels or a number for each text."""
+    inputs = _pairs(form.texts, form.pairs)
+    options = {"paired": form.pairs is not None}
+    answered = await service.ask(request, form.model, "classify", inputs, _parts(inputs), **options)
+    return _told(answered, results=answered.results)
+
+
+async def tag(service: Service, request: Request, form: forms.TagForm) -> Any:
+    """The words and the names of each text."""
+    texts = [form.texts] if isinstance(form.texts, str) else form.texts
+    parts = [[text if isinstance(text, str) else " ".join(text)] for text in texts]
+    worded = bool(texts) and not isinstance(texts[0], str)
+    answered = await service.ask(request, form.model, "tag", texts, parts, worded=worded)
+    return _told(answered, results=answered.results)
+
+
+async def answer(service: Service, request: Request, form: forms.AnswerForm) -> Any:
+    """Where in the context the answer stands."""
+    inputs = [(form.question, form.context)]
+    answered = await service.ask(request, form.model, "answer", inputs, _parts(inputs), top=form.top)
+    return _told(answered, answers=answered.results[0])
+
+
+async def choose(service: Service, request: Request, form: forms.ChooseForm) -> Any:
+    """The options, the one that fits best first."""
+    parts = [[text for option in form.options for text in (form.prompt, option)]]
+    answered = await service.ask(request, form.model, "choose", [(form.prompt, form.options)], parts)
+    return _told(answered, options=answered.results[0])
+
+
+async def correct(service: Service, request: Request, form: forms.CorrectForm) -> Any:
+    """Each text as it should read."""
+    return await _each(service, request, form, "correct", _listed(form.texts))
+
+
+async def tokenize(service: Service, request: Request, form: forms.TokenizeForm) -> Any:  # noqa: ARG001 (as all here)
+    """What the model reads: pieces, ids, and where they stand in the text."""
+    served = service.library.find(form.model, "embed")
+    inputs = _pairs(form.texts, form.pairs)
+    characters = service.check_size(_parts(inputs))
+    texts, pairs = [text for text, _ in inputs], None if form.pairs is None else [pair for _, pair in inputs]
+    encodings = await service.reader.run(characters, served.tokenizer.encode_batch, texts, pairs)
+    results = [
+        {
+            "tokens": one.tokens,
+            "ids": one.ids,
+            "segments": one.segments,
+            "offsets": one.offsets,
+            "truncated": one.dropped > 0,
+        }
+        for one in encodings
+    ]
+    return {"model": served.name, "results": results}
+
+
+async def _each(
+    service: Service, request: Request, form: forms.Form, operation: str, texts: list[str], **options: Any
+) -> Any:
+    answered = await service.ask(request, form.model, operation, texts, [[text] for text in texts], **options)
+    return _told(answered, results=answered.results)
+
+
+def _listed(texts: str | list[str]) -> list[str]:
+    return [texts] if isinstance(texts, str) else texts
+
+
+def _pairs(texts: str | list[str], pairs: str | list[str] | None) -> list[tuple[str, str | None]]:
+    firsts = _listed(texts)
+    if pairs is None:
+        return [(text, None) for text in firsts]
+    seconds = _listed(pairs)
+    if len(firsts) != len(seconds):
+        raise Invalid(f"{len(firsts)} texts, but {len(seconds)} pairs; one for each was expected", "unequal_pairs")
+    return list(zip(firsts, seconds, strict=True))
+
+
+def _parts(inputs: list[tuple[str, Any]]) -> list[list[str]]:
+    return [[text] if pair is None else [text, pair] for text, pair in inputs]
+
+
+def _told(answered: Answered, **results: Any) -> dict[str, Any]:
+    """Results with who gave them, and what they cost."""
+    usage = {"tokens": answered.usage.tokens, "truncated": answered.usage.truncated}
+    return {"model": answered.served.name, **results, "usage": usage}
+
+
+router = APIRouter()
+add_post(router, "/embed", forms.EmbedForm, embed, "models")
+add_post(router, "/rerank", forms.RerankForm, rerank, "models")
+add_post(router, "/fill", forms.FillForm, fill, "models")
+add_post(router, "/classify", forms.ClassifyForm, classify, "models")
+add_post(router, "/tag", forms.TagForm, tag, "models")
+add_post(router, "/answer", forms.AnswerForm, answer, "models")
+add_post(router, "/choose", forms.ChooseForm, choose, "models")
+add_post(router, "/correct", forms.CorrectForm, correct, "models")
+add_post(router, "/tokenize", forms.TokenizeForm, tokenize, "models")

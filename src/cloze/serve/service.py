@@ -1,0 +1,101 @@
+"""One request after another: limits, reading, waiting for a batch, and giving up in time."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+
+from cloze.serve.batcher import Batcher
+from cloze.serve.bodies import Bodies
+from cloze.serve.library import Library, Served
+from cloze.serve.metrics import Metrics
+from cloze.serve.queue import Job, Kind
+from cloze.serve.reading import Reader, Usage, measure
+from cloze.serve.refusals import Invalid, TooLarge, TooSlow
+from cloze.serve.settings import ServiceSettings
+
+
+class ClientGoneError(Exception):
+    """Nobody is there to be answered."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The results of a request's inputs, in their order, and who gave them."""
+
+    served: Served
+    results: list[Any]
+    usage: Usage
+
+
+class Service:
+    """What all routes share."""
+
+    def __init__(self, settings: ServiceSettings, library: Library, metrics: Metrics) -> None:
+        self.settings, self.library, self.metrics = settings, library, metrics
+        self.bodies, self.reader = Bodies(settings.limits), Reader(metrics)
+        self.draining = False
+
+    async def ask(
+        self,
+        request: Request,
+        name: str | None,
+        operation: str,
+        inputs: Sequence[Any],
+        parts: Sequence[Sequence[str]],
+        **options: Any,
+    ) -> Answered:
+        """The results of inputs, whose texts are ``parts``; a refusal where a limit, a model or the time says no."""
+        deadline = time.monotonic() + self.settings.limits.timeout
+        served = self.library.find(name, operation)
+        characters = self.check_size(parts)
+        usage: Usage = await self.reader.run(characters, measure, served, operation, parts)
+        bound = served.batcher.queue.bound
+        if usage.tokens > bound:
+            raise TooLarge(f"{usage.tokens} tokens in one request, of at most {bound}; send fewer", "too_many_tokens")
+        job = Job(Kind(operation, served.adapter, tuple(options.items())), inputs, usage.lengths, deadline)
+        served.batcher.submit(job)
+        return Answered(served, await self._wait(request, served.batcher, job), usage)
+
+    def check_size(self, parts: Sequence[Sequence[str]]) -> int:
+        """Refuse more texts or characters than a request may have; return the characters."""
+        limits = self.settings.limits
+        texts = sum(map(len, parts))
+        if not texts:
+            raise Invalid("there is no text; give at least one", "no_text")
+        if texts > limits.inputs:
+            raise TooLarge(f"{texts} texts in one request, of at most {limits.inputs}; send fewer", "too_many_inputs")
+        characters = sum(len(text) for some in parts for text in some)
+        if characters > limits.characters:
+            raise TooLarge(
+                f"{characters} characters in one request, of at most {limits.characters}; send fewer or shorter texts",
+                "too_many_characters",
+            )
+        return characters
+
+    async def _wait(self, request: Request, batcher: Batcher, job: Job) -> list[Any]:
+        """The job's results, unless its time is over or the client leaves before."""
+        answer = asyncio.wrap_future(job.future)
+        gone = asyncio.ensure_future(_departure(request))
+        either: list[asyncio.Future[Any]] = [answer, gone]
+        try:
+            left = job.deadline - time.monotonic()
+            done, _ = await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if answer in done and not answer.cancelled():
+                return answer.result()
+            self.metrics.dropped.labels("client" if gone in done else "deadline").inc()
+            if gone in done:
+                raise ClientGoneError
+            raise TooSlow(f"no answer within {self.settings.limits.timeout:g} s; send less at a time, or try again")
+        finally:
+            gone.cancel()
+            if not job.future.done():
+                batcher.cancel(job)
+
+
+async def _departure(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,117 @@
+"""What a service is told at its start: where it listens, whom it trusts, and how much it takes on at once.
+
+Light to import: the command line reads the defaults here without loading a model.
+"""
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloze.errors import ConfigError
+from cloze.models import SHIPPED_MODEL, shipped_folder
+
+SHORTEST_KEY = 16
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much one request may ask for, and all of them together. Whatever is beyond gets a 4xx of its own."""
+
+    body: int = 2_000_000
+    """Bytes of one request's body."""
+    inputs: int = 512
+    """Texts of one request."""
+    characters: int = 200_000
+    """Characters of all texts of one request."""
+    queue: int = 65_536
+    """Tokens that may wait; what comes then is told to come back later."""
+    batch: int = 2048
+    """Padded tokens of one forward pass."""
+    timeout: float = 30.0
+    """Seconds until a request is given up, and for a client to send one."""
+    connections: int = 1000
+    """Requests in flight; more are told to come back later."""
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0 < value < float("inf"):
+                raise ConfigError(f"{name} is {value}; more than 0 was expected")
+
+    @property
+    def held(self) -> int:
+        """Bytes of all bodies that are read at one time: clients that send slowly must not fill the memory."""
+        return 32 * self.body
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """A service: its models by name, the adapters by name, its address, and who may ask."""
+
+    models: Mapping[str, str]
+    adapters: Mapping[str, str] = field(default_factory=dict)
+    host: str = "127.0.0.1"
+    port: int = 8000
+    key: str | None = None
+    insecure: bool = False
+    trusted: tuple[str, ...] = ()
+    limits: Limits = Limits()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65_535:
+            raise ConfigError(f"port is {self.port}; 1 to 65535 was expected, or 0 for any that is free")
+        if self.key is not None and (
+            len(self.key) < SHORTEST_KEY or not self.key.isascii() or not self.key.isprintable()
+        ):
+            raise ConfigError(
+                f"the key has {len(self.key)} characters; at least {SHORTEST_KEY} of ASCII were expected "
+                "(openssl rand -hex 24 makes one)"
+            )
+        if self.key is None and not self.insecure and not is_local(self.host):
+            raise ConfigError(
+                f"host is {self.host}, which others can reach; "
+                "give --key (or --key-file, or CLOZE_KEY), or --insecure to let in everybody"
+            )
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def default_models() -> list[str]:
+    """What is served if no folder is named: the model that comes with the package."""
+    folder = shipped_folder(SHIPPED_MODEL)
+    if folder is None or not folder.is_dir():
+        raise ConfigError("no model to serve; name one or more model folders: cloze serve FOLDER")
+    return [SHIPPED_MODEL]
+
+
+def name_models(folders: list[str]) -> dict[str, str]:
+    """Name each model after its folder; of a run ("runs/authors/model"), after the run."""
+    if not folders:
+        folders = default_models()
+    named: dict[str, str] = {}
+    for folder in folders:
+        path = Path(folder).resolve()
+        name = path.parent.name if path.name == "model" and path.parent.name else path.name
+        if name in named:
+            raise ConfigError(f"{folder} and {named[name]} would both be called {name!r}; rename a folder")
+        named[name] = folder
+    return named
+
+
+def name_adapters(words: list[str], models: Mapping[str, str]) -> dict[str, str]:
+    """Read NAME=DIR."""
+    named: dict[str, str] = {}
+    for word in words:
+        name, equals, folder = word.partition("=")
+        if not (name and equals and folder):
+            raise ConfigError(f"--adapter {word!r}; NAME=DIR was expected")
+        if name in named or name in models:
+            raise ConfigError(f"--adapter {word!r}: something else is called {name!r}; choose another name")
+        named[name] = folder
+    return named

@@ -1,0 +1,48 @@
+"""A service with small models of every kind, and clients for it."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+import torch
+from torture.services import Running, made_folders, running
+
+from cloze.predict import Model, load
+from cloze.serve.settings import Limits, ServiceSettings
+
+SMALL = Limits(body=20_000, inputs=20, characters=5000, queue=4000, batch=256, timeout=10)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A folder of each kind, by name."""
+    return made_folders(tmp_path_factory.mktemp("served"))
+
+
+@pytest.fixture(scope="session")
+def models(folders: dict[str, str]) -> dict[str, Model]:
+    """The same models, to compare with."""
+    return {name: load(folder) for name, folder in folders.items()}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other cost more than they bring to models this small."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def served(folders: dict[str, str]) -> Iterator[Running]:
+    """All of them behind one app, with small limits."""
+    with running(ServiceSettings(folders, limits=SMALL)) as found:
+        yield found
+
+
+def error_of(response: httpx.Response) -> tuple[int, str, str]:
+    """Status, kind and message of a refusal."""
+    error = response.json()["error"]
+    assert set(error) == {"type", "message", "code", "param"}
+    return response.status_code, error["type"], error["message"]

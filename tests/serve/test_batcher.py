@@ -1,0 +1,194 @@
+"""The thread that computes: every job its own results, whatever happens to its neighbours (T19, T20 in short)."""
+
+import random
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+import pytest
+
+from cloze.errors import RequestError
+from cloze.serve.batcher import FIRST_GUESS, Batcher
+from cloze.serve.metrics import Metrics
+from cloze.serve.queue import Job, Kind
+from cloze.serve.refusals import Failed, Overloaded
+
+KIND = Kind("embed")
+
+
+class PanicError(BaseException):
+    """What a library in another language raises: no ``Exception``."""
+
+
+class Machine:
+    """Computes squares; some numbers break it. Waits for ``go`` if told to, so that batches can form."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[int]] = []
+        self.go = threading.Event()
+        self.go.set()
+        self.ill = False
+
+    def compute(self, kind: Kind, inputs: Sequence[Any]) -> list[Any]:
+        self.go.wait(10)
+        self.batches.append(list(inputs))
+        for value, error in ((13, ValueError("unlucky")), (14, PanicError("panic")), (15, RequestError("too odd"))):
+            if value in inputs:
+                raise error
+        return [Failed("no number") if value == 16 else value**2 for value in inputs]
+
+    def probe(self) -> None:
+        if self.ill:
+            raise ValueError("ill")
+
+
+@pytest.fixture
+def machine() -> Machine:
+    return Machine()
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics()
+
+
+@pytest.fixture
+def batcher(machine: Machine, metrics: Metrics) -> Iterator[Batcher]:
+    made = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100)
+    made.start()
+    yield made
+    machine.go.set()
+    made.drain(10)
+
+
+def job(*values: int, seconds: float = 30) -> Job:
+    return Job(KIND, values, [1] * len(values), time.monotonic() + seconds)
+
+
+def failures(metrics: Metrics) -> float:
+    return metrics.registry.get_sample_value("cloze_batch_failures_total", {"model": "made"}) or 0.0
+
+
+def submit_together(batcher: Batcher, machine: Machine, jobs: list[Job]) -> None:
+    """Let jobs meet in one batch: they come while the machine is busy with another."""
+    machine.go.clear()
+    before = job(0)
+    batcher.submit(before)
+    while batcher.queue.tokens:
+        time.sleep(0.001)
+    for one in jobs:
+        batcher.submit(one)
+    machine.go.set()
+    before.future.result(10)
+
+
+def submit_all(batcher: Batcher, jobs: list[Job]) -> None:
+    for one in jobs:
+        batcher.submit(one)
+
+
+def test_jobs_that_wait_are_computed_together(batcher: Batcher, machine: Machine) -> None:
+    jobs = [job(1, 2), job(3), job(4, 5, 6)]
+    submit_together(batcher, machine, jobs)
+    assert [one.future.result(10) for one in jobs] == [[1, 4], [9], [16, 25, 36]]
+    assert machine.batches == [[0], [1, 2, 3, 4, 5, 6]]
+
+
+def test_answers_are_never_swapped(batcher: Batcher) -> None:
+    chance = random.Random(3)
+    jobs = [job(*(chance.randrange(17, 10**6) for _ in range(chance.randrange(1, 6)))) for _ in range(300)]
+    threads = [threading.Thread(target=submit_all, args=(batcher, part)) for part in (jobs[::2], jobs[1::2])]
+    for thread in threads:
+        thread.start()
+    assert all(one.future.result(10) == [value**2 for value in one.inputs] for one in jobs)
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "counted"),
+    [(13, Failed, 2), (14, Failed, 2), (15, RequestError, 0), (16, Failed, 1)],
+    ids=["exception", "panic", "request", "not a number"],
+)
+def test_what_breaks_the_machine_fails_alone(
+    value: int, error: type[Exception], counted: int, batcher: Batcher, machine: Machine, metrics: Metrics
+) -> None:
+    jobs = [job(1, 2), job(3, value), job(4)]
+    submit_together(batcher, machine, jobs)
+    assert jobs[0].future.result(10) == [1, 4]
+    assert jobs[2].future.result(10) == [16]
+    with pytest.raises(error):
+        jobs[1].future.result(10)
+    assert failures(metrics) == counted  # together and alone
+    again = job(7)
+    batcher.submit(again)
+    assert again.future.result(10) == [49]
+
+
+def test_what_is_cancelled_is_not_computed(batcher: Batcher, machine: Machine) -> None:
+    machine.go.clear()
+    jobs = [job(1), job(2), job(3)]
+    batcher.submit(jobs[0])
+    while batcher.queue.tokens:
+        time.sleep(0.001)
+    batcher.submit(jobs[1])
+    batcher.submit(jobs[2])
+    batcher.cancel(jobs[1])
+    machine.go.set()
+    assert jobs[2].future.result(10) == [9]
+    with pytest.raises(CancelledError):
+        jobs[1].future.result(10)
+    assert machine.batches == [[1], [3]]
+
+
+def test_too_much_is_told_with_a_time_to_come_back(batcher: Batcher, machine: Machine) -> None:
+    machine.go.clear()
+    batcher.submit(job(1))
+    while batcher.queue.tokens:
+        time.sleep(0.001)
+    batcher.submit(job(*range(20, 1020)))
+    with pytest.raises(Overloaded, match="1000 tokens wait for model 'made', of at most 1000; try again in") as refusal:
+        batcher.submit(job(1))
+    assert refusal.value.retry_after is not None
+    assert refusal.value.retry_after >= 1
+
+
+def test_what_would_wait_too_long_is_told_at_once(machine: Machine, metrics: Metrics) -> None:
+    patient = 10 / FIRST_GUESS  # ten tokens, at the speed that is guessed
+    batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, patience=patient)
+    batcher.submit(job(*range(20, 60)))  # whatever its size: nothing waits before it
+    with pytest.raises(Overloaded, match="40 tokens wait"):
+        batcher.submit(job(1))
+    batcher.start()
+    batcher.drain(10)
+
+
+def test_readiness_is_a_recent_success(machine: Machine, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloze.serve.batcher.PROBE_EVERY", 0.01)
+    machine.ill = True
+    batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100)
+    assert not batcher.ready
+    batcher.start()
+    time.sleep(0.05)
+    assert not batcher.ready
+    assert failures(metrics) > 0
+    machine.ill = False
+    end = time.monotonic() + 10
+    while not batcher.ready and time.monotonic() < end:
+        time.sleep(0.01)
+    assert batcher.ready
+    monkeypatch.setattr("cloze.serve.batcher.STALE_AFTER", -1.0)
+    assert not batcher.ready
+    batcher.drain(10)
+
+
+def test_draining_finishes_what_waits(machine: Machine, metrics: Metrics) -> None:
+    batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=1)
+    jobs = [job(number) for number in range(50, 90)]
+    for one in jobs:
+        batcher.submit(one)
+    batcher.start()
+    batcher.drain(10)
+    assert [one.future.result(0) for one in jobs] == [[number**2] for number in range(50, 90)]
+    with pytest.raises(Overloaded):
+        batcher.submit(job(1))

@@ -1,0 +1,126 @@
+"""Who may come in (T21): every route with no, a wrong and the right key; hosts and origins that are not ours."""
+
+import base64
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from torture.doors import every_door
+from torture.services import Running, running
+
+from cloze.serve.gate import OPEN
+from cloze.serve.settings import ServiceSettings
+from tests.serve.conftest import error_of
+
+KEY = "a key of sixteen or more"
+RIGHT = {"authorization": f"Bearer {KEY}"}
+
+
+@pytest.fixture(scope="module")
+def locked(folders: dict[str, str]) -> Iterator[Running]:
+    settings = ServiceSettings({"base": folders["base"]}, key=KEY, host="0.0.0.0", trusted=("bert.example",))
+    with running(settings) as found:
+        yield found
+
+
+def test_every_route_needs_the_key(locked: Running) -> None:
+    tried, failures = every_door(locked, KEY)
+    assert failures == []
+    assert tried > 15 * 8
+
+
+def test_health_alone_is_open() -> None:
+    assert {"/health"} == OPEN
+
+
+def test_an_open_route_would_be_noticed(locked: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloze.serve.gate.OPEN", {"/health", "/info"})
+    assert every_door(locked, KEY)[1]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        f"bearer {KEY}",
+        "Basic " + base64.b64encode(f"anybody:{KEY}".encode()).decode(),
+        "basic " + base64.b64encode(f":{KEY}".encode()).decode(),
+    ],
+)
+def test_ways_to_bring_the_key(header: str, locked: Running) -> None:
+    assert locked.get("/info", headers={"authorization": header}).status_code == 200
+
+
+def test_browsers_are_asked_for_it(locked: Running) -> None:
+    page = locked.get("/", headers={"accept": "text/html,*/*"})
+    assert (page.status_code, page.headers["www-authenticate"]) == (401, 'Basic realm="cloze"')
+    assert locked.get("/info").headers["www-authenticate"] == "Bearer"
+    assert error_of(locked.get("/info")) == (401, "key_needed", "a key is needed: Authorization: Bearer KEY")
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "[::1]:80", "10.1.2.3", "bert.example"]
+)
+def test_hosts_that_are_ours(host: str, locked: Running) -> None:
+    assert locked.get("/info", headers={**RIGHT, "host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "bert.example.evil",
+        "",
+        "[",
+        "a b",
+        "@localhost:x",
+    ],
+)
+def test_hosts_that_are_not(host: str, locked: Running) -> None:
+    status, kind, message = error_of(locked.get("/info", headers={**RIGHT, "host": host}))
+    assert (status, kind) == (421, "wrong_host")
+    assert "--trust" in message
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://localhost", 200),
+        ("https://localhost", 200),  # a balancer that speaks TLS stands before us
+        ("http://localhost:1234", 403),
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("http://[", 403),
+        ("http://localhost@evil.example", 403),
+    ],
+)
+def test_pages_of_others_may_not_ask(origin: str, status: int, served: Running) -> None:
+    assert served.get("/info", headers={"origin": origin}).status_code == status
+    answer = served.post("/embed", {"texts": "cat"}, headers={"origin": origin})
+    assert answer.status_code == status
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_headers_that_make_browsers_strict(served: Running) -> None:
+    answers: list[httpx.Response] = [
+        served.get(path) for path in ("/", "/docs", "/static/page.js", "/nothing", "/info")
+    ]
+    for answer in answers:
+        assert answer.headers["content-security-policy"].startswith("default-src 'self';")
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/static/../app.py",
+        "/static/%2e%2e/app.py",
+        "/static/..%2fapp.py",
+        "/static//etc/passwd",
+        "/static/",
+        "/static/index.html",
+    ],
+)
+def test_nothing_else_lies_in_the_open(path: str, served: Running) -> None:
+    assert served.get(path).status_code == 404

@@ -1,0 +1,95 @@
+"""Several models, and many adapters on one base, asked for by name and all at once."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from torture.services import Running, running
+
+from cloze.predict import load
+from cloze.serve.library import Served
+from cloze.serve.settings import ServiceSettings
+from tests.checkpoint.test_adapter_folder import HOULSBY, LORA, make_adapter, make_base
+
+TEXTS = ["the cat sat on a mat.", "dogs ran", ""]
+ADAPTERS = {"houlsby": HOULSBY, "lora": LORA}
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_base(tmp_path_factory.mktemp("adapters") / "base")
+    for name, attachment in ADAPTERS.items():
+        make_adapter(folder, folder.parent / name / "model", attachment)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def adapted(base: Path, folders: dict[str, str]) -> Iterator[Running]:
+    """A model that the adapters are not of, and the base that they are."""
+    adapters = {name: str(base.parent / name) for name in ADAPTERS}
+    with running(ServiceSettings({"tags": folders["tags"], "base": str(base)}, adapters)) as found:
+        yield found
+
+
+def test_adapters_answer_as_alone_when_asked_in_turn(adapted: Running, base: Path) -> None:
+    alone = {name: load(base.parent / name).classify(TEXTS) for name in ADAPTERS}
+    blank = load(base).fill("the [MASK] sat.")[0][0].token
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        asked = [client.post("/classify", json={"texts": TEXTS, "model": name}) for name in [*ADAPTERS] * 5]
+        asked += [client.post("/fill", json={"texts": "the [MASK] sat.", "model": "base"}) for _ in range(5)]
+        return await asyncio.gather(*asked)
+
+    answers = [answer.json()["results"] for answer in adapted.run(ask)]
+    for name, answer in zip([*ADAPTERS] * 5, answers[:10], strict=True):
+        for ours, theirs in zip(answer, alone[name], strict=True):
+            assert ours["label"] == theirs.label
+            np.testing.assert_allclose(
+                list(ours["probabilities"].values()), list(theirs.probabilities.values()), atol=1e-5
+            )
+    assert {answer[0][0][0]["token"] for answer in answers[10:]} == {blank}
+
+
+def test_adapters_share_the_thread_of_their_base(adapted: Running) -> None:
+    served: dict[str, Served] = adapted.service.library.served
+    assert len(adapted.service.library.batchers) == 2
+    assert served["lora"].batcher is served["base"].batcher is not served["tags"].batcher
+
+
+def test_adapters_are_listed_with_their_base(adapted: Running) -> None:
+    listed = adapted.get("/v1/models").json()["data"]
+    assert {one["id"]: one["parent"] for one in listed} == {
+        "tags": None,
+        "base": None,
+        "houlsby": "base",
+        "lora": "base",
+    }
+
+
+def test_what_is_served_is_told(adapted: Running) -> None:
+    told = {one["name"]: one for one in adapted.get("/info").json()["models"]}
+    assert {"embed", "tag"} <= set(told["tags"]["does"])
+    assert "fill" not in told["tags"]["does"]
+    assert {"classify", "embed"} <= set(told["lora"]["does"])
+    assert told["base"]["width"] == 16
+    assert told["base"]["precision"] == "fp32"
+
+
+def test_whoever_can_answers_if_nobody_is_named(adapted: Running) -> None:
+    assert adapted.post("/embed", {"texts": "cat"}).json()["model"] == "tags"
+    assert adapted.post("/fill", {"texts": "a [MASK]"}).json()["model"] == "base"
+    assert adapted.post("/classify", {"texts": "cat"}).json()["model"] == "houlsby"
+    answer = adapted.post("/choose", {"prompt": "a", "options": ["b", "c"]})
+    assert answer.json()["error"]["message"] == "no model here can choose; serve a folder that was trained for it"
+
+
+def test_readiness_and_liveness(adapted: Running) -> None:
+    assert adapted.get("/health").json() == {"status": "ok"}
+    assert adapted.get("/ready").json() == {"ready": True, "draining": False}
+    adapted.service.draining = True
+    answer = adapted.get("/ready")
+    assert (answer.status_code, answer.headers["connection"]) == (503, "close")
+    adapted.service.draining = False

@@ -1,0 +1,210 @@
+"""Every limit has a refusal of its own, and nothing in a request is a fault of the server's (T14, T17 in short)."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+from torture.bodies import BODIES, BodySettings, check, send_generated
+from torture.services import Running, running
+
+from cloze.progress import Silent
+from cloze.serve.settings import Limits, ServiceSettings
+from tests.serve.conftest import error_of
+
+RELEASE = threading.Event()
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [
+        ({"texts": "x" * 20_000}, 413, "body_too_large"),
+        ({"texts": ["cat"] * 21}, 413, "too_many_inputs"),
+        ({"texts": "x" * 5001}, 413, "too_many_characters"),
+        ({"texts": "cat", "model": "nobody"}, 404, "unknown_model"),
+        ({"texts": 5}, 400, "invalid_body"),
+    ],
+)
+def test_every_limit_has_its_refusal(body: Any, status: int, kind: str, served: Running) -> None:
+    assert error_of(served.post("/embed", body))[:2] == (status, kind)
+
+
+def test_tokens_of_one_request_are_limited(folders: dict[str, str]) -> None:
+    limits = Limits(queue=50)
+    with running(ServiceSettings({"spans": folders["spans"]}, limits=limits)) as served:
+        body = {"question": "cat", "context": "cat " * 100}
+        assert error_of(served.post("/answer", body))[:2] == (413, "too_many_tokens")
+
+
+def test_chunked_bodies_are_counted_as_they_come(served: Running) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        yield b'{"texts": "'
+        for _ in range(10**6):
+            yield b"x" * 1000
+        raise AssertionError("all of it was read")
+
+    answer = served.run(lambda client: client.post("/embed", content=endless()))
+    assert error_of(answer)[:2] == (413, "body_too_large")
+
+
+def test_slow_bodies_are_given_up(folders: dict[str, str]) -> None:
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.sleep(5)
+
+    limits = Limits(timeout=0.2)
+    with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
+        answer = served.run(lambda client: client.post("/embed", content=slow()))
+        assert error_of(answer)[:2] == (408, "slow_body")
+
+
+def test_bodies_that_are_held_are_bounded_together(folders: dict[str, str]) -> None:
+    limits = Limits(body=1000)
+    started = asyncio.Event()
+
+    async def half() -> AsyncIterator[bytes]:
+        yield b"x" * 900
+        await asyncio.wait_for(started.wait(), 10)
+
+    async def ask(client: httpx.AsyncClient) -> list[int]:
+        held = [asyncio.ensure_future(client.post("/embed", content=half())) for _ in range(40)]
+        await asyncio.sleep(0.3)
+        refused = [one.result().status_code for one in held if one.done()]
+        started.set()
+        return [*refused, *(one.status_code for one in await asyncio.gather(*held))]
+
+    with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
+        found = served.run(ask)
+        assert found.count(429) == 2 * 5  # 35 of 900 bytes are all that 32 of 1000 allow; each refusal is counted twice
+        assert served.post("/embed", {"texts": "cat"}).status_code == 200
+
+
+def test_a_deadline_is_kept_and_the_work_dropped(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(timeout=0.3)
+    with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
+        batcher = served.service.library.batchers[0]
+        block_forward(batcher, monkeypatch)
+
+        async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+            return await asyncio.gather(*(client.post("/embed", json={"texts": "cat"}) for _ in range(5)))
+
+        answers = served.run(ask)
+        assert {error_of(answer)[:2] for answer in answers} == {(408, "deadline")}
+        assert batcher.queue.tokens == 0
+        RELEASE.set()
+        assert served.service.metrics.registry.get_sample_value("cloze_dropped_total", {"why": "deadline"}) == 5
+
+
+def test_a_full_queue_says_when_to_come_back(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(queue=40, timeout=2)
+    with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
+        block_forward(served.service.library.batchers[0], monkeypatch)
+
+        async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+            asked = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat sat on"})) for _ in range(40)]
+            await asyncio.sleep(0.2)
+            RELEASE.set()
+            return await asyncio.gather(*asked)
+
+        answers = served.run(ask)
+    refused = [answer for answer in answers if answer.status_code != 200]
+    assert 20 <= len(refused) < 40  # a batch is at work, and another fills the queue
+    assert {error_of(answer)[:2] for answer in refused} == {(429, "overloaded")}
+    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+
+
+def test_too_many_requests_at_once(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(connections=3)
+    with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
+        block_forward(served.service.library.batchers[0], monkeypatch)
+
+        async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+            asked = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})) for _ in range(5)]
+            await asyncio.sleep(0.2)
+            assert (await client.get("/health")).status_code == 200
+            RELEASE.set()
+            return await asyncio.gather(*asked)
+
+        statuses = [answer.status_code for answer in served.run(ask)]
+    assert sorted(statuses) == [200, 200, 200, 429, 429]
+
+
+def test_who_leaves_is_not_computed_for(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with running(ServiceSettings({"base": folders["base"]})) as served:
+        batcher = served.service.library.batchers[0]
+        block_forward(batcher, monkeypatch)
+
+        async def ask() -> None:
+            body = json.dumps({"texts": "cat sat on a mat"}).encode()
+            sent, left = [], asyncio.Event()
+            parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+            async def receive() -> Any:
+                for part in parts:
+                    return part
+                await left.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            headers = [(b"host", b"localhost")]
+            scope = {"type": "http", "method": "POST", "path": "/embed", "headers": headers, "query_string": b""}
+            scope |= {"http_version": "1.1", "scheme": "http", "server": ("localhost", 80), "root_path": ""}
+            # The first is being computed, and so cannot be called back; the second waits.
+            asked = [asyncio.ensure_future(served.app(dict(scope), receive, send))]
+            await asyncio.sleep(0.1)
+            parts = iter([{"type": "http.request", "body": body, "more_body": False}])
+            asked.append(asyncio.ensure_future(served.app(dict(scope), receive, send)))
+            await asyncio.sleep(0.1)
+            assert batcher.queue.tokens == 7
+            left.set()
+            await asyncio.wait_for(asyncio.gather(*asked), 5)
+            assert batcher.queue.tokens == 0
+            assert sent[0]["status"] == 499
+
+        asyncio.run(ask())
+        RELEASE.set()
+
+
+def block_forward(batcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on a batch waits until ``RELEASE`` is set."""
+    compute = batcher._compute
+    RELEASE.clear()
+
+    def waiting(*arguments: Any) -> Any:
+        RELEASE.wait(10)
+        return compute(*arguments)
+
+    monkeypatch.setattr(batcher, "_compute", waiting)
+
+
+@pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/encode", "/tag"])
+def test_odd_bodies_are_refused_or_answered(path: str, served: Running) -> None:
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        return [await client.post(path, content=body) for body in BODIES]
+
+    for body, answer in zip(BODIES, served.run(ask), strict=True):
+        assert answer.status_code < 500, body[:80]
+        answer.json()  # whatever it is, it is JSON
+        assert len(answer.content) < 5000 or answer.status_code == 200
+
+
+def test_generated_requests_cause_no_fault(served: Running) -> None:
+    failures: list[str] = []
+    statuses = send_generated(served, BodySettings(200, ("/embed", "/v1/embeddings")), failures, Silent())
+    assert failures == []
+    assert sum(statuses.values()) > 100
+    assert statuses[200] > 5
+    assert statuses[400] > 30
+
+
+def test_a_fault_would_be_noticed() -> None:
+    failures: list[str] = []
+    check(httpx.Response(503, text="broken"), "POST /x", failures)
+    check(httpx.Response(200, content=b"[NaN]", headers={"content-type": "application/json"}), "POST /y", failures)
+    check(httpx.Response(200, json=[1]), "POST /z", failures)
+    assert failures == ["POST /x: 503 broken", "POST /y: no JSON (NaN is not JSON)"]

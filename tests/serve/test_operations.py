@@ -1,0 +1,50 @@
+"""Operations: numbers that are none, and which heads allow what."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cloze.predict import Model, load
+from cloze.serve.operations import abilities, compute, is_finite
+from cloze.serve.queue import Kind
+from cloze.serve.refusals import Failed
+
+# What needs no head.
+ANY = {"embed", "inspect"}
+
+
+@pytest.mark.parametrize(
+    ("result", "finite"),
+    [
+        (np.ones(3), True),
+        (np.array([1.0, np.nan]), False),
+        ({"a": 1.0, "b": [{"c": float("inf")}]}, False),
+        ({"label": "nan", "probabilities": {"x": 0.5}, "count": 3, "none": None}, True),
+        ([(1.0, 2.0), ("a", float("-inf"))], False),
+    ],
+)
+def test_numbers_are_looked_for_everywhere(result: Any, finite: bool) -> None:
+    assert is_finite(result) is finite
+
+
+def test_a_model_without_numbers_fails(folders: dict[str, str]) -> None:
+    broken = load(folders["base"])
+    with torch.no_grad():
+        next(broken.bert.parameters())[:] = float("nan")
+    results = compute(broken, Kind("embed"), [("the cat", None), ("a dog", None)])
+    assert [type(result) for result in results] == [Failed, Failed]
+
+
+def test_heads_allow(models: dict[str, Model]) -> None:
+    found = {name: abilities(model) - ANY for name, model in models.items()}
+    assert found == {
+        "base": {"fill", "correct"},
+        "labels": {"classify"},
+        "several": {"classify"},
+        "number": {"classify"},
+        "tags": {"tag"},
+        "spans": {"answer"},
+        "options": {"choose"},
+    }

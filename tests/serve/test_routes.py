@@ -1,0 +1,166 @@
+"""Our own routes: each answers as the model does, and says clearly what it does not."""
+
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from torture.services import Running
+
+from cloze.predict import Model
+from tests.serve.conftest import error_of
+
+TEXTS = ["the cat sat on a mat.", "a dog ran", "猫坐", ""]
+Models = dict[str, Model]
+
+
+def test_embed(served: Running, models: Models) -> None:
+    answer = served.post("/embed", {"texts": TEXTS, "model": "base"}).json()
+    np.testing.assert_allclose(answer["vectors"], models["base"].embed(TEXTS), atol=1e-5)
+    assert answer["model"] == "base"
+    lengths = [len(models["base"].tokenizer(text).ids) for text in TEXTS]
+    assert answer["usage"] == {"tokens": sum(lengths), "truncated": 0}
+
+
+def test_embed_options(served: Running, models: Models) -> None:
+    asked = {"texts": TEXTS[:2], "pairs": TEXTS[1:3], "pooling": "mean_max", "layer": 1, "model": "base"}
+    answer = served.post("/embed", asked).json()
+    expected = models["base"].embed(TEXTS[:2], TEXTS[1:3], pooling="mean_max", layer=1)
+    np.testing.assert_allclose(answer["vectors"], expected, atol=1e-5)
+
+
+def test_a_text_that_is_cut_is_told(served: Running) -> None:
+    assert served.post("/embed", {"texts": ["cat " * 50, "cat"]}).json()["usage"]["truncated"] == 1
+
+
+def test_rerank(served: Running, models: Models) -> None:
+    answer = served.post("/rerank", {"query": "a cat", "texts": TEXTS[:3], "model": "base"}).json()
+    vectors = models["base"].embed(["a cat", *TEXTS[:3]])
+    unit = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    scores = unit[1:] @ unit[0]
+    assert [one["index"] for one in answer["results"]] == list(np.argsort(-scores))
+    np.testing.assert_allclose([one["score"] for one in answer["results"]], np.sort(scores)[::-1], atol=1e-5)
+    assert len(served.post("/rerank", {"query": "a cat", "texts": TEXTS, "top": 1}).json()["results"]) == 1
+
+
+def test_fill(served: Running, models: Models) -> None:
+    text = "the [MASK] sat on a [MASK]."
+    answer = served.post("/fill", {"texts": text, "top": 3}).json()
+    expected = models["base"].fill(text, 3)
+    assert [[word["token"] for word in blank] for blank in answer["results"][0]] == [
+        [word.token for word in blank] for blank in expected
+    ]
+
+
+@pytest.mark.parametrize("name", ["labels", "several", "number"])
+def test_classify(name: str, served: Running, models: Models) -> None:
+    answer = served.post("/classify", {"texts": TEXTS, "model": name}).json()["results"]
+    if name == "number":
+        np.testing.assert_allclose([one["value"] for one in answer], models[name].regress(TEXTS), atol=1e-5)
+        return
+    ask = models[name].classify_all if name == "several" else models[name].classify
+    expected = [asdict(one) for one in ask(TEXTS)]
+    for ours, theirs in zip(answer, expected, strict=True):
+        assert ours.get("label") == theirs.get("label")
+        np.testing.assert_allclose(
+            list(ours["probabilities"].values()), list(theirs["probabilities"].values()), atol=1e-5
+        )
+
+
+def test_tag(served: Running, models: Models) -> None:
+    words = [["the", "cat"], ["a", "dog", "ran"]]
+    for texts in (TEXTS[:3], words):
+        answer = served.post("/tag", {"texts": texts}).json()["results"]
+        expected: Any = models["tags"].tag(texts)
+        assert [[word["tag"] for word in one["words"]] for one in answer] == [
+            [word.tag for word in one.words] for one in expected
+        ]
+
+
+def test_answer(served: Running, models: Models) -> None:
+    asked = {"question": "the cat", "context": "the cat sat on a mat. a dog ran.", "top": 2}
+    answer = served.post("/answer", asked).json()["answers"]
+    expected = models["spans"].answer("the cat", "the cat sat on a mat. a dog ran.", 2)
+    assert [one["text"] for one in answer] == [one.text for one in expected]
+
+
+def test_choose(served: Running, models: Models) -> None:
+    options = ["sat", "ran on a mat", "dog"]
+    answer = served.post("/choose", {"prompt": "the cat", "options": options}).json()["options"]
+    assert [one["index"] for one in answer] == [one.index for one in models["options"].choose("the cat", options)]
+
+
+def test_correct(served: Running, models: Models) -> None:
+    texts = ["the cat sat on a mat.", "dog dog"]
+    answer = served.post("/correct", {"texts": texts}).json()["results"]
+    expected = models["base"].correct(texts)
+    assert [(one["source"], one["target"]) for one in answer] == [(one.source, one.target) for one in expected]
+    cannot = "model 'tags' cannot correct (its heads: token); models that can: base"
+    assert error_of(served.post("/correct", {"texts": "a", "model": "tags"})) == (400, "unable", cannot)
+
+
+def test_tokenize(served: Running, models: Models) -> None:
+    answer = served.post("/tokenize", {"texts": TEXTS, "pairs": TEXTS}).json()["results"]
+    for one, text in zip(answer, TEXTS, strict=True):
+        encoding = models["base"].tokenizer(text, text)
+        assert (one["ids"], one["tokens"], one["segments"]) == (encoding.ids, encoding.tokens, encoding.segments)
+        assert [tuple(offset) for offset in one["offsets"]] == encoding.offsets
+
+
+def test_many_at_once_get_their_own(served: Running, models: Models) -> None:
+    texts = [" ".join(["cat", "dog", "mat", "sat"][: 1 + index % 4]) + f" word{index % 30}" for index in range(120)]
+    expected = models["base"].embed(texts)
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        return await asyncio.gather(*(client.post("/embed", json={"texts": text}) for text in texts))
+
+    found = [answer.json()["vectors"][0] for answer in served.run(ask)]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/embed", {"texts": []}, "there is no text; give at least one"),
+        ("/rerank", {"query": "x", "texts": []}, "there is no text; give at least one"),
+        ("/embed", {"texts": ["a"], "pairs": ["b", "c"]}, "1 texts, but 2 pairs; one for each was expected"),
+        ("/embed", {"txts": "a"}, "texts is missing"),
+        ("/embed", {"texts": "a", "txts": "a"}, "unknown key 'txts'; did you mean 'texts'?"),
+        ("/embed", {"texts": "a", "layer": 9}, "layer 9 of a model with 3; 0 (embeddings) to 3, or -1 for the last"),
+        ("/embed", {"texts": "a", "pooling": "meen"}, "unknown pooling 'meen'; did you mean 'mean'?"),
+        ("/fill", {"texts": "a cat"}, "no [MASK] in 'a cat'; write [MASK] where a word is to be filled in"),
+        ("/fill", {"texts": "a cat", "top": 0}, "top: Input should be greater than or equal to 1"),
+        (
+            "/fill",
+            {"texts": "[MASK]", "model": "tags"},
+            "model 'tags' cannot fill (its heads: token); models that can: base",
+        ),
+        ("/choose", {"prompt": "a", "options": ["b"]}, "options: List should have at least 2 items"),
+        ("/tag", {"texts": [["a", ""]]}, "word 2 of sentence 1 is empty; leave it out"),
+        ("/embed", [], "the body: Input should be an object"),
+    ],
+)
+def test_what_cannot_be_answered_is_told(path: str, body: Any, message: str, served: Running) -> None:
+    status, _, told = error_of(served.post(path, body))
+    assert status == 400
+    assert told.startswith(message)
+
+
+def test_a_bad_text_fails_alone(served: Running) -> None:
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        texts = ["a [MASK]", "no blank", "the [MASK]"] * 5
+        return await asyncio.gather(*(client.post("/fill", json={"texts": text}) for text in texts))
+
+    assert [answer.status_code for answer in served.run(ask)] == [200, 400, 200] * 5
+
+
+def test_unknown_models(served: Running) -> None:
+    status, kind, told = error_of(served.post("/embed", {"texts": "a", "model": "bse"}))
+    assert (status, kind, told) == (404, "unknown_model", "no model is called 'bse'; did you mean 'base'?")
+
+
+def test_paths_and_methods_that_are_not_there(served: Running) -> None:
+    assert error_of(served.get("/nothing"))[:2] == (404, "not_found")
+    assert error_of(served.get("/embed"))[:2] == (405, "method_not_allowed")

@@ -1,0 +1,95 @@
+"""``cloze serve`` and what it is told: names, hosts, keys, limits; mistakes are one line."""
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from cloze.errors import ConfigError
+from cloze.models import SHIPPED_MODEL
+from cloze.serve.settings import Limits, ServiceSettings, is_local, name_adapters, name_models
+from tests.cli.conftest import Cloze
+from tests.cli.conftest import run as run  # the fixture
+
+KEY = "0123456789abcdef"
+
+
+def test_models_are_called_by_their_folders() -> None:
+    assert name_models(["runs/books", "runs/authors/model/", "x/bert-base"]) == {
+        "books": "runs/books",
+        "authors": "runs/authors/model/",
+        "bert-base": "x/bert-base",
+    }
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
+def test_hosts_of_this_machine_alone(host: str) -> None:
+    assert is_local(host)
+    assert ServiceSettings({}, host=host).key is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "example.org", ""])
+def test_other_hosts_need_a_key(host: str) -> None:
+    with pytest.raises(ConfigError, match="which others can reach; give --key"):
+        ServiceSettings({}, host=host)
+    assert ServiceSettings({}, host=host, key=KEY).key == KEY
+    assert ServiceSettings({}, host=host, insecure=True).insecure
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["base", "--port", 99999], "port is 99999; 1 to 65535 was expected, or 0 for any that is free"),
+        (["base", "--key", "short"], "the key has 5 characters; at least 16 of ASCII were expected"),
+        (["base", "--key", "ключ" * 5], "the key has 20 characters; at least 16 of ASCII were expected"),
+        (["base", "--host", "0.0.0.0"], "host is 0.0.0.0, which others can reach; give --key"),
+        (["base", "--timeout", 0], "timeout is 0.0; more than 0 was expected"),
+        (["base", "--queue", -1], "queue is -1; more than 0 was expected"),
+        (["a/base", "b/base"], "b/base and a/base would both be called 'base'; rename a folder"),
+        (["base", "--adapter", "x"], "--adapter 'x'; NAME=DIR was expected"),
+        (["base", "--adapter", "base=x"], "--adapter 'base=x': something else is called 'base'; choose another name"),
+        (["base", "--key-file", "nowhere"], "nowhere: the key cannot be read (FileNotFoundError)"),
+        (["nowhere", "--port", 0], "nowhere: "),
+    ],
+)
+def test_mistakes(words: list[object], message: str, run: Cloze) -> None:
+    result = run("serve", *words)
+    assert result.code == 2
+    assert result.complaint.startswith(message)
+
+
+def test_the_model_of_the_package_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloze.serve.settings.shipped_folder", lambda _: tmp_path)
+    assert name_models([]) == {SHIPPED_MODEL: SHIPPED_MODEL}
+
+
+def test_no_model_at_all(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloze.serve.settings.shipped_folder", lambda _: tmp_path / "nowhere")
+    assert run("serve").complaint == "no model to serve; name one or more model folders: cloze serve FOLDER"
+
+
+def test_two_keys_are_one_too_many(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOZE_KEY", KEY)
+    (tmp_path / "key").write_text("another key, as long as that\n")
+    result = run("serve", "base", "--key-file", tmp_path / "key")
+    assert result.complaint == "two different keys were given; use one of --key, --key-file and CLOZE_KEY"
+
+
+def test_a_port_that_is_taken(run: Cloze, folders: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("serve", folders["base"], "--port", port)
+    assert result.complaint.startswith(f"cannot listen at 127.0.0.1:{port} (Address already in use); choose another")
+
+
+def test_an_adapter_of_no_base_that_is_served(run: Cloze, folders: dict[str, str]) -> None:
+    result = run("serve", folders["base"], "--port", 0, "--adapter", f"x={folders['labels']}")
+    assert "no adapter; give a folder that 'cloze finetune --adapter' has written" in result.complaint
+
+
+def test_names_of_adapters() -> None:
+    assert name_adapters(["a=runs/a", "b=x=y"], {}) == {"a": "runs/a", "b": "x=y"}
+
+
+def test_bodies_held_together_follow_the_limit_of_one() -> None:
+    assert Limits(body=100).held == 3200

@@ -1,0 +1,114 @@
+"""T20: a model that raises, panics or gives no numbers, in the midst of others' questions.
+
+Some texts break the model. Whoever sends one gets 503; all others, who share batches with them, get their answers; the
+service lives on, and its figures tell how often it happened.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+
+from cloze.progress import Progress
+from cloze.serve.batcher import Batcher
+from cloze.serve.queue import Kind
+from torture.campaign import Outcome
+from torture.services import Running, made_service
+
+
+class PanicError(BaseException):
+    """What a library in another language raises: no ``Exception``."""
+
+
+FAULTS = ("raises", "panics", "no memory", "no numbers", "loses results")
+
+
+@dataclass(frozen=True)
+class FaultSettings:
+    """How many rounds of questions; in each, every fault once, among others."""
+
+    rounds: int = 200
+    others: int = 10
+
+
+def break_model(batcher: Batcher) -> None:
+    """Let texts that name a fault cause it."""
+    compute = batcher._compute
+
+    def faulty(kind: Kind, inputs: Sequence[Any]) -> Sequence[Any]:
+        said = " ".join(str(text) for text, _ in inputs)
+        if "raises" in said:
+            raise RuntimeError("a fault that was made")
+        if "panics" in said:
+            raise PanicError("a panic that was made")
+        if "no memory" in said:
+            raise MemoryError
+        results = list(compute(kind, inputs))
+        if "loses results" in said:
+            return results[1:]
+        return [
+            np.full_like(one, np.nan) if "no numbers" in str(text) else one
+            for one, text in zip(results, inputs, strict=True)
+        ]
+
+    # A result that is not a number is noticed where results are checked, so that it is checked once more here.
+    from cloze.serve.operations import NOT_FINITE, is_finite
+    from cloze.serve.refusals import Failed
+
+    batcher._compute = lambda kind, inputs: [
+        one if is_finite(one) else Failed(NOT_FINITE) for one in faulty(kind, inputs)
+    ]
+
+
+def run(settings: FaultSettings, progress: Progress) -> Outcome:
+    """Ask good and bad questions together, again and again."""
+    failures: list[str] = []
+    with _quiet(), made_service() as service:
+        batcher = service.service.library.batchers[0]
+        break_model(batcher)
+        good, bad = asyncio.run(_ask(service, settings, failures, progress))
+        counted = service.service.metrics.registry.get_sample_value("cloze_batch_failures_total", {"model": "base"})
+        alive = service.get("/ready").status_code
+    failures += [] if (counted or 0) >= bad else [f"{counted} failures were counted, of {bad}"]
+    failures += [] if alive == 200 else [f"/ready says {alive}"]
+    figures: dict[str, str | int | float] = {"good": good, "bad": bad, "counted": counted or 0}
+    return Outcome(not failures and good > 0 and bad > 0, figures, failures[:10])
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the log's word on every fault that is made."""
+    logger = logging.getLogger("cloze.serve")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
+
+
+async def _ask(service: Running, settings: FaultSettings, failures: list[str], progress: Progress) -> tuple[int, int]:
+    good = bad = 0
+    async with service.client() as client:
+        expected = (await client.post("/embed", json={"texts": "the cat sat"})).json()["vectors"]
+        for number in range(settings.rounds):
+            texts = [*FAULTS, *itertools.repeat("the cat sat", settings.others)]
+            answers: list[httpx.Response] = await asyncio.gather(
+                *(client.post("/embed", json={"texts": text}) for text in texts)
+            )
+            for text, answer in zip(texts, answers, strict=True):
+                if text in FAULTS:
+                    bad += 1
+                    if (answer.status_code, answer.json()["error"]["type"]) != (503, "model_failed"):
+                        failures.append(f"{text}: {answer.status_code} {answer.text[:80]}")
+                else:
+                    good += 1
+                    if answer.status_code != 200 or not np.allclose(answer.json()["vectors"], expected, atol=1e-5):
+                        failures.append(f"a neighbour: {answer.status_code} {answer.text[:80]}")
+            progress.advance("T20: rounds", number + 1, settings.rounds)
+    return good, bad

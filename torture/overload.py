@@ -1,0 +1,95 @@
+"""T15: load at 1, 2, 5 and 20 times what a service can do.
+
+Requests come at a rate, whether or not those before are answered. Whatever is accepted must be answered within the time
+that a full queue takes, and two batches more; as much must get done as at capacity; memory must not grow.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cloze.progress import Progress
+from torture.campaign import ROOT, Outcome
+from torture.services import Process, made_folders, process
+
+_CONNECTIONS = 32
+_MOST_CONNECTIONS = 400
+# The rate is that of a busy machine, which is not the same from one second to the next.
+_SLACK = 2.0
+
+
+@dataclass(frozen=True)
+class OverloadSettings:
+    """Which model, if not a made one; for how long at each load; and how full the queue may be, in tokens."""
+
+    folder: str | None = None
+    loads: tuple[float, ...] = (1.0, 2.0, 5.0, 20.0)
+    seconds: float = 20.0
+    queue: int = 4096
+    words: int = 24
+    least: float = 0.9  # of the goodput at capacity
+    growth: float = 0.1
+
+
+def run(settings: OverloadSettings, progress: Progress) -> Outcome:
+    """Measure what it can do, then press harder and harder."""
+    with tempfile.TemporaryDirectory() as folder:
+        served = settings.folder or made_folders(Path(folder))["base"]
+        with process([served], "--queue", str(settings.queue), "--threads", "1") as service:
+            return press(service, settings, progress)
+
+
+def press(service: Process, settings: OverloadSettings, progress: Progress) -> Outcome:
+    """The same with a service that is there."""
+    return asyncio.run(_press(service, settings, progress))
+
+
+async def _press(service: Process, settings: OverloadSettings, progress: Progress) -> Outcome:
+    body = json.dumps({"texts": "cat " * settings.words})
+    tokens = min(settings.words, 32) + 2
+    await load(service, body, seconds=2, connections=_CONNECTIONS)  # warm
+    capacity = await load(service, body, seconds=settings.seconds, connections=_CONNECTIONS)
+    able = float(capacity["per_second"])
+    before = service.memory()
+    figures: dict[str, str | int | float] = {"capacity, requests/s": round(able, 1)}
+    failures: list[str] = []
+    # What a full queue takes, and two batches.
+    allowed = _SLACK * (settings.queue + 2 * 2048) / (able * tokens)
+    for done, times in enumerate(settings.loads, start=1):
+        found = await load(
+            service, body, seconds=settings.seconds, rate=able * times, connections=_connections(settings, times)
+        )
+        odd = set(found["statuses"]) - {"200", "429"}
+        share = float(found["per_second"]) / able
+        figures |= {f"{times:g}x: goodput": f"{share:.0%}", f"{times:g}x: p99, s": round(float(found["p99"]), 3)}
+        failures += [f"{times:g}x: {found['statuses']}"] if odd else []
+        failures += [f"{times:g}x: goodput {share:.0%}"] if times >= 2 and share < settings.least else []
+        failures += [f"{times:g}x: p99 {found['p99']:.2f} s, allowed {allowed:.2f}"] if found["p99"] > allowed else []
+        progress.advance("T15: loads", done, len(settings.loads))
+    grown = service.memory() / before - 1
+    figures["memory grew"] = f"{grown:.1%}"
+    failures += [f"memory grew by {grown:.0%}"] if grown > settings.growth else []
+    return Outcome(not failures, figures, failures[:10])
+
+
+def _connections(settings: OverloadSettings, times: float) -> int:
+    """As many as hold a full queue and what is sent away meanwhile."""
+    return min(_MOST_CONNECTIONS, round(settings.queue / settings.words + _CONNECTIONS * times))
+
+
+async def load(
+    service: Process, body: str, *, seconds: float, connections: int, rate: float | None = None
+) -> dict[str, Any]:
+    """Press from a process of its own, and return its figures."""
+    words = [f"{service.address}/embed", body, "--seconds", str(seconds), "--connections", str(connections)]
+    words += [] if rate is None else ["--rate", str(rate)]
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "torture.load", *words, stdout=asyncio.subprocess.PIPE, cwd=ROOT
+    )
+    said, _ = await process.communicate()
+    found: dict[str, Any] = json.loads(said)
+    return found

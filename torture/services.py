@@ -1,0 +1,194 @@
+"""Services to be tortured: models of every kind in this process, or ``cloze serve`` in one of its own."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import uvicorn
+from tests.model.made import model_folder, saved
+
+from cloze.checkpoint import TaskLabels
+from cloze.serve.app import make_app
+from cloze.serve.library import open_library
+from cloze.serve.metrics import Metrics
+from cloze.serve.server import Impatient
+from cloze.serve.service import Service
+from cloze.serve.settings import Limits, ServiceSettings
+from torture.vocabulary import CLOZE
+
+Ask = Callable[..., httpx.Response]
+
+
+def made_folders(folder: Path) -> dict[str, str]:
+    """A small random model of each kind, by name."""
+    made = {
+        "base": model_folder(["mlm", "nsp"]),
+        "labels": model_folder(["sequence"], task=TaskLabels("classify", ("bad", "good"))),
+        "several": model_folder(["sequence"], labels=3, task=TaskLabels("multilabel", ("x", "y", "z"))),
+        "number": model_folder(["sequence"], labels=1, task=TaskLabels("regress")),
+        "tags": model_folder(["token"], labels=3, task=TaskLabels("tag", ("B-PER", "I-PER", "O"))),
+        "spans": model_folder(["span"], task=TaskLabels("answer")),
+        "options": model_folder(["choice"], task=TaskLabels("choose")),
+    }
+    return {name: str(saved(contents, folder / name)) for name, contents in made.items()}
+
+
+class Running:
+    """A service in this process, without a socket."""
+
+    def __init__(self, service: Service) -> None:
+        self.service, self.app = service, make_app(service)
+
+    def client(self, **options: Any) -> httpx.AsyncClient:
+        """A client; its errors are those of the service."""
+        transport = httpx.ASGITransport(app=self.app, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60, **options)
+
+    def run(self, ask: Callable[[httpx.AsyncClient], Any], **options: Any) -> Any:
+        """Ask in a loop of our own."""
+
+        async def inside() -> Any:
+            async with self.client(**options) as client:
+                return await ask(client)
+
+        return asyncio.run(inside())
+
+    def post(self, path: str, body: Any = None, *, content: bytes | None = None, **options: Any) -> httpx.Response:
+        """One POST, of JSON or of bytes."""
+        sent = json.dumps(body).encode() if content is None else content
+        answer: httpx.Response = self.run(lambda client: client.post(path, content=sent), **options)
+        return answer
+
+    def get(self, path: str, **options: Any) -> httpx.Response:
+        """One GET."""
+        answer: httpx.Response = self.run(lambda client: client.get(path), **options)
+        return answer
+
+    def post_paths(self) -> list[str]:
+        """Every path that takes a body."""
+        paths: dict[str, Any] = self.get("/openapi.json").json()["paths"]
+        return [path for path, verbs in paths.items() if "post" in verbs]
+
+    @contextlib.contextmanager
+    def blocking(self) -> Iterator[Ask]:
+        """A function that asks, for those who are in no loop: one loop in a thread, for all that they ask."""
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=loop.run_forever, daemon=True)
+        thread.start()
+        client = self.client()
+
+        def ask(method: str, url: str, **options: Any) -> httpx.Response:
+            return asyncio.run_coroutine_threadsafe(client.request(method, url, **options), loop).result(60)
+
+        try:
+            yield ask
+        finally:
+            asyncio.run_coroutine_threadsafe(client.aclose(), loop).result(10)
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(10)
+            loop.close()
+
+
+@contextlib.contextmanager
+def running(settings: ServiceSettings) -> Iterator[Running]:
+    """Load, start, and drain at the end."""
+    metrics = Metrics()
+    service = Service(settings, open_library(settings, metrics), metrics)
+    service.library.start()
+    try:
+        yield Running(service)
+    finally:
+        service.library.drain(10)
+        service.reader.close()
+
+
+@contextlib.contextmanager
+def listening(service: Running) -> Iterator[str]:
+    """The address of a service in this process that listens at a socket, for clients that bring their own."""
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        config = uvicorn.Config(service.app, http=Impatient, ws="none", lifespan="off", log_config=None)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([found],), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{found.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(20)
+
+
+@contextlib.contextmanager
+def made_service(limits: Limits | None = None, **options: Any) -> Iterator[Running]:
+    """A service with a model of every kind."""
+    with tempfile.TemporaryDirectory() as folder:
+        settings = ServiceSettings(made_folders(Path(folder)), limits=limits or Limits(), **options)
+        with running(settings) as found:
+            yield found
+
+
+class Process:
+    """``cloze serve`` in a process of its own."""
+
+    def __init__(self, folders: list[str], *flags: str, environment: dict[str, str] | None = None) -> None:
+        words = [*CLOZE, "serve", *folders, "--port", "0", "--json", *flags]
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | (environment or {})
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the service did not start: {self.process.communicate()[1][-300:]}")
+        self.address: str = json.loads(line)["address"]
+
+    def wait_ready(self, longest: float = 60) -> float:
+        """Wait until it is; return the seconds since the process was started."""
+        while time.monotonic() - self.started < longest:
+            if httpx.get(f"{self.address}/ready").status_code == 200:
+                return time.monotonic() - self.started
+            time.sleep(0.02)
+        raise TimeoutError(f"not ready after {longest:.0f} s")
+
+    def memory(self) -> int:
+        """Bytes of its memory that are in use."""
+        line = next(
+            line for line in Path(f"/proc/{self.process.pid}/status").read_text("utf-8").splitlines() if "VmRSS" in line
+        )
+        return int(line.split()[1]) * 1024
+
+    def descriptors(self) -> int:
+        """Files and sockets that it has open."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
+
+    def stop(self, longest: float = 60) -> tuple[int, str]:
+        """SIGTERM; the exit code, and what it said on standard error."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            said = self.process.communicate(timeout=longest)[1]
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            said = self.process.communicate()[1]
+        return self.process.returncode, said
+
+
+@contextlib.contextmanager
+def process(folders: list[str], *flags: str, environment: dict[str, str] | None = None) -> Iterator[Process]:
+    """A ready service, stopped at the end whatever happens."""
+    made = Process(folders, *flags, environment=environment)
+    try:
+        made.wait_ready()
+        yield made
+    finally:
+        made.stop()

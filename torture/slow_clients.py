@@ -1,0 +1,132 @@
+"""T17: clients that never finish, by the hundred, and bodies that are too large, announced or not.
+
+While they hang on, ``/health`` must answer quickly and real questions too; each of them must be sent away in time.
+"""
+
+import asyncio
+import json
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloze.progress import Progress
+from torture.campaign import Outcome
+from torture.load import Target, read_answer
+from torture.services import Process, made_folders, process
+
+_HEAD = b"POST /embed HTTP/1.1\r\nHost: localhost\r\n"
+_BODY = json.dumps({"texts": "the cat sat"}).encode()
+_HEADERS_WITHIN = 10.0  # the service's own patience, and some more
+_MORE = 10.0
+
+
+@dataclass(frozen=True)
+class SlowSettings:
+    """How many clients, for how long they drip before they are watched, and what the service allows."""
+
+    clients: int = 500
+    seconds: float = 20.0
+    timeout: float = 3.0
+    quickly: float = 0.1  # seconds for /health
+
+
+def run(settings: SlowSettings, progress: Progress) -> Outcome:
+    """Let them all in at once."""
+    flags = ("--threads", "1", "--timeout", str(settings.timeout), "--body", "100000")
+    with tempfile.TemporaryDirectory() as folder:
+        base = made_folders(Path(folder))["base"]
+        with process([base], *flags) as service:
+            return let_in(service, settings, progress)
+
+
+def let_in(service: Process, settings: SlowSettings, progress: Progress) -> Outcome:
+    """The same with a service that is there."""
+    return asyncio.run(_try(service, settings, service.memory(), progress))
+
+
+async def _try(service: Process, settings: SlowSettings, before: int, progress: Progress) -> Outcome:
+    kinds = {"drips headers": _drip_headers, "drips a body": _drip_body, "silent": _silent}
+    large = {"announces too much": _announced, "chunks without end": _chunked}
+    each = max(1, settings.clients // (len(kinds) + len(large)))
+    slow = [asyncio.ensure_future(kind(service)) for kind in (*kinds.values(), *large.values()) for _ in range(each)]
+    health, questions = await _watch(service, settings.seconds)
+    progress.say(f"T17: {len(slow)} slow clients are in")
+    ends = Counter(await asyncio.wait_for(asyncio.gather(*slow), _HEADERS_WITHIN + settings.timeout + 2 * _MORE))
+    typical = sorted(health)[int(0.99 * len(health))]
+    failures = [f"{name}: {count} times" for name, count in ends.items() if name not in ("closed", "408", "413")]
+    if typical > settings.quickly and len(slow) >= 100:
+        failures.append(f"/health took {typical:.3f} s")
+    failures += [f"a question was answered with {status}" for status in questions if status != 200]
+    figures: dict[str, str | int | float] = {
+        "clients": len(slow),
+        **{f"ended {name}": count for name, count in ends.items()},
+        "/health p99, s": round(typical, 4),
+        "questions answered": len(questions),
+        "memory grew, MB": round((service.memory() - before) / 1e6, 1),
+    }
+    return Outcome(not failures and len(questions) > 0, figures, failures[:10])
+
+
+async def _watch(service: Process, seconds: float) -> tuple[list[float], list[int]]:
+    """What others see meanwhile: the seconds of /health, and the statuses of questions."""
+    end = time.monotonic() + seconds
+    health, statuses = [], []
+    while time.monotonic() < end:
+        start = time.monotonic()
+        await _ask(service, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        health.append(time.monotonic() - start)
+        statuses.append(await _ask(service, Target(f"{service.address}/embed").request(_BODY)))
+        await asyncio.sleep(0.02)
+    return health, statuses
+
+
+async def _ask(service: Process, request: bytes) -> int:
+    reader, writer = await Target(service.address).connect()
+    try:
+        writer.write(request)
+        return (await read_answer(reader))[0]
+    finally:
+        writer.close()
+
+
+async def _slowly(service: Process, head: bytes, part: bytes, pause: float, longest: float) -> str:
+    """Send a head, then a part again and again; how it ended."""
+    try:
+        reader, writer = await Target(service.address).connect()
+        writer.write(head)
+        answer = asyncio.ensure_future(read_answer(reader))
+        end = time.monotonic() + longest
+        while not answer.done() and time.monotonic() < end:
+            writer.write(part)
+            await asyncio.sleep(pause)
+        if not answer.done():
+            answer.cancel()
+            return "still there"
+        return str(answer.result()[0])
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return "closed"
+    finally:
+        writer.close()
+
+
+async def _drip_headers(service: Process) -> str:
+    return await _slowly(service, _HEAD, b"X-More: 1\r\n", 0.5, _HEADERS_WITHIN + _MORE)
+
+
+async def _silent(service: Process) -> str:
+    return await _slowly(service, b"", b"", 0.5, _HEADERS_WITHIN + _MORE)
+
+
+async def _drip_body(service: Process) -> str:
+    return await _slowly(service, _HEAD + b"Content-Length: 90000\r\n\r\n", b" ", 0.5, _HEADERS_WITHIN + _MORE)
+
+
+async def _announced(service: Process) -> str:
+    return await _slowly(service, _HEAD + b"Content-Length: 99999999\r\n\r\n", b" ", 0.5, _MORE)
+
+
+async def _chunked(service: Process) -> str:
+    chunk = b"2000\r\n" + b" " * 0x2000 + b"\r\n"
+    return await _slowly(service, _HEAD + b"Transfer-Encoding: chunked\r\n\r\n", chunk, 0.05, _MORE)
