@@ -1,0 +1,1 @@
+"""Attention -> what each head does: patterns with their nulls, maps of heads, heads taken away."""

@@ -1,0 +1,114 @@
+"""What heads are worth to a task, on a model in which one head alone does the work."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from cloze.checkpoint import TaskLabels
+from cloze.errors import RequestError
+from cloze.inspect.pruning import (
+    Curve,
+    head_importance,
+    least_first,
+    pruning_curve,
+    random_order,
+    removal_costs,
+)
+from cloze.inspect.pruning_picture import draw_curves
+from cloze.kinds import TaskKind
+from cloze.model.head_masks import gated_heads, prune_heads
+from cloze.predict import Model
+from tests.model.made import SMALL, model_folder
+
+TEXTS = ["the cat sat", "a dog ran on a mat", "the dogs sat on the cat", "a mat"]
+ALL = SMALL.layers * SMALL.heads
+
+
+def made_model(kind: TaskKind = "classify") -> Model:
+    names = ("no", "yes") if kind == "classify" else ()
+    task = TaskLabels(kind, names)
+    return Model(model_folder(["sequence"], labels=max(1, len(names)), task=task), device="cpu")
+
+
+def loss_of(model: Model, targets: list[int]) -> float:
+    logits = torch.tensor(model.logits(TEXTS))
+    return float(torch.nn.functional.cross_entropy(logits, torch.tensor(targets)))
+
+
+def test_cost_of_each_head() -> None:
+    model = made_model()
+    prune_heads(model.bert, [(0, 1), (1, 1)])  # worth nothing any more
+    costs = removal_costs(model, lambda: -loss_of(model, [0, 1, 0, 1]))
+    assert costs.shape == (SMALL.layers, SMALL.heads)
+    assert costs[0, 1] == costs[1, 1] == pytest.approx(0.0, abs=1e-6)
+    assert (np.abs(costs[[0, 1, 2, 2], [0, 0, 0, 1]]) > 1e-5).all()
+    # By hand: the loss rises by what leaving one head out costs.
+    whole = loss_of(model, [0, 1, 0, 1])
+    with model.without_heads([(2, 1)]):
+        assert costs[2, 1] == pytest.approx(loss_of(model, [0, 1, 0, 1]) - whole, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["classify", "regress"])
+def test_importance_is_the_slope_of_each_rows_loss(kind: TaskKind) -> None:
+    model = made_model(kind)
+    prune_heads(model.bert, [(1, 0)])
+    targets = [0.0, 1.0, 0.0, 1.0]
+    found = head_importance(model, TEXTS, None, targets)
+    assert found[1, 0] == 0.0
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
+    # By hand: a text at a time, and gates that are a little less than one.
+    by_hand = np.zeros_like(found)
+    for place in np.ndindex(found.shape):
+        for text, target in zip(TEXTS, targets, strict=True):
+            slope = (row_loss(model, text, target, place, 1.01) - row_loss(model, text, target, place, 0.99)) / 0.02
+            by_hand[place] += abs(slope)
+    by_hand /= np.linalg.norm(by_hand, axis=1, keepdims=True)
+    np.testing.assert_allclose(found, by_hand, atol=5e-3)
+
+
+def row_loss(model: Model, text: str, target: float, place: tuple[int, ...], gate: float) -> float:
+    gates = torch.ones(SMALL.layers, SMALL.heads)
+    gates[place] = gate
+    with gated_heads(model.bert, gates):
+        logits = torch.tensor(model.logits([text])).double()
+    if logits.shape[1] == 1:
+        return float((logits[0, 0] - target) ** 2)
+    return float(torch.nn.functional.cross_entropy(logits, torch.tensor([int(target)])))
+
+
+def test_importance_of_a_model_without_a_task() -> None:
+    model = Model(model_folder(["mlm"]), device="cpu")
+    with pytest.raises(RequestError, match="importance needs a model that was fine-tuned to classify or regress"):
+        head_importance(model, TEXTS, None, [0, 1, 0, 1])
+    with pytest.raises(RequestError, match="3 targets for 4 texts"):
+        head_importance(made_model(), TEXTS, None, [0, 1, 0])
+
+
+def test_order_of_worth() -> None:
+    assert least_first(np.array([[0.3, 0.1], [0.2, 0.4]])) == [(0, 1), (1, 0), (0, 0), (1, 1)]
+    model = made_model()
+    assert sorted(random_order(model, 0)) == sorted(np.ndindex(SMALL.layers, SMALL.heads))
+    assert random_order(model, 0) == random_order(model, 0) != random_order(model, 1)
+
+
+def test_curve_starts_with_the_whole_model_and_ends_without_heads() -> None:
+    model = made_model()
+    order, targets = random_order(model, 0), [0, 1, 0, 1]
+    curve = pruning_curve(model, order, lambda: loss_of(model, targets), steps=3)
+    assert curve.shares == pytest.approx((0, 1 / 3, 2 / 3, 1))
+    assert curve.scores[0] == loss_of(model, targets)
+    model.prune_heads(order[:2])
+    assert curve.scores[1] == pytest.approx(loss_of(model, targets), abs=1e-6)
+    model.prune_heads(order)
+    assert curve.scores[-1] == pytest.approx(loss_of(model, targets), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["curves.png", "curves.svg"])
+def test_picture_of_curves(name: str, tmp_path: Path) -> None:
+    curves = {"least first": [Curve((0, 0.5, 1), (0.9, 0.8, 0.5))], "random": [Curve((0, 0.5, 1), (0.9, 0.6, 0.5))] * 2}
+    draw_curves(curves, "accuracy", tmp_path / name)
+    draw_curves(curves, "accuracy", tmp_path / f"again-{name}")
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()
+    assert (tmp_path / name).stat().st_size > 1000
