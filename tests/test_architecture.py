@@ -13,7 +13,7 @@ from cloze.cli import COMMANDS
 SOURCES = Path(cloze.__file__).parent
 MODULES = sorted(SOURCES.rglob("*.py"))
 
-EVERYBODY = {"errors", "files", "interrupts", "kinds", "lines", "progress"}
+EVERYBODY = {"errors", "files", "interrupts", "kinds", "lines", "models", "progress"}
 PACKAGES = {"text", "corpus", "model", "checkpoint", "tasks", "predict", "train", "inspect", "serve", "baselines"}
 # Beside EVERYBODY and itself.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -36,7 +36,10 @@ MAY_IMPORT: dict[str, set[str]] = {
 # Oracles of the tests; and the tests themselves.
 FORBIDDEN = {"transformers", "sentence_transformers", "tensorflow", "tests", "benchmarks"}
 # Whatever costs more to import than help should take.
-HEAVY = ("torch", "numpy", "pyarrow", "tokenizers", "scipy", "sklearn", "matplotlib", "safetensors", "sentencex")
+HEAVY = (
+    *("torch", "numpy", "pyarrow", "tokenizers", "scipy", "sklearn", "matplotlib", "safetensors", "sentencex"),
+    *("fastapi", "uvicorn", "prometheus_client"),
+)
 
 
 def imports(source: str) -> set[str]:

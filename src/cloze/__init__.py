@@ -12,6 +12,7 @@ _HOMES = {
     "load": "cloze.predict",
     "Model": "cloze.predict",
     "evaluate": "cloze.predict",
+    "show": "cloze.inspect.notebook",
     "train_vocabulary": "cloze.corpus.vocabulary",
     "prepare": "cloze.corpus.prepare",
     "pretrain": "cloze.train.pretrain",
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from cloze.corpus.settings import VocabularySettings as VocabularySettings
     from cloze.corpus.vocabulary import train_vocabulary as train_vocabulary
     from cloze.errors import ClozeError as ClozeError
+    from cloze.inspect.notebook import show as show
     from cloze.predict import Model as Model
     from cloze.predict import evaluate as evaluate
     from cloze.predict import load as load

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Machine, print_json, print_table
+from cloze.cli.console import Engine, print_json, print_table
 from cloze.cli.inputs import Inputs, gather_texts
 from cloze.cli.outputs import write_rows
 from cloze.errors import ConfigError
 
-Place = Annotated[Machine, Parameter(name="*")]
-HERE = Machine()
+Place = Annotated[Engine, Parameter(name="*")]
+HERE = Engine()
 
 
 def answer(
@@ -40,10 +40,8 @@ def answer(
         pair: The column with the texts that may have the answers.
         json: Print JSON.
     """
-    from cloze.predict import load
-
     inputs = _questions(question, contexts, input, text, pair)
-    answers = load(model, device=machine.use()).answer_all(inputs.texts, inputs.pairs or [], top)
+    answers = machine.load(model).answer_all(inputs.texts, inputs.pairs or [], top)
     if json and output is None:
         for asked, context, found in zip(inputs.texts, inputs.pairs or [], answers, strict=True):
             print_json({"question": asked, "context": context, "answers": [vars(one) for one in found]})
@@ -84,10 +82,8 @@ def choose(
         columns: The column with a list of options, or columns with one each, commas between.
         json: Print JSON.
     """
-    from cloze.predict import load
-
     prompts, lists, fields = _choices(prompt, options, input, text, columns)
-    chosen = load(model, device=machine.use()).choose_all(prompts, lists)
+    chosen = machine.load(model).choose_all(prompts, lists)
     if output is not None:
         best = [own[0] for own in chosen]
         told = [{"choice": one.text, "index": one.index, "probability": one.probability} for one in best]

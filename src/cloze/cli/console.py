@@ -8,16 +8,21 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from cloze.kinds import PrecisionName
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
+    from cloze.predict import Model
+
 # Seconds between plain lines, where there is no bar.
 PLAIN_EVERY = 10.0
 SHORT_NAMES = {
     "tokens_per_second": "tokens/s",
+    "rows_per_second": "rows/s",
     "share_of_peak": "of peak",
     "mlm_accuracy": "mlm",
     "nsp_accuracy": "nsp",
@@ -179,6 +184,20 @@ class Machine:
 
             torch.set_num_threads(self.threads)
         return self.device
+
+
+@dataclass(frozen=True)
+class Engine(Machine):
+    """Where a prediction is made, and in which numbers."""
+
+    precision: PrecisionName = "fp32"
+    """fp32 (the numbers of other libraries), bf16, int8 (CPUs), or auto: the fastest that is near enough."""
+
+    def load(self, model: str) -> "Model":
+        """Load a model to ask."""
+        from cloze.predict import load
+
+        return load(model, device=self.use(), precision=self.precision)
 
 
 def print_results(run: "Path", json: bool) -> None:

@@ -1,13 +1,20 @@
-"""Where a prediction's texts come from: arguments, a file, or standard input."""
+"""Where a prediction's texts come from: arguments, a file, or standard input; a file also in parts."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cloze.errors import ConfigError
 
+if TYPE_CHECKING:
+    from cloze.tasks.rows import Row
+
 TABLES = {".csv", ".tsv", ".jsonl", ".parquet"}
+# Rows that are read, answered and written at a time. Enough of them that texts of like length find each other.
+PART_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -17,6 +24,11 @@ class Inputs:
     texts: list[str]
     pairs: list[str] | None = None
     fields: list[Mapping[str, object]] = field(default_factory=list)
+
+    @property
+    def kept(self) -> list[Mapping[str, object]]:
+        """What stands beside each answer: the columns of the file, else the text."""
+        return self.fields or [{"text": text} for text in self.texts]
 
 
 def gather_texts(
@@ -28,19 +40,44 @@ def gather_texts(
     if texts:
         return Inputs(list(texts))
     if path is not None:
-        return _read(path, text, pair)
+        return _gathered(_rows(path, text, pair), pair)
     if sys.stdin.isatty():
         raise ConfigError("no text given; name some, or use --input FILE, or pipe lines into the command")
     return Inputs([line.rstrip("\n") for line in sys.stdin if line.strip()])
 
 
-def _read(path: Path, text: str, pair: str | None) -> Inputs:
+def read_parts(path: Path, *, text: str = "text", pair: str | None = None) -> Iterator[Inputs]:
+    """The rows of a file, some thousands at a time."""
+    rows = iter(_rows(path, text, pair))
+    while part := list(islice(rows, PART_ROWS)):
+        yield _gathered(part, pair)
+
+
+def count_rows(path: Path, *, text: str = "text", pair: str | None = None) -> int:
+    """How many rows a file has; that takes a moment, and what is wrong with any of them is known before the work."""
+    return sum(1 for _ in _rows(path, text, pair))
+
+
+def _rows(path: Path, text: str, pair: str | None) -> "Iterable[Row | str]":
+    """The rows of a table, or the lines of a text that are not blank."""
     if TABLES & set(path.suffixes):
         from cloze.tasks.rows import read_rows
 
-        rows = list(read_rows(path, text=text, pair=pair))
-        pairs = None if pair is None else [row.pair or "" for row in rows]
-        return Inputs([row.text for row in rows], pairs, [row.fields for row in rows])
+        return read_rows(path, text=text, pair=pair)
     from cloze.corpus.documents import read_lines
 
-    return Inputs([line for line in read_lines(path) if line])
+    return (line for line in read_lines(path) if line)
+
+
+def _gathered(rows: "Iterable[Row | str]", pair: str | None) -> Inputs:
+    texts: list[str] = []
+    pairs: list[str] = []
+    fields: list[Mapping[str, object]] = []
+    for row in rows:
+        if isinstance(row, str):
+            texts.append(row)
+            continue
+        texts.append(row.text)
+        pairs.append(row.pair or "")
+        fields.append(row.fields)
+    return Inputs(texts, None if pair is None or not fields else pairs, fields)

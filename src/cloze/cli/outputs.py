@@ -1,14 +1,16 @@
-"""Results into files: all of a file, or none of it."""
+"""Results into files: all of a file, or none of it; and files of parts into one."""
 
 import csv
 import json
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloze.cli.inputs import Inputs
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, DataError
 from cloze.files import replaced_file
 
 if TYPE_CHECKING:
@@ -16,23 +18,30 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+VECTOR_FILES = (".npy", ".jsonl", ".parquet")
+ROW_FILES = (".jsonl", ".csv", ".tsv")
 _WHITE = re.compile("[\t\r\n]+")
+
+
+def check_ending(path: Path, endings: Sequence[str]) -> None:
+    """Refuse an output that could not be written, before the work and not after it."""
+    if path.suffix not in endings:
+        *others, last = endings
+        raise ConfigError(f"--output {path}: {', '.join(others)} or {last} was expected")
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write rows as JSONL, CSV or TSV, by the file's ending."""
     writers = {".jsonl": _write_json_lines, ".csv": _write_quoted, ".tsv": _write_tabbed}
-    if path.suffix not in writers:
-        raise ConfigError(f"--output {path}: .jsonl, .csv or .tsv was expected")
+    check_ending(path, ROW_FILES)
     with replaced_file(path) as temporary:
         writers[path.suffix](temporary, rows)
 
 
 def write_vectors(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]") -> None:
     """Write vectors as a NumPy array, or with the input's columns as JSONL or Parquet."""
-    if path.suffix not in {".npy", ".jsonl", ".parquet"}:
-        raise ConfigError(f"--output {path}: .npy, .jsonl or .parquet was expected")
-    kept = inputs.fields or [{"text": text} for text in inputs.texts]
+    check_ending(path, VECTOR_FILES)
+    kept = inputs.kept
     with replaced_file(path) as temporary:
         if path.suffix == ".npy":
             _write_array(temporary, vectors)
@@ -80,6 +89,79 @@ def _write_parquet(path: Path, kept: Sequence[Mapping[str, object]], vectors: "N
     from pyarrow import parquet
 
     flat = arrow.array(vectors.reshape(-1))
-    table = arrow.Table.from_pylist([dict(fields) for fields in kept])
+    names = _names(kept)  # of all rows; by itself, Arrow takes those of the first
+    with _one_kind(path):
+        table = arrow.Table.from_pylist([{name: fields.get(name) for name in names} for fields in kept])
     column = arrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
     parquet.write_table(table.append_column("vector", column), path)
+
+
+@contextmanager
+def _one_kind(path: Path) -> Iterator[None]:
+    """A column of Parquet holds values of one kind."""
+    import pyarrow as arrow
+
+    try:
+        yield
+    except arrow.ArrowException as error:
+        name, reason = path.name.removesuffix(".tmp"), str(error).splitlines()[0]
+        raise DataError(f"{name}: a column holds values of several kinds ({reason}); write .jsonl instead") from error
+
+
+def join_parts(parts: Sequence[Path], path: Path) -> None:
+    """Make one file of several that were written here, one of them in memory at a time."""
+    joiners = {".npy": _join_arrays, ".parquet": _join_parquet, ".jsonl": _join_lines}
+    with replaced_file(path) as temporary:
+        joiners.get(path.suffix, _join_tables)(parts, temporary)
+
+
+def _join_lines(parts: Sequence[Path], path: Path) -> None:
+    with path.open("wb") as file:
+        for part in parts:
+            with part.open("rb") as source:
+                shutil.copyfileobj(source, file)
+
+
+def _join_tables(parts: Sequence[Path], path: Path) -> None:
+    header = None
+    with path.open("wb") as file:
+        for part in parts:
+            with part.open("rb") as source:
+                own = source.readline()
+                if header is None:
+                    file.write(own)
+                elif own != header:
+                    raise DataError(
+                        f"{part}: its rows have other columns than those before them; write .jsonl, which allows it"
+                    )
+                header = own
+                shutil.copyfileobj(source, file)
+
+
+def _join_arrays(parts: Sequence[Path], path: Path) -> None:
+    import numpy as np
+
+    arrays = [np.load(part, mmap_mode="r") for part in parts]
+    shape = (sum(len(array) for array in arrays), *arrays[0].shape[1:])
+    joined = np.lib.format.open_memmap(path, mode="w+", dtype=arrays[0].dtype, shape=shape)
+    start = 0
+    for array in arrays:
+        joined[start : start + len(array)] = array
+        start += len(array)
+    joined.flush()
+
+
+def _join_parquet(parts: Sequence[Path], path: Path) -> None:
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    with _one_kind(path):
+        # A column may be empty in one part and have texts, or whole numbers and then others, in the next.
+        schema = arrow.unify_schemas([parquet.read_schema(part) for part in parts], promote_options="permissive")
+    with parquet.ParquetWriter(path, schema) as writer:
+        for part in parts:
+            table = parquet.read_table(part)
+            missing = [name for name in schema.names if name not in table.column_names]
+            for name in missing:
+                table = table.append_column(name, arrow.nulls(len(table), schema.field(name).type))
+            writer.write_table(table.select(schema.names).cast(schema))

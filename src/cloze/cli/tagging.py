@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Machine, print_json, print_table
+from cloze.cli.console import Engine, print_json, print_table
 from cloze.cli.inputs import gather_texts
 from cloze.cli.outputs import write_rows
 from cloze.errors import ConfigError
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from cloze.predict import Model, Tagged
     from cloze.tasks.columns import Sentences
 
-Place = Annotated[Machine, Parameter(name="*")]
-HERE = Machine()
+Place = Annotated[Engine, Parameter(name="*")]
+HERE = Engine()
 # Files with a word a line.
 COLUMNS = {".conll", ".iob", ".iob2", ".bio", ".bioes"}
 
@@ -53,12 +53,10 @@ def tag(
         text: The column with the texts; in JSONL and Parquet these may be lists of words.
         json: Print JSON.
     """
-    from cloze.predict import load
-
     if output is not None and output.suffix not in {".jsonl", ".csv", ".tsv", ".conll"}:
         raise ConfigError(f"--output {output}: .jsonl, .csv, .tsv or .conll was expected")
     asked = _gather(texts, input, text)
-    loaded = load(model, device=machine.use())
+    loaded = machine.load(model)
     found = _tag(loaded, asked)
     if output is not None and output.suffix == ".conll":
         _write_columns(output, asked, found)

@@ -8,11 +8,14 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_results, print_table
+from cloze.cli.correcting import SETTINGS, evaluate_correction
 from cloze.cli.outputs import write_rows
 from cloze.cli.searches import print_search
 from cloze.errors import ConfigError
+from cloze.tasks.correction_settings import CorrectionSettings
 from cloze.tasks.source import RowSettings
 from cloze.train.settings import BlankSettings, FinetuneSettings, SearchSettings
+from cloze.train.similarity_settings import SimilaritySettings
 
 Place = Annotated[Machine, Parameter(name="*")]
 HERE = Machine()
@@ -25,7 +28,7 @@ BLANKS = BlankSettings()
 
 
 def finetune(
-    task: Annotated[str, Parameter(help=TASKS)],
+    task: Annotated[str, Parameter(help=f"similarity for any text; else {TASKS}")],
     data: Annotated[Path, Parameter(help="A file of your own, or the folder of a published task.")],
     /,
     *,
@@ -36,6 +39,7 @@ def finetune(
     fresh: bool = False,
     search: Annotated[SearchSettings, Parameter(name="*")] = SearchSettings(),  # noqa: B008 (frozen)
     settings: Annotated[FinetuneSettings, Parameter(name="*")] = FinetuneSettings(),  # noqa: B008 (frozen)
+    similarity: Annotated[SimilaritySettings, Parameter(name="*")] = SimilaritySettings(),  # noqa: B008 (frozen)
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
@@ -50,13 +54,15 @@ def finetune(
     """
     source = rows.source(task, data, dev)
     with Reporter() as reporter:
-        run = _choose(task, search)
+        run = _choose(task, search, similarity)
         folder = run(source, model, out, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
     print_search(folder, json) if task == "glue" or search.several else print_results(folder, json)
 
 
-def _choose(task: str, how: SearchSettings) -> Callable[..., Path]:
+def _choose(task: str, how: SearchSettings, similarity: SimilaritySettings) -> Callable[..., Path]:
     """One run, a search over several, or all of GLUE."""
+    if task == "similarity":
+        return _similarity(how, similarity)
     if task == "glue":
         from cloze.train.benchmark_suite import finetune_glue
 
@@ -70,8 +76,16 @@ def _choose(task: str, how: SearchSettings) -> Callable[..., Path]:
     return finetune
 
 
+def _similarity(how: SearchSettings, similarity: SimilaritySettings) -> Callable[..., Path]:
+    if how.several:
+        raise ConfigError("similarity is one run; leave out --grid, --seeds and --folds")
+    from cloze.train.similarity import finetune_similarity
+
+    return partial(finetune_similarity, similarity=similarity)
+
+
 def evaluate(
-    task: Annotated[str, Parameter(help=f"mlm for any text; else {TASKS}")],
+    task: Annotated[str, Parameter(help=f"mlm for any text; correction for texts with mistakes; else {TASKS}")],
     data: Annotated[
         list[Path], Parameter(help="Text files for mlm; else a file of your own, or the folder of a published task.")
     ],
@@ -82,6 +96,7 @@ def evaluate(
     split: str = "dev",
     rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
     blanks: Annotated[BlankSettings, Parameter(name="*")] = BLANKS,
+    correction: Annotated[CorrectionSettings, Parameter(name="*")] = SETTINGS,
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
@@ -101,6 +116,9 @@ def evaluate(
         return
     if len(data) > 1:
         raise ConfigError(f"{task} takes one file or folder, not {len(data)}; several texts are for mlm")
+    if task == "correction":
+        evaluate_correction(data[0], model, out, rows, correction, machine, json)
+        return
     source = rows.source(task, data[0])
     evaluation = run(model, source, split=split, device=machine.use())
     if out is not None:

@@ -1,0 +1,323 @@
+"""Vectors of many texts, beside what others make them with: one run, in turns, each way at its best batch size.
+
+    python benchmarks/inference.py [--quick] [--threads N] [--rounds 3] [--texts 512] [--data ../shared/data]
+
+base     BERT-base's shape with random weights: speed alone. MiniLM: all-MiniLM-L6-v2, speed and likeness.
+texts    sentences of GLUE as they come (mixed lengths), and the shortest of them (short).
+ways     cloze fp32, bf16 (where the hardware has it), int8; transformers fp32; sentence-transformers fp32, bf16 and
+         ONNX int8; onnxruntime int8 after its transformer optimizer; openvino bf16. What is not installed is named.
+
+Times are the best of the rounds; ways take turns, so that all meet the same neighbours on the machine. Latency is that
+of one short text. The share of the peak is of a large float32 product.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from minilm import minilm  # beside this file
+
+ROOT = Path(__file__).parents[1]
+BATCHES = (8, 32, 128)
+Floats = NDArray[np.float32]
+Embed = Callable[[Sequence[str]], Floats]
+
+
+def read_texts(data: Path, count: int) -> dict[str, list[str]]:
+    """Sentences of several tasks, an equal number of each; and the shortest of them."""
+    columns = {"STS-B/dev.tsv": 7, "MRPC/msr_paraphrase_test.txt": 3, "RTE/dev.tsv": 1, "SST-2/dev.tsv": 0}
+    found: list[str] = []
+    for name, column in columns.items():
+        path = data / "glue" / name
+        if path.is_file():
+            with path.open(encoding="utf-8") as file:
+                rows = (line.rstrip("\n").split("\t") for line in islice(file, 1, count))
+                found += [row[column] for row in rows if len(row) > column][: count // 2]
+    if not found:
+        raise SystemExit(f"no sentences under {data}/glue; name the folder with --data")
+    mixed = [found[index] for index in np.random.default_rng(0).permutation(len(found))[:count]]
+    return {"mixed": mixed, "short": sorted(found, key=len)[:count]}
+
+
+def base_folder(folder: Path) -> Path:
+    """A model of BERT-base's shape with MiniLM's vocabulary."""
+    from cloze.checkpoint import EmbeddingSettings, ModelFolder, load_folder, save_folder
+    from cloze.model import Bert, BertConfig
+
+    small = load_folder(minilm())
+    bert = Bert.fresh(BertConfig(vocab_size=small.tokenizer.size))
+    save_folder(ModelFolder(bert, small.tokenizer, embedding=EmbeddingSettings("mean", normalize=True)), folder)
+    return folder
+
+
+def cloze_ways(folder: Path) -> dict[str, Embed]:
+    import cloze
+    from cloze.predict.engine import has_fast_bf16
+
+    names = ["fp32", "int8", *(["bf16"] if has_fast_bf16(torch.device("cpu")) else [])]
+    return {f"cloze {name}": cloze.load(folder, device="cpu", precision=name).embed for name in names}  # type: ignore[arg-type]
+
+
+def pooled(states: NDArray[Any], mask: NDArray[Any]) -> Floats:
+    vectors = (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
+
+
+def sorted_batches(encode: Callable[[list[str]], Floats], size: int) -> Embed:
+    """Peers get their texts sorted by length, too, as sentence-transformers does by itself."""
+
+    def embed(texts: Sequence[str]) -> Floats:
+        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
+        parts = [encode([texts[index] for index in order[at : at + size]]) for at in range(0, len(order), size)]
+        found = np.concatenate(parts)
+        back = np.empty_like(found)
+        back[order] = found
+        return back
+
+    return embed
+
+
+def transformers_ways(folder: Path) -> dict[str, Embed]:
+    from transformers import AutoModel, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    model = AutoModel.from_pretrained(str(folder), dtype=torch.float32).eval()
+
+    def encode(texts: list[str]) -> Floats:
+        given = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
+        with torch.inference_mode():
+            return pooled(model(**given).last_hidden_state.numpy(), given["attention_mask"].numpy())
+
+    return {f"transformers fp32, batch {size}": sorted_batches(encode, size) for size in BATCHES}
+
+
+def sentence_ways(folder: Path) -> dict[str, Embed]:
+    from sentence_transformers import SentenceTransformer
+
+    kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    ways: dict[str, Embed] = {}
+    for name, dtype in kinds.items():
+        if name == "bf16" and not torch.cpu._is_avx512_bf16_supported():
+            continue
+        model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": dtype})
+        ways |= {f"sentence-transformers {name}, batch {size}": sentence_way(model, size) for size in BATCHES}
+    return ways
+
+
+def sentence_way(model: Any, size: int) -> Embed:
+    def embed(texts: Sequence[str]) -> Floats:
+        found = model.encode(list(texts), batch_size=size, normalize_embeddings=True, convert_to_tensor=True)
+        return np.asarray(found.float().cpu().numpy())
+
+    return embed
+
+
+class LastStates(torch.nn.Module):
+    """A model of transformers with plain inputs and one output, as the exporter wants it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: torch.Tensor, mask: torch.Tensor, segments: torch.Tensor) -> Any:
+        """(B, T) three times -> (B, T, H)."""
+        return self.model(input_ids=ids, attention_mask=mask, token_type_ids=segments).last_hidden_state
+
+
+def onnx_ways(folder: Path) -> dict[str, Embed]:
+    """Onnxruntime in int8, after its own optimizer for transformers."""
+    import onnx
+    import onnxruntime
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.transformers.optimizer import optimize_model
+    from transformers import AutoModel, AutoTokenizer
+
+    model = AutoModel.from_pretrained(str(folder), dtype=torch.float32, attn_implementation="eager").eval()
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    plain, better, small = (str(folder / f"{name}.onnx") for name in ("plain", "optimized", "int8"))
+    names = ["input_ids", "attention_mask", "token_type_ids"]
+    given = tokenizer(["one text", "another text"], return_tensors="pt")
+    torch.onnx.export(
+        LastStates(model),
+        tuple(given[name] for name in names),
+        plain,
+        input_names=names,
+        output_names=["last_hidden_state"],
+        dynamic_axes={name: {0: "b", 1: "t"} for name in [*names, "last_hidden_state"]},
+        dynamo=False,
+    )
+    config = model.config
+    optimize_model(plain, "bert", config.num_attention_heads, config.hidden_size).save_model_to_file(better)
+    # The optimizer's fused operators tell no types.
+    options = {"DefaultTensorType": onnx.TensorProto.FLOAT}
+    quantize_dynamic(better, small, weight_type=QuantType.QInt8, extra_options=options)
+    session_options = onnxruntime.SessionOptions()
+    session_options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(small, session_options, providers=["CPUExecutionProvider"])
+
+    def encode(texts: list[str]) -> Floats:
+        batch = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
+        states = session.run(None, {name: batch[name].astype(np.int64) for name in names})[0]
+        return pooled(states, batch["attention_mask"])
+
+    return {f"onnxruntime int8, batch {size}": sorted_batches(encode, size) for size in BATCHES}
+
+
+def sentence_onnx_ways(folder: Path) -> dict[str, Embed]:
+    import optimum.onnxruntime  # type: ignore[import-not-found] # noqa: F401 (what its ONNX backend needs)
+    from sentence_transformers import SentenceTransformer, export_dynamic_quantized_onnx_model
+
+    model = SentenceTransformer(str(folder), device="cpu", backend="onnx")
+    export_dynamic_quantized_onnx_model(model, "avx512_vnni", str(folder))
+    model = SentenceTransformer(
+        str(folder), device="cpu", backend="onnx", model_kwargs={"file_name": "onnx/model_qint8_avx512_vnni.onnx"}
+    )
+    return {f"sentence-transformers ONNX int8, batch {size}": sentence_way(model, size) for size in BATCHES}
+
+
+def openvino_ways(folder: Path) -> dict[str, Embed]:
+    import openvino  # type: ignore[import-untyped, import-not-found, unused-ignore]
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    core = openvino.Core()
+    precision = "bf16" if torch.cpu._is_avx512_bf16_supported() else "f32"
+    hints = {"INFERENCE_PRECISION_HINT": precision, "INFERENCE_NUM_THREADS": torch.get_num_threads()}
+    compiled = core.compile_model(str(folder / "plain.onnx"), "CPU", hints)
+
+    def encode(texts: list[str]) -> Floats:
+        batch = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
+        return pooled(compiled(dict(batch))[0], batch["attention_mask"])
+
+    return {f"openvino {precision}, batch {size}": sorted_batches(encode, size) for size in BATCHES}
+
+
+PEERS = {
+    "transformers": transformers_ways,
+    "sentence-transformers": sentence_ways,
+    "onnxruntime": onnx_ways,
+    "sentence-transformers ONNX": sentence_onnx_ways,
+    "openvino": openvino_ways,
+}
+
+
+def gather_ways(folder: Path) -> dict[str, Embed]:
+    ways = cloze_ways(folder)
+    for name, make in PEERS.items():
+        try:
+            ways |= make(folder)
+        except ImportError as error:
+            print(f"{name} is left out: {error}")
+    return ways
+
+
+def in_turns(ways: dict[str, Embed], texts: list[str], rounds: int) -> dict[str, float]:
+    best = dict.fromkeys(ways, float("inf"))
+    for way in ways.values():
+        way(texts[:16])  # whatever is made at first use
+    for number in range(rounds):
+        for name in ways if number % 2 else reversed(ways):
+            start = time.perf_counter()
+            ways[name](texts)
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def best_of_each(seconds: dict[str, float]) -> dict[str, float]:
+    """Of each way, the batch size that suits it best."""
+    found: dict[str, float] = {}
+    for name, value in sorted(seconds.items(), key=lambda item: item[1]):
+        if not any(other.partition(",")[0] == name.partition(",")[0] for other in found):
+            found[name] = value
+    return found
+
+
+def report(
+    title: str, texts: list[str], seconds: dict[str, float], flops: float | None = None, peak: float = 1
+) -> None:
+    found = best_of_each(seconds)
+    peers = [value for name, value in found.items() if not name.startswith("cloze")]
+    best_peer = min(peers) if peers else float("nan")
+    print(f"\n{title}: {len(texts)} texts")
+    for name, value in found.items():
+        share = f"  {flops / value / peak:5.0%} of the fp32 peak" if flops else ""
+        print(f"  {name:<48} {len(texts) / value:9.1f} texts/s  {best_peer / value:5.2f} x the best peer{share}")
+
+
+def operations(folder: Path, texts: list[str]) -> float:
+    """Of the matrix products of the layers, which is nearly all."""
+    from cloze.checkpoint import load_folder
+    from cloze.checkpoint.quantized_file import layer_products
+
+    contents = load_folder(folder)
+    tokens = sum(len(one.ids) for one in contents.tokenizer.encode_batch(texts))
+    return 2.0 * tokens * sum(linear.weight.numel() for _, linear in layer_products(contents.model))
+
+
+def measure(name: str, folder: Path, asked: argparse.Namespace, texts: dict[str, list[str]]) -> None:
+    from cloze.train.precision import Precision, measure_peak
+
+    ways = gather_ways(folder)
+    peak = measure_peak(Precision(), 1.0)
+    print(f"\n== {name}, {torch.get_num_threads()} threads, fp32 peak {peak / 1e9:.0f} GFLOP/s")
+    for kind, some in texts.items():
+        report(f"{name}, {kind}", some, in_turns(ways, some, asked.rounds), operations(folder, some), peak)
+    one = texts["short"][:1]
+    report(f"{name}, latency of one short text", one, in_turns(ways, one, 5 * asked.rounds))
+    if name == "MiniLM":
+        quality(ways, asked.data, asked.texts)
+
+
+def quality(ways: dict[str, Embed], data: Path, count: int) -> None:
+    """Cosine to float32, and STS-B."""
+    from scipy.stats import spearmanr
+
+    with (data / "glue" / "STS-B" / "dev.tsv").open(encoding="utf-8") as file:
+        rows = [line.rstrip("\n").split("\t") for line in islice(file, 1, count + 1)]
+    print("\nMiniLM: cosine to fp32, least and mean; Spearman on STS-B's dev rows")
+    exact = None
+    for name in [name for name in ways if name.startswith("cloze") or name.endswith("batch 32")]:
+        first, second = (ways[name]([row[column] for row in rows]) for column in (7, 8))
+        both = np.concatenate([first, second])
+        exact = both if exact is None else exact
+        cosines = (both * exact).sum(1)
+        spearman = spearmanr((first * second).sum(1), [float(row[9]) for row in rows])[0]
+        print(f"  {name:<48} {cosines.min():.4f} {cosines.mean():.4f}   {100 * spearman:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Inference beside others.")
+    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--texts", type=int, default=512)
+    parser.add_argument("--models", nargs="+", choices=["base", "MiniLM"], default=["base", "MiniLM"])
+    parser.add_argument("--quick", action="store_true", help="few texts, one round: to see that it runs")
+    asked = parser.parse_args()
+    if asked.quick:
+        asked.rounds, asked.texts = 1, 48
+    torch.set_num_threads(asked.threads)
+    texts = read_texts(asked.data, asked.texts)
+    with TemporaryDirectory() as name:
+        folders = {"base": lambda: base_folder(Path(name, "base")), "MiniLM": lambda: copied(Path(name, "minilm"))}
+        for model in asked.models:
+            measure(model, folders[model](), asked, texts)
+
+
+def copied(folder: Path) -> Path:
+    """MiniLM, where files may be written beside it."""
+    import shutil
+
+    return Path(shutil.copytree(minilm(), folder))
+
+
+if __name__ == "__main__":
+    main()

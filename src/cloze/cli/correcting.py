@@ -1,0 +1,101 @@
+"""``cloze correct``, and ``cloze evaluate correction``."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from cloze.cli.console import Machine, print_json, print_table
+from cloze.cli.inputs import gather_texts
+from cloze.cli.outputs import write_rows
+from cloze.cli.predictions import HERE, Place, Texts
+from cloze.tasks.correction_settings import CorrectionSettings
+from cloze.tasks.source import RowSettings
+
+if TYPE_CHECKING:
+    from cloze.predict import Corrected
+
+SETTINGS = CorrectionSettings()
+
+
+def correct(
+    texts: Texts = None,
+    /,
+    *,
+    model: str,
+    settings: Annotated[CorrectionSettings, Parameter(name="*")] = SETTINGS,
+    input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
+    output: Path | None = None,
+    text: str = "text",
+    json: bool = False,
+    machine: Place = HERE,
+) -> None:
+    """Find characters or words that are unlikely where they stand, and correct them.
+
+    Args:
+        model: A model folder with the head of pre-training, or a hub name.
+        input: A file: a text a line, or CSV, TSV, JSONL or Parquet; its columns are kept in the output.
+        output: Where to write the rows: .jsonl, .csv or .tsv.
+        text: The column with the texts.
+        json: Print JSON.
+    """
+    inputs = gather_texts(texts, input, text=text)
+    corrected = machine.load(model).correct(inputs.texts, settings)
+    if output is not None:
+        kept = inputs.fields or [{} for _ in inputs.texts]
+        write_rows(output, [{**fields, **told(one)} for fields, one in zip(kept, corrected, strict=True)])
+        print(f"{output}: {len(corrected):,} rows, {sum(bool(one.corrections) for one in corrected):,} corrected")
+    elif json:
+        for one in corrected:
+            print_json(told(one))
+    else:
+        rows = [(one.target, ", ".join(_shown(one))) for one in corrected]
+        print_table(("text", "corrections"), rows)
+
+
+def told(corrected: "Corrected") -> dict[str, Any]:
+    """A text, the same corrected, the triples of what was wrong, what is right and where, and how sure that is."""
+    return {
+        "source": corrected.source,
+        "target": corrected.target,
+        "errors": [list(error) for error in corrected.errors],
+        "confidences": [round(one.confidence, 4) for one in corrected.corrections],
+    }
+
+
+def _shown(corrected: "Corrected") -> list[str]:
+    return [f"{one.wrong} -> {one.right} ({one.confidence:.2f})" for one in corrected.corrections]
+
+
+def evaluate_correction(
+    data: Path,
+    model: str,
+    out: Path | None,
+    rows: RowSettings,
+    settings: CorrectionSettings,
+    machine: Machine,
+    json: bool,
+) -> None:
+    """Score a model on texts with mistakes and the same without."""
+    from cloze.files import replace_json
+    from cloze.predict import load
+    from cloze.tasks.correction_files import SOURCE, TARGET, read_corrections
+    from cloze.tasks.correction_metrics import score_corrections
+
+    named = RowSettings()
+    source = SOURCE if rows.text == named.text else rows.text
+    target = TARGET if rows.label == named.label else rows.label
+    wanted = read_corrections(data, source, target, rows.on_bad_row)
+    made = load(model, device=machine.use()).correct(wanted.sources, settings)
+    results = score_corrections(wanted.sources, wanted.targets, [one.target for one in made])
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        replace_json(out / "eval_results.json", results | {"rows": len(made)})
+        pairs = zip(wanted.places, wanted.targets, made, strict=True)
+        write_rows(
+            out / "predictions.jsonl", [{"row": place, **told(one), "expected": gold} for place, gold, one in pairs]
+        )
+    if json:
+        print_json(results | {"rows": len(made)})
+    else:
+        print_table(("metric", "value"), [(name, f"{value:.4f}") for name, value in results.items()])

@@ -1,0 +1,52 @@
+"""cloze quantize and cloze export."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cloze.predict import load
+from tests.cli.conftest import Cloze, Way
+
+
+@pytest.fixture
+def tuned(way: Way, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(way.tuned / "model", tmp_path / "tuned"))
+
+
+def test_int8_beside_the_model(run: Cloze, way: Way, tuned: Path) -> None:
+    result = run("quantize", "--model", tuned, "--task", "classify", "--data", way.rows, "--json")
+    told = json.loads(result.out)
+    assert told["file"] == str(tuned / "int8.safetensors")
+    assert told["bytes"] == (tuned / "int8.safetensors").stat().st_size < 0.4 * told["float_bytes"]
+    assert 0.98 < told["least_cosine"] <= told["mean_cosine"] <= 1.001
+    assert told["speedup"] > 0
+    assert set(told["scores"]) == {"fp32", "int8"}
+    assert abs(told["scores"]["fp32"]["accuracy"] - told["scores"]["int8"]["accuracy"]) < 0.2
+    assert load(tuned, precision="int8").precision == "int8"
+    labelled = run("classify", "the door", "--model", tuned, "--precision", "int8", "--json")
+    assert json.loads(labelled.out)["label"]
+
+
+def test_a_copy_and_a_table(run: Cloze, way: Way, tuned: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("the door\na sea\n", encoding="utf-8")
+    out = tmp_path / "copy"
+    lines = run("quantize", "--model", tuned, "--out", out, "--input", texts).out.splitlines()
+    assert lines[0] == f"{out / 'int8.safetensors'}\ton 2 texts"
+    assert [line.split("\t")[0] for line in lines[1:4]] == ["weights", "speed", "cosine to float32"]
+    assert not (tuned / "int8.safetensors").exists()
+    assert load(out, precision="int8").precision == "int8"
+
+
+def test_what_quantize_refuses(run: Cloze, tuned: Path, tmp_path: Path) -> None:
+    told = run("quantize", "--model", tuned, "--task", "classify").complaint
+    assert told == "--task and --data belong together; give both, or neither"
+    assert "no such folder" in run("quantize", "--model", tmp_path / "nothing").complaint
+
+
+def test_a_graph(run: Cloze, tuned: Path, tmp_path: Path) -> None:
+    result = run("export", "--model", tuned, "--out", tmp_path / "onnx", "--json")
+    told = json.loads(result.out)
+    assert (result.code, told["bytes"]) == (0, (tmp_path / "onnx" / "model.onnx").stat().st_size)
