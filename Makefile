@@ -22,7 +22,7 @@ help:  ## Show this list
 
 setup: $(VENV)/.installed  ## Make the environment and install cloze into it
 
-demo: $(VENV)/.installed  ## Run the whole way on bundled text (about five minutes), ending in runs/demo/report.html
+demo: $(VENV)/.installed  ## Run the whole way on bundled text (about seven minutes), ending in runs/demo/report.html
 	$(BIN)/cloze demo --out runs/demo
 
 # One thread a process: two test processes share the two cores better than they share each other's threads.

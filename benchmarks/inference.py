@@ -1,14 +1,17 @@
 """Vectors of many texts, beside what others make them with: one run, in turns, each way at its best batch size.
 
-    python benchmarks/inference.py [--quick] [--threads N] [--rounds 3] [--texts 512] [--data ../shared/data]
+    python benchmarks/inference.py [--quick] [--threads N] [--rounds 3] [--texts 512] [--clock wall] [--data DATA]
 
 base     BERT-base's shape with random weights: speed alone. MiniLM: all-MiniLM-L6-v2, speed and likeness.
+         With --quick, two layers of base, few texts and fewer batch sizes: to see that all of it runs.
 texts    sentences of GLUE as they come (mixed lengths), and the shortest of them (short).
 ways     cloze fp32, bf16 (where the hardware has it), int8; transformers fp32; sentence-transformers fp32, bf16 and
-         ONNX int8; onnxruntime int8 after its transformer optimizer; openvino bf16. What is not installed is named.
+         ONNX int8 (which needs optimum, and that an older transformers: an environment of its own); onnxruntime int8
+         after its transformer optimizer; openvino bf16 or fp32. What is not installed is named and left out.
 
-Times are the best of the rounds; ways take turns, so that all meet the same neighbours on the machine. Latency is that
-of one short text. The share of the peak is of a large float32 product.
+Times are the best of the rounds; ways take turns, so that all meet the same neighbours on the machine. Where those are
+many, --clock processor with one thread counts the time that the process had a processor instead. Latency is that of one
+short text. The share of the peak is of a large float32 product, measured by the same clock.
 """
 
 import argparse
@@ -27,6 +30,8 @@ from minilm import minilm  # beside this file
 
 ROOT = Path(__file__).parents[1]
 BATCHES = (8, 32, 128)
+QUICK_BATCHES = (8, 32)
+CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 Floats = NDArray[np.float32]
 Embed = Callable[[Sequence[str]], Floats]
 
@@ -47,13 +52,13 @@ def read_texts(data: Path, count: int) -> dict[str, list[str]]:
     return {"mixed": mixed, "short": sorted(found, key=len)[:count]}
 
 
-def base_folder(folder: Path) -> Path:
-    """A model of BERT-base's shape with MiniLM's vocabulary."""
+def base_folder(folder: Path, layers: int) -> Path:
+    """A model of BERT-base's shape, or some layers of it, with MiniLM's vocabulary."""
     from cloze.checkpoint import EmbeddingSettings, ModelFolder, load_folder, save_folder
     from cloze.model import Bert, BertConfig
 
     small = load_folder(minilm())
-    bert = Bert.fresh(BertConfig(vocab_size=small.tokenizer.size))
+    bert = Bert.fresh(BertConfig(vocab_size=small.tokenizer.size, layers=layers))
     save_folder(ModelFolder(bert, small.tokenizer, embedding=EmbeddingSettings("mean", normalize=True)), folder)
     return folder
 
@@ -85,7 +90,7 @@ def sorted_batches(encode: Callable[[list[str]], Floats], size: int) -> Embed:
     return embed
 
 
-def transformers_ways(folder: Path) -> dict[str, Embed]:
+def transformers_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
@@ -96,10 +101,10 @@ def transformers_ways(folder: Path) -> dict[str, Embed]:
         with torch.inference_mode():
             return pooled(model(**given).last_hidden_state.numpy(), given["attention_mask"].numpy())
 
-    return {f"transformers fp32, batch {size}": sorted_batches(encode, size) for size in BATCHES}
+    return {f"transformers fp32, batch {size}": sorted_batches(encode, size) for size in batches}
 
 
-def sentence_ways(folder: Path) -> dict[str, Embed]:
+def sentence_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     from sentence_transformers import SentenceTransformer
 
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -108,7 +113,7 @@ def sentence_ways(folder: Path) -> dict[str, Embed]:
         if name == "bf16" and not torch.cpu._is_avx512_bf16_supported():
             continue
         model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": dtype})
-        ways |= {f"sentence-transformers {name}, batch {size}": sentence_way(model, size) for size in BATCHES}
+        ways |= {f"sentence-transformers {name}, batch {size}": sentence_way(model, size) for size in batches}
     return ways
 
 
@@ -132,7 +137,7 @@ class LastStates(torch.nn.Module):
         return self.model(input_ids=ids, attention_mask=mask, token_type_ids=segments).last_hidden_state
 
 
-def onnx_ways(folder: Path) -> dict[str, Embed]:
+def onnx_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     """Onnxruntime in int8, after its own optimizer for transformers."""
     import onnx
     import onnxruntime
@@ -156,9 +161,12 @@ def onnx_ways(folder: Path) -> dict[str, Embed]:
     )
     config = model.config
     optimize_model(plain, "bert", config.num_attention_heads, config.hidden_size).save_model_to_file(better)
-    # The optimizer's fused operators tell no types.
+    # The optimizer's fused operators tell no types. Without VNNI, its products overflow unless weights have 7 bits.
     options = {"DefaultTensorType": onnx.TensorProto.FLOAT}
-    quantize_dynamic(better, small, weight_type=QuantType.QInt8, extra_options=options)
+    narrow = not torch.cpu._is_vnni_supported()
+    quantize_dynamic(
+        better, small, per_channel=True, reduce_range=narrow, weight_type=QuantType.QInt8, extra_options=options
+    )
     session_options = onnxruntime.SessionOptions()
     session_options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(small, session_options, providers=["CPUExecutionProvider"])
@@ -168,10 +176,10 @@ def onnx_ways(folder: Path) -> dict[str, Embed]:
         states = session.run(None, {name: batch[name].astype(np.int64) for name in names})[0]
         return pooled(states, batch["attention_mask"])
 
-    return {f"onnxruntime int8, batch {size}": sorted_batches(encode, size) for size in BATCHES}
+    return {f"onnxruntime int8, batch {size}": sorted_batches(encode, size) for size in batches}
 
 
-def sentence_onnx_ways(folder: Path) -> dict[str, Embed]:
+def sentence_onnx_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     import optimum.onnxruntime  # type: ignore[import-not-found] # noqa: F401 (what its ONNX backend needs)
     from sentence_transformers import SentenceTransformer, export_dynamic_quantized_onnx_model
 
@@ -180,10 +188,10 @@ def sentence_onnx_ways(folder: Path) -> dict[str, Embed]:
     model = SentenceTransformer(
         str(folder), device="cpu", backend="onnx", model_kwargs={"file_name": "onnx/model_qint8_avx512_vnni.onnx"}
     )
-    return {f"sentence-transformers ONNX int8, batch {size}": sentence_way(model, size) for size in BATCHES}
+    return {f"sentence-transformers ONNX int8, batch {size}": sentence_way(model, size) for size in batches}
 
 
-def openvino_ways(folder: Path) -> dict[str, Embed]:
+def openvino_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     import openvino  # type: ignore[import-untyped, import-not-found, unused-ignore]
     from transformers import AutoTokenizer
 
@@ -197,7 +205,7 @@ def openvino_ways(folder: Path) -> dict[str, Embed]:
         batch = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
         return pooled(compiled(dict(batch))[0], batch["attention_mask"])
 
-    return {f"openvino {precision}, batch {size}": sorted_batches(encode, size) for size in BATCHES}
+    return {f"openvino {precision}, batch {size}": sorted_batches(encode, size) for size in batches}
 
 
 PEERS = {
@@ -209,25 +217,25 @@ PEERS = {
 }
 
 
-def gather_ways(folder: Path) -> dict[str, Embed]:
+def gather_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     ways = cloze_ways(folder)
     for name, make in PEERS.items():
         try:
-            ways |= make(folder)
-        except ImportError as error:
-            print(f"{name} is left out: {error}")
+            ways |= make(folder, batches)
+        except Exception as error:  # whatever one of them stumbles over must not cost the figures of the others
+            print(f"{name} is left out: {type(error).__name__}: {error}")
     return ways
 
 
-def in_turns(ways: dict[str, Embed], texts: list[str], rounds: int) -> dict[str, float]:
+def in_turns(ways: dict[str, Embed], texts: list[str], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
     best = dict.fromkeys(ways, float("inf"))
     for way in ways.values():
         way(texts[:16])  # whatever is made at first use
     for number in range(rounds):
         for name in ways if number % 2 else reversed(ways):
-            start = time.perf_counter()
+            start = clock()
             ways[name](texts)
-            best[name] = min(best[name], time.perf_counter() - start)
+            best[name] = min(best[name], clock() - start)
     return best
 
 
@@ -249,7 +257,8 @@ def report(
     print(f"\n{title}: {len(texts)} texts")
     for name, value in found.items():
         share = f"  {flops / value / peak:5.0%} of the fp32 peak" if flops else ""
-        print(f"  {name:<48} {len(texts) / value:9.1f} texts/s  {best_peer / value:5.2f} x the best peer{share}")
+        speed = f"{len(texts) / value:9.1f} texts/s" if flops else f"{1000 * value:9.2f} ms"
+        print(f"  {name:<48} {speed}  {best_peer / value:5.2f} x the best peer{share}")
 
 
 def operations(folder: Path, texts: list[str]) -> float:
@@ -262,16 +271,26 @@ def operations(folder: Path, texts: list[str]) -> float:
     return 2.0 * tokens * sum(linear.weight.numel() for _, linear in layer_products(contents.model))
 
 
-def measure(name: str, folder: Path, asked: argparse.Namespace, texts: dict[str, list[str]]) -> None:
-    from cloze.train.precision import Precision, measure_peak
+@torch.inference_mode()
+def fp32_peak(clock: Callable[[], float], size: int = 1024) -> float:
+    """Operations a second of a large float32 product, at its best."""
+    left, right = torch.randn(size, size), torch.randn(size, size)
+    best = float("inf")
+    for _ in range(8):
+        start = clock()
+        left @ right
+        best = min(best, clock() - start)
+    return 2.0 * size**3 / best
 
-    ways = gather_ways(folder)
-    peak = measure_peak(Precision(), 1.0)
-    print(f"\n== {name}, {torch.get_num_threads()} threads, fp32 peak {peak / 1e9:.0f} GFLOP/s")
+
+def measure(name: str, folder: Path, asked: argparse.Namespace, texts: dict[str, list[str]]) -> None:
+    ways, clock = gather_ways(folder, QUICK_BATCHES if asked.quick else BATCHES), CLOCKS[asked.clock]
+    peak = fp32_peak(clock)
+    print(f"\n== {name}, {torch.get_num_threads()} threads, {asked.clock} time, fp32 peak {peak / 1e9:.0f} GFLOP/s")
     for kind, some in texts.items():
-        report(f"{name}, {kind}", some, in_turns(ways, some, asked.rounds), operations(folder, some), peak)
+        report(f"{name}, {kind}", some, in_turns(ways, some, asked.rounds, clock), operations(folder, some), peak)
     one = texts["short"][:1]
-    report(f"{name}, latency of one short text", one, in_turns(ways, one, 5 * asked.rounds))
+    report(f"{name}, latency of one short text", one, in_turns(ways, one, 10 * asked.rounds, clock))
     if name == "MiniLM":
         quality(ways, asked.data, asked.texts)
 
@@ -300,14 +319,21 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=512)
     parser.add_argument("--models", nargs="+", choices=["base", "MiniLM"], default=["base", "MiniLM"])
-    parser.add_argument("--quick", action="store_true", help="few texts, one round: to see that it runs")
+    parser.add_argument("--quick", action="store_true", help="few layers and texts: to see that it runs")
+    parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     asked = parser.parse_args()
+    if asked.clock == "processor" and asked.threads != 1:
+        raise SystemExit("--clock processor adds up the time of all threads; give --threads 1 with it")
     if asked.quick:
-        asked.rounds, asked.texts = 1, 48
+        asked.rounds, asked.texts = 1, 32
     torch.set_num_threads(asked.threads)
     texts = read_texts(asked.data, asked.texts)
     with TemporaryDirectory() as name:
-        folders = {"base": lambda: base_folder(Path(name, "base")), "MiniLM": lambda: copied(Path(name, "minilm"))}
+        layers = 2 if asked.quick else 12
+        folders = {
+            "base": lambda: base_folder(Path(name, "base"), layers),
+            "MiniLM": lambda: copied(Path(name, "minilm")),
+        }
         for model in asked.models:
             measure(model, folders[model](), asked, texts)
 

@@ -1,54 +1,79 @@
-"""The service on MiniLM: its start, its memory, its speed beside infinity-emb's, and what it does beyond its capacity.
+"""The service on MiniLM beside infinity-emb: start, memory, speed at equal waiting, and what is beyond its capacity.
 
-    python benchmarks/serving.py [--infinity ENVIRONMENT/bin/infinity_emb] [--seconds 10] [--precision auto]
+    python benchmarks/serving.py [--infinity ENVIRONMENT/bin/infinity_emb] [--quick] [--threads 2] [--bound 0.1]
 
 infinity-emb pins other versions, and so has an environment of its own: python -m venv ENVIRONMENT, then
-ENVIRONMENT/bin/pip install "infinity-emb[all]". Both serve the same folder with the same number of threads, in turn,
-to the same clients with the same texts, one a request. Compared is the most that each answers in a second with the
-99th percentile of its answers within the same bound.
+ENVIRONMENT/bin/pip install "infinity-emb[all]". All serve the same weights (ours in float32, and in int8 from a copy
+that was quantized) with the same number of threads, to the same clients with the same texts, one a request. They run
+side by side, and are asked in turn, window after window, so that whatever else the machine does meets them all.
+
+Compared is the highest load, in requests that are offered each second, at which all are answered and the 99th
+percentile of the waiting stays within one bound: four times what the slowest takes for a lone client's question,
+unless --bound says another. The windows of --quick are too short for more than a first look.
 """
 
 import argparse
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from minilm import minilm  # beside this file
 
 ROOT = Path(__file__).parents[1]
 SENTENCES = ROOT / "src" / "cloze" / "demo" / "data" / "authors_dev.tsv"
-CONNECTIONS = (1, 4, 16, 64)
-LOADS = (1, 2, 5, 10, 20)
+CLOZE = [sys.executable, "-m", "cloze"]
+NAME = "minilm"  # what all of them call the model
+# Clients that ask again as soon as they are answered: enough for full batches.
+MANY = 32
+# Clients that share an offered load: a question that is due finds one that is free.
+OFFERING = 128
+# Of the questions that are due in a window, how many must have been asked and answered.
+ANSWERED = 0.9
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long, how often, and how far."""
+
+    seconds: float = 8.0
+    rounds: int = 3
+    steps: int = 8
+    times: tuple[int, ...] = (1, 2, 5, 10, 20)
+
+
+QUICK = Plan(1.5, 1, 5, (1, 5, 20))
 
 
 @dataclass(frozen=True)
 class Started:
     """A service that answers."""
 
-    address: str
-    path: str
+    name: str
+    url: str
     pid: int
     seconds: float  # until it was ready
+    bodies: Path
 
     def memory(self) -> float:
         """Megabytes in use, of the process and those that it has started."""
-        pids = [self.pid, *map(int, _children(self.pid))]
-        return sum(_resident(pid) for pid in pids) / 1024
+        return sum(_resident(pid) for pid in [self.pid, *map(int, _children(self.pid))]) / 1024
 
-    def load(self, bodies: Path, seconds: float, connections: int, rate: float | None = None) -> dict[str, Any]:
+    def load(self, seconds: float, connections: int, rate: float | None = None) -> dict[str, Any]:
         """Press from a process of its own."""
-        words = [sys.executable, "-m", "torture.load", self.address + self.path, f"@{bodies}"]
+        words = [sys.executable, "-m", "torture.load", self.url, f"@{self.bodies}"]
         words += ["--seconds", str(seconds), "--connections", str(connections)]
         words += [] if rate is None else ["--rate", str(rate)]
         found: dict[str, Any] = json.loads(subprocess.run(words, cwd=ROOT, capture_output=True, check=True).stdout)
@@ -65,21 +90,27 @@ def _resident(pid: int) -> int:
 
 
 @contextmanager
-def started(words: list[str], port: int, path: str, ready: str) -> Iterator[Started]:
+def started(name: str, words: list[str], port: int, path: str, ready: str, bodies: Path) -> Iterator[Started]:
     """Start a program, wait until it is ready, and end it."""
     begin = time.monotonic()
-    environment = os.environ | {"HF_HUB_OFFLINE": "1"}
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
+    process = subprocess.Popen(
+        [*words, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
+    )
     address = f"http://127.0.0.1:{port}"
     try:
         while not _answers(address + ready):
             if process.poll() is not None or time.monotonic() - begin > 300:
                 raise SystemExit(f"did not start: {' '.join(words)}")
-            time.sleep(0.02)
-        yield Started(address, path, process.pid, time.monotonic() - begin)
+            time.sleep(0.05)
+        yield Started(name, address + path, process.pid, time.monotonic() - begin, bodies)
     finally:
         process.terminate()
-        process.wait(60)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:  # it may have more to answer than it should have taken
+            process.kill()
+            process.wait()
 
 
 def _answers(url: str) -> bool:
@@ -95,83 +126,153 @@ def write_bodies(folder: Path) -> Path:
     rows = SENTENCES.read_text("utf-8").splitlines()[1:]
     texts = [max(row.split("\t"), key=len)[:200] for row in rows]  # about as long as a question
     path = folder / "bodies.jsonl"
-    lines = [json.dumps({"input": text, "model": "model", "encoding_format": "base64"}) for text in texts]
+    lines = [json.dumps({"input": text, "model": NAME, "encoding_format": "base64"}) for text in texts]
     path.write_text("\n".join(lines), "utf-8")
     return path
 
 
-def sweep(service: Started, bodies: Path, seconds: float) -> list[dict[str, Any]]:
-    """The same load by more and more connections."""
-    service.load(bodies, 3, 4)  # warm
-    found = []
-    for connections in CONNECTIONS:
-        figures = service.load(bodies, seconds, connections)
-        print(f"  {connections:>3} connections: {figures['per_second']:7.1f} requests/s, "
-              f"p50 {1000 * figures['p50']:6.1f} ms, p99 {1000 * figures['p99']:6.1f} ms")  # fmt: skip
-        found.append(figures)
+def start_all(stack: ExitStack, scratch: Path, asked: argparse.Namespace) -> list[Started]:
+    """Ours twice, and infinity-emb where it is; one after another, so that none disturbs the other's start."""
+    bodies = write_bodies(scratch)
+    floats, integers = scratch / "fp32" / NAME, scratch / "int8" / NAME
+    shutil.copytree(minilm(), floats)
+    (scratch / "few.txt").write_text("A ship at sea.\nHe shook his head.\n", "utf-8")  # what it compares with float32
+    quantize = [*CLOZE, "quantize", "--model", str(floats), "--out", str(integers), "--input", str(scratch / "few.txt")]
+    subprocess.run(quantize, check=True, capture_output=True)
+    programs = {
+        f"cloze {precision}": (
+            [*CLOZE, "serve", str(folder), "--threads", str(asked.threads), "--precision", precision],
+            "/v1/embeddings",
+            "/ready",
+        )
+        for precision, folder in (("fp32", floats), ("int8", integers))
+    }
+    if asked.infinity and shutil.which(asked.infinity):
+        words = [asked.infinity, "v2", "--model-id", str(floats), "--served-model-name", NAME]
+        words += ["--engine", "torch", "--device", "cpu", "--no-bettertransformer"]
+        programs["infinity-emb"] = (words, "/embeddings", "/health")
+    else:
+        print("infinity-emb: not here, so not compared (--infinity ENVIRONMENT/bin/infinity_emb)")
+    return [
+        stack.enter_context(started(name, words, asked.port + number, path, ready, bodies))
+        for number, (name, (words, path, ready)) in enumerate(programs.items())
+    ]
+
+
+def in_turns(services: Sequence[Started], rounds: int) -> Iterator[tuple[int, Started]]:
+    """Every service once a round, each round beginning with another."""
+    for number in range(rounds):
+        first = number % len(services)
+        for service in (*services[first:], *services[:first]):
+            yield number, service
+
+
+def lone(services: Sequence[Started], plan: Plan) -> dict[str, float]:
+    """How long one client waits for an answer, in the middle."""
+    found: dict[str, float] = {}
+    for service in services:
+        service.load(1, 2)  # warm
+        found[service.name] = float(service.load(plan.seconds, 1)["p50"])
+        print(f"{service.name:>13}: ready after {service.seconds:5.1f} s, {service.memory():5.0f} MB; "
+              f"a lone client waits {1000 * found[service.name]:6.1f} ms")  # fmt: skip
     return found
 
 
-def best(found: list[dict[str, Any]], bound: float) -> float:
-    """The most answers a second whose 99th percentile is within a bound."""
-    return max((float(one["per_second"]) for one in found if one["p99"] <= bound), default=0.0)
+def capacities(services: Sequence[Started], plan: Plan) -> dict[str, float]:
+    """The most answers a second, however long they take."""
+    found: dict[str, list[float]] = {service.name: [] for service in services}
+    for _, service in in_turns(services, plan.rounds):
+        found[service.name].append(float(service.load(plan.seconds, MANY)["per_second"]))
+    for name, values in found.items():
+        spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
+        print(f"{name:>13}: {median(values):7.1f} requests/s by {MANY} clients{spread}")
+    return {name: median(values) for name, values in found.items()}
+
+
+def keeps_up(found: dict[str, Any], offered: float, bound: float) -> bool:
+    """Whether so many were answered, nobody was refused, and the answers came in time."""
+    statuses = found["statuses"]
+    return set(statuses) == {"200"} and found["p99"] <= bound and statuses["200"] >= ANSWERED * offered
+
+
+def highest_loads(
+    services: Sequence[Started], most: dict[str, float], bound: float, plan: Plan
+) -> dict[str, tuple[float, float]]:
+    """The highest load that each keeps up with, and its p99 there, all of them in turn.
+
+    It grows by half until it is too much, and the rest is halved then: what was measured as the most may be too little.
+    """
+    below = {service.name: (0.0, 0.0) for service in services}
+    above: dict[str, float] = {}
+    for _, service in in_turns(services, plan.steps):
+        name = service.name
+        rate = (below[name][0] + above[name]) / 2 if name in above else 1.5 * below[name][0] or most[name] / 2
+        # Twice before it counts as too much: the machine may have had something else to do.
+        for _ in range(2):
+            found = service.load(plan.seconds, OFFERING, rate)
+            if keeps_up(found, int(rate * plan.seconds), bound):
+                below[name] = rate, float(found["p99"])
+                break
+            settle(service, bound)
+        else:
+            above[name] = rate
+    for name in below.keys() - above.keys():
+        print(f"{name:>13}: nothing was too much in {plan.steps} windows, so that the next figure says too little")
+    return below
+
+
+def settle(service: Started, bound: float) -> None:
+    """Wait until what was too much is done: a service without a bound goes on with what nobody waits for."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end and not float(service.load(0.3, 1)["p50"]) <= bound:
+        time.sleep(0.2)
+
+
+def beyond(services: Sequence[Started], most: dict[str, float], bound: float, plan: Plan) -> None:
+    """What each answers when it is offered so many times its capacity."""
+    for times in plan.times:
+        for service in services:
+            # With few clients, who wait for their answers, so much would never be offered.
+            pressed = service.load(plan.seconds, min(800, 64 * times), times * most[service.name])
+            if not pressed["statuses"]:  # says nothing about the service
+                print(f"{service.name:>13} at {times:>2} times: not measured, its clients came too late")
+                continue
+            told = ", ".join(f"{count} x {status}" for status, count in sorted(pressed["statuses"].items()))
+            print(f"{service.name:>13} at {times:>2} times: {pressed['per_second']:7.1f} answered/s, "
+                  f"p99 {1000 * pressed['p99']:6.0f} ms, {service.memory():5.0f} MB ({told})")  # fmt: skip
+            settle(service, bound)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--infinity", default=os.environ.get("INFINITY_EMB"), help="its program")
-    parser.add_argument("--seconds", type=float, default=10.0)
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--precision", default="auto")
-    parser.add_argument("--port", type=int, default=8971)
+    parser.add_argument("--seconds", type=float, help="of each window")
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), help="of each service")
+    parser.add_argument("--bound", type=float, help="seconds that the 99th percentile may wait")
+    parser.add_argument("--quick", action="store_true", help="fewer and shorter windows")
+    parser.add_argument("--port", type=int, default=8971, help="the first of three")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no service is left behind
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    plan = QUICK if asked.quick else Plan()
+    if asked.seconds:
+        plan = Plan(asked.seconds, plan.rounds, plan.steps, plan.times)
     os.environ["OMP_NUM_THREADS"] = str(asked.threads)
-    with tempfile.TemporaryDirectory() as scratch:
-        bodies = write_bodies(Path(scratch))
-        folder = Path(scratch) / "model"  # so that both call it "model"
-        shutil.copytree(minilm(), folder)
-        words = [sys.executable, "-c", "from cloze.cli import main; main()", "serve", str(folder)]
-        words += ["--port", str(asked.port), "--threads", str(asked.threads), "--precision", asked.precision]
-        # "model" is named after the folder it lies in; requests may call it by any name of ours.
-        with started(words, asked.port, "/v1/embeddings", "/ready") as ours:
-            name = json.load(urllib.request.urlopen(f"{ours.address}/v1/models"))["data"][0]["id"]
-            bodies.write_text(bodies.read_text("utf-8").replace('"model": "model"', f'"model": "{name}"'), "utf-8")
-            mine = measure(ours, bodies, asked)
-        compare(mine, bodies, folder, name, asked)
-
-
-def measure(ours: Started, bodies: Path, asked: argparse.Namespace) -> list[dict[str, Any]]:
-    """Our own figures."""
-    print(f"cloze serve, {asked.precision}, {asked.threads} threads")
-    print(f"  ready after {ours.seconds:.1f} s; {ours.memory():.0f} MB at rest")
-    found = sweep(ours, bodies, asked.seconds)
-    capacity = max(float(one["per_second"]) for one in found)
-    print(f"  {ours.memory():.0f} MB under load; beyond the capacity of {capacity:.0f} requests/s:")
-    for times in LOADS:
-        pressed = ours.load(bodies, asked.seconds, min(800, 64 * times), rate=times * capacity)
-        told = ", ".join(f"{count} x {status}" for status, count in pressed["statuses"].items())
-        print(
-            f"  {times:>3} times: {pressed['per_second']:7.1f} answered/s, p99 {1000 * pressed['p99']:6.0f} ms ({told})"
-        )
-    print(f"  {ours.memory():.0f} MB after it")
-    return found
-
-
-def compare(mine: list[dict[str, Any]], bodies: Path, folder: Path, name: str, asked: argparse.Namespace) -> None:
-    """The same with infinity-emb, where it is."""
-    if not asked.infinity or shutil.which(asked.infinity) is None:
-        print("infinity-emb: not here, so not compared (--infinity ENVIRONMENT/bin/infinity_emb)")
-        return
-    words = [asked.infinity, "v2", "--model-id", str(folder), "--served-model-name", name, "--engine", "torch"]
-    words += ["--device", "cpu", "--no-bettertransformer", "--port", str(asked.port + 1)]
-    with started(words, asked.port + 1, "/embeddings", "/health") as theirs:
-        print(f"infinity-emb, {asked.threads} threads")
-        print(f"  ready after {theirs.seconds:.1f} s; {theirs.memory():.0f} MB at rest")
-        found = sweep(theirs, bodies, asked.seconds)
-        print(f"  {theirs.memory():.0f} MB under load")
-    for bound in (min(float(one["p99"]) for one in found), max(float(one["p99"]) for one in found)):
-        ratio = best(mine, bound) / best(found, bound)
-        print(f"p99 within {1000 * bound:.0f} ms: {best(mine, bound):.1f} to {best(found, bound):.1f}, {ratio:.2f} x")
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        services = start_all(stack, scratch, asked)
+        load = os.getloadavg()[0]
+        print(f"{asked.threads} threads each; windows of {plan.seconds:g} s; the machine's load is {load:.1f} before")
+        waits = lone(services, plan)
+        bound = asked.bound or 4 * max(waits.values())
+        most = capacities(services, plan)
+        found = highest_loads(services, most, bound, plan)
+        print(f"the highest load with p99 within {1000 * bound:.0f} ms:")
+        theirs = found.get("infinity-emb", (0.0, 0.0))[0]
+        for name, (rate, waited) in found.items():
+            ratio = f", {rate / theirs:.2f} x infinity-emb" if theirs and name != "infinity-emb" else ""
+            print(f"{name:>13}: {rate:7.1f} requests/s, p99 {1000 * waited:.0f} ms{ratio}")
+        beyond(services, most, bound, plan)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from glue_rows import first_rows  # beside this file
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"mrpc": "MRPC", "sst-2": "SST-2", "sts-b": "STS-B"}
-SETTINGS = FinetuneSettings(epochs=4, batch=32, length=128, rate=2e-4, dropout=0.1)
+SETTINGS = FinetuneSettings(epochs=3, batch=32, length=128, rate=2e-4, dropout=0.1)
 
 
 def untrained(model: Path, out: Path) -> Path:
@@ -70,6 +70,7 @@ def main() -> None:
     parser.add_argument("--glue", type=Path, default=ROOT / "../shared/data/glue")
     parser.add_argument("--tasks", nargs="+", default=list(FOLDERS), choices=FOLDERS)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--starts", nargs="+", default=["pretrained", "scratch"], choices=["pretrained", "scratch"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("runs/starts"))
     asked = parser.parse_args()
@@ -77,6 +78,7 @@ def main() -> None:
     asked.out.mkdir(parents=True, exist_ok=True)
     model = find_source(asked.model)
     starts = {"pretrained": model, "scratch": untrained(model, asked.out)}
+    starts = {start: starts[start] for start in asked.starts}
     measure(starts, asked.tasks, asked.glue, asked.seeds, asked.out)
 
 

@@ -15,13 +15,14 @@ from cloze.checkpoint.quantized_file import INT8, layer_products, read_quantized
 from cloze.errors import CheckpointError
 from cloze.predict import engine as engine_module
 from cloze.predict import load
+from cloze.predict.rounding import round_products
 from tests.model.made import assert_close, model_folder, saved
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     place = saved(model_folder(), tmp_path / "model")
-    write_quantized(place, load_folder(place).model, 0.995)
+    write_quantized(place, round_products(load_folder(place).model), 0.995)
     return place
 
 
@@ -39,8 +40,10 @@ def test_what_it_holds(folder: Path) -> None:
     assert found.least_cosine == 0.995
     for name, linear in layer_products(contents.model):
         weight = found.weights[name]
-        step = linear.weight.abs().amax(1) / weight.steps
-        error = (weight.values * weight.scales[:, None] - linear.weight).abs().amax(1)
+        assert (weight.factors is not None) == name.endswith(("query_key_value", "expand"))
+        exact = linear.weight if weight.factors is None else linear.weight * weight.factors
+        step = exact.abs().amax(1) / weight.steps
+        error = (weight.values * weight.scales[:, None] - exact).abs().amax(1)
         assert bool((error <= 0.5001 * step).all())
     assert (folder / INT8).stat().st_mode & 0o777 == 0o644
 
@@ -67,7 +70,7 @@ def test_others_ignore_it(folder: Path) -> None:
 def test_auto_takes_what_is_near_and_faster(
     cosine: float, faster: bool, expected: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_quantized(folder, load_folder(folder).model, cosine)
+    write_quantized(folder, round_products(load_folder(folder).model), cosine)
     monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: False)
     monkeypatch.setattr(engine_module, "_is_faster", lambda *_: faster)
     assert load(folder, precision="auto").precision == expected
@@ -95,7 +98,9 @@ def test_saving_leaves_no_stale_file(folder: Path) -> None:
 def test_a_file_of_somebody_else(folder: Path) -> None:
     changed(folder, kind="other")
     with pytest.raises(
-        CheckpointError, match=r"not a file of 'cloze quantize' \('cloze int8 1' was expected\); delete it$"
+        CheckpointError,
+        match=r"not a file of this version's 'cloze quantize' \('cloze int8 2' was expected\); "
+        "run it again, or delete the file$",
     ):
         load(folder, precision="int8")
 
@@ -109,9 +114,19 @@ def test_a_cosine_that_is_none(text: str, folder: Path) -> None:
 
 
 NAME = "encoder.layers.1.expand"
+HARMED_FACTORS = ("no factors", "zero factor", "too many factors", "infinite factor")
 
 
-@pytest.mark.parametrize("harm", ["missing", "shape", "type", "large", "infinite"])
+def _harm_factors(harm: str, tensors: dict[str, torch.Tensor]) -> None:
+    factors = tensors.pop(f"{NAME}.factors")
+    if harm == "too many factors":
+        tensors[f"{NAME}.factors"] = torch.cat([factors, factors])
+    elif harm != "no factors":
+        factors[0] = 0.0 if harm == "zero factor" else float("inf")
+        tensors[f"{NAME}.factors"] = factors
+
+
+@pytest.mark.parametrize("harm", ["missing", "shape", "type", "large", "infinite", *HARMED_FACTORS])
 def test_damaged_tensors(harm: str, folder: Path) -> None:
     path = folder / INT8
     with safe_open(path, framework="pt") as file:
@@ -120,6 +135,8 @@ def test_damaged_tensors(harm: str, folder: Path) -> None:
     values = tensors[f"{NAME}.values"]
     if harm == "missing":
         del tensors[f"{NAME}.scales"]
+    elif harm in HARMED_FACTORS:
+        _harm_factors(harm, tensors)
     elif harm == "infinite":
         tensors[f"{NAME}.scales"][0] = float("inf")
     else:

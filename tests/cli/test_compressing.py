@@ -50,3 +50,10 @@ def test_a_graph(run: Cloze, tuned: Path, tmp_path: Path) -> None:
     result = run("export", "--model", tuned, "--out", tmp_path / "onnx", "--json")
     told = json.loads(result.out)
     assert (result.code, told["bytes"]) == (0, (tmp_path / "onnx" / "model.onnx").stat().st_size)
+
+
+def test_the_shipped_model_is_left_as_it_is(run: Cloze) -> None:
+    result = run("quantize")
+    assert result.code == 2
+    told = result.err
+    assert "cloze-mini comes with the package and is left as it is; give --out FOLDER for a copy" in told

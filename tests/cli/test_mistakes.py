@@ -90,7 +90,7 @@ TYPED = {
     "vocab {folder}/none.txt --out {folder}/run": "none.txt: no such file",
     "vocab {text}": "--out",
     "pretrian {data}": "unknown command 'pretrian'; did you mean 'pretrain'?",
-    "fill {data}": "--model is missing; 'cloze fill --help' tells what it is",
+    "distill --out {folder}/run": "is missing; 'cloze distill --help' tells what it is",
     "pretrain {folder}/none --out {folder}/run": "none: not a prepared corpus (no manifest.json); make one with",
     "pretrain {data} --preset tinny --out {folder}/run": "unknown preset 'tinny'; did you mean 'tiny'?",
     "pretrain {data} --step 3 --out {folder}/run": "Unknown option: --step. Did you mean --steps?",

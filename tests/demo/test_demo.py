@@ -21,6 +21,8 @@ DEFAULTS = DemoSettings()
 SMALL = DemoSettings(
     vocabulary=VocabularySettings(size=1000),
     pretraining=replace(DEFAULTS.pretraining, steps=12, batch=4, evaluate_every=6),
+    second_finetuning=FinetuneSettings(epochs=1, batch=64, length=16, rate=3e-4),
+    second_seeds=(0,),
     finetuning=FinetuneSettings(epochs=1, batch=64, length=16, rate=3e-4),
 )
 
@@ -46,7 +48,9 @@ def test_everything_is_there(demo: tuple[Path, DemoResults]) -> None:
     assert results.labels == ["in order", "shuffled"]
     assert sum(map(sum, results.confusion)) == 1500
     assert results.confusion[0][0] + results.confusion[1][1] == round(1500 * results.accuracies["pretrained"][0])
-    assert len(results.blanks) == 12
+    assert len(results.blanks) == len(results.second.blanks) == 12
+    assert len(results.second.shipped) == 1
+    assert len(results.second.own) == 3
     assert abs(results.baseline - 0.5) < 0.05  # counting words must not help
     assert [row["step"] for row in results.metrics if "held_out_mlm_loss" in row] == [6, 12]
     assert load(out / "pretraining").heads == ("mlm", "nsp")
@@ -80,7 +84,7 @@ def test_finished_stages_are_not_repeated(demo: tuple[Path, DemoResults]) -> Non
     listener = Listener()
     assert run_demo(out, listener, SMALL).accuracies == results.accuracies
     assert (out / "pretraining" / "model" / "model.safetensors").stat().st_mtime_ns == weights
-    assert sum("finished already" in line for line in listener.lines) == 7
+    assert sum("finished already" in line for line in listener.lines) == 8
 
 
 def test_page_needs_nothing_from_outside(demo: tuple[Path, DemoResults]) -> None:
@@ -89,7 +93,14 @@ def test_page_needs_nothing_from_outside(demo: tuple[Path, DemoResults]) -> None
     assert not re.search(r"(src|href)=|https?://|<script|@import|url\(", page)
     assert "default-src 'none'" in page
     assert "{{" not in page
-    for part in ("Pre-training", "Filled blanks", "Are these words in order?", "Examples", "What to try next"):
+    for part in (
+        "Pre-training",
+        "Filled blanks",
+        "Are these words in order?",
+        "Examples",
+        "Second chapter: a model with hours behind it",
+        "What to try next",
+    ):
         assert f"<h2>{part}</h2>" in page
     assert str(out / "pretraining" / "model") in page
 
@@ -99,9 +110,11 @@ def test_page_escapes_what_it_shows(demo: tuple[Path, DemoResults]) -> None:
     nasty = "<img src=x onerror=alert(1)>"
     blank = Blank(f"{nasty} [MASK] &", nasty, [(nasty, 0.5)], [(nasty, 0.5)])
     row = {"text": nasty, "label": nasty, "book": nasty, "pretrained": nasty, "scratch": "other"}
-    page = render(replace(results, blanks=[blank], examples=[row], labels=[nasty, "b"], facts={nasty: nasty}), out)
+    second = replace(results.second, name=nasty, told=nasty, blanks=[[(nasty, 0.5)]])
+    found = replace(results, blanks=[blank], examples=[row], labels=[nasty, "b"], facts={nasty: nasty}, second=second)
+    page = render(found, out)
     assert "<img" not in page
-    assert page.count("&lt;img src=x onerror=alert(1)&gt;") >= 8
+    assert page.count("&lt;img src=x onerror=alert(1)&gt;") >= 13
 
 
 def test_margin_by_hand() -> None:

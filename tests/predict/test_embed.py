@@ -9,6 +9,7 @@ from cloze.checkpoint import POOLINGS, EmbeddingSettings, Pooling
 from cloze.errors import RequestError
 from cloze.predict import Model
 from cloze.predict.batching import batches
+from cloze.predict.reading import read_texts
 from tests.model.made import SMALL, assert_close, model_folder
 
 TEXTS = ["the cat sat", "", "dogs ran on a mat, word7 word8.", "猫", "the cat sat", "a " * 50, "[SEP] cat"]
@@ -48,6 +49,14 @@ def test_nothing_to_embed(pooling: Pooling, pretrained: Model) -> None:
     vectors = pretrained.embed([], pooling=pooling)
     assert vectors.shape == (0, SMALL.hidden_size * (2 if pooling == "mean_max" else 1))
     assert vectors.dtype == numpy.float32
+
+
+def test_texts_that_were_read_before(pretrained: Model) -> None:
+    for how in ("cut", "windows"):
+        windows = read_texts(pretrained.tokenizer, TEXTS, TEXTS[::-1], how)
+        expected = pretrained.embed(TEXTS, TEXTS[::-1], "max", 1, how)
+        numpy.testing.assert_array_equal(pretrained.embed_encoded(windows, "max", 1), expected)
+    assert pretrained.embed_encoded([]).shape == (0, SMALL.hidden_size)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)

@@ -54,6 +54,20 @@ def test_fill_equals_transformers(pretrained: Model, oracle: Oracle) -> None:
         assert_close([filled.probability for filled in answer], values)
 
 
+def test_fill_all_fills_each(pretrained: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["the [MASK] sat on[MASK]a mat.", "[MASK]", "[MASK] [MASK] [MASK]", "a dog ran on the mat, [MASK]"]
+    alone = [pretrained.fill(text, top=3) for text in texts]
+    monkeypatch.setattr("cloze.predict.filling._HELD", 2)  # blanks of one text may be compared in two parts
+    together = pretrained.fill_all(texts, top=3)
+    assert [len(blanks) for blanks in together] == [2, 1, 3, 1]
+    for ours, theirs in zip(together, alone, strict=True):
+        assert [[one.token for one in blank] for blank in ours] == [[one.token for one in blank] for blank in theirs]
+        assert_close([[one.probability for one in blank] for blank in ours], [[one[1] for one in b] for b in theirs])
+    assert pretrained.fill_all([]) == []
+    with pytest.raises(RequestError, match=r"^one text was given where a list of texts was expected; put it into"):
+        pretrained.fill_all("[MASK]")
+
+
 def test_fill_is_sorted_and_covers_the_vocabulary(pretrained: Model) -> None:
     (answer,) = pretrained.fill("[MASK]", top=10_000)
     assert {filled.token for filled in answer} == set(pretrained.tokenizer.pieces)

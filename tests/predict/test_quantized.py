@@ -9,19 +9,20 @@ import pytest
 import torch
 from torch import nn
 
-from cloze.checkpoint.quantized_file import Int8Weight, layer_products, rounded
+from cloze.checkpoint.quantized_file import Int8Weight, layer_products
 from cloze.errors import ConfigError
 from cloze.predict import Model, load
 from cloze.predict import engine as engine_module
 from cloze.predict.engine import PRECISIONS
 from cloze.predict.quantized import KERNELS, Int8Linear, Product, choose_kernel, is_right
+from cloze.predict.rounding import round_product
 from tests.model.made import assert_close, model_folder, saved
 from tests.predict.test_minilm import texts as minilm_texts
 
 TEXTS = ["the cat sat", "", "dogs ran on a mat, word7 word8.", "猫", "the cat sat", "a " * 50, "[SEP] cat", "a cat"]
 
 
-@pytest.mark.parametrize("steps", [63, 96, 107])
+@pytest.mark.parametrize("steps", [90, 96, 107])
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize(("rows", "width", "features"), [(1, 16, 8), (3, 64, 33), (40, 768, 96)])
 def test_products_are_those_of_whole_numbers(kernel: str, rows: int, width: int, features: int, steps: int) -> None:
@@ -57,7 +58,7 @@ def test_room_for_two_products_in_sixteen_bits() -> None:
 def test_a_rounded_layer_is_near_and_keeps_its_parameters() -> None:
     torch.manual_seed(1)
     linear = nn.Linear(96, 40)
-    small = Int8Linear(linear, rounded("encoder.layers.0.expand", linear))
+    small = Int8Linear(linear, round_product("encoder.layers.0.expand", linear))
     states = torch.randn(3, 7, 96) * torch.logspace(-3, 3, 7)[:, None]  # rows of very different size
     states[0, 0] = 0.0
     with torch.inference_mode():
@@ -81,7 +82,7 @@ def minilm_sample() -> list[str]:
     return [text for text in minilm_texts()[:90] if len(text) < 160][:44]
 
 
-@pytest.mark.parametrize(("precision", "least", "mean"), [("bf16", 0.9995, 0.9999), ("int8", 0.98, 0.994)])
+@pytest.mark.parametrize(("precision", "least", "mean"), [("bf16", 0.9995, 0.9999), ("int8", 0.99, 0.997)])
 def test_published_weights(
     precision: str, least: float, mean: float, minilm: dict[str, Model], minilm_sample: list[str]
 ) -> None:

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 
+from cloze.errors import RequestError
 from cloze.predict import Model, load
+from cloze.predict.reading import read_texts
 from cloze.serve.operations import abilities, compute, is_finite
 from cloze.serve.queue import Kind
 from cloze.serve.refusals import Failed
+from tests.model.made import model_folder
 
 # What needs no head.
 ANY = {"embed", "inspect"}
@@ -33,8 +36,15 @@ def test_a_model_without_numbers_fails(folders: dict[str, str]) -> None:
     broken = load(folders["base"])
     with torch.no_grad():
         next(broken.bert.parameters())[:] = float("nan")
-    results = compute(broken, Kind("embed"), [("the cat", None), ("a dog", None)])
+    results = compute(broken, Kind("embed"), [("a cat", read_texts(broken.tokenizer, ["a cat"])[0])] * 2)
     assert [type(result) for result in results] == [Failed, Failed]
+
+
+def test_labels_that_mean_nothing_are_refused() -> None:
+    unnamed = Model(model_folder(["sequence"]))
+    message = "^this model's folder does not say what its labels mean; fine-tune it with cloze$"
+    with pytest.raises(RequestError, match=message):
+        compute(unnamed, Kind("classify"), [("a cat", read_texts(unnamed.tokenizer, ["a cat"])[0])])
 
 
 def test_heads_allow(models: dict[str, Model]) -> None:

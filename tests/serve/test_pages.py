@@ -89,6 +89,13 @@ def test_every_route_is_told_of(page: Page, address: str) -> None:
     assert {"/embed", "/v1/embeddings", "/v1/models", "/fill", "/encode", "/health", "/metrics"} <= set(told)
 
 
+def test_the_page_of_attention_is_one_click_away(page: Page, address: str) -> None:
+    page.goto(address)
+    page.click("nav a:text-is('Attention')")
+    page.wait_for_url(f"{address}/inspect")
+    assert page.title() == "attention"
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark(scheme: str, browser: Browser, address: str) -> None:
     with browser.new_context(color_scheme=scheme) as context:  # type: ignore[arg-type]

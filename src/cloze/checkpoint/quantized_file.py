@@ -2,6 +2,8 @@
 
     encoder.layers.0.expand.values   int8, (N, K)
     encoder.layers.0.expand.scales   float32, (N,): what one step of each row is worth
+    encoder.layers.0.expand.factors  float32, (K,): what each feature is divided by before it is rounded, and its column
+                                     multiplied with; only of products behind a LayerNorm (see predict/rounding.py)
 
 Others ignore the file. It names the weights that it was made of by their SHA-256, so that one which a newer model has
 left behind is refused, and says how alike the model's vectors are in int8 and in float32.
@@ -32,10 +34,12 @@ from cloze.model import Bert
 INT8 = "int8.safetensors"
 # A row of zeros has no scale of its own; whatever it is divided by, it stays zero.
 SMALLEST = 1e-30
-_FORMAT = "cloze int8 1"
-# The matrix products of a layer, and the steps of their weights. Behind a LayerNorm it is the activations that have a
-# few large values and want fine steps; those of the other two are even, and their weights are what rounding costs most.
-_PRODUCTS = {"attention.query_key_value": 63, "attention.output": 96, "expand": 63, "contract": 107}
+_FORMAT = "cloze int8 2"
+# The matrix products of a layer, and the steps of their weights. Factors share what is large between the weights and
+# the activations, and steps are shared alike; the activations of the other two are even, and it is their weights that
+# rounding costs most.
+_PRODUCTS = {"attention.query_key_value": 90, "attention.output": 96, "expand": 90, "contract": 107}
+_EVENED = ("attention.query_key_value", "expand")
 _LARGEST_SUM = 2**15 - 1
 
 
@@ -46,6 +50,7 @@ class Int8Weight:
     values: Tensor
     scales: Tensor
     steps: int  # no value is larger
+    factors: Tensor | None = None  # what the features that are multiplied with it are divided by before, (K,)
 
     @property
     def row_steps(self) -> int:
@@ -53,11 +58,18 @@ class Int8Weight:
         return min(127, _LARGEST_SUM // (4 * self.steps))
 
     @classmethod
-    def of(cls, weight: Tensor, steps: int) -> "Int8Weight":
-        """Round a weight, (N, K)."""
+    def of(cls, weight: Tensor, steps: int, factors: Tensor | None = None) -> "Int8Weight":
+        """Round a weight, (N, K), for features that are divided by these factors, (K,)."""
         weight = weight.detach().float()
+        if factors is not None:
+            weight = weight * factors
         scales = weight.abs().amax(1).clamp(min=SMALLEST) / steps
-        return cls((weight / scales[:, None]).round().to(torch.int8), scales, steps)
+        return cls((weight / scales[:, None]).round().to(torch.int8), scales, steps, factors)
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """What the file holds of it."""
+        found = {f"{name}.values": self.values, f"{name}.scales": self.scales}
+        return found if self.factors is None else found | {f"{name}.factors": self.factors}
 
 
 @dataclass(frozen=True)
@@ -77,22 +89,22 @@ def layer_products(bert: Bert) -> Iterator[tuple[str, nn.Linear]]:
             yield f"encoder.layers.{number}.{name}", linear
 
 
-def rounded(place: str, linear: nn.Linear) -> Int8Weight:
-    """The weight of one of the products, which its place in the model tells apart."""
-    return Int8Weight.of(linear.weight, _steps(place))
-
-
-def _steps(place: str) -> int:
+def steps_of(place: str) -> int:
+    """The steps of a product's weight, which its place in the model tells."""
     return next(steps for name, steps in _PRODUCTS.items() if place.endswith(f".{name}"))
 
 
-def write_quantized(place: Path, bert: Bert, least_cosine: float) -> Path:
-    """Round a model's weights into the file beside them and return its path."""
+def is_evened(place: str) -> bool:
+    """Whether the features that come into a product are divided by factors: where they come from a LayerNorm."""
+    return place.endswith(_EVENED)
+
+
+def write_quantized(place: Path, weights: Mapping[str, Int8Weight], least_cosine: float) -> Path:
+    """Write a model's rounded weights into the file beside it and return its path."""
     path = _folder(place) / INT8
     tensors: dict[str, Tensor] = {}
-    for name, linear in layer_products(bert):
-        weight = rounded(name, linear)
-        tensors |= {f"{name}.values": weight.values, f"{name}.scales": weight.scales}
+    for name, weight in weights.items():
+        tensors |= weight.tensors(name)
     facts = {"kind": _FORMAT, "weights": weights_fingerprint(place), "least_cosine": f"{least_cosine:.6f}"}
     with replaced_file(path) as temporary:
         write_safetensors(temporary, tensors, facts)
@@ -108,7 +120,10 @@ def read_quantized(contents: ModelFolder) -> QuantizedFile | None:
         return None
     tensors, facts = read_safetensors_facts(path)
     if facts.get("kind") != _FORMAT:
-        raise CheckpointError(f"{path}: not a file of 'cloze quantize' ({_FORMAT!r} was expected); delete it")
+        raise CheckpointError(
+            f"{path}: not a file of this version's 'cloze quantize' ({_FORMAT!r} was expected); "
+            "run it again, or delete the file"
+        )
     if facts.get("weights") != weights_fingerprint(contents.place):
         raise CheckpointError(
             f"{path}: rounded from other weights than the model's; run 'cloze quantize' again, or delete the file"
@@ -124,7 +139,8 @@ def _folder(place: Path) -> Path:
 
 
 def _read(tensors: Mapping[str, Tensor], name: str, linear: nn.Linear, path: Path) -> Int8Weight:
-    values, scales, steps = tensors.get(f"{name}.values"), tensors.get(f"{name}.scales"), _steps(name)
+    values, scales, factors = (tensors.get(f"{name}.{part}") for part in ("values", "scales", "factors"))
+    steps = steps_of(name)
     if (
         values is None
         or scales is None
@@ -135,9 +151,18 @@ def _read(tensors: Mapping[str, Tensor], name: str, linear: nn.Linear, path: Pat
         or values.max() > steps
         or values.min() < -steps
         or not bool(scales.isfinite().all())
+        or (factors is None) == is_evened(name)
+        or not _are_factors(factors, linear)
     ):
         raise CheckpointError(f"{path}: {name} does not fit the model's; run 'cloze quantize' again")
-    return Int8Weight(values, scales, steps)
+    return Int8Weight(values, scales, steps, factors)
+
+
+def _are_factors(factors: Tensor | None, linear: nn.Linear) -> bool:
+    if factors is None:
+        return True
+    right = factors.dtype is torch.float32 and factors.shape == (linear.in_features,)
+    return right and bool((factors.isfinite() & (factors > 0)).all())
 
 
 def _share(text: str, path: Path) -> float:

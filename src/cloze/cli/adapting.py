@@ -6,6 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_table
+from cloze.models import SHIPPED_MODEL
 from cloze.tasks.source import RowSettings
 from cloze.train.settings import AdaptSettings, FinetuneSettings
 
@@ -17,7 +18,7 @@ def adapt(
     *,
     domain: Annotated[list[Path], Parameter(consume_multiple=True)],
     task: Annotated[tuple[str, Path], Parameter(help="A task and its data, as for finetune: --task classify rows.csv")],
-    model: str,
+    model: str = SHIPPED_MODEL,
     out: Path,
     dev: Path | None = None,
     rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,

@@ -10,6 +10,7 @@ from cloze.cli.console import Engine, print_json, print_table
 from cloze.cli.inputs import Inputs, gather_texts
 from cloze.cli.outputs import write_rows
 from cloze.errors import ConfigError
+from cloze.models import SHIPPED_MODEL
 
 Place = Annotated[Engine, Parameter(name="*")]
 HERE = Engine()
@@ -20,7 +21,7 @@ def answer(
     contexts: Annotated[list[str] | None, Parameter(help="Texts that may have the answer.")] = None,
     /,
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     top: int = 1,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     output: Path | None = None,
@@ -64,7 +65,7 @@ def choose(
     options: Annotated[list[str] | None, Parameter(help="What may fit, two at least.")] = None,
     /,
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     output: Path | None = None,
     text: str = "text",

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from cloze.cli.console import print_json, print_table
 from cloze.cli.inputs import gather_texts
 from cloze.cli.predictions import HERE, Place, Texts
+from cloze.models import SHIPPED_MODEL
 
 if TYPE_CHECKING:
     from cloze.predict import FilledTogether
@@ -15,7 +16,7 @@ def fill(
     texts: Texts = None,
     /,
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     top: int = 5,
     joint: bool = False,
     rounds: int = 2,
@@ -56,7 +57,9 @@ def _print_ways(text: str, ways: "list[FilledTogether]", json: bool) -> None:
         print_table((text, "log-probability"), [(way.text, f"{way.log_probability:.3f}") for way in ways])
 
 
-def follows(first: str, second: str, /, *, model: str, json: bool = False, machine: Place = HERE) -> None:
+def follows(
+    first: str, second: str, /, *, model: str = SHIPPED_MODEL, json: bool = False, machine: Place = HERE
+) -> None:
     """Say how likely the second text follows the first.
 
     Args:
@@ -76,7 +79,7 @@ def score(
     texts: Texts = None,
     /,
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     tokens: bool = False,
     json: bool = False,

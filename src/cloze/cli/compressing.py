@@ -4,13 +4,14 @@ from pathlib import Path
 
 from cloze.cli.console import print_json, print_table
 from cloze.errors import ConfigError
+from cloze.models import SHIPPED_MODEL, shipped_folder
 
 OUR_TEXTS = 200
 
 
 def quantize(
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     out: Path | None = None,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     task: str | None = None,
@@ -29,6 +30,8 @@ def quantize(
     """
     if (task is None) != (data is None):
         raise ConfigError("--task and --data belong together; give both, or neither")
+    if out is None and shipped_folder(model) is not None:
+        raise ConfigError(f"{model} comes with the package and is left as it is; give --out FOLDER for a copy")
     from cloze.cli.inputs import gather_texts
     from cloze.demo.flow import DATA
     from cloze.predict.quantizing import quantize as run
@@ -52,7 +55,7 @@ def quantize(
         print("int8 changes this model's vectors too much for --precision auto; --precision int8 uses it all the same")
 
 
-def export(*, model: str, out: Path, json: bool = False) -> None:
+def export(*, model: str = SHIPPED_MODEL, out: Path, json: bool = False) -> None:
     """Write a model as an ONNX graph, with the tokenizer's files beside it.
 
     Args:

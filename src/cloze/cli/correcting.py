@@ -9,6 +9,7 @@ from cloze.cli.console import Machine, print_json, print_table
 from cloze.cli.inputs import gather_texts
 from cloze.cli.outputs import write_rows
 from cloze.cli.predictions import HERE, Place, Texts
+from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction_settings import CorrectionSettings
 from cloze.tasks.source import RowSettings
 
@@ -22,7 +23,7 @@ def correct(
     texts: Texts = None,
     /,
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     settings: Annotated[CorrectionSettings, Parameter(name="*")] = SETTINGS,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     output: Path | None = None,

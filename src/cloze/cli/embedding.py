@@ -13,6 +13,7 @@ from cloze.cli.predictions import HERE, Place, Texts
 from cloze.cli.streaming import stream_file
 from cloze.errors import ConfigError
 from cloze.kinds import LongTexts
+from cloze.models import SHIPPED_MODEL
 
 if TYPE_CHECKING:
     from cloze.predict import Model
@@ -51,7 +52,7 @@ def embed(
     texts: Texts = None,
     /,
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     output: Path | None = None,
     text: str = "text",

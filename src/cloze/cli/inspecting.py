@@ -7,6 +7,7 @@ from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_table
 from cloze.inspect.settings import HeadSettings
+from cloze.models import SHIPPED_MODEL
 
 HERE, HEADS = Machine(), HeadSettings()
 
@@ -15,7 +16,7 @@ def heads(
     texts: Annotated[list[Path], Parameter(help="Text files, with a blank line between documents.")],
     /,
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     out: Path = Path("heads"),
     related: Path | None = None,
     settings: Annotated[HeadSettings, Parameter(name="*")] = HEADS,
@@ -57,7 +58,7 @@ def inspect(
     second: str | None = None,
     /,
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     out: Path,
     heads: Path | None = None,
     json: bool = False,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cloze.cli.console import print_json, print_table
+from cloze.models import SHIPPED_MODEL
 
 if TYPE_CHECKING:
     from cloze.checkpoint.extend import Extended
@@ -28,7 +29,7 @@ LIBRARIES = (
 
 def extend(
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     out: Path,
     words: Path | None = None,
     entities: Path | None = None,

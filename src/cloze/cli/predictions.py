@@ -12,6 +12,7 @@ from cloze.cli.inputs import Inputs, gather_texts
 from cloze.cli.outputs import ROW_FILES, check_ending, write_rows
 from cloze.cli.streaming import stream_file
 from cloze.errors import ConfigError
+from cloze.models import SHIPPED_MODEL
 
 if TYPE_CHECKING:
     from cloze.predict import Model
@@ -25,7 +26,7 @@ def classify(
     texts: Texts = None,
     /,
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     output: Path | None = None,
     text: str = "text",

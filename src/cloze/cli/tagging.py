@@ -12,6 +12,7 @@ from cloze.cli.console import Engine, print_json, print_table
 from cloze.cli.inputs import gather_texts
 from cloze.cli.outputs import write_rows
 from cloze.errors import ConfigError
+from cloze.models import SHIPPED_MODEL
 
 if TYPE_CHECKING:
     from cloze.predict import Model, Tagged
@@ -37,7 +38,7 @@ def tag(
     texts: Annotated[list[str] | None, Parameter(help="Texts; standard input, a line each, if none are given.")] = None,
     /,
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     output: Path | None = None,
     text: str = "text",

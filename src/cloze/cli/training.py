@@ -12,6 +12,7 @@ from cloze.cli.correcting import SETTINGS, evaluate_correction
 from cloze.cli.outputs import write_rows
 from cloze.cli.searches import print_search
 from cloze.errors import ConfigError
+from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction_settings import CorrectionSettings
 from cloze.tasks.source import RowSettings
 from cloze.train.settings import BlankSettings, FinetuneSettings, SearchSettings
@@ -32,7 +33,7 @@ def finetune(
     data: Annotated[Path, Parameter(help="A file of your own, or the folder of a published task.")],
     /,
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     out: Path,
     dev: Path | None = None,
     rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
@@ -91,7 +92,7 @@ def evaluate(
     ],
     /,
     *,
-    model: str,
+    model: str = SHIPPED_MODEL,
     out: Path | None = None,
     split: str = "dev",
     rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,

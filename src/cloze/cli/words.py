@@ -9,6 +9,7 @@ from cyclopts import Parameter
 from cloze.cli.console import Reporter, print_json, print_table
 from cloze.cli.inputs import gather_texts
 from cloze.corpus.settings import VocabularySettings
+from cloze.models import SHIPPED_MODEL, shipped_folder
 
 if TYPE_CHECKING:
     from cloze.text import Encoding, Tokenizer
@@ -54,7 +55,7 @@ def tokens(
     texts: Annotated[list[str] | None, Parameter(help="Texts; standard input, a line each, if none are given.")] = None,
     /,
     *,
-    model: Path,
+    model: Path = Path(SHIPPED_MODEL),
     pair: str | None = None,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     max_length: int | None = None,
@@ -95,7 +96,7 @@ def coverage(
     texts: Annotated[list[Path], Parameter(help="Text files, plain or .gz, .xz, .zst.")],
     /,
     *,
-    model: Path,
+    model: Path = Path(SHIPPED_MODEL),
     top: int = 20,
     best: int = 2000,
     minimum: int = 5,
@@ -178,7 +179,8 @@ def _coverage_as_json(found: "Coverage", best: int) -> dict[str, object]:
 def _tokenizer(model: Path) -> "Tokenizer":
     from cloze.text import Tokenizer
 
-    return Tokenizer.from_folder(model / "model" if (model / "model" / "config.json").is_file() else model)
+    folder = shipped_folder(model) or model
+    return Tokenizer.from_folder(folder / "model" if (folder / "model" / "config.json").is_file() else folder)
 
 
 def _rung(word: "Word") -> str:

@@ -1,6 +1,6 @@
 """The demo's stages, each a call of the product: what is done already is not done again.
 
-vocab/  data/  pretraining/  scratch/  finetuning/<start>-<seed>/  report.html  results.json
+vocab/  data/  pretraining/  scratch/  finetuning/<start>-<seed>/  second/<model>-<seed>/  report.html  results.json
 """
 
 import json
@@ -15,6 +15,7 @@ from cloze.checkpoint import ModelFolder, save_folder
 from cloze.corpus.prepare import prepare
 from cloze.corpus.vocabulary import train_vocabulary
 from cloze.demo.results import Blank, DemoResults, DemoSettings, record_results, recorded_results
+from cloze.demo.second_chapter import second_chapter, tune_shipped
 from cloze.demo.statistics import paired_margin
 from cloze.files import replace_json
 from cloze.model import Bert, preset
@@ -48,23 +49,25 @@ def run_demo(out: Path, progress: Progress, settings: DemoSettings | None = None
     vocab, data, scratch = out / "vocab", out / "data", out / SCRATCH
     books = [DATA / "books.txt.xz"]
     if not vocab.exists():
-        progress.say("1/5  learning a vocabulary")
+        progress.say("1/6  learning a vocabulary")
         clock.time(
             "vocabulary", lambda: train_vocabulary(books, vocab, settings=settings.vocabulary, progress=progress)
         )
-    progress.say("2/5  splitting and tokenizing the text")
+    progress.say("2/6  splitting and tokenizing the text")
     clock.time("preparation", lambda: prepare(books, vocab, data, settings=settings.preparation, progress=progress))
-    progress.say("3/5  pre-training: masked words and next sentences")
+    progress.say("3/6  pre-training: masked words and next sentences")
     run = out / PRETRAINING
     clock.time("pre-training", lambda: pretrain(data, run, settings=settings.pretraining, progress=progress))
     if not scratch.exists():
         _save_untrained(scratch, vocab, settings)
-    progress.say("4/5  fine-tuning on 'are these words in order?', three seeds, with and without pre-training")
+    progress.say("4/6  fine-tuning on 'are these words in order?', three seeds, with and without pre-training")
     for seed in SEEDS:
         for start in STARTS:
             clock.time("fine-tuning", lambda: _finetune(out, start, seed, settings, progress))  # noqa: B023 (called at once)
-    progress.say("5/5  scoring the test books")
-    results = _gather(out, clock)
+    progress.say("5/6  the second chapter: the same task with the shipped model")
+    shipped = clock.time("second chapter", lambda: tune_shipped(DATA, out / "second", settings, progress))
+    progress.say("6/6  scoring the test books")
+    results = _gather(out, shipped, clock)
     record_results(out, settings, results)
     return results
 
@@ -93,7 +96,7 @@ def _source(name: str) -> Source:
     return Source("classify", DATA / name, DATA / "order_dev.tsv")
 
 
-def _gather(out: Path, clock: "_Clock") -> DemoResults:
+def _gather(out: Path, shipped: list[Path], clock: "_Clock") -> DemoResults:
     evaluations = {
         start: [evaluate(out / "finetuning" / f"{start}-{seed}", _source(TEST)) for seed in SEEDS] for start in STARTS
     }
@@ -102,16 +105,19 @@ def _gather(out: Path, clock: "_Clock") -> DemoResults:
     labels = sorted({row["label"] for row in rows})
     run = Run(out / PRETRAINING)
     accuracies = {start: [one.metrics["accuracy"] for one in found] for start, found in evaluations.items()}
+    blanks = [_fill(line, trained, untrained) for line in (DATA / "sentences.txt").read_text("utf-8").splitlines()]
+    own = [out / "finetuning" / f"pretrained-{seed}" for seed in SEEDS]
     return DemoResults(
         metrics=run.metrics(),
         held_out={name: value for name, value in run.results().items() if name.startswith("held_out_")},
-        blanks=[_fill(line, trained, untrained) for line in (DATA / "sentences.txt").read_text("utf-8").splitlines()],
+        blanks=blanks,
         accuracies=accuracies,
         margin=paired_margin(accuracies["pretrained"], accuracies["scratch"]),
         baseline=bag_of_words_accuracy(),
         labels=labels,
         confusion=_confusion(labels, rows, evaluations["pretrained"][0]),
         examples=_examples(rows, evaluations),
+        second=second_chapter(DATA, [blank.sentence for blank in blanks], own, shipped),
         facts=_facts(trained, out),
         seconds=clock.seconds,
     )

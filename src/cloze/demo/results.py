@@ -36,6 +36,10 @@ class DemoSettings:
     finetuning: FinetuneSettings = field(
         default_factory=lambda: FinetuneSettings(epochs=4, batch=32, length=32, rate=5e-4, dropout=0.1)
     )
+    second_finetuning: FinetuneSettings = field(
+        default_factory=lambda: FinetuneSettings(epochs=2, batch=32, length=32, rate=2e-4, dropout=0.1)
+    )
+    second_seeds: tuple[int, ...] = (0, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,17 @@ class Blank:
     word: str
     trained: list[tuple[str, float]]
     untrained: list[tuple[str, float]]
+
+
+@dataclass(frozen=True)
+class SecondChapter:
+    """The shipped model beside the demo's own: blanks, and accuracy on sentences that neither has read."""
+
+    name: str
+    told: str
+    blanks: list[list[tuple[str, float]]]
+    shipped: list[float]  # one a seed
+    own: list[float]
 
 
 @dataclass(frozen=True)
@@ -61,6 +76,7 @@ class DemoResults:
     labels: list[str]
     confusion: list[list[int]]
     examples: list[dict[str, str]]
+    second: SecondChapter
     facts: dict[str, str]
     seconds: dict[str, float]
 
@@ -72,7 +88,11 @@ def recorded_results(out: Path, settings: DemoSettings) -> DemoResults | None:
     if recorded.get("settings") != _plain(settings):
         return None
     results = recorded["results"]
-    rebuilt = {"blanks": [Blank(**blank) for blank in results["blanks"]], "margin": Margin(**results["margin"])}
+    rebuilt = {
+        "blanks": [Blank(**blank) for blank in results["blanks"]],
+        "margin": Margin(**results["margin"]),
+        "second": SecondChapter(**results["second"]),
+    }
     return DemoResults(**results | rebuilt)
 
 

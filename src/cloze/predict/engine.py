@@ -11,11 +11,12 @@ import torch
 from torch import nn
 
 from cloze.checkpoint import ModelFolder
-from cloze.checkpoint.quantized_file import Int8Weight, QuantizedFile, layer_products, read_quantized, rounded
+from cloze.checkpoint.quantized_file import Int8Weight, QuantizedFile, layer_products, read_quantized
 from cloze.errors import ConfigError, did_you_mean
 from cloze.kinds import PrecisionName
 from cloze.model import Bert
 from cloze.predict.quantized import Bf16Linear, FrozenLinear, Int8Linear
+from cloze.predict.rounding import round_product, round_products
 
 PRECISIONS: tuple[PrecisionName, ...] = ("auto", "fp32", "bf16", "int8")
 # How alike the vectors of a text must be, in int8 and in float32, for "auto" to take int8.
@@ -52,16 +53,23 @@ def precision_of(bert: Bert) -> PrecisionName:
 
 
 def use_products(bert: Bert, name: PrecisionName, weights: Mapping[str, Int8Weight]) -> None:
-    """Put layers of this kind into their places; ``weights`` are those that were rounded before."""
+    """Put layers of this kind into their places; ``weights`` are those that were rounded before, if they were."""
     for place, linear in list(layer_products(bert)):
-        plain = linear.plain() if isinstance(linear, FrozenLinear) else linear
-        parent, _, last = place.rpartition(".")
-        setattr(bert.get_submodule(parent), last, _product(plain, name, place, weights.get(place)))
+        _put(bert, place, linear.plain() if isinstance(linear, FrozenLinear) else linear)
+    if name == "int8" and not weights:
+        weights = round_products(bert)
+    for place, linear in list(layer_products(bert)):
+        _put(bert, place, _product(linear, name, place, weights.get(place)))
+
+
+def _put(bert: Bert, place: str, linear: nn.Linear) -> None:
+    parent, _, last = place.rpartition(".")
+    setattr(bert.get_submodule(parent), last, linear)
 
 
 def _product(plain: nn.Linear, name: PrecisionName, place: str, weight: Int8Weight | None = None) -> nn.Linear:
     if name == "int8":
-        return Int8Linear(plain, weight or rounded(place, plain))
+        return Int8Linear(plain, weight or round_product(place, plain))
     return Bf16Linear(plain) if name == "bf16" else plain
 
 

@@ -28,12 +28,14 @@ from cloze.errors import ConfigError, RequestError
 from cloze.kinds import LongTexts, PrecisionName
 from cloze.model import Bert, EncoderOutput, HeadName
 from cloze.model.head_masks import Head, prune_heads, without_heads
+from cloze.models import SHIPPED_MODEL
 from cloze.predict.adapters import Adapters
 from cloze.predict.batching import BATCH_COST, Batch, Result, collate, run_batched
-from cloze.predict.blanks import find_blanks
 from cloze.predict.engine import precision_of, set_precision
-from cloze.predict.labels import chosen_classes, chosen_labels, probabilities
+from cloze.predict.filling import fill_blanks
+from cloze.predict.labelled import labels_that_hold, likeliest_labels
 from cloze.predict.pooling import layer_indices, make_vectors
+from cloze.predict.reading import read_blanks, read_texts
 from cloze.predict.results import (
     Answer,
     Attention,
@@ -47,7 +49,7 @@ from cloze.predict.results import (
     Tagged,
 )
 from cloze.predict.windows import join_vectors
-from cloze.text import Encoding, Tokenizer, encode_long
+from cloze.text import Encoding, Tokenizer
 
 if TYPE_CHECKING:
     from cloze.tasks.correction_settings import CorrectionSettings
@@ -58,13 +60,13 @@ Floats = NDArray[np.float32]
 
 
 def load(
-    source: str | Path,
+    source: str | Path = SHIPPED_MODEL,
     *,
     base: str | Path | None = None,
     device: str | None = None,
     precision: PrecisionName = "fp32",
 ) -> "Model":
-    """Load a model folder (ours, any HF BERT, or a TensorFlow checkpoint), or a hub name when online.
+    """Load a model folder (ours, any HF BERT, or a TensorFlow checkpoint), a hub name when online, or the shipped one.
 
     An adapter's folder is loaded on the base that it was trained on; ``base`` says where that is if it has moved.
     ``precision`` is fp32, whose numbers equal other libraries', bf16, int8, or auto: the fastest that is near enough.
@@ -151,19 +153,14 @@ class Model:
 
     # -- pre-training heads ------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def fill(self, text: str, top: int = 5) -> list[list[Filled]]:
         """The best words for each ``[MASK]`` of a text, each blank on its own."""
+        return self.fill_all([text], top)[0]
+
+    def fill_all(self, texts: Sequence[str], top: int = 5) -> list[list[list[Filled]]]:
+        """The best words for each ``[MASK]`` of each text, as ``fill`` gives them."""
         self._need("mlm")
-        encoding, blanks = find_blanks(self.tokenizer, text, top)
-        batch = self._collate([encoding])
-        states = self.bert(batch.ids, batch.segments).last[0, blanks]
-        probabilities = self.bert.heads["mlm"](states).softmax(-1)  # (blanks, V)
-        best = probabilities[:, : self.tokenizer.size].topk(min(top, self.tokenizer.size))
-        return [
-            [Filled(self.tokenizer.piece(piece), value) for value, piece in zip(values, pieces, strict=True)]
-            for values, pieces in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
+        return fill_blanks(self, read_blanks(self.tokenizer, texts, top), top)
 
     def fill_together(self, text: str, top: int = 5, rounds: int = 2) -> list[FilledTogether]:
         """The best ways to fill all ``[MASK]`` of a text so that the words fit each other, best first."""
@@ -209,7 +206,6 @@ class Model:
 
     # -- the encoder itself ------------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def embed(
         self,
         texts: Sequence[str],
@@ -222,6 +218,16 @@ class Model:
 
         Of a text that is read in windows it is the mean of theirs, weighted by their tokens.
         """
+        return self.embed_encoded(self._encode_long(texts, pairs, long_texts), pooling, layer)
+
+    @torch.inference_mode()
+    def embed_encoded(
+        self,
+        windows: Sequence[Sequence[Encoding]],
+        pooling: Pooling | None = None,
+        layer: int | Sequence[int] = -1,
+    ) -> Floats:
+        """As ``embed``, of texts that are sequences already: for each text one, or its windows."""
         layers = layer_indices(layer, self.bert.config.layers)
         size = self.bert.config.hidden_size
         make = make_vectors(self.embedding, pooling, size, last=layers == (self.bert.config.layers,))
@@ -229,7 +235,6 @@ class Model:
         def step(batch: Batch) -> list[Floats]:
             return list(make(self._states(batch, layers), batch.real).cpu().numpy())
 
-        windows = self._encode_long(texts, pairs, long_texts)
         rows = self.run([window for text in windows for window in text], step)
         if not rows:
             return np.zeros((0, make.width(size)), np.float32)
@@ -278,41 +283,32 @@ class Model:
     def classify(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Label]:
         """The label of each text, with the probability of every label."""
         task = self._need_task("classify")
-        rows = self.logits(texts, pairs)
-        found = zip(probabilities(task, rows), chosen_classes(task, rows), strict=True)
-        return [
-            Label(task.names[chosen], float(row[chosen]), dict(zip(task.names, row.tolist(), strict=True)))
-            for row, chosen in found
-        ]
+        return likeliest_labels(task, self.logits(texts, pairs))
 
     def classify_all(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Labels]:
         """All labels that hold for each text, for models trained on any number of them."""
         task = self._need_task("multilabel")
-        rows = self.logits(texts, pairs)
-        found = zip(probabilities(task, rows), chosen_labels(task, rows), strict=True)
-        return [
-            Labels(
-                tuple(name for name, holds in zip(task.names, flags, strict=True) if holds),
-                dict(zip(task.names, row.tolist(), strict=True)),
-            )
-            for row, flags in found
-        ]
+        return labels_that_hold(task, self.logits(texts, pairs))
 
     def regress(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
         """The number of each text, (N,)."""
         self._need_task("regress")
         return self.logits(texts, pairs)[:, 0]
 
-    @torch.inference_mode()
     def logits(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
         """The sequence head's raw outputs, (N, labels); of a text that is read in windows, their mean."""
+        self._need("sequence")
+        return self.logits_encoded(self._encode_long(texts, pairs, self.task.long_texts if self.task else "cut"))
+
+    @torch.inference_mode()
+    def logits_encoded(self, windows: Sequence[Sequence[Encoding]]) -> Floats:
+        """As ``logits``, of texts that are sequences already: for each text one, or its windows."""
         self._need("sequence")
 
         def step(batch: Batch) -> list[Floats]:
             last = self.bert(batch.ids, batch.segments, batch.mask).last
             return list(self.bert.heads["sequence"](self.bert.pooled(last)).float().cpu().numpy())
 
-        windows = self._encode_long(texts, pairs, self.task.long_texts if self.task else "cut")
         rows = self.run([window for text in windows for window in text], step)
         if not rows:
             return np.zeros((0, self.bert.labels), np.float32)
@@ -355,13 +351,7 @@ class Model:
 
     def _encode_long(self, texts: Sequence[str], pairs: Sequence[str] | None, how: LongTexts) -> list[list[Encoding]]:
         """The sequences of each text; it is told how many texts lost something."""
-        if isinstance(texts, str) or isinstance(pairs, str):
-            raise RequestError("one text was given where a list of texts was expected; put it into a list")
-        if pairs is not None and len(pairs) != len(texts):
-            raise RequestError(f"{len(texts)} texts, but {len(pairs)} pairs; one for each was expected")
-        if pairs is not None and self.bert.config.segments < 2:
-            raise RequestError("this model tells no second text from a first (it has one segment); give single texts")
-        encoded = encode_long(self.tokenizer, texts, pairs, how)
+        encoded = read_texts(self.tokenizer, texts, pairs, how, segments=self.bert.config.segments)
         cut = sum(windows[0].dropped > 0 for windows in encoded)
         if cut:
             logger.warning(

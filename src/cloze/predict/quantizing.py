@@ -14,6 +14,7 @@ from cloze.errors import CheckpointError, RequestError
 from cloze.predict.engine import LEAST_COSINE
 from cloze.predict.evaluation import evaluate
 from cloze.predict.model import Floats, Model
+from cloze.predict.rounding import round_products
 from cloze.tasks.source import Source
 
 # Speed is measured on some of the texts, the best of a few rounds.
@@ -62,7 +63,7 @@ def quantize(
     # Rounded here and now: a file of an earlier run may lie beside it.
     small = Model(replace(load_any(place), place=None), device="cpu", precision="int8")
     cosines = _cosines(*(one.embed(texts, pooling="mean") for one in (plain, small)))
-    path = write_quantized(place, plain.bert, float(cosines.min()))
+    path = write_quantized(place, round_products(plain.bert), float(cosines.min()))
     scores: dict[str, dict[str, float]] = {}
     if task is not None:
         scores = {one.precision: dict(evaluate(one, task).metrics) for one in (plain, small)}

@@ -9,6 +9,7 @@ from cloze import __version__
 from cloze.serve import inspecting, others_routes, pages, routes, state_routes
 from cloze.serve.answers import add_error_handlers
 from cloze.serve.gate import Gate
+from cloze.serve.lookup import Posts
 from cloze.serve.service import Service
 
 # Whatever answers requests is joined here.
@@ -34,6 +35,7 @@ def make_app(service: Service) -> Gate:
         lifespan=lifespan,
     )
     app.state.service = service
+    app.router.routes.insert(0, Posts(route for router in ROUTERS for route in router.routes))
     for router in ROUTERS:
         app.include_router(router)
     add_error_handlers(app)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloze.errors import CheckpointError, ClozeError, RequestError, did_you_mean
-from cloze.kinds import PrecisionName
+from cloze.kinds import LongTexts, PrecisionName
 from cloze.predict import Model, load
+from cloze.predict.reading import read_texts
 from cloze.serve.batcher import Batcher
 from cloze.serve.metrics import Metrics
 from cloze.serve.operations import abilities, compute
@@ -30,7 +31,8 @@ class Served:
     abilities: frozenset[str]
     description: dict[str, Any]
     tokenizer: Any
-    windows: bool  # whether texts to classify are read whole, in windows
+    segments: int  # texts that it tells apart in one sequence
+    long_texts: LongTexts  # how texts to classify are read that are too long for one
     created: int
 
     @property
@@ -96,11 +98,13 @@ class _Desk:
         return compute(self._model, kind, inputs)
 
     def probe(self) -> None:
-        (result,) = self.compute(_PROBE, [("Are you there?", None)])
+        (windows,) = read_texts(self._model.tokenizer, [_QUESTION])
+        (result,) = self.compute(_PROBE, [(_QUESTION, windows)])
         if isinstance(result, Exception):
             raise result
 
 
+_QUESTION = "Are you there?"
 # Pooled in a way that any model has, whatever its folder asks for.
 _PROBE = Kind("embed", None, (("pooling", "mean"),))
 
@@ -160,9 +164,17 @@ def _describe(name: str, base: str, adapter: str | None, model: Model, batcher: 
         "pooling": model.embedding.pooling,
         "precision": model.precision,
     }
-    windows = task is not None and task.long_texts != "cut"
     return Served(
-        name, base, adapter, batcher, abilities(model), description, model.tokenizer, windows, int(time.time())
+        name,
+        base,
+        adapter,
+        batcher,
+        abilities(model),
+        description,
+        model.tokenizer,
+        config.segments,
+        task.long_texts if task else "cut",
+        int(time.time()),
     )
 
 

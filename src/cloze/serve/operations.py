@@ -1,7 +1,7 @@
 """What a model can be asked for, each as a function from a list of inputs to a list of results.
 
-Inputs of several requests come together: a result does not depend on its neighbours. Results are what goes into JSON,
-except vectors, which stay arrays until it is known in which form they are wanted.
+Inputs of several requests come together, as ``reading.py`` makes them: a result does not depend on its neighbours.
+Results are what goes into JSON, except vectors, which stay arrays until it is known in which form they are wanted.
 """
 
 import math
@@ -11,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from cloze.errors import RequestError
+from cloze.predict.filling import fill_blanks
+from cloze.predict.labelled import labels_that_hold, likeliest_labels
 from cloze.predict.model import Model
 from cloze.serve.queue import Kind
 from cloze.serve.refusals import Failed
@@ -40,21 +43,21 @@ def is_finite(result: Any) -> bool:
 
 
 def _embed(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
-    return list(model.embed(*_columns(inputs), pooling=options.get("pooling"), layer=options.get("layer", -1)))
+    return list(model.embed_encoded(_sequences(inputs), options.get("pooling"), options.get("layer", -1)))
 
 
 def _fill(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
-    return [
-        [[word._asdict() for word in blank] for blank in model.fill(text, options.get("top", 5))] for text in inputs
-    ]
+    found = fill_blanks(model, _sequences(inputs), options["top"])
+    return [[[word._asdict() for word in blank] for blank in blanks] for blanks in found]
 
 
 def _classify(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:  # noqa: ARG001 (as all here)
-    columns = _columns(inputs)
-    kind = model.task.kind if model.task else "classify"
-    if kind == "regress":
-        return [{"value": float(value)} for value in model.regress(*columns)]
-    found = model.classify_all(*columns) if kind == "multilabel" else model.classify(*columns)
+    rows, task = model.logits_encoded(_sequences(inputs)), model.task
+    if task is None:
+        raise RequestError("this model's folder does not say what its labels mean; fine-tune it with cloze")
+    if task.kind == "regress":
+        return [{"value": float(value)} for value in rows[:, 0]]
+    found = labels_that_hold(task, rows) if task.kind == "multilabel" else likeliest_labels(task, rows)
     return [asdict(one) for one in found]
 
 
@@ -76,10 +79,9 @@ def _correct(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]
     return [asdict(one) for one in model.correct(inputs)]
 
 
-def _columns(inputs: Sequence[Any]) -> tuple[list[str], list[str] | None]:
-    """(text, pair) -> texts and pairs; where one has no pair, none of them has."""
-    texts = [text for text, _ in inputs]
-    return texts, None if inputs[0][1] is None else [pair for _, pair in inputs]
+def _sequences(inputs: Sequence[Any]) -> list[Any]:
+    """(text, its sequences) -> the latter."""
+    return [read for _, read in inputs]
 
 
 OPERATIONS: dict[str, Callable[[Model, Sequence[Any], Options], list[Any]]] = {

@@ -1,18 +1,23 @@
-"""Texts -> how many tokens they have, before they may wait: off the event loop, and bounded."""
+"""Texts -> sequences and how many tokens they have, before they may wait: off the event loop, and bounded.
+
+What a model reads as it stands becomes tokens here, once, and waits as a text with its sequences. Operations that take
+texts apart in ways of their own (words, contexts, options) get the texts, whose tokens are only counted here.
+"""
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from cloze.predict.reading import read_blanks, read_texts
 from cloze.serve.library import Served
 from cloze.serve.metrics import Metrics
 from cloze.serve.refusals import Overloaded
 
 # Characters that are read at once, without a thread: the way there and back takes longer than such a text.
-AT_ONCE = 2000
+AT_ONCE = 500
 # Characters that may be in the hands of the threads.
 PENDING = 2_000_000
 # What is read whole, in windows; of all else, no more than one sequence.
@@ -31,6 +36,14 @@ class Usage:
     def tokens(self) -> int:
         """Of all of them."""
         return sum(self.lengths)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Inputs as the model's thread takes them, and what they weigh."""
+
+    inputs: Sequence[Any]
+    usage: Usage
 
 
 class Reader:
@@ -62,10 +75,33 @@ class Reader:
         self._pool.shutdown(cancel_futures=True)
 
 
-def measure(served: Served, operation: str, parts: Sequence[Sequence[str]]) -> Usage:
-    """Count the tokens of inputs, each of which consists of some texts."""
+def read(
+    served: Served,
+    operation: str,
+    inputs: Sequence[Any],
+    parts: Sequence[Sequence[str]],
+    options: Mapping[str, Any],
+) -> Read:
+    """Read inputs, each of which consists of some texts, as an operation wants them."""
+    if operation in ("embed", "classify"):
+        texts, pairs = zip(*inputs, strict=True)
+        how = served.long_texts if operation == "classify" else "cut"
+        paired = None if pairs[0] is None else pairs
+        windows = read_texts(served.tokenizer, texts, paired, how, segments=served.segments)
+        lengths = [sum(len(window.ids) for window in text) for text in windows]
+        usage = Usage(lengths, sum(text[0].dropped > 0 for text in windows))
+        return Read(list(zip(texts, windows, strict=True)), usage)
+    if operation == "fill":
+        sequences = read_blanks(served.tokenizer, inputs, options["top"])
+        usage = Usage([len(one.ids) for one in sequences], sum(one.dropped > 0 for one in sequences))
+        return Read(list(zip(inputs, sequences, strict=True)), usage)
+    return Read(inputs, _count(served, operation, parts))
+
+
+def _count(served: Served, operation: str, parts: Sequence[Sequence[str]]) -> Usage:
+    """Count the tokens of inputs."""
     counts = iter(served.tokenizer.encode_ids([text for texts in parts for text in texts]))
-    whole = operation in WHOLE or (operation == "classify" and served.windows)
+    whole = operation in WHOLE
     lengths, truncated = [], 0
     for texts in parts:
         length = sum(len(next(counts)) for _ in texts) + SPECIAL - (len(texts) == 1)

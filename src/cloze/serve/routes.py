@@ -14,7 +14,7 @@ from cloze.serve.service import Answered, Service
 async def embed(service: Service, request: Request, form: forms.EmbedForm) -> Any:
     """One vector a text."""
     inputs = _pairs(form.texts, form.pairs)
-    options = {"pooling": form.pooling, "layer": form.layer, "paired": form.pairs is not None}
+    options = {"pooling": form.pooling, "layer": form.layer}
     answered = await service.ask(request, form.model, "embed", inputs, _parts(inputs), **options)
     return _told(answered, vectors=[vector.tolist() for vector in answered.results])
 
@@ -42,8 +42,7 @@ async def fill(service: Service, request: Request, form: forms.FillForm) -> Any:
 async def classify(service: Service, request: Request, form: forms.ClassifyForm) -> Any:
     """A label, labels or a number for each text."""
     inputs = _pairs(form.texts, form.pairs)
-    options = {"paired": form.pairs is not None}
-    answered = await service.ask(request, form.model, "classify", inputs, _parts(inputs), **options)
+    answered = await service.ask(request, form.model, "classify", inputs, _parts(inputs))
     return _told(answered, results=answered.results)
 
 

@@ -13,7 +13,7 @@ from cloze.serve.bodies import Bodies
 from cloze.serve.library import Library, Served
 from cloze.serve.metrics import Metrics
 from cloze.serve.queue import Job, Kind
-from cloze.serve.reading import Reader, Usage, measure
+from cloze.serve.reading import Read, Reader, Usage, read
 from cloze.serve.refusals import Invalid, TooLarge, TooSlow
 from cloze.serve.settings import ServiceSettings
 
@@ -52,11 +52,11 @@ class Service:
         deadline = time.monotonic() + self.settings.limits.timeout
         served = self.library.find(name, operation)
         characters = self.check_size(parts)
-        usage: Usage = await self.reader.run(characters, measure, served, operation, parts)
-        bound = served.batcher.queue.bound
+        found: Read = await self.reader.run(characters, read, served, operation, inputs, parts, options)
+        usage, bound = found.usage, served.batcher.queue.bound
         if usage.tokens > bound:
             raise TooLarge(f"{usage.tokens} tokens in one request, of at most {bound}; send fewer", "too_many_tokens")
-        job = Job(Kind(operation, served.adapter, tuple(options.items())), inputs, usage.lengths, deadline)
+        job = Job(Kind(operation, served.adapter, tuple(options.items())), found.inputs, usage.lengths, deadline)
         served.batcher.submit(job)
         return Answered(served, await self._wait(request, served.batcher, job), usage)
 

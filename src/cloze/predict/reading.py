@@ -1,0 +1,37 @@
+"""Texts -> sequences, with what can be said against them: all that is done before a model is asked, and needs none.
+
+So it can be done in another thread than the one that computes, and a text whose tokens were counted need not be read
+again.
+"""
+
+from collections.abc import Sequence
+
+from cloze.errors import RequestError
+from cloze.kinds import LongTexts
+from cloze.predict.blanks import find_blanks
+from cloze.text import Encoding, Tokenizer, encode_long
+
+
+def read_texts(
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None = None,
+    how: LongTexts = "cut",
+    *,
+    segments: int = 2,
+) -> list[list[Encoding]]:
+    """The sequences of each text, or pair of texts, for a model that tells so many segments apart."""
+    if isinstance(texts, str) or isinstance(pairs, str):
+        raise RequestError("one text was given where a list of texts was expected; put it into a list")
+    if pairs is not None and len(pairs) != len(texts):
+        raise RequestError(f"{len(texts)} texts, but {len(pairs)} pairs; one for each was expected")
+    if pairs is not None and segments < 2:
+        raise RequestError("this model tells no second text from a first (it has one segment); give single texts")
+    return encode_long(tokenizer, texts, pairs, how)
+
+
+def read_blanks(tokenizer: Tokenizer, texts: Sequence[str], top: int) -> list[Encoding]:
+    """The sequence of each text, all of whose ``[MASK]`` are in it; ``top`` words are wanted for each."""
+    if isinstance(texts, str):
+        raise RequestError("one text was given where a list of texts was expected; put it into a list")
+    return [find_blanks(tokenizer, text, top)[0] for text in texts]

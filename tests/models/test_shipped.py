@@ -1,0 +1,65 @@
+"""The model that comes with the package: there, whole, small, and able to do what its card says."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoTokenizer, BertForPreTraining
+
+import cloze
+from cloze.models import SHIPPED_MODEL, shipped_folder
+from cloze.predict import Model, load
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return load()
+
+
+def test_name_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = shipped_folder("cloze-mini")
+    assert folder is not None
+    assert folder.parent == Path(cloze.__file__).parent / "models"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cloze-mini").mkdir()
+    assert shipped_folder("cloze-mini") is None  # a user's own folder of that name comes first
+    assert shipped_folder("cloze-maxi") is None
+
+
+def test_it_is_small(model: Model) -> None:
+    folder = shipped_folder(SHIPPED_MODEL)
+    assert folder is not None
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 25_000_000
+    assert model.bert.config.layers == 4
+    assert model.bert.config.hidden_size == 256
+
+
+def test_it_fills_what_a_reader_of_books_would(model: Model) -> None:
+    for sentence, word in (
+        ("He shook his [MASK] and said nothing.", "head"),
+        ("I do not [MASK] what you mean.", "know"),
+        ("For a long [MASK] neither of them spoke.", "time"),
+    ):
+        assert word in [filled.token for filled in model.fill(sentence)[0]]
+
+
+def test_it_has_the_heads_of_pre_training(model: Model) -> None:
+    assert model.heads == ("mlm", "nsp")
+    assert 0 < model.follows("He opened the door.", "He went in.") < 1
+
+
+def test_transformers_reads_it(model: Model) -> None:
+    folder = shipped_folder(SHIPPED_MODEL)
+    theirs = BertForPreTraining.from_pretrained(folder, dtype=torch.float32)
+    encoded = AutoTokenizer.from_pretrained(folder)("She opened the door.", return_tensors="pt")
+    with torch.inference_mode():
+        states = theirs.bert(**encoded).last_hidden_state[0].numpy()
+    assert abs(states - model.hidden("She opened the door.")).max() < 1e-4
+
+
+def test_its_card_says_what_it_is_made_of() -> None:
+    folder = shipped_folder(SHIPPED_MODEL)
+    assert folder is not None
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    for said in ("public domain", "OpenStax", "CC BY 4.0", "Kneser-Ney", "cloze pretrain"):
+        assert said in card

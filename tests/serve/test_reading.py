@@ -1,0 +1,130 @@
+"""Reading: each text becomes tokens once, long ones off the event loop, and what it weighs is what is computed."""
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from torture.services import Running, running
+
+from cloze.checkpoint import TaskLabels
+from cloze.predict import Model, load
+from cloze.serve.reading import AT_ONCE
+from cloze.serve.settings import ServiceSettings
+from cloze.text import Tokenizer
+from tests.model.made import SMALL, model_folder, saved
+from tests.serve.conftest import error_of
+
+LONG = "the cat sat on a mat. a dog ran. " * (AT_ONCE // 30 + 1)
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Every text that a tokenizer reads, with the thread that does."""
+    found: list[tuple[str, str]] = []
+
+    def watch(name: str) -> None:
+        original = getattr(Tokenizer, name)
+
+        def watched(self: Tokenizer, texts: Any, *arguments: Any) -> Any:
+            if list(texts) != ["Are you there?"]:  # what an idle model asks itself
+                found.extend((text, threading.current_thread().name) for text in texts)
+            return original(self, texts, *arguments)
+
+        monkeypatch.setattr(Tokenizer, name, watched)
+
+    watch("_encode_texts")
+    watch("encode_ids")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/embed", {"texts": ["the cat", "a dog"]}),
+        ("/embed", {"texts": ["the cat"], "pairs": ["a dog"]}),
+        ("/v1/embeddings", {"input": ["the cat", "a dog"]}),
+        ("/rerank", {"query": "the cat", "texts": ["a dog"]}),
+        ("/classify", {"texts": ["the cat", "a dog"]}),
+        ("/fill", {"texts": ["the [MASK]", "a [MASK]"]}),
+    ],
+)
+def test_texts_are_read_once(path: str, body: Any, served: Running, readings: list[tuple[str, str]]) -> None:
+    assert served.post(path, body).status_code == 200
+    assert len(readings) == len({text for text, _ in readings}) == 2
+
+
+@pytest.mark.parametrize("path", ["/embed", "/fill", "/classify"])
+def test_long_texts_are_read_by_threads_of_their_own(
+    path: str, served: Running, readings: list[tuple[str, str]]
+) -> None:
+    assert served.post(path, {"texts": f"[MASK] {LONG}"}).status_code == 200
+    assert [thread.split("_")[0] for _, thread in readings] == ["reader"]
+
+
+def test_pairs_and_single_texts_share_batches(served: Running, models: dict[str, Model]) -> None:
+    single, both = models["base"].embed(["the cat"])[0], models["base"].embed(["the cat"], ["a dog"])[0]
+
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        bodies = [{"texts": "the cat"}, {"texts": "the cat", "pairs": "a dog"}] * 10
+        return await asyncio.gather(*(client.post("/embed", json=body) for body in bodies))
+
+    found = [answer.json()["vectors"][0] for answer in served.run(ask)]
+    np.testing.assert_allclose(found, [single, both] * 10, atol=1e-5)
+
+
+def test_several_texts_are_filled_together(served: Running, models: dict[str, Model]) -> None:
+    texts = ["the [MASK] sat on a [MASK].", "[MASK]", "a dog [MASK] on the mat, word7 word8"]
+    answer = served.post("/fill", {"texts": texts, "top": 3, "model": "base"}).json()
+    lengths = [len(models["base"].tokenizer(text, read_mask=True).ids) for text in texts]
+    assert answer["usage"] == {"tokens": sum(lengths), "truncated": 0}
+    for ours, text in zip(answer["results"], texts, strict=True):
+        expected = models["base"].fill(text, 3)
+        assert [[word["token"] for word in blank] for blank in ours] == [
+            [word.token for word in blank] for blank in expected
+        ]
+    cut = served.post("/fill", {"texts": f"[MASK] {LONG}", "model": "base"}).json()["usage"]
+    assert cut == {"tokens": models["base"].tokenizer.max_length, "truncated": 1}
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
+    """A model that reads long texts in windows, and one that tells no second text from a first."""
+    folder = tmp_path_factory.mktemp("others")
+    task = TaskLabels("classify", ("bad", "good"), long_texts="windows")
+    saved(model_folder(["sequence"], task=task), folder / "windows")
+    saved(model_folder(config=replace(SMALL, segments=1)), folder / "single")
+    settings = ServiceSettings({name: str(folder / name) for name in ("windows", "single")})
+    with running(settings) as found:
+        yield found, folder
+
+
+def test_windows_are_weighed_as_they_are_computed(others: tuple[Running, Path]) -> None:
+    service, folder = others
+    model = load(folder / "windows")
+    answer = service.post("/classify", {"texts": [LONG, "a cat"], "model": "windows"}).json()
+    windows = model._encode_long([LONG, "a cat"], None, "windows")
+    assert len(windows[0]) > 2
+    assert answer["usage"] == {"tokens": sum(len(one.ids) for text in windows for one in text), "truncated": 0}
+    for ours, theirs in zip(answer["results"], model.classify([LONG, "a cat"]), strict=True):
+        assert ours["label"] == theirs.label
+        assert ours["probability"] == pytest.approx(theirs.probability, abs=1e-5)
+
+
+def test_pairs_for_a_model_of_single_texts(others: tuple[Running, Path]) -> None:
+    answer = others[0].post("/embed", {"texts": "a", "pairs": "b", "model": "single"})
+    message = "this model tells no second text from a first (it has one segment); give single texts"
+    assert error_of(answer) == (400, "unanswerable", message)
+
+
+def test_every_post_is_looked_up(served: Running) -> None:
+    from cloze.serve.app import ROUTERS
+    from cloze.serve.lookup import Posts
+
+    posts = Posts(route for router in ROUTERS for route in router.routes)
+    assert set(posts._endpoints) == set(served.post_paths())
