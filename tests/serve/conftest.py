@@ -34,9 +34,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def served(folders: dict[str, str]) -> Iterator[Running]:
-    """All of them behind one app, with small limits."""
+    """All of them behind one app, with small limits; not for longer, since an idle service asks itself things."""
     with running(ServiceSettings(folders, limits=SMALL)) as found:
         yield found
 
