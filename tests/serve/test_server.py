@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import socket
 from collections.abc import Iterator
 
@@ -64,7 +65,8 @@ def test_draining_loses_nothing() -> None:
 
 
 def test_load_beyond_capacity(alone: Process) -> None:
-    small = OverloadSettings(loads=(5.0,), seconds=1.0, queue=2048, least=0.2, growth=0.5)
+    # No test asserts a time: how soon the answers come, and how many there are, is for the campaign.
+    small = OverloadSettings(loads=(5.0,), seconds=1.0, queue=2048, least=0.0, growth=0.5, slack=math.inf)
     outcome = overload(alone, small, Silent())
     assert outcome.failures == []
     assert float(outcome.figures["capacity, requests/s"]) > 1
