@@ -14,7 +14,7 @@ RESULTS = "results.json"
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Sizes that fit into about five minutes on two cores."""
+    """Sizes that fit into about six minutes on two cores."""
 
     vocabulary: VocabularySettings = field(default_factory=lambda: VocabularySettings(size=6000))
     preparation: PrepareSettings = field(default_factory=lambda: PrepareSettings(held_out=0.03))
