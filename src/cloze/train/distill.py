@@ -68,9 +68,7 @@ def distill(
         "unlabelled_rows": 0 if texts is None else len(texts),
     }
     run = Run.open(Path(out), asked | asdict(settings), fresh=fresh)
-    if run.finished:
-        run.store.clear()  # there if the end came between the model and this
-        progress.say(f"{run.folder}: finished already; use --fresh to start over")
+    if run.done_already(progress):
         return run.folder
     keep_freed_memory()
     wise, small = Model(teacher, device=device), Model(student, device=device)

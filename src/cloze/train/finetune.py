@@ -36,17 +36,17 @@ from cloze.tasks.tag import tag_items
 from cloze.tasks.task import TaskData, read_task
 from cloze.text import Tokenizer
 from cloze.train.allocator import keep_freed_memory
-from cloze.train.best import BEST, Best
+from cloze.train.best import BEST
 from cloze.train.class_weights import balanced_weights
 from cloze.train.curves import draw_curves
-from cloze.train.loop import Company, train
 from cloze.train.more_rows import check_augment, with_more_rows
 from cloze.train.run import Run
+from cloze.train.scored import train_scored
 from cloze.train.self_teaching import with_own_teacher
 from cloze.train.settings import FinetuneSettings
 from cloze.train.task_batches import TaskBatches
 from cloze.train.task_objective import TaskObjective
-from cloze.train.tuning import keep_states, prepare, rate_scale
+from cloze.train.tuning import keep_states, prepare
 
 ITEMS: dict[TaskKind, Callable[[Any, Tokenizer, FinetuneSettings], list[Item]]] = {
     "classify": lambda examples, tokenizer, settings: sequence_items(examples, tokenizer, settings.long_texts),
@@ -103,34 +103,23 @@ def finetune_on(
     wrapped = Model(tuned, device=device)
     weights = balanced_weights(data) if settings.class_weights == "balanced" else None
     run = Run.open(Path(out), _recorded(asked, model, data) | asdict(settings), fresh=fresh)
-    if run.finished:
-        run.store.clear()  # there if the end came between the model and this
-        progress.say(f"{run.folder}: finished already; use --fresh to start over")
+    if run.done_already(progress):
         return run.folder
     keep_freed_memory()
     rows = with_more_rows(data, base, settings, device, progress)
     batches = _batches(replace(data, train=rows), tuned.tokenizer, settings, choose_device(device), progress)
     keep_states(wrapped.bert, batches.items, tuned.tokenizer.pad_id, progress)
-    best = Best(run, wrapped.bert, data.metrics[0], settings.patience) if settings.patience else None
-
-    def score_dev(pause: Callable[[], None]) -> Mapping[str, float]:  # noqa: ARG001 (small sets are soon read)
-        scored = evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics
-        if best is not None:
-            best.look(scored[data.metrics[0]])
-        return {f"dev_{name}": value for name, value in scored.items()}
-
     objective = TaskObjective(wrapped.bert, HEAD_OF[data.kind], weights)
-    train(
+    train_scored(
         with_own_teacher(objective, settings.self_teaching, settings.teacher_decay),
         batches,
-        settings.loop(batches.steps_an_epoch),
+        settings,
         run,
         progress,
-        score_dev,
-        Company(enough=best.enough if best else None, rate_scale=rate_scale(wrapped.bert, settings.layer_decay)),
+        wrapped.bert,
+        data.metrics[0],
+        lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
     )
-    if best is not None:
-        best.restore()
     _finish(run, wrapped, tuned, data, settings)
     return run.folder
 

@@ -75,9 +75,7 @@ def _pretrain(
         )
     held_out = open_held_out(data, tokenizer, settings, tables, team)
     run = _open_run(out, _recorded(data, model, settings), fresh, team)
-    if run.finished:
-        run.store.clear()  # there if the end came between the model and this
-        progress.say(f"{run.folder}: finished already; use --fresh to start over")
+    if run.done_already(progress):
         return run.folder
     bert.encoder.checkpointing = settings.checkpointing
     give_back_freed_memory() if settings.checkpointing else keep_freed_memory()

@@ -15,6 +15,7 @@ from typing import Any
 from cloze.checkpoint import RUN_MODEL, StateStore
 from cloze.errors import ClozeError, ConfigError
 from cloze.files import read_json, replace_json, replaced_file
+from cloze.progress import Progress
 
 SETTINGS = "run.json"
 METRICS = "metrics.jsonl"
@@ -51,6 +52,13 @@ class Run:
     def finished(self) -> bool:
         """Whether the model is there."""
         return self.model_folder.is_dir()
+
+    def done_already(self, progress: Progress) -> bool:
+        """Whether there is nothing left to do; then it is said, and what only training needs is cleared away."""
+        if self.finished:
+            self.store.clear()  # there if the end came between the model and this
+            progress.say(f"{self.folder}: finished already; use --fresh to start over")
+        return self.finished
 
     def log(self, step: int, **figures: float) -> None:
         """Add a measurement."""

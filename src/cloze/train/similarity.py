@@ -6,7 +6,7 @@ texts that belong together, the one is to find the other. The loop and the run a
 Dimensions: B texts of a batch, H hidden size.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -29,15 +29,16 @@ from cloze.tasks.similarity import ScoredPairs, agreement, read_scored_pairs
 from cloze.tasks.source import RowSettings, Source
 from cloze.tasks.task import DEV_SHARE
 from cloze.train.allocator import keep_freed_memory
-from cloze.train.best import BEST, Best
+from cloze.train.best import BEST
 from cloze.train.curves import draw_curves
 from cloze.train.finetune import told
-from cloze.train.loop import Company, Outcome, train
+from cloze.train.loop import Outcome
 from cloze.train.run import Run
+from cloze.train.scored import train_scored
 from cloze.train.settings import FinetuneSettings
 from cloze.train.similarity_settings import SimilaritySettings, check_understood
 from cloze.train.task_batches import TaskBatch, TaskBatches
-from cloze.train.tuning import freeze_lowest, rate_scale
+from cloze.train.tuning import freeze_lowest
 
 _TABLES = {".csv", ".tsv", ".jsonl", ".parquet"}
 # Texts that are looked at for how they spread, where nobody says how alike they are.
@@ -105,31 +106,20 @@ def finetune_similarity(
     wrapped = Model(tuned, device=device)
     facts = {"command": "finetune", "model": str(model), **told(source), "rows": len(data.texts)}
     run = Run.open(Path(out), facts | asdict(settings) | asdict(similarity), fresh=fresh)
-    if run.finished:
-        run.store.clear()  # there if the end came between the model and this
-        progress.say(f"{run.folder}: finished already; use --fresh to start over")
+    if run.done_already(progress):
         return run.folder
     keep_freed_memory()
     batches = _batches(data, tuned, settings, wrapped, progress)
-    best = Best(run, wrapped.bert, data.metrics[0], settings.patience) if settings.patience else None
-
-    def score_dev(pause: Callable[[], None]) -> Mapping[str, float]:  # noqa: ARG001 (small sets are soon read)
-        scored = _score(wrapped, data)
-        if best is not None:
-            best.look(scored[data.metrics[0]])
-        return {f"dev_{name}": value for name, value in scored.items()}
-
-    train(
+    train_scored(
         ContrastiveObjective(wrapped.bert, tuned.embedding.pooling, similarity.temperature),
         batches,
-        settings.loop(batches.steps_an_epoch),
+        settings,
         run,
         progress,
-        score_dev,
-        Company(enough=best.enough if best else None, rate_scale=rate_scale(wrapped.bert, settings.layer_decay)),
+        wrapped.bert,
+        data.metrics[0],
+        lambda: _score(wrapped, data),
     )
-    if best is not None:
-        best.restore()
     _finish(run, wrapped, tuned, data, settings)
     return run.folder
 
