@@ -16,6 +16,9 @@ from cloze.kinds import LongTexts
 from cloze.models import SHIPPED_MODEL
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from cloze.predict import Model
 
 
@@ -101,6 +104,11 @@ def embed(
         vectors = np.stack([loaded.word(work.word, one, layer=layers) for one in inputs.texts])
     else:
         vectors = loaded.embed(inputs.texts, inputs.pairs, **asked)  # type: ignore[arg-type]
+    _tell(inputs, vectors, output, json)
+
+
+def _tell(inputs: Inputs, vectors: "NDArray[np.float32]", output: Path | None, json: bool) -> None:
+    """Write the vectors, or print them whole or in part."""
     if output is not None:
         write_vectors(output, inputs, vectors)
         print(f"{output}: {len(vectors):,} vectors of {vectors.shape[1]}")
