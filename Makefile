@@ -45,8 +45,10 @@ format: $(VENV)/.installed-dev  ## Put the code into shape
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.installed-dev  ## Run the benchmarks
-	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
+# Each takes from a minute to hours and some need a model or a corpus, so that they are told, not run, all at once.
+bench: $(VENV)/.installed-dev  ## Say what the benchmarks measure, or run one: ARGS="ladder.py --help"
+	@$(if $(ARGS),$(BIN)/python benchmarks/$(ARGS),for script in $$(grep -l __main__ benchmarks/*.py); do \
+		echo "$$script: $$(sed -n '1s/"""//p' $$script)"; done)
 
 torture: $(VENV)/.installed-dev  ## Run the torture campaign, or ONLY="T9 T10" of it; FRESH=1 repeats what has passed
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture $(if $(ONLY),--only $(ONLY)) $(if $(FRESH),--fresh)
