@@ -35,7 +35,7 @@ def measure(preset_name: str, batch: int, length: int, checkpointing: bool) -> d
     """Growth at the height of one step, its seconds, and what was estimated."""
     import torch
 
-    from cloze.model import Bert, preset
+    from cloze.model import Bert, first_places, preset
     from cloze.model.estimate import estimate
     from cloze.model.losses import masked_word_logits, masked_word_loss, next_sentence_loss
 
@@ -49,8 +49,10 @@ def measure(preset_name: str, batch: int, length: int, checkpointing: bool) -> d
 
     def step(rows: int, tokens: int) -> None:
         ids = torch.randint(1, config.vocab_size, (rows, tokens))
-        chosen = torch.arange(round(0.15 * rows * tokens)) * 6
-        last = model(ids, torch.zeros_like(ids), torch.ones_like(ids)).last
+        chosen = torch.arange(round(0.15 * rows * tokens)) * 6 + 1
+        chosen = chosen[chosen % tokens != 0]
+        needed = torch.cat([first_places(ids), chosen])
+        last = model(ids, torch.zeros_like(ids), torch.ones_like(ids), needed).last
         words = masked_word_loss(masked_word_logits(model, last, chosen), ids.flatten()[chosen])
         loss = words + next_sentence_loss(model, last, torch.zeros(rows, dtype=torch.long))[0]
         loss.backward()  # type: ignore[no-untyped-call]

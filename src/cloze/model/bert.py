@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cloze.errors import ConfigError, did_you_mean
 from cloze.model.config import BertConfig
-from cloze.model.encoder import Encoder, EncoderOutput, initialise
+from cloze.model.encoder import Encoder, EncoderOutput, first_places, initialise
 from cloze.model.heads import (
     ChoiceHead,
     MaskedWordHead,
@@ -31,6 +31,11 @@ HEAD_NAMES: tuple[HeadName, ...] = get_args(HeadName)
 PRETRAINING_HEADS: frozenset[HeadName] = frozenset({"mlm", "nsp", "sop", "sbo"})
 # These read the pooled [CLS]; the others read the token states.
 POOLED_HEADS: frozenset[HeadName] = frozenset({"nsp", "sop", "sequence", "choice"})
+
+
+def read_by(head: HeadName, ids: Tensor) -> Tensor | None:
+    """The flat places whose last states a task's head reads; None where it reads them all."""
+    return first_places(ids) if head in POOLED_HEADS else None
 
 
 class Bert(nn.Module):
@@ -91,11 +96,13 @@ class Bert(nn.Module):
         initialise(model, config.initial_deviation, torch.Generator().manual_seed(seed))
         return model
 
-    def forward(self, ids: Tensor, segments: Tensor, mask: Tensor | None = None) -> EncoderOutput:
-        """Encode; the heads are called by those who know which one they want."""
+    def forward(
+        self, ids: Tensor, segments: Tensor, mask: Tensor | None = None, needed: Tensor | None = None
+    ) -> EncoderOutput:
+        """Encode; the heads are called by those who know which one they want, and which states it reads."""
         if self.reader is not None:
             return EncoderOutput(self.reader(self.encoder, ids, segments, mask))
-        return self.encoder(ids, segments, mask)  # type: ignore[no-any-return]
+        return self.encoder(ids, segments, mask, needed=needed)  # type: ignore[no-any-return]
 
     def train(self, mode: bool = True) -> Self:
         """As of any module; but an encoder whose states are only read has no dropout."""

@@ -4,7 +4,7 @@ Three learned embeddings are added, and a stack of bidirectional Transformer lay
 unlike most later models, LayerNorm comes after each residual sum (post-LayerNorm), and positions are learned.
 
 Dimensions: B sequences, T tokens, H hidden size, E table width (H in BERT), A heads, D head size (H = A * D), L layers,
-V vocabulary.
+V vocabulary, M places that somebody will read.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from cloze.model.dropout import Dropout
 class EncoderOutput:
     """What the encoder returns; the last two only when asked for."""
 
-    last: Tensor  # (B, T, H)
+    last: Tensor  # (B, T, H); zero at places that were not needed
     states: tuple[Tensor, ...] = ()  # L + 1 of (B, T, H), the embeddings first
     attentions: tuple[Tensor, ...] = ()  # L of (B, A, T, T); each row sums to one
 
@@ -68,8 +68,10 @@ class SelfAttention(nn.Module):
         self.dropout = Dropout(config.attention_dropout)
         self.low_rank: nn.Module | None = None  # model/lora.py
 
-    def forward(self, hidden: Tensor, mask: Tensor | None, explicit: bool) -> tuple[Tensor, Tensor | None]:
-        """(B, T, H), mask (B, 1, 1, T) -> (B, T, H), and the weights (B, A, T, T) if they are to be explicit."""
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None, explicit: bool, needed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, T, H), mask (B, 1, 1, T) -> (B, T, H), or (M, H), and the weights (B, A, T, T) if they are explicit."""
         batch, length, width = hidden.shape
         fused = self.query_key_value(hidden)  # (B, T, 3 H)
         if self.low_rank is not None:
@@ -86,6 +88,8 @@ class SelfAttention(nn.Module):
             dropout = self.dropout.probability if self.training else 0.0
             context = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         context = context.transpose(1, 2).reshape(batch, length, width)  # (B, A, T, D) -> (B, T, H)
+        if needed is not None:
+            context = pick(context, needed)
         return self.output(context), weights if explicit else None
 
     def _drops_on_cpu(self, hidden: Tensor) -> bool:
@@ -115,9 +119,13 @@ class Layer(nn.Module):
         self.attention_adapter: nn.Module | None = None  # model/adapters.py
         self.feedforward_adapter: nn.Module | None = None
 
-    def forward(self, hidden: Tensor, mask: Tensor | None, explicit: bool) -> tuple[Tensor, Tensor | None]:
-        """(B, T, H) -> (B, T, H), and the attention weights if they are to be explicit."""
-        attended, weights = self.attention(hidden, mask, explicit)
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None, explicit: bool, needed: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B, T, H) -> (B, T, H), or (M, H) of what is needed, and the attention weights if they are to be explicit."""
+        attended, weights = self.attention(hidden, mask, explicit, needed)
+        if needed is not None:
+            hidden = pick(hidden, needed)
         attended = self.dropout(attended)
         if self.attention_adapter is not None:
             attended = self.attention_adapter(attended)
@@ -128,8 +136,28 @@ class Layer(nn.Module):
         return self.feedforward_norm(hidden + transformed), weights
 
 
+def pick(states: Tensor, places: Tensor) -> Tensor:
+    """(B, T, H), flat places (M,) -> (M, H)."""
+    return states.flatten(0, 1).index_select(0, places)
+
+
+def put_back(picked: Tensor, places: Tensor, like: Tensor) -> Tensor:
+    """(M, H) -> (B, T, H) at their places, and zero elsewhere; places are all different."""
+    empty = picked.new_zeros(like.shape[0] * like.shape[1], picked.shape[1])
+    return empty.index_copy(0, places, picked).view(*like.shape[:2], -1)
+
+
+def first_places(ids: Tensor) -> Tensor:
+    """The flat places of the first tokens, ``[CLS]``: (B, T) -> (B,)."""
+    return torch.arange(0, ids.numel(), ids.shape[1], device=ids.device)
+
+
 class Encoder(nn.Module):
     """Embeddings and L layers, or one layer that is gone through L times.
+
+    Who reads only some of the last states says which are ``needed``: a classifier reads the first token, the
+    masked-word head one in seven. Other tokens are still looked at, but behind attention, where three quarters of a
+    layer's work are, the last layer then leaves them out. What is needed comes out the same.
 
     With ``checkpointing``, training keeps the states between layers alone and computes what is inside a second time on
     the way back: the same numbers, for about a third more time and a fraction of the memory (Chen et al., 2016).
@@ -148,29 +176,38 @@ class Encoder(nn.Module):
         segments: Tensor,
         mask: Tensor | None = None,
         *,
+        needed: Tensor | None = None,
         keep_states: bool = False,
         keep_attentions: bool = False,
     ) -> EncoderOutput:
-        """Encode (B, T) ids; ``mask`` is (B, T), true where there is a token, None where there is no padding."""
+        """Encode (B, T) ids; ``mask`` is (B, T), true where there is a token, None where there is no padding.
+
+        ``needed`` are flat places (M,), all different; None stands for all.
+        """
         allowed = None if mask is None else mask.bool()[:, None, None, :]  # (B, 1, 1, T)
         hidden = self.embeddings(ids, segments)
         states, attentions = [hidden], []
         for number in range(self.depth):
-            hidden, weights = self._through(number, hidden, allowed, keep_attentions)
+            wanted = needed if number == self.depth - 1 else None
+            hidden, weights = self._through(number, hidden, allowed, keep_attentions, wanted)
+            if wanted is not None:
+                hidden = put_back(hidden, wanted, ids)
             if keep_states:
                 states.append(hidden)
             if keep_attentions:
                 attentions.append(weights)
         return EncoderOutput(hidden, tuple(states) if keep_states else (), tuple(attentions))
 
-    def _through(self, number: int, hidden: Tensor, mask: Tensor | None, explicit: bool) -> tuple[Tensor, Tensor]:
+    def _through(
+        self, number: int, hidden: Tensor, mask: Tensor | None, explicit: bool, needed: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         layer = self.layers[number % len(self.layers)]
         if self.checkpointing and self.training and torch.is_grad_enabled():
             # The random state is kept and set again, so that dropout takes the same elements the second time.
             return checkpoint(  # type: ignore[no-any-return]
-                layer, hidden, mask, explicit, use_reentrant=False, preserve_rng_state=True
+                layer, hidden, mask, explicit, needed, use_reentrant=False, preserve_rng_state=True
             )
-        return layer(hidden, mask, explicit)  # type: ignore[no-any-return]
+        return layer(hidden, mask, explicit, needed)  # type: ignore[no-any-return]
 
 
 def activation(name: str) -> nn.Module:

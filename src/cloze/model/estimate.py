@@ -75,12 +75,10 @@ def count_parameters(
     config: BertConfig, heads: Collection[HeadName] = (), *, labels: int = 2, pooler: bool | None = None
 ) -> int:
     """Number of parameters, as ``Bert.parameter_count`` has it once the model is made."""
-    hidden, width, inner = config.hidden_size, config.table_width, config.feedforward_size
+    hidden, width = config.hidden_size, config.table_width
     tables = width * (config.vocab_size + config.positions + config.segments) + 2 * width
     if config.embedding_size is not None:
         tables += width * hidden + hidden
-    attention = 4 * (hidden * hidden + hidden) + 2 * hidden
-    feedforward = 2 * hidden * inner + inner + hidden + 2 * hidden
     on_top = {
         "mlm": hidden * width + 3 * width + config.vocab_size,
         "sbo": SPAN_PLACES * SPAN_PLACE_SIZE
@@ -98,7 +96,14 @@ def count_parameters(
     }
     needs_pooler = pooler or any(name in POOLED_HEADS for name in heads)
     pooled = hidden * hidden + hidden if needs_pooler else 0
-    return tables + config.distinct_layers * (attention + feedforward) + pooled + sum(on_top[name] for name in heads)
+    layers = config.distinct_layers * _parameters_of_a_layer(config)
+    return tables + layers + pooled + sum(on_top[name] for name in heads)
+
+
+def _parameters_of_a_layer(config: BertConfig) -> int:
+    hidden, inner = config.hidden_size, config.feedforward_size
+    attention = 4 * (hidden * hidden + hidden) + 2 * hidden
+    return attention + 2 * hidden * inner + inner + hidden + 2 * hidden
 
 
 def count_flops(
@@ -115,8 +120,11 @@ def count_flops(
     input, one for that of the weights.
     """
     hidden, width = config.hidden_size, config.table_width
-    # Four projections, two of the feed-forward network, and the two products of attention with T tokens each.
-    layers = config.layers * (2 * (4 * hidden * hidden + 2 * hidden * config.feedforward_size) + 4 * length * hidden)
+    # Three projections and the two products of attention with T tokens each; then one projection, and two products of
+    # the feed-forward network, which the last layer does for those tokens alone that somebody reads.
+    attention = 6 * hidden * hidden + 4 * length * hidden
+    behind = 2 * (hidden * hidden + 2 * hidden * config.feedforward_size)
+    layers = config.layers * attention + (config.layers - 1 + _share_read(heads, length, chosen)) * behind
     rest = 2.0 * width * hidden if config.embedding_size is not None else 0.0
     if "mlm" in heads:
         rest += chosen * 2 * (hidden * width + width * config.vocab_size)
@@ -126,6 +134,14 @@ def count_flops(
     if any(name in POOLED_HEADS for name in heads):
         rest += 2 * hidden * hidden / length
     return 3 * (layers + rest) + (layers if checkpointing else 0)
+
+
+def _share_read(heads: Collection[HeadName], length: int, chosen: float) -> float:
+    """Of the last layer's states, how many somebody reads."""
+    if not heads or any(name in ("sbo", "token", "span") for name in heads):
+        return 1.0
+    firsts = 1 / length if any(name in POOLED_HEADS for name in heads) else 0.0
+    return min(1.0, firsts + (chosen if "mlm" in heads else 0.0))
 
 
 def count_activations(
@@ -138,36 +154,48 @@ def count_activations(
     explicit: bool = True,
     checkpointing: bool = False,
 ) -> int:
-    """Bytes at the height of a step, which is one of three moments of the way back.
+    """Bytes at the height of a step, which is one of four moments of the way back.
 
     In the word heads, all layers still keep what they need, and logits and their gradients are there. In the last
-    layer, the logits are gone, but the gradient of the table that made them waits for that of the look-up; here a
-    checkpointed layer is computed again. In the embeddings, there are nothing but the table's gradients.
+    layer and in the one before, which does more, the logits are gone, but the gradient of the table that made them
+    waits for that of the look-up; here a checkpointed layer is computed again. In the embeddings, there are nothing
+    but the table's gradients.
     """
-    tokens = batch * length
-    targets = round(chosen * tokens)
-    layer = tokens * _kept_by_a_layer(config, length, explicit)
+    tokens, share = batch * length, _share_read(heads, length, chosen)
+    layer = round(tokens * _kept_by_a_layer(config, length, explicit))
+    last = round(tokens * _kept_by_a_layer(config, length, explicit, share))
     between = tokens * _FLOAT * config.hidden_size
-    kept = config.layers * (between if checkpointing else layer) + tokens * _kept_by_embeddings(config)
+    below = tokens * _kept_by_embeddings(config) + (config.layers - 1) * (between if checkpointing else layer)
+    kept = below + (between if checkpointing else last)
+    moments = [kept + (last if checkpointing else 0) + _at_work_in_a_layer(config, batch, length, explicit, share)]
+    if config.layers > 1:
+        again = layer if checkpointing else 0
+        # The gradient of a shared layer's weights grows until its first pass has been gone through.
+        waiting = _FLOAT * _parameters_of_a_layer(config) if config.shared_layers else 0
+        moments.append(below + again + waiting + _at_work_in_a_layer(config, batch, length, explicit))
     table = _FLOAT * config.vocab_size * config.table_width
-    word_heads = [name for name in heads if name in ("mlm", "sbo")]
-    in_layer = kept + (layer if checkpointing else 0) + _at_work_in_a_layer(config, batch, length, explicit)
-    if not word_heads:
-        return max(in_layer, table)
-    logits = targets * (_kept_by_word_heads(config, heads) + _FLOAT * config.vocab_size)  # and a gradient of theirs
-    return max(kept + logits + table, in_layer + table, 3 * table)
+    if not any(name in ("mlm", "sbo") for name in heads):
+        return max(*moments, table)
+    # Logits, and a gradient of theirs.
+    logits = round(chosen * tokens) * (_kept_by_word_heads(config, heads) + _FLOAT * config.vocab_size)
+    return max(kept + logits + table, max(moments) + table, 3 * table)
 
 
-def _kept_by_a_layer(config: BertConfig, length: int, explicit: bool) -> int:
-    """Bytes a token. H-wide: the input; query, key, value, context; inputs of both LayerNorms, output of the first."""
+def _kept_by_a_layer(config: BertConfig, length: int, explicit: bool, share: float = 1.0) -> float:
+    """Bytes a token, of which a share goes through the whole layer.
+
+    H-wide: the input; query, key, value; then context, inputs of both LayerNorms, output of the first. F-wide: before
+    and after the activation.
+    """
     hidden = config.hidden_size
-    dense = _FLOAT * (8 * hidden + 2 * config.feedforward_size)  # F-wide: before and after the activation
     dropped = 2 * _MASK * hidden if config.dropout > 0 else 0
+    behind = share * (_FLOAT * (4 * hidden + 2 * config.feedforward_size) + dropped)
     if not explicit:
-        return dense + dropped + _FLOAT * config.heads  # the kernel keeps one number a row
+        # The kernel keeps one number a row, and what it made, which is the context itself where nothing is left out.
+        return 4 * _FLOAT * hidden + behind + _FLOAT * (config.heads + (hidden if share < 1 else 0))
     # Written out: the softmax; and with dropout, which of it was kept, and what came of it.
     weights = (2 * _FLOAT + _MASK) if config.attention_dropout > 0 else _FLOAT
-    return dense + dropped + weights * config.heads * length
+    return 4 * _FLOAT * hidden + behind + weights * config.heads * length
 
 
 def _kept_by_embeddings(config: BertConfig) -> int:
@@ -186,8 +214,8 @@ def _kept_by_word_heads(config: BertConfig, heads: Collection[HeadName]) -> int:
     return (transform + logits if "mlm" in heads else 0) + (boundary + logits if "sbo" in heads else 0)
 
 
-def _at_work_in_a_layer(config: BertConfig, batch: int, length: int, explicit: bool) -> int:
+def _at_work_in_a_layer(config: BertConfig, batch: int, length: int, explicit: bool, share: float = 1.0) -> int:
     """Bytes of gradients inside a layer: in the feed-forward part or, once that is freed, in attention."""
-    inner = 2 * _FLOAT * batch * length * config.feedforward_size
+    inner = round(share * 2 * _FLOAT * batch * length * config.feedforward_size)
     square = _FLOAT * batch * config.heads * length * length if explicit else 0
     return max(inner, 2 * square - inner)

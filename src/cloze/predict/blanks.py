@@ -69,8 +69,8 @@ def _logs(
 
     @torch.inference_mode()
     def step(batch: Batch) -> list[Floats]:
-        last = model.bert(batch.ids, batch.segments, batch.mask).last
         chosen = asked(batch)
+        last = model.bert(batch.ids, batch.segments, batch.mask, chosen.flatten().nonzero().flatten()).last
         logs = model.bert.heads["mlm"](last[chosen]).float().log_softmax(-1)[:, : model.tokenizer.size].cpu()
         return [part.numpy() for part in logs.split(chosen.sum(1).tolist())]
 

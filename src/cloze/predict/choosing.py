@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from cloze.errors import RequestError
+from cloze.model import read_by
 from cloze.model.losses import task_logits
 from cloze.predict.batching import Batch
 from cloze.predict.model import Model
@@ -53,7 +54,7 @@ def option_logits(model: Model, prompts: Sequence[str], options: Sequence[Sequen
 @torch.inference_mode()
 def _logits(model: Model, batch: Batch) -> list[float]:
     """Of every row, as if it were a choice of its own: options of one prompt may be in several batches."""
-    last = model.bert(batch.ids, batch.segments, batch.mask).last
+    last = model.bert(batch.ids, batch.segments, batch.mask, read_by("choice", batch.ids)).last
     logits = task_logits(model.bert, "choice", last, [1] * len(last))[:, 0].float().cpu()
     if not logits.isfinite().all():
         raise RequestError("the scores of this model are not finite numbers; check its training")

@@ -26,7 +26,8 @@ def fill_blanks(model: "Model", encodings: Sequence[Encoding], top: int) -> list
 
     def step(batch: Batch) -> list[list[list[Filled]]]:
         blanks = batch.ids == model.tokenizer.mask_id
-        states = model.bert(batch.ids, batch.segments, batch.mask).last[blanks]  # (M, H)
+        needed = blanks.flatten().nonzero().flatten()
+        states = model.bert(batch.ids, batch.segments, batch.mask, needed).last[blanks]  # (M, H)
         words = iter([words for part in states.split(_HELD) for words in _best(model, part, top)])
         return [[next(words) for _ in range(count)] for count in blanks.sum(1).tolist()]
 

@@ -3,6 +3,7 @@
 import math
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -30,10 +31,14 @@ def evaluate_masked_words(
     model: str | Path,
     *,
     settings: BlankSettings | None = None,
+    reading: PrepareSettings | None = None,
     device: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """The masked-word loss of a model on text files, its standard error, perplexity and accuracy."""
+    """The masked-word loss of a model on text files, its standard error, perplexity and accuracy.
+
+    ``reading`` says how the files are read; nothing of them is held out.
+    """
     settings, progress = settings or BlankSettings(), progress or Silent()
     folder = find_source(model)
     loaded = load_folder(folder)
@@ -44,14 +49,16 @@ def evaluate_masked_words(
         )
     if settings.length > loaded.tokenizer.max_length:
         raise ConfigError(
-            f"length is {settings.length}, but the model reads at most {loaded.tokenizer.max_length} tokens"
+            f"length is {settings.length}, but the model reads at most {loaded.tokenizer.max_length} tokens; "
+            f"use --length {loaded.tokenizer.max_length} or less"
         )
     place = choose_device(device)
     bert = loaded.model.to(place).eval()
     with tempfile.TemporaryDirectory() as temporary:
         vocabulary, out = Path(temporary) / "vocabulary", Path(temporary) / "text"
         loaded.tokenizer.save(vocabulary)
-        corpus = prepare(texts, vocabulary, out, settings=PrepareSettings(held_out=0), progress=progress)
+        whole = replace(reading or PrepareSettings(), held_out=0)
+        corpus = prepare(texts, vocabulary, out, settings=whole, progress=progress)
         batches = _batches(Corpus.open(corpus), loaded.tokenizer, settings)
         losses, hits, tokens = _measure(bert, batches, settings.tokens, place, progress)
     loss, blanks = float(losses.mean()), len(losses)
@@ -111,4 +118,4 @@ def _logits(bert: Bert, batch: PretrainingBatch, device: torch.device) -> Tensor
         torch.from_numpy(array).to(device) for array in (batch.ids, batch.segments, batch.positions)
     )
     real = torch.arange(ids.shape[1]) < torch.from_numpy(batch.lengths)[:, None]
-    return masked_word_logits(bert, bert(ids, segments, real.to(device)).last, positions)
+    return masked_word_logits(bert, bert(ids, segments, real.to(device), positions).last, positions)

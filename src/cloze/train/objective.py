@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from cloze.corpus.batches import PretrainingBatch
 from cloze.corpus.plans import Ids
-from cloze.model import Bert, HeadName
+from cloze.model import Bert, HeadName, first_places
 from cloze.model.losses import (
     masked_word_logits,
     masked_word_loss,
@@ -48,7 +48,7 @@ class PretrainingObjective(nn.Module):
         ids, segments, positions, targets = (
             self._tensor(array) for array in (batch.ids, batch.segments, batch.positions, batch.targets)
         )
-        last = self.model(ids, segments, self._mask(batch)).last
+        last = self.model(ids, segments, self._mask(batch), self._needed(ids, positions)).last
         words = max(1, totals["words"])
         logits = masked_word_logits(self.model, last, positions)
         loss = masked_word_loss(logits, targets, words)
@@ -67,6 +67,12 @@ class PretrainingObjective(nn.Module):
             figures["sbo_loss"] = masked_word_loss(guesses, targets, words)
             loss = loss + figures["sbo_loss"]
         return Outcome(loss, figures)
+
+    def _needed(self, ids: Tensor, positions: Tensor) -> Tensor | None:
+        """The places that the heads read. Boundaries of spans may be any, one several times: then all are computed."""
+        if self._boundary:
+            return None
+        return positions if self._sentence is None else torch.cat([first_places(ids), positions])
 
     def _tensor(self, array: Ids) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from cloze.model import Bert, HeadName
+from cloze.model import Bert, HeadName, read_by
 from cloze.model.losses import task_logits, task_loss
 from cloze.train.loop import Outcome
 from cloze.train.task_batches import TaskBatch
@@ -29,5 +29,6 @@ class TaskObjective(nn.Module):
     def logits(self, batch: TaskBatch) -> Tensor:
         """What the model says."""
         inputs = batch.inputs
-        last = self.model(inputs.ids, inputs.segments, inputs.mask).last
+        needed = read_by(self.head, inputs.ids)
+        last = self.model(inputs.ids, inputs.segments, inputs.mask, needed).last
         return task_logits(self.model, self.head, last, batch.sizes)
