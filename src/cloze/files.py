@@ -42,7 +42,7 @@ def flush_tree(folder: Path) -> None:
 def replaced_folder(destination: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes ``destination`` when the block ends well, and vanishes when it does not."""
     temporary = destination.with_name(f"{destination.name}.tmp")
-    old = destination.with_name(f"{destination.name}.old")
+    old = put_aside(destination)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         _put_back(old, destination)  # an earlier process was ended between the two renames below
@@ -63,6 +63,14 @@ def replaced_folder(destination: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         with suppress(OSError):  # whatever ails the disk has been told
             _put_back(old, destination)
+
+
+def put_aside(destination: Path) -> Path:
+    """Where a folder waits while another takes its name.
+
+    A place that nobody else uses: "model.old" may well be what somebody wants to keep.
+    """
+    return destination.with_name(f".{destination.name}.replaced")
 
 
 def _put_back(old: Path, destination: Path) -> None:

@@ -109,8 +109,17 @@ def test_a_failed_rename_leaves_the_old_model(monkeypatch: pytest.MonkeyPatch, t
 def test_a_process_that_ended_between_the_renames_loses_nothing(tmp_path: Path) -> None:
     folder = saved(PRETRAINED, tmp_path / "model")
     before = contents_of(folder)
-    folder.rename(tmp_path / "model.old")  # as far as it came
+    folder.rename(tmp_path / ".model.replaced")  # as far as it came
     with pytest.raises(RuntimeError), replaced_folder(folder):
         raise RuntimeError("the next save fails as well")
     assert contents_of(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_somebody_has_put_aside_is_left_alone(tmp_path: Path) -> None:
+    aside = saved(PRETRAINED, tmp_path / "model.old")
+    before = contents_of(aside)
+    for contents in (PRETRAINED, BARE):
+        save_folder(contents, tmp_path / "model")
+    assert contents_of(aside) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.old"]

@@ -141,7 +141,7 @@ def test_a_step_saved_again_is_there_at_every_moment(store: StateStore, tmp_path
     """Killed between two renames: the old folder is put aside, the new one has no name yet."""
     store.save(state(9))
     shutil.copytree(store.folder / "step-00000009", store.folder / "step-00000009.tmp")
-    (store.folder / "step-00000009").rename(store.folder / "step-00000009.old")
+    (store.folder / "step-00000009").rename(store.folder / ".step-00000009.replaced")
     assert_same(store.newest(), state(9))
     store.save(state(10))
     assert names(store) == ["step-00000009.tmp", "step-00000010"]
@@ -150,7 +150,7 @@ def test_a_step_saved_again_is_there_at_every_moment(store: StateStore, tmp_path
 
 def test_what_was_put_aside_does_not_hide_its_successor(store: StateStore) -> None:
     store.save(state(9))
-    shutil.copytree(store.folder / "step-00000009", store.folder / "step-00000009.old")
+    shutil.copytree(store.folder / "step-00000009", store.folder / ".step-00000009.replaced")
     again = TrainingState(9, state(3).model, state(3).optimizer)
     shutil.rmtree(store.folder / "step-00000009")
     StateStore(store.folder.parent / "other").save(again)
@@ -160,8 +160,8 @@ def test_what_was_put_aside_does_not_hide_its_successor(store: StateStore) -> No
 
 def test_unfinished_ones_are_ignored(store: StateStore) -> None:
     store.save(state(9))
-    for suffix in (".tmp", ".old"):
-        shutil.copytree(store.folder / "step-00000009", store.folder / f"step-00000010{suffix}")
+    for name in ("step-00000010.tmp", ".step-00000010.replaced"):
+        shutil.copytree(store.folder / "step-00000009", store.folder / name)
     listener = Listener()
     assert_same(store.newest(listener), state(9))
     assert listener.said == []

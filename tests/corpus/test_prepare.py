@@ -481,6 +481,36 @@ def test_fresh_replaces_what_is_there(text: Path, vocabulary: Path, several: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
+def test_folders_of_others_beside_it_are_left_alone(text: Path, vocabulary: Path, tmp_path: Path) -> None:
+    for name in ("data.old", "data.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine.txt").write_text("mine", encoding="utf-8")
+    with pytest.raises(DataError, match=r"data.partial: holds 'mine.txt', which is none of ours.*; choose another"):
+        prepare([text], vocabulary, tmp_path / "data")
+    assert (tmp_path / "data.partial" / "mine.txt").read_text(encoding="utf-8") == "mine"
+    (tmp_path / "data.partial").rename(tmp_path / "elsewhere")
+    prepare([text], vocabulary, tmp_path / "data")
+    prepare([text], vocabulary, tmp_path / "data", settings=PrepareSettings(seed=1), fresh=True)
+    assert (tmp_path / "data.old" / "mine.txt").read_text(encoding="utf-8") == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "data.old", "elsewhere"]
+
+
+def test_vocabulary_of_a_run_or_the_shipped_model_is_found(vocabulary: Path, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "model").symlink_to(vocabulary)
+    folder = prepare([text], tmp_path / "run", tmp_path / "data")
+    assert Tokenizer.from_folder(folder).pieces == Tokenizer.from_folder(vocabulary).pieces
+    shipped = prepare([text], "cloze-mini", tmp_path / "shipped")
+    assert Tokenizer.from_folder(shipped).size == 16_000
+
+
+def test_text_that_is_all_held_out_is_told(vocabulary: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_text("The old river.\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"one.txt: all of its documents \(1\) were held out.*smaller --held-out"):
+        prepare([tmp_path / "one.txt"], vocabulary, tmp_path / "data", settings=PrepareSettings(0.9999999))
+    assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
+
+
 def test_changes_are_refused_by_name(text: Path, vocabulary: Path, tmp_path: Path) -> None:
     folder = prepare([text], vocabulary, tmp_path / "data")
     message = (

@@ -7,6 +7,7 @@ Resuming takes the newest one whose manifest verifies. The older one is deleted 
 """
 
 import hashlib
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from cloze.checkpoint.weights import read_safetensors, write_safetensors
 from cloze.errors import CheckpointError
-from cloze.files import read_json, replaced_folder, write_json
+from cloze.files import put_aside, read_json, replaced_folder, write_json
 from cloze.progress import Progress, Silent
 
 _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
@@ -81,10 +82,11 @@ class StateStore:
         one counts.
         """
         found: dict[int, Path] = {}
-        for path in sorted(self.folder.glob("step-*"), reverse=True):  # step-5 hides step-5.old
-            number = path.name.removeprefix("step-").removesuffix(".old")
-            if number.isdigit():
-                found[int(number)] = path
+        aside = self.folder.glob(put_aside(Path("step-*")).name)
+        for path in [*aside, *self.folder.glob("step-*")]:  # the later one counts
+            number = re.fullmatch(r"\.?step-(\d+)(?:\.replaced)?", path.name)
+            if number:
+                found[int(number[1])] = path
         return [found[number] for number in sorted(found, reverse=True)]
 
 

@@ -26,11 +26,13 @@ from cloze.corpus.shard_making import HASHES, PLAN, WORDS, Plan, hashes_path, ke
 from cloze.corpus.shards import FORMAT, MANIFEST, SHARDS, SPLITS, read_manifest
 from cloze.corpus.workers import Answer, Task, do_tasks
 from cloze.errors import DataError
-from cloze.files import flush, write_json
+from cloze.files import flush, put_aside, write_json
 from cloze.interrupts import Interrupted, heard_at_once
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.text.counting import usable_cores
+from cloze.text.tokenizer_files import FILES as VOCABULARY_FILES
+from cloze.text.tokenizer_files import find_vocabulary
 from cloze.text.words import WordSplitter
 
 # Text of fewer bytes is prepared before another process would have started.
@@ -39,6 +41,8 @@ _LIKELY_COMPRESSION = 4
 _TOLD_EVERY = 2**18
 # What is done before anybody could have read of it.
 _WORTH_TELLING = 2**15
+# What may lie in a work folder.
+_OURS = {PLAN, MANIFEST, SHARDS, HASHES, WORDS, CLUSTER, LOCK, *VOCABULARY_FILES}
 
 
 def prepare(
@@ -51,14 +55,15 @@ def prepare(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Prepare text files with the vocabulary of a folder. The same call goes on where another stopped.
+    """Prepare text files with the vocabulary of a folder, a run or the shipped model.
 
-    Done already, it returns at once. ``fresh`` forgets what was prepared, or begun, in this place.
+    The same call goes on where another stopped. Done already, it returns at once. ``fresh`` forgets what was
+    prepared, or begun, in this place.
     """
     settings, engine, progress = settings or PrepareSettings(), engine or EngineSettings(), progress or Silent()
     paths, folder = [Path(text) for text in texts], Path(out)
     check_engine(engine)
-    tokenizer = Tokenizer.from_folder(Path(vocab))
+    tokenizer = Tokenizer.from_folder(find_vocabulary(Path(vocab)))
     WordSplitter(settings.words)  # a mistake in it is told now
     is_there = folder.exists() and not _is_empty(folder)
     if is_there:
@@ -90,6 +95,7 @@ class _Work:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others away; leave nothing behind that is of no use."""
+        self._refuse_others_folder()
         with telling_of_disk(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder):
@@ -99,6 +105,16 @@ class _Work:
                 # The jobs of a cluster go on without us.
                 if self._engine.engine == "local" and not any(self.folder.glob(f"{SHARDS}/*/{FACTS}")):
                     shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _refuse_others_folder(self) -> None:
+        """Keep our hands off a folder that has this name by chance: what lies in a work folder gets deleted."""
+        names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
+        others = sorted(name for name in names - _OURS if not name.endswith(".tmp"))
+        if others:
+            raise DataError(
+                f"{self.folder}: holds {others[0]!r}, which is none of ours, but the work is to be done there; "
+                "choose another --out, or give that folder another name"
+            )
 
     @contextmanager
     def told_when_interrupted(self) -> Iterator[None]:
@@ -245,7 +261,13 @@ class _Work:
         }
         if not splits["train"]["tokens"]:
             shutil.rmtree(self.folder)
-            raise DataError(f"{', '.join(map(str, self._paths))}: no text found; nothing was prepared")
+            told, held_out = ", ".join(map(str, self._paths)), splits["held_out"]["documents"]
+            if held_out:
+                raise DataError(
+                    f"{told}: all of its documents ({held_out}) were held out, and none is left to train on; "
+                    "use a smaller --held-out or another --seed, and see that blank lines part the documents"
+                )
+            raise DataError(f"{told}: no text found; nothing was prepared")
         manifest = {
             "format": FORMAT,
             "dtype": plan.dtype,
@@ -268,7 +290,7 @@ class _Work:
         for name in (HASHES, WORDS, CLUSTER, LOCK, PLAN):
             path = self.folder / name
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        old = folder.with_name(f"{folder.name}.old")
+        old = put_aside(folder)
         shutil.rmtree(old, ignore_errors=True)
         if folder.exists():
             folder.rename(old)
