@@ -239,7 +239,7 @@ def beyond(services: Sequence[Started], most: dict[str, float], bound: float, pl
                 continue
             told = ", ".join(f"{count} x {status}" for status, count in sorted(pressed["statuses"].items()))
             print(f"{service.name:>13} at {times:>2} times: {pressed['per_second']:7.1f} answered/s, "
-                  f"p99 {1000 * pressed['p99']:6.0f} ms, {service.memory():5.0f} MB ({told})")  # fmt: skip
+                  f"p99 {1000 * pressed['waited_p99']:6.0f} ms, {service.memory():5.0f} MB ({told})")  # fmt: skip
             settle(service, bound)
 
 

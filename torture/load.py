@@ -20,22 +20,33 @@ from urllib.parse import urlsplit
 
 @dataclass
 class Figures:
-    """What came back: how often which status, and after how many seconds the good ones."""
+    """What came back: how often which status, and after how many seconds the good ones.
+
+    The seconds are since a request was due. At many times the capacity it is the client that comes late with most, so
+    that ``waited``, since it was sent, tells what the service made it wait.
+    """
 
     statuses: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
+    waited: list[float] = field(default_factory=list)
     elapsed: float = 0.0
 
     def summary(self) -> dict[str, float | dict[str, int]]:
         """Good answers a second, and how long they took."""
-        ordered = sorted(self.seconds) or [float("nan")]
         return {
             "statuses": dict(self.statuses),
             "per_second": len(self.seconds) / max(self.elapsed, 1e-9),
-            "p50": ordered[len(ordered) // 2],
-            "p99": ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))],
-            "longest": ordered[-1],
+            "p50": _part(self.seconds, 0.5),
+            "p99": _part(self.seconds, 0.99),
+            "longest": _part(self.seconds, 1.0),
+            "waited_p99": _part(self.waited, 0.99),
         }
+
+
+def _part(values: Sequence[float], share: float) -> float:
+    """The value that so many are not above; no number where there is none."""
+    ordered = sorted(values) or [float("nan")]
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 @dataclass(frozen=True)
@@ -113,6 +124,7 @@ async def press(
                         return
                     await asyncio.sleep(max(0.0, due - time.monotonic()))
                 chosen = chance.randrange(len(packed))
+                asked = time.monotonic()
                 writer.write(packed[chosen])
                 if chance.random() < aborts:
                     await asyncio.sleep(chance.random() * 0.02)
@@ -124,6 +136,7 @@ async def press(
                 figures.statuses[str(status)] += 1
                 if status == 200:
                     figures.seconds.append(time.monotonic() - due)
+                    figures.waited.append(time.monotonic() - asked)
                 if judge is not None:
                     judge(chosen, status, body)
                 if headers.get("connection") == "close":

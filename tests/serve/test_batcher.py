@@ -30,6 +30,7 @@ class Machine:
         self.go = threading.Event()
         self.go.set()
         self.ill = False
+        self.probed = 0
 
     def compute(self, kind: Kind, inputs: Sequence[Any]) -> list[Any]:
         self.go.wait(10)
@@ -40,6 +41,7 @@ class Machine:
         return [Failed("no number") if value == 16 else value**2 for value in inputs]
 
     def probe(self) -> None:
+        self.probed += 1
         if self.ill:
             raise ValueError("ill")
 
@@ -153,14 +155,48 @@ def test_too_much_is_told_with_a_time_to_come_back(batcher: Batcher, machine: Ma
     assert refusal.value.retry_after >= 1
 
 
-def test_what_would_wait_too_long_is_told_at_once(machine: Machine, metrics: Metrics) -> None:
-    patient = 10 / FIRST_GUESS  # ten tokens, at the speed that is guessed
-    batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, patience=patient)
+def test_what_would_be_done_too_late_is_told_at_once(machine: Machine, metrics: Metrics) -> None:
+    soon = 10 / FIRST_GUESS  # ten tokens, at the speed that is guessed
+    batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, within=soon)
     batcher.submit(job(*range(20, 60)))  # whatever its size: nothing waits before it
     with pytest.raises(Overloaded, match="40 tokens wait"):
         batcher.submit(job(1))
     batcher.start()
     batcher.drain(10)
+
+
+def test_what_would_wait_too_long_for_its_turn_is_told_at_once(machine: Machine, metrics: Metrics) -> None:
+    patience = 10 / FIRST_GUESS
+    batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, patience=patience)
+    batcher.submit(job(1, 2, 3, 4, 5))
+    batcher.submit(job(*range(20, 60)))  # its own size is its own affair: only five wait before it
+    with pytest.raises(Overloaded, match=r"^45 tokens wait for model 'made', of at most 10; try again in 1 s$"):
+        batcher.submit(job(1))
+    batcher.start()
+    batcher.drain(10)
+
+
+def test_speed_is_that_of_tokens_not_of_batches(
+    machine: Machine, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many lone texts at 100 tokens a second, then a full batch at 5000: a queue would be done at nearly this speed."""
+    now = 0.0
+    monkeypatch.setattr("cloze.serve.batcher.time.monotonic", lambda: now)
+
+    def compute(kind: Kind, inputs: Sequence[Any]) -> Sequence[Any]:
+        nonlocal now
+        now += 0.01 if len(inputs) == 1 else 0.02
+        return inputs
+
+    batcher = Batcher("made", compute, machine.probe, metrics, bound=1000, budget=100)
+    assert batcher.rate == FIRST_GUESS
+    for one in [job(1) for _ in range(200)]:
+        batcher.submit(one)
+        batcher._run(batcher.queue.take(100, wait=0))
+    assert batcher.rate == pytest.approx(100, rel=0.01)
+    batcher.submit(job(*range(100)))
+    batcher._run(batcher.queue.take(100, wait=0))
+    assert batcher.rate == pytest.approx(109 / 0.11, rel=0.01)
 
 
 def test_readiness_is_a_recent_success(machine: Machine, metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,6 +215,31 @@ def test_readiness_is_a_recent_success(machine: Machine, metrics: Metrics, monke
     assert batcher.ready
     monkeypatch.setattr("cloze.serve.batcher.STALE_AFTER", -1.0)
     assert not batcher.ready
+    batcher.drain(10)
+
+
+def test_answers_are_not_followed_by_trials(batcher: Batcher, machine: Machine) -> None:
+    for value in range(20, 40):
+        one = job(value)
+        batcher.submit(one)
+        assert one.future.result(10) == [value**2]
+    assert machine.probed == 1  # at the start
+
+
+def test_who_asks_nonsense_does_not_make_it_unready(
+    machine: Machine, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloze.serve.batcher.PROBE_EVERY", 0.3)
+    batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100)
+    batcher.start()
+    end = time.monotonic() + 10
+    while machine.probed < 3 and time.monotonic() < end:
+        bad = job(15)
+        batcher.submit(bad)
+        with pytest.raises(RequestError):
+            bad.future.result(10)
+        time.sleep(0.01)
+    assert machine.probed >= 3  # though it was never idle
     batcher.drain(10)
 
 

@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -70,6 +71,19 @@ def test_openai_client_may_send_ids(client: openai.OpenAI, minilm: Model) -> Non
 def test_ids_that_are_no_text(given: list[int], message: str, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match=message):
         client.embeddings.create(model="minilm", input=given)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([[1037]] * 513, "513 texts in one request, of at most 512; send fewer"),
+        ([1037] * 200_001, "200001 characters in one request, of at most 200000"),
+    ],
+)
+def test_ids_are_bounded_before_they_are_looked_up(given: list[Any], message: str, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.APIStatusError, match=message) as refused:
+        client.embeddings.create(model="minilm", input=given)
+    assert refused.value.status_code == 413
 
 
 def test_openai_client_lists_models(client: openai.OpenAI) -> None:

@@ -116,6 +116,28 @@ def test_a_full_queue_says_when_to_come_back(folders: dict[str, str], monkeypatc
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
 
 
+def test_patience_ends_before_a_body_is_read(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(patience=1e-6)
+    with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
+        batcher = served.service.library.batchers[0]
+        block_forward(batcher, monkeypatch)
+
+        async def ask(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response]:
+            asked = []
+            for waiting in (0, 3):  # one at work, and one that waits
+                asked.append(asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})))
+                async with asyncio.timeout(10):
+                    while (batcher.queue._number, batcher.queue.tokens) != (len(asked), waiting):
+                        await asyncio.sleep(0.01)
+            refused = await client.post("/embed", content=b"no JSON")
+            RELEASE.set()
+            return await asyncio.gather(*asked), refused
+
+        answers, refused = served.run(ask)
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert error_of(refused) == (429, "overloaded", "3 tokens wait for model 'base', of at most 0; try again in 1 s")
+
+
 def test_too_many_requests_at_once(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(connections=3)
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:

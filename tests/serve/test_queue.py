@@ -38,6 +38,13 @@ def test_batches_are_of_like_lengths_within_the_budget() -> None:
     assert taken(queue, budget=60) == [12]
 
 
+def test_no_more_is_padded_than_may_be() -> None:
+    queue = TokenQueue(bound=1000)
+    queue.put(job(10, 13, 10, 11, 9, 10))
+    batches = [[item.length for item in queue.take(100, wait=0, padding=2)] for _ in range(3)]
+    assert batches == [[10, 10, 10], [13, 11], [9]]  # 11 beside three of 10 would pad 3
+
+
 def test_the_oldest_comes_first_whatever_its_kind() -> None:
     queue = TokenQueue(bound=1000)
     jobs = [job(5, 90), job(5, kind=FILL), job(5)]

@@ -45,6 +45,10 @@ def test_other_hosts_need_a_key(host: str) -> None:
         (["base", "--host", "0.0.0.0"], "host is 0.0.0.0, which others can reach; give --key"),
         (["base", "--timeout", 0], "timeout is 0.0; more than 0 was expected"),
         (["base", "--queue", -1], "queue is -1; more than 0 was expected"),
+        (["base", "--trust", "https://bert.example"], "--trust 'https://bert.example'; a name such as bert."),
+        (["base", "--trust", "bert.example:443"], "--trust 'bert.example:443'; a name such as bert.example.org"),
+        (["base", "--host", "ü..", "--insecure"], "cannot listen at ü..:8000 ("),
+        (["base", "--patience", 0], "patience is 0.0; more than 0 was expected"),
         (["a/base", "b/base"], "b/base and a/base would both be called 'base'; rename a folder"),
         (["base", "--adapter", "x"], "--adapter 'x'; NAME=DIR was expected"),
         (["base", "--adapter", "base=x"], "--adapter 'base=x': something else is called 'base'; choose another name"),
@@ -80,6 +84,15 @@ def test_a_port_that_is_taken(run: Cloze, folders: dict[str, str]) -> None:
         port = taken.getsockname()[1]
         result = run("serve", folders["base"], "--port", port)
     assert result.complaint.startswith(f"cannot listen at 127.0.0.1:{port} (Address already in use); choose another")
+
+
+def test_a_host_that_is_not_known(run: Cloze, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:  # as the resolver does, whose numbers are none of the system's
+        raise OSError(-2, "Name or service not known (while attempting to bind on address ('nowhere', 8000))")
+
+    monkeypatch.setattr(socket, "create_server", refuse)
+    expected = "cannot listen at nowhere:8000 (Name or service not known); choose another --port or --host"
+    assert run("serve", "base", "--host", "nowhere", "--insecure").complaint == expected
 
 
 def test_an_adapter_of_no_base_that_is_served(run: Cloze, folders: dict[str, str]) -> None:

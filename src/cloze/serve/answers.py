@@ -26,10 +26,13 @@ _ERROR = {
 STATUSES = {
     400: "Not of this form, or not to be done by this model.",
     401: "A key is needed.",
+    403: "A page of another site asks.",
     404: "No such model.",
     408: "Not in time.",
     413: "Beyond a limit.",
+    421: "For a host that this is not.",
     429: "Too much is waiting; see Retry-After.",
+    503: "The model failed on it.",
 }
 ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": why, "content": {"application/json": {"schema": _ERROR}}}

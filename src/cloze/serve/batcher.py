@@ -23,8 +23,10 @@ Compute = Callable[[Kind, Sequence[Any]], Sequence[Any]]
 # An idle worker tries itself so often, and one that has not succeeded for so long is not ready (seconds).
 PROBE_EVERY = 10.0
 STALE_AFTER = 60.0
-# Until it has been measured; what Retry-After is reckoned with.
+# Until it has been measured; what waiting is reckoned with.
 FIRST_GUESS = 2000.0  # tokens a second
+# How much of what was measured still counts after one more batch.
+KEPT = 0.9
 
 
 class Batcher:
@@ -39,13 +41,20 @@ class Batcher:
         *,
         bound: int,
         budget: int,
+        padding: float = math.inf,
         patience: float = math.inf,
+        within: float = math.inf,
     ) -> None:
-        self._patience = patience
+        """Of a batch's ``budget`` tokens so much may be ``padding``.
+
+        No job is let in that would wait longer than ``patience`` seconds for its turn, or not be done ``within`` some.
+        """
         self.name, self._compute, self._probe, self._metrics = name, compute, probe, metrics
-        self._budget, self.queue = budget, TokenQueue(bound)
+        self._budget, self._padding, self.queue = budget, padding, TokenQueue(bound)
+        self._patience, self._within = patience, within
         self.succeeded: float | None = None  # when a forward pass last did
-        self._rate = FIRST_GUESS
+        self._tried = 0.0  # when it last tried itself
+        self._done, self._spent = FIRST_GUESS, 1.0  # tokens and seconds of late, the later the more they count
         self._thread = threading.Thread(target=self._work, name=f"batcher {name}", daemon=True)
         metrics.queue_tokens.labels(name).set_function(lambda: self.queue.tokens)
         # Looked up once: a label's lookup takes longer than what it counts.
@@ -62,14 +71,26 @@ class Batcher:
         return self.succeeded is not None and time.monotonic() - self.succeeded < STALE_AFTER
 
     @property
+    def rate(self) -> float:
+        """Tokens a second, of late."""
+        return self._done / self._spent
+
+    @property
+    def most_waiting(self) -> int:
+        """Tokens that may wait: as many as the queue holds, or as few as are done before patience ends."""
+        return int(min(self.queue.bound, self._patience * self.rate))
+
+    @property
     def retry_after(self) -> int:
         """Seconds until what waits now will be done."""
-        return max(1, min(60, round(self.queue.tokens / self._rate)))
+        return max(1, min(60, round(self.queue.tokens / self.rate)))
 
     def submit(self, job: Job) -> None:
         """Let a job wait for its turn, or raise ``Overloaded``: now, rather than when its time is over."""
+        waiting = self.queue.tokens
         # What is measured on small batches is less than large ones will do, so that an empty queue takes anything.
-        if self.queue.tokens and (self.queue.tokens + job.tokens) / self._rate > self._patience:
+        too_late = waiting > 0 and waiting + job.tokens > self._within * self.rate
+        if too_late or waiting > self.most_waiting:
             raise self.overloaded()
         try:
             self.queue.put(job)
@@ -79,7 +100,7 @@ class Batcher:
     def overloaded(self) -> Overloaded:
         """The refusal for a queue without room."""
         return Overloaded(
-            f"{self.queue.tokens} tokens wait for model {self.name!r}, of at most {self.queue.bound}; "
+            f"{self.queue.tokens} tokens wait for model {self.name!r}, of at most {self.most_waiting}; "
             f"try again in {self.retry_after} s",
             retry_after=self.retry_after,
         )
@@ -97,15 +118,18 @@ class Batcher:
     def _work(self) -> None:
         self._try_out()
         while True:
-            batch = self.queue.take(self._budget, PROBE_EVERY)
+            batch = self.queue.take(self._budget, PROBE_EVERY, self._padding)
             if batch:
                 self._run(batch)
             elif self.queue.closed:
                 return
-            else:
+            # By the clock alone: a trial costs a forward pass, so that none follows a batch that has succeeded; and of
+            # requests that the model refuses nothing follows for its health, however many they are.
+            if time.monotonic() - max(self._tried, self.succeeded or 0.0) >= PROBE_EVERY:
                 self._try_out()
 
     def _try_out(self) -> None:
+        self._tried = time.monotonic()
         try:
             self._probe()
             self.succeeded = time.monotonic()
@@ -123,9 +147,11 @@ class Batcher:
         self._metrics.inference_seconds.labels(self.name, kind.operation).observe(seconds)
         self._sizes.observe(tokens)
         self._tokens.inc(tokens)
-        self._rate = 0.9 * self._rate + 0.1 * tokens / max(seconds, 1e-6)
         for item, result in zip(batch, results, strict=True):
             _give(item, result)
+        # Sums, not rates: of a lone text's batch and a full one, the full one tells how fast a queue empties.
+        self._done = KEPT * self._done + tokens
+        self._spent = KEPT * self._spent + time.monotonic() - start
 
     def _results(self, kind: Kind, batch: list[Item]) -> list[Any]:
         """A result for each item, computed together, or where that fails, job by job."""

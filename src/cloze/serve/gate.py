@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloze.serve.answers import refusal_response
+from cloze.serve.batcher import Batcher
 from cloze.serve.refusals import KeyNeeded, Misdirected, Overloaded, Refusal, WrongOrigin
 from cloze.serve.service import Service
 
@@ -97,7 +98,7 @@ class Gate:
         """Turn away what will not find room, before it is read: saying no must cost less than answering."""
         tokens = int(length[:12]) // BYTES_A_TOKEN if length.isdecimal() else 1
         batchers = self._service.library.batchers
-        full = [one for one in batchers if 2 * one.queue.tokens > one.queue.bound and not one.queue.has_room(tokens)]
+        full = [one for one in batchers if _is_full(one, tokens)]
         if len(full) == len(batchers):
             raise full[0].overloaded()
 
@@ -125,6 +126,12 @@ class Gate:
         elif scheme.lower() != "bearer":
             return False
         return hmac.compare_digest(given, self._key)
+
+
+def _is_full(batcher: Batcher, tokens: int) -> bool:
+    """Whether a job of about so many tokens is in vain; since it is only about, a queue that is half empty is not."""
+    waiting, queue = batcher.queue.tokens, batcher.queue
+    return waiting > batcher.most_waiting or (2 * waiting > queue.bound and not queue.has_room(tokens))
 
 
 def _header(scope: Scope, name: bytes) -> str:

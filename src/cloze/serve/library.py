@@ -8,6 +8,7 @@ from typing import Any
 from cloze.errors import CheckpointError, ClozeError, RequestError, did_you_mean
 from cloze.kinds import LongTexts, PrecisionName
 from cloze.predict import Model, load
+from cloze.predict.batching import BATCH_COST
 from cloze.predict.reading import read_texts
 from cloze.serve.batcher import Batcher
 from cloze.serve.metrics import Metrics
@@ -16,8 +17,8 @@ from cloze.serve.queue import Kind
 from cloze.serve.refusals import Invalid, Unknown
 from cloze.serve.settings import ServiceSettings
 
-# Of the time that a request has, how much it may be expected to wait: at the speed of late, which may become less.
-PATIENCE = 0.6
+# Of the time that a request has, in how much it should be done at the speed of late, which may become less.
+IN_TIME = 0.6
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,9 @@ def open_library(
             metrics,
             bound=limits.queue,
             budget=limits.batch,
-            patience=PATIENCE * limits.timeout,
+            padding=_padding(model),
+            patience=limits.patience,
+            within=IN_TIME * limits.timeout,
         )
         served.append(_describe(name, name, None, model, batcher))
         for adapter in (adapter for adapter, base in adapters.items() if base == name):
@@ -134,6 +137,11 @@ def open_library(
             served.append(_describe(adapter, name, adapter, model, batcher))
             model.use(None)
     return Library(served)
+
+
+def _padding(model: Model) -> int:
+    """Tokens by which a model pads before it makes two batches of one: nobody waits for a forward pass of others."""
+    return 0 if model.precision == "int8" else BATCH_COST
 
 
 def _attach(name: str, folder: str, models: dict[str, Model]) -> str:

@@ -13,13 +13,16 @@ from cloze.serve.library import Served
 from cloze.serve.refusals import Invalid
 from cloze.serve.service import Service
 
+# What an id weighs beside the characters of texts that wait to be read.
+CHARACTERS_AN_ID = 4
+
 router = APIRouter()
 
 
 async def embeddings(service: Service, request: Request, form: forms.OpenAIForm) -> Any:
     """OpenAI's ``/v1/embeddings``."""
     served = service.library.find(form.model, "embed")
-    texts = _texts(served, form.input)
+    texts = await _texts(service, served, form.input)
     if form.dimensions is not None and form.dimensions != served.description["width"]:
         raise Invalid(
             f"dimensions is {form.dimensions}; model {served.name!r} has vectors of {served.description['width']} "
@@ -49,13 +52,20 @@ def _base64(vector: NDArray[np.float32]) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
-def _texts(served: Served, given: str | list[str] | list[int] | list[list[int]]) -> list[str]:
-    """Texts as they are; of ids, the texts that have them."""
+async def _texts(service: Service, served: Served, given: str | list[str] | list[int] | list[list[int]]) -> list[str]:
+    """Texts as they are; of ids, the texts that have them, found as texts are read: bounded, and off the event loop."""
     if isinstance(given, str):
         return [given]
-    if given and isinstance(given[0], int):
-        return [_decoded(served, [number for number in given if isinstance(number, int)])]
-    return [one if isinstance(one, str) else _decoded(served, one) for one in given if not isinstance(one, int)]
+    if not given or isinstance(given[0], str):
+        return [text for text in given if isinstance(text, str)]
+    rows = [row for row in given if isinstance(row, list)] or [[one for one in given if isinstance(one, int)]]
+    ids = service.check_size([[row] for row in rows])
+    texts: list[str] = await service.reader.run(CHARACTERS_AN_ID * ids, _decode, served, rows)
+    return texts
+
+
+def _decode(served: Served, rows: list[list[int]]) -> list[str]:
+    return [_decoded(served, ids) for ids in rows]
 
 
 def _decoded(served: Served, ids: list[int]) -> str:

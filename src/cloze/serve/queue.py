@@ -4,6 +4,7 @@ Items wait in lanes of those that may share a forward pass. A batch starts with 
 waits for ever, and takes from the same lane those that are nearest to it in length, so that little is padding.
 """
 
+import math
 import threading
 import time
 from collections import deque
@@ -102,15 +103,19 @@ class TokenQueue:
             if self._stale > self.bound:
                 self._sweep()
 
-    def take(self, budget: int, wait: float) -> list[Item]:
-        """The next batch: one item, or more with at most ``budget`` padded tokens; none after ``wait`` seconds."""
+    def take(self, budget: int, wait: float, padding: float = math.inf) -> list[Item]:
+        """The next batch: one item, or more with at most ``budget`` tokens, of which ``padding`` are no text.
+
+        None after ``wait`` seconds.
+        """
         with self._changed:
-            if not self._lanes and not self.closed:
-                self._changed.wait(wait)
             lane = self._oldest()
+            if lane is None and not self.closed:
+                self._changed.wait(wait)
+                lane = self._oldest()
             if lane is None:
                 return []
-            batch = _choose(list(islice((item for item in lane if _waits(item)), LOOK_AHEAD)), budget)
+            batch = _choose(list(islice((item for item in lane if _waits(item)), LOOK_AHEAD)), budget, padding)
             for item in batch:
                 item.taken = True
                 item.job.waiting -= item.length
@@ -154,14 +159,15 @@ def _waits(item: Item, now: float = 0.0) -> bool:
     return not item.taken and item.job.waiting > 0 and not item.job.future.done() and now < item.job.deadline
 
 
-def _choose(items: list[Item], budget: int) -> list[Item]:
+def _choose(items: list[Item], budget: int, padding: float) -> list[Item]:
     """The first item and those nearest in length; of equally near ones, the older."""
     first = items[0].length
     chosen: list[Item] = []
-    longest = 0
+    longest = real = 0
     for item in sorted(items, key=lambda item: abs(item.length - first)):
-        longest = max(longest, item.length)
-        if chosen and (len(chosen) + 1) * longest > budget:
+        longest, real = max(longest, item.length), real + item.length
+        padded = (len(chosen) + 1) * longest
+        if chosen and (padded > budget or padded - real > padding):
             break
         chosen.append(item)
     return chosen

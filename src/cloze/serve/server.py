@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
@@ -153,9 +152,9 @@ def _set_up_logs() -> None:
 
 def _bind(host: str, port: int) -> socket.socket:
     try:
+        host.encode("idna")  # the socket itself would not be closed over a name that cannot be one
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen at {host}:{port} ({os.strerror(error.errno or 0)}); choose another --port or --host"
-        ) from error
+    except (OSError, UnicodeError) as error:
+        why = str(getattr(error, "strerror", None) or error).partition(" (while")[0]
+        raise ConfigError(f"cannot listen at {host}:{port} ({why}); choose another --port or --host") from error

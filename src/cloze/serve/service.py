@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,13 +55,16 @@ class Service:
         found: Read = await self.reader.run(characters, read, served, operation, inputs, parts, options)
         usage, bound = found.usage, served.batcher.queue.bound
         if usage.tokens > bound:
-            raise TooLarge(f"{usage.tokens} tokens in one request, of at most {bound}; send fewer", "too_many_tokens")
+            raise TooLarge(
+                f"{usage.tokens} tokens to compute for one request, of at most {bound}; send fewer or shorter texts",
+                "too_many_tokens",
+            )
         job = Job(Kind(operation, served.adapter, tuple(options.items())), found.inputs, usage.lengths, deadline)
         served.batcher.submit(job)
         return Answered(served, await self._wait(request, served.batcher, job), usage)
 
-    def check_size(self, parts: Sequence[Sequence[str]]) -> int:
-        """Refuse more texts or characters than a request may have; return the characters."""
+    def check_size(self, parts: Sequence[Sequence[Sized]]) -> int:
+        """Refuse more texts or characters (or ids, each of which has some) than a request may have; return these."""
         limits = self.settings.limits
         texts = sum(map(len, parts))
         if not texts:

@@ -4,6 +4,7 @@ Light to import: the command line reads the defaults here without loading a mode
 """
 
 import ipaddress
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL, shipped_folder
 
 SHORTEST_KEY = 16
+_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Limits:
     """Characters of all texts of one request."""
     queue: int = 65_536
     """Tokens that may wait; what comes then is told to come back later."""
+    patience: float = 5.0
+    """Seconds until what waits is computed, at the speed of late; what comes beyond is told to come back later."""
     batch: int = 2048
     """Padded tokens of one forward pass."""
     timeout: float = 30.0
@@ -67,6 +71,9 @@ class ServiceSettings:
                 f"the key has {len(self.key)} characters; at least {SHORTEST_KEY} of ASCII were expected "
                 "(openssl rand -hex 24 makes one)"
             )
+        for name in self.trusted:
+            if name != "*" and not _NAME.fullmatch(name):
+                raise ConfigError(f"--trust {name!r}; a name such as bert.example.org was expected, without more")
         if self.key is None and not self.insecure and not is_local(self.host):
             raise ConfigError(
                 f"host is {self.host}, which others can reach; "
