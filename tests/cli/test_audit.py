@@ -95,3 +95,18 @@ def test_mistakes_are_told(data: Path, run: Cloze, tmp_path: Path) -> None:
     assert "no entities; name a file of them with --entities" in run("audit", data, "--masking", "entity").complaint
     assert "not a prepared corpus" in run("audit", tmp_path).complaint
     assert "tokens is 0; at least 1 was expected" in run("audit", data, "--tokens", 0).complaint
+    for masking in ("token", "correction"):
+        told = run("audit", data, "--seed", -1, "--masking", masking)
+        assert (told.code, "seed is -1; a whole number from 0" in told.complaint) == (2, True)
+
+
+def test_a_recipe_is_audited_as_it_would_be_trained(data: Path, run: Cloze) -> None:
+    spans, flags = (
+        run("audit", data, *SMALL, *more, "--json").out
+        for more in (("--recipe", "spanbert"), ("--objective", "none", "--masking", "span"))
+    )
+    without_time = [
+        [check for check in json.loads(told)["checks"] if "second" not in check["name"]] for told in (spans, flags)
+    ]
+    assert without_time[0] == without_time[1]
+    assert "unknown recipe 'spanbret'" in run("audit", data, "--recipe", "spanbret").complaint

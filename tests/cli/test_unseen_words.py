@@ -53,6 +53,14 @@ def test_from_coverage_to_a_model_with_more_words(run: Cloze, way: Way, text: Pa
     assert run("fill", "quixotic [MASK]", "--model", more).code == 0
 
 
+def test_rows_are_read_by_their_column(run: Cloze, way: Way, text: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"body": line}) + "\n" for line in TEXT.splitlines()), encoding="utf-8")
+    plain = run("coverage", text, "--model", way.vocabulary, "--json").out
+    assert run("coverage", rows, "--text", "body", "--model", way.vocabulary, "--json").out == plain
+    assert "no column 'text'; it has: body; choose one with --text" in run("coverage", rows).complaint
+
+
 def test_extend_in_reach(run: Cloze, way: Way, tmp_path: Path) -> None:
     more = tmp_path / "more"
     done = run("extend", "--model", way.pretrained, "--positions", 600, "--segments", 4, "--out", more)

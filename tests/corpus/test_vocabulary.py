@@ -1,7 +1,11 @@
 import gzip
+import json
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from cloze.corpus.settings import VocabularySettings
 from cloze.corpus.vocabulary import learn_vocabulary, train_vocabulary
@@ -21,6 +25,23 @@ def test_same_text_gives_same_bytes(text: Path, tmp_path: Path) -> None:
     again = train_vocabulary([text], tmp_path / "again", settings=SETTINGS)
     assert contents(first) == contents(again)
     assert contents(first).keys() == {"vocab.txt", "tokenizer.json", "tokenizer_config.json"}
+
+
+def test_formats_do_not_matter(text: Path, tmp_path: Path) -> None:
+    rows = text.read_text(encoding="utf-8").split("\n\n")
+    lines = [json.dumps({"body": row, "id": number}) for number, row in enumerate(rows)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress((tmp_path / "a.jsonl").read_bytes()))
+    parquet.write_table(pyarrow.table({"body": rows}), tmp_path / "a.parquet", row_group_size=17)
+    expected = contents(train_vocabulary([text], tmp_path / "plain", settings=SETTINGS))
+    for name in ("a.jsonl", "a.jsonl.gz", "a.parquet"):
+        found = train_vocabulary([tmp_path / name], tmp_path / "out", settings=replace(SETTINGS, text="body"))
+        assert contents(found) == expected
+        with pytest.raises(DataError, match=r"no column 'text'; it has: body.*; choose one with --text"):
+            train_vocabulary([tmp_path / name], tmp_path / "out", settings=SETTINGS)
+    (tmp_path / "a.jsonl").write_text("\n".join(["no", *lines]), encoding="utf-8")
+    skipping = replace(SETTINGS, text="body", on_bad_row="skip")
+    assert contents(train_vocabulary([tmp_path / "a.jsonl"], tmp_path / "out", settings=skipping)) == expected
 
 
 def test_words_of_a_file_get_entries(text: Path, tmp_path: Path) -> None:

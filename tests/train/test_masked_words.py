@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,23 @@ def test_a_model_without_the_head_is_named(base: Path, text: Path, tmp_path: Pat
 
 
 def test_more_tokens_than_the_model_reads_are_refused(base: Path, text: Path) -> None:
-    with pytest.raises(ConfigError, match="length is 9999, but the model reads at most"):
+    with pytest.raises(ConfigError, match=r"length is 9999, but the model reads at most (\d+) tokens; use --length \1"):
         evaluate_masked_words([text], base, settings=BlankSettings(length=9999))
     with pytest.raises(ConfigError, match="tokens is 0; at least 1"):
         BlankSettings(tokens=0)
+    for change, message in (
+        ({"seed": -1}, "seed is -1"),
+        ({"mask_rate": 2.0}, "mask rate is 2.0"),
+        ({"length": 4}, "is 4"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            BlankSettings(**change)
+
+
+def test_rows_are_read_as_they_are_for_training(base: Path, text: Path, tmp_path: Path) -> None:
+    rows = text.read_text(encoding="utf-8").split("\n\n")
+    lines = [json.dumps({"body": row}) for row in rows]
+    (tmp_path / "rows.jsonl").write_text("\n".join(["no", *lines]), encoding="utf-8")
+    reading = PrepareSettings(text="body", on_bad_row="skip")
+    found = evaluate_masked_words([tmp_path / "rows.jsonl"], base, settings=SETTINGS, reading=reading)
+    assert found == evaluate_masked_words([text], base, settings=SETTINGS)

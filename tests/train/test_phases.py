@@ -1,10 +1,11 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cloze.corpus.batches import WordTables
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, DataError
 from cloze.text import Tokenizer
 from cloze.train.phases import Phases, open_tables
 from cloze.train.pretrain import pretrain
@@ -27,6 +28,19 @@ def test_long_sequences_come_at_the_end_and_an_update_keeps_its_tokens(data: Pat
 def test_without_a_second_phase_nothing_changes_at_the_end(data: Path) -> None:
     phases = open_phases(data, PretrainSettings(batch=8, length=16))
     assert np.array_equal(phases.at(3, progress=0.99).ids, phases.at(3).ids)
+
+
+def test_what_would_end_the_second_phase_is_told_before_the_first(data: Path) -> None:
+    # Sequences as long as the corpus: enough of the short ones, not one batch of the long ones.
+    long = replace(TWO, objective="none", long_length=100_000, batch=64)
+    with pytest.raises(DataError, match=r"sequences of 100000 tokens, fewer than one batch"):
+        open_phases(data, replace(long, accumulate=64)).check(1, 64)
+    phases = open_phases(data, TWO)
+    phases.check(4, 1)
+    with pytest.raises(ConfigError, match="batch is 8, which is 4 of the long sequences, but 5 processes with 1 parts"):
+        phases.check(5, 1)
+    with pytest.raises(ConfigError, match=r"batch is 8, but 3 processes with 3 parts each share it; .* at least 9"):
+        phases.check(3, 3)
 
 
 def test_the_model_is_saved_with_the_longer_length(data: Path, tmp_path: Path) -> None:

@@ -1,6 +1,13 @@
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
+from cloze.checkpoint import ModelFolder, save_folder
 from cloze.errors import ConfigError
+from cloze.progress import Silent
+from cloze.text import Tokenizer
+from cloze.train.pretrain import start_model
 from cloze.train.recipes import read_recipe, recipe_names
 from cloze.train.settings import PretrainSettings
 
@@ -26,3 +33,21 @@ def test_ernie_asks_for_its_dictionary() -> None:
 def test_unknown_recipe_is_answered_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"unknown recipe 'albret'.*albert.*--config"):
         read_recipe("albret")
+
+
+def test_a_model_goes_on_by_the_recipe_that_made_it(data: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(data)
+    settings = PretrainSettings(preset="tiny", length=16, **read_recipe("albert"))
+    bert, tokenizer = start_model(tokenizer, settings, None, Silent())
+    save_folder(ModelFolder(bert, tokenizer), tmp_path / "albert")
+    again, _ = start_model(tokenizer, settings, tmp_path / "albert", Silent())
+    assert (again.config.shared_layers, again.config.embedding_size) == (True, 128)
+    for change in ({"embedding_size": 64}, {"embedding_size": 64, "shared_layers": False}):
+        with pytest.raises(ConfigError, match="has its shape already; shared_layers and embedding_size are of new"):
+            start_model(tokenizer, replace(settings, **change), tmp_path / "albert", Silent())  # type: ignore[arg-type]
+
+
+def test_a_model_does_not_take_the_shape_of_another_recipe(base: Path, data: Path) -> None:
+    settings = PretrainSettings(length=16, **read_recipe("albert"))
+    with pytest.raises(ConfigError, match="has its shape already"):
+        start_model(Tokenizer.from_folder(data), settings, base, Silent())

@@ -10,9 +10,8 @@ from cloze.files import replaced_folder
 from cloze.model.surgery import RowStart, WordStart, with_positions, with_segments, with_words
 from cloze.text import Tokenizer
 from cloze.text.extension import Additions, Extension, extend_tokenizer
+from cloze.text.tokenizer_files import FILES as VOCABULARY_FILES
 from cloze.text.word_files import read_entities, read_similar, read_word_list
-
-_VOCABULARY_FILES = {"vocab.txt", "tokenizer.json", "tokenizer_config.json", "ladder.json"}
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ def _has_vocabulary(folder: Path) -> bool:
 
 def _is_ours(folder: Path) -> bool:
     """Whether nothing is lost with a folder but a vocabulary."""
-    return folder.is_dir() and {path.name for path in folder.iterdir()} <= _VOCABULARY_FILES
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= VOCABULARY_FILES
 
 
 def _save_vocabulary(tokenizer: Tokenizer, destination: Path) -> None:

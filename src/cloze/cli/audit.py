@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cloze.cli.console import print_json, print_table
-from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
+from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective, check_seed
 
 if TYPE_CHECKING:
     from cloze.corpus.audit import Audit, Check
@@ -26,6 +26,7 @@ def audit(
     objective: Objective = EXAMPLES.objective,
     length: int = EXAMPLES.length,
     masking: Masking = MASKS.masking,
+    recipe: str | None = None,  # noqa: ARG001 (its values have taken their places by now)
     mask_rate: float = MASKS.rate,
     mask_mix: tuple[float, float, float] = MASKS.mix,
     entities: Path | None = None,
@@ -44,6 +45,7 @@ def audit(
         objective: nsp (next sentence), sop (sentence order) or none (whole sentences).
         length: Tokens of a sequence.
         masking: token, word, ngram, span, entity or correction.
+        recipe: A published way: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; other flags win over it.
         mask_rate: Share of tokens that are chosen.
         mask_mix: Of those, the shares hidden, replaced and kept.
         entities: A file of entities, one a line, for --masking entity.
@@ -59,6 +61,7 @@ def audit(
     from cloze.corpus.shards import Corpus
     from cloze.text import Tokenizer
 
+    check_seed(seed)
     examples, masks = ExampleSettings(objective, length), MaskSettings(masking, mask_rate, mask_mix)
     corpus, tokenizer = Corpus.open(data), Tokenizer.from_folder(data)
     tables = _tables(masking, corpus, tokenizer, entities, similar, seed)

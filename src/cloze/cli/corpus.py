@@ -30,7 +30,7 @@ def prepare(
     The same command goes on where it stopped.
 
     Args:
-        vocab: The folder with the vocabulary, or the model or run whose vocabulary it is.
+        vocab: The folder with the vocabulary, or the model or run whose vocabulary it is; cloze-mini is shipped.
         out: The folder to write.
         verify: Compare every byte of a prepared folder with what was recorded, and do nothing else.
         fresh: Start over, forgetting what was prepared or begun in this place.
@@ -42,12 +42,9 @@ def prepare(
     if not texts or vocab is None or out is None:
         missing = next(name for name, value in {"TEXTS": texts, "--vocab": vocab, "--out": out}.items() if not value)
         raise ConfigError(f"{missing} is missing; 'cloze prepare --help' tells what it is")
-    from cloze.checkpoint import RUN_MODEL
     from cloze.corpus.prepare import prepare as run
     from cloze.corpus.shards import read_manifest
 
-    if (vocab / RUN_MODEL).is_dir():
-        vocab /= RUN_MODEL
     with Reporter() as reporter:
         folder = run(texts, vocab, out, settings=settings, engine=engine, fresh=fresh, progress=reporter)
     _print_summary(folder, read_manifest(folder), json)

@@ -2,25 +2,28 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from cloze.cli.console import Reporter, print_json, print_table
 from cloze.cli.inputs import gather_texts
 from cloze.corpus.settings import VocabularySettings
-from cloze.models import SHIPPED_MODEL, shipped_folder
+from cloze.models import SHIPPED_MODEL
 
 if TYPE_CHECKING:
     from cloze.text import Encoding, Tokenizer
     from cloze.text.coverage import Coverage
     from cloze.text.pieces import Word
 
+Texts = Annotated[
+    list[Path], Parameter(help="Text files, plain or .gz, .xz, .zst; or JSONL or Parquet files, a document a row.")
+]
 DEFAULTS = VocabularySettings()
 
 
 def vocab(
-    texts: Annotated[list[Path], Parameter(help="Text files, plain or .gz, .xz, .zst.")],
+    texts: Texts,
     /,
     *,
     out: Path,
@@ -93,13 +96,15 @@ def tokens(
 
 
 def coverage(
-    texts: Annotated[list[Path], Parameter(help="Text files, plain or .gz, .xz, .zst.")],
+    texts: Texts,
     /,
     *,
     model: Path = Path(SHIPPED_MODEL),
     top: int = 20,
     best: int = 2000,
     minimum: int = 5,
+    text: str = DEFAULTS.text,
+    on_bad_row: Literal["stop", "skip"] = DEFAULTS.on_bad_row,
     output: Path | None = None,
     json: bool = False,
 ) -> None:
@@ -110,11 +115,13 @@ def coverage(
         top: How many of the words worth adding are shown.
         best: How many words --output is to hold, and how many the forecast adds.
         minimum: Words that come less often are not worth adding.
+        text: The column with the texts, in JSONL and Parquet files.
+        on_bad_row: A row of JSONL or Parquet that cannot be read: stop, or pass over it.
         output: A .tsv file for the words worth adding, the best first; 'cloze extend --words' reads it.
         json: Print JSON.
     """
     from cloze.cli.outputs import write_rows
-    from cloze.corpus.documents import read_lines
+    from cloze.corpus.parts import read_paragraphs
     from cloze.errors import ConfigError, DataError
     from cloze.text.coverage import measure_coverage
 
@@ -125,8 +132,8 @@ def coverage(
         raise ConfigError(f"--output {output}: .tsv was expected, which 'cloze extend --words' reads")
     tokenizer = _tokenizer(model)
     with Reporter() as reporter:
-        lines = (line for path in texts for line in read_lines(path))
-        found = measure_coverage(lines, tokenizer, minimum=minimum, progress=reporter)
+        paragraphs = read_paragraphs(texts, text, skip_bad_rows=on_bad_row == "skip")
+        found = measure_coverage(paragraphs, tokenizer, minimum=minimum, progress=reporter)
     if not found.words:
         raise DataError(f"{', '.join(map(str, texts))}: no word in it; give a text to read")
     if output is not None:
@@ -178,9 +185,9 @@ def _coverage_as_json(found: "Coverage", best: int) -> dict[str, object]:
 
 def _tokenizer(model: Path) -> "Tokenizer":
     from cloze.text import Tokenizer
+    from cloze.text.tokenizer_files import find_vocabulary
 
-    folder = shipped_folder(model) or model
-    return Tokenizer.from_folder(folder / "model" if (folder / "model" / "config.json").is_file() else folder)
+    return Tokenizer.from_folder(find_vocabulary(model))
 
 
 def _rung(word: "Word") -> str:

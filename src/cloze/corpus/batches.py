@@ -16,7 +16,7 @@ from cloze.corpus.masking import STREAMS, Fates, Masker, WordTables
 from cloze.corpus.pairs import plan_next_sentences, plan_sentence_order
 from cloze.corpus.plans import Ids, Plan
 from cloze.corpus.sequences import Sequences, assemble
-from cloze.corpus.settings import ExampleSettings, MaskSettings
+from cloze.corpus.settings import ExampleSettings, MaskSettings, check_seed
 from cloze.corpus.shards import Corpus
 from cloze.errors import ConfigError, DataError
 from cloze.text import Tokenizer
@@ -88,6 +88,7 @@ class PretrainingBatches:
             raise ConfigError(f"batch is {batch}; at least 1 was expected")
         if static < 0:
             raise ConfigError(f"static is {static}; a number of variants was expected, or 0 for new ones each epoch")
+        check_seed(seed)
         self.corpus, self.tokenizer = corpus, tokenizer
         self.batch, self.examples, self.masks, self.seed, self.static = batch, examples, masks, seed, static
         self.masker = Masker(tokenizer, masks, tables)

@@ -8,6 +8,7 @@ neither with the file nor with a document.
 
 import codecs
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
@@ -36,6 +37,11 @@ class Span(NamedTuple):
     start: int
     stop: int
     first: int
+
+
+# A stop beyond every end: the file may end where it likes. For those who read files once, and in one go.
+TO_THE_END = sys.maxsize
+WHOLE = Span(0, TO_THE_END, 1)
 
 
 class Paragraph(NamedTuple):
@@ -152,6 +158,11 @@ class TextStream:
         self.position += len(found)
         return found
 
+    def check_end(self, span: Span) -> None:
+        """Refuse the end of the file within a span that was cut from a longer one."""
+        if span.stop != TO_THE_END:
+            raise self.cut_short(span.stop)
+
     def cut_short(self, place: int) -> DataError:
         """What to say of a file that has become shorter."""
         return DataError(
@@ -207,7 +218,8 @@ def _numbered_lines(stream: TextStream, span: Span) -> Iterator[tuple[int, str]]
     while stream.position < span.stop:
         block = stream.read(min(_READ_AT_ONCE, LONGEST_PARAGRAPH, span.stop - stream.position))
         if not block:
-            raise stream.cut_short(span.stop)
+            stream.check_end(span)
+            return
         if number == 1:
             block = block.removeprefix(UTF8_MARK)
         whole, line_end, last = block.rpartition(b"\n")

@@ -6,10 +6,20 @@ and however often the work is taken up again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
-from cloze.corpus.documents import LONGEST_PARAGRAPH, Paragraph, Span, TextStream, format_of, open_text, read_text
+from cloze.corpus.documents import (
+    LONGEST_PARAGRAPH,
+    WHOLE,
+    Paragraph,
+    Span,
+    TextStream,
+    format_of,
+    open_text,
+    read_text,
+)
 from cloze.corpus.rows import open_parquet, read_jsonl, read_parquet
 from cloze.errors import DataError
 from cloze.lines import RowError
@@ -134,3 +144,11 @@ class PartReader:
         if self._stream is not None:
             self._stream.close()
         self._stream = None
+
+
+def read_paragraphs(paths: Sequence[Path], column: str, *, skip_bad_rows: bool = False) -> Iterator[str]:
+    """Yield the paragraphs of files of every kind, for those who want their words and no documents."""
+    with closing(PartReader(paths, column, skip_bad_rows)) as reader:
+        for file in range(len(paths)):
+            for _, paragraph in reader.read((Segment(file, WHOLE, 0),)):
+                yield paragraph.text

@@ -27,7 +27,8 @@ def read_jsonl(stream: TextStream, span: Span, column: str, on_bad_row: OnBadRow
     while stream.position < span.stop:
         line = stream.readline(LONGEST_ROW + 1)
         if not line:
-            raise stream.cut_short(span.stop)
+            stream.check_end(span)
+            return
         try:
             yield from _paragraphs(number, _parse(stream, number, line, column))
         except RowError as error:
@@ -69,7 +70,7 @@ def read_parquet(path: Path, span: Span, column: str, on_bad_row: OnBadRow) -> I
     """Yield the paragraphs of some row groups of a Parquet file, of which a few rows are in memory at once."""
     with open_parquet(path, column) as file:
         number = span.first
-        groups = list(range(span.start, span.stop))
+        groups = list(range(span.start, min(span.stop, file.num_row_groups)))
         for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=[column]):
             for value in batch.column(0):
                 try:

@@ -26,6 +26,10 @@ class VocabularySettings:
     """Entries for words to be added later; 99 in the published layout, none in the compact one if left out."""
     workers: int | None = None
     """Processes that count words; one a core if left out. The result is the same."""
+    text: str = "text"
+    """The column with the texts, in JSONL and Parquet files."""
+    on_bad_row: Literal["stop", "skip"] = "stop"
+    """A row of JSONL or Parquet that cannot be read: stop, or pass over it."""
 
     def __post_init__(self) -> None:
         if self.size < 10:
@@ -160,6 +164,12 @@ class MaskSettings:
             chances = [self.geometric * (1 - self.geometric) ** number for number in range(self.longest)]
             return tuple(chance / sum(chances) for chance in chances)
         return (1.0,)
+
+
+def check_seed(seed: int) -> None:
+    """Refuse what no stream of random numbers can start from: NumPy takes no negative numbers."""
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"seed is {seed}; a whole number from 0 up to 2**32 was expected")
 
 
 def _are_shares(values: tuple[float, ...]) -> bool:

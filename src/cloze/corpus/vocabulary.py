@@ -4,19 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloze.corpus.documents import read_lines
+from cloze.corpus.documents import format_of, is_compressed
+from cloze.corpus.parts import read_paragraphs
 from cloze.corpus.settings import VocabularySettings
 from cloze.errors import DataError
-from cloze.files import COMPRESSED, replaced_folder
+from cloze.files import replaced_folder
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.text.counting import count_words, usable_cores
 from cloze.text.fit import Fit, measure_fit
+from cloze.text.tokenizer_files import FILES
 from cloze.text.vocabulary import choose_pieces, first_entries
 from cloze.text.word_files import read_word_list
-
-# What a vocabulary's folder holds; one with anything else in it, such as a model, is not ours to replace.
-FILES = {"vocab.txt", "tokenizer.json", "tokenizer_config.json", "ladder.json"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,10 @@ def train_vocabulary(
     settings: VocabularySettings | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Learn a WordPiece vocabulary from text files; the same input gives the same bytes. ``words`` is one a line."""
+    """Learn a WordPiece vocabulary from the files that ``prepare`` reads; the same input gives the same bytes.
+
+    ``words`` is a file with one a line.
+    """
     return learn_vocabulary(texts, out, words=words, settings=settings, progress=progress).folder
 
 
@@ -52,12 +54,13 @@ def learn_vocabulary(
     """Do what ``train_vocabulary`` does, and tell how well the vocabulary fits the text."""
     settings, progress = settings or VocabularySettings(), progress or Silent()
     folder, paths = Path(out), [Path(text) for text in texts]
+    # One with anything else in it, such as a model, is not ours to replace.
     if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= FILES):
         raise DataError(f"{folder}: exists and is not a vocabulary's folder; choose another --out")
     first = first_entries(settings.layout, settings.unused)
     guaranteed = [row.word for row in read_word_list(Path(words))] if words is not None else []
     counts = count_words(
-        (line for path in paths for line in read_lines(path)),
+        read_paragraphs(paths, settings.text, skip_bad_rows=settings.on_bad_row == "skip"),
         lowercase=not settings.cased,
         workers=settings.workers or usable_cores(),
         total=_total_bytes(paths),
@@ -80,6 +83,6 @@ def learn_vocabulary(
 
 def _total_bytes(paths: Sequence[Path]) -> int | None:
     """The size of the text, unless some of it is compressed; what is not there is for the reader to tell."""
-    if any(path.suffix.lower() in COMPRESSED for path in paths):
+    if any(is_compressed(path) or format_of(path) == "parquet" for path in paths):
         return None
     return sum(path.stat().st_size for path in paths if path.is_file())

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from cloze.errors import CheckpointError
+from cloze.models import shipped_folder
+from cloze.text.ladder import FILE as LADDER_FILE
 from cloze.text.ladder import Ladder, read_ladder, write_ladder
 from cloze.text.tokenizer_json import read_tokenizer_json, write_tokenizer_json
 from cloze.text.vocabulary import (
@@ -30,6 +32,10 @@ from cloze.text.vocabulary import (
     write_vocabulary,
 )
 
+# What a tokenizer writes. A folder with nothing else in it can be made again.
+FILES = frozenset({"vocab.txt", "tokenizer.json", "tokenizer_config.json", LADDER_FILE})
+_VOCABULARIES = ("vocab.txt", "tokenizer.json")
+_RUN_MODEL = "model"  # where a run has its model
 DEFAULT_LENGTH = 512
 DEFAULT_SEGMENTS = 2
 _SEGMENTS = "cloze_segments"
@@ -75,6 +81,13 @@ def read_settings(folder: Path, positions: int | None = None) -> TokenizerSettin
         # sentence-transformers lowers the text before a cased tokenizer, which leaves accents where they are.
         settings = replace(settings, lowercase=True, strip_accents=bool(settings.strip_accents))
     return settings
+
+
+def find_vocabulary(path: Path) -> Path:
+    """The folder whose vocabulary a user means: a shipped model, the model of a run, or what the path says."""
+    folder = shipped_folder(path) or path
+    has_one = any((folder / name).is_file() for name in _VOCABULARIES)
+    return folder / _RUN_MODEL if not has_one and (folder / _RUN_MODEL).is_dir() else folder
 
 
 def write_settings(folder: Path, settings: TokenizerSettings) -> None:

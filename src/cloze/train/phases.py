@@ -1,5 +1,6 @@
 """The batches of a run: short sequences first, long ones at the end (appendix A.2: 90 % at 128 tokens, 10 % at 512)."""
 
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTable
 from cloze.corpus.entities import read_entity_table
 from cloze.corpus.shards import Corpus
 from cloze.corpus.similar import learn_similar_table, read_similar_table
+from cloze.errors import ConfigError
 from cloze.text import Tokenizer
 from cloze.train.settings import PretrainSettings
 
@@ -42,6 +44,23 @@ class Phases:
             fewest = settings.accumulate
             long = batches(max(fewest, settings.batch * settings.length // settings.long_length), long=True)
         return cls(batches(settings.batch, long=False), long, 1 - settings.long_share)
+
+    def check(self, processes: int, accumulate: int) -> None:
+        """Refuse what would end the training at its first step, or hours later where the second phase begins."""
+        fewest, batch = processes * accumulate, self.short.batch
+        share = f"{processes} processes with {accumulate} parts each share"
+        if fewest > batch:
+            raise ConfigError(f"batch is {batch}, but {share} it; use a --batch of at least {fewest}")
+        self.short.at(0)
+        if self.long is None:
+            return
+        if fewest > self.long.batch:
+            enough = -(-fewest * self.long.examples.length // self.short.examples.length)
+            raise ConfigError(
+                f"batch is {batch}, which is {self.long.batch} of the long sequences, but {share} them; "
+                f"use a --batch of at least {enough}"
+            )
+        copy(self.long).at(0)  # what it has planned is not kept until it is needed
 
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> PretrainingBatch:
         """A part of the batch of a step, counted from 0."""

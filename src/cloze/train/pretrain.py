@@ -9,7 +9,7 @@ from typing import Any
 from cloze.checkpoint import ModelFolder, find_source, load_folder, save_folder
 from cloze.corpus.shards import read_manifest, verify_corpus
 from cloze.errors import ConfigError, DataError
-from cloze.model import Bert, preset
+from cloze.model import Bert, BertConfig, preset
 from cloze.model.estimate import estimate
 from cloze.model.surgery import missing_heads, with_heads
 from cloze.predict import choose_device
@@ -67,12 +67,7 @@ def _pretrain(
     bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress)
     tables = open_tables(data, tokenizer, settings)
     batches = Phases.open(data, tokenizer, settings, tables)
-    batches.at(0)  # too little text is found out now, not after the folder is made
-    if team.size * settings.accumulate > settings.batch:
-        raise ConfigError(
-            f"batch is {settings.batch}, but {team.size} processes with {settings.accumulate} parts each share it; "
-            f"use a --batch of at least {team.size * settings.accumulate}"
-        )
+    batches.check(team.size, settings.accumulate)  # now, not after the folder is made
     held_out = open_held_out(data, tokenizer, settings, tables, team)
     run = _open_run(out, _recorded(data, model, settings), fresh, team)
     if run.done_already(progress):
@@ -98,8 +93,8 @@ def start_model(
     if model is None:
         bert, longest = _fresh(tokenizer, settings), settings.longest
     else:
-        _refuse_shape(model, settings)
         loaded = load_folder(model)
+        _refuse_shape(model, loaded.model.config, settings)
         if not loaded.tokenizer.reads_like(tokenizer):
             raise DataError(f"{model}: the text was prepared with another vocabulary; prepare it with --vocab {model}")
         missing = missing_heads(loaded.model, heads)
@@ -130,8 +125,10 @@ def _fresh(tokenizer: Tokenizer, settings: PretrainSettings) -> Bert:
     return Bert.fresh(config, pretraining_heads(settings), seed=settings.seed)
 
 
-def _refuse_shape(model: Path, settings: PretrainSettings) -> None:
-    if settings.shared_layers or settings.embedding_size is not None:
+def _refuse_shape(model: Path, config: BertConfig, settings: PretrainSettings) -> None:
+    """Refuse a shape that is not the model's; the recipe that it was made by names its own, and goes on with it."""
+    other_width = settings.embedding_size not in (None, config.embedding_size)
+    if other_width or (settings.shared_layers and not config.shared_layers):
         raise ConfigError(f"--model {model} has its shape already; shared_layers and embedding_size are of new models")
 
 

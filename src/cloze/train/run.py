@@ -8,7 +8,7 @@ model/          the model folder, once it is finished
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from cloze.progress import Progress
 SETTINGS = "run.json"
 METRICS = "metrics.jsonl"
 RESULTS = "eval_results.json"
+_LONGEST_SHOWN = 100
 _BEGUN = f"{SETTINGS}.tmp"  # what a run consists of before its settings are written
 
 
@@ -109,13 +110,25 @@ def _empty(folder: Path) -> None:
 
 
 def _refuse_changes(folder: Path, recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    changed = [
-        f"{key} was {recorded.get(key)!r} and is now {wanted.get(key)!r}"
-        for key in sorted(recorded.keys() | wanted.keys())
-        if recorded.get(key) != wanted.get(key)
-    ]
+    changed = list(_changes(recorded, wanted))
     if changed:
         raise ConfigError(
             f"{folder}: this run was started otherwise: {'; '.join(changed)}; "
             "choose another --out, or start over with --fresh"
         )
+
+
+def _changes(recorded: Mapping[str, Any], wanted: Mapping[str, Any], within: str = "") -> Iterator[str]:
+    """Say what differs, in a line each; of a setting that is an object, such as the corpus, only what does."""
+    for key in sorted(recorded.keys() | wanted.keys()):
+        there, here = recorded.get(key), wanted.get(key)
+        if isinstance(there, dict) and isinstance(here, dict):
+            yield from _changes(there, here, f"{within}{key}: ")
+        elif there != here:
+            yield f"{within}{key} was {_shown(there)} and is now {_shown(here)}"
+
+
+def _shown(value: Any) -> str:
+    """A value for a message of one line: a corpus may have a thousand files, each with its fingerprint."""
+    shown = repr(value)
+    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
