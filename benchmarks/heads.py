@@ -1,11 +1,12 @@
-"""What the heads of all-MiniLM-L6-v2 do, whether that holds on other text, and which of them a task can do without.
+"""What a model's heads do, whether that holds on other text, and which of them a task can do without.
 
-    python benchmarks/heads.py survey [--sequences 256] [--out FOLDER]
-    python benchmarks/heads.py pruning [--task sst-2] [--rows 4000] [--orders 5] [--out FOLDER]
+    python benchmarks/heads.py survey [--model cloze-mini] [--sequences 256] [--out FOLDER]
+    python benchmarks/heads.py pruning [--model cloze-mini] [--task sst-2] [--rows 4000] [--orders 5] [--out FOLDER]
 
 The first surveys the heads on two halves of WikiText-2, every other document in each, and prints the map of labels, how
 many heads bear the same one on both, and an example of each pattern. The second fine-tunes the model on a GLUE task and
-takes its heads away in steps: those of the least importance first, and in random orders.
+takes its heads away in steps: those of the least importance first, and in random orders. The model is all-MiniLM-L6-v2
+if none is named.
 """
 
 import argparse
@@ -33,7 +34,13 @@ from glue_rows import first_rows  # beside this file
 from minilm import minilm
 
 ROOT = Path(__file__).parents[1]
+MINILM = "all-MiniLM-L6-v2"
 FOLDERS = {"sst-2": "SST-2", "sts-b": "STS-B", "mrpc": "MRPC", "rte": "RTE", "cola": "CoLA"}
+
+
+def weights(model: str) -> Path | str:
+    """Where a model lies."""
+    return minilm() if model == MINILM else model
 
 
 def articles(path: Path) -> Iterator[list[str]]:
@@ -56,7 +63,7 @@ def show(survey: Survey) -> None:
 
 def measure_survey(arguments: argparse.Namespace) -> None:
     """Survey both halves and compare."""
-    model, documents = load(minilm()), list(articles(arguments.data / "wikitext-2" / "test.raw.gz"))
+    model, documents = load(weights(arguments.model)), list(articles(arguments.data / "wikitext-2" / "test.raw.gz"))
     settings = HeadSettings(sequences=arguments.sequences)
     halves = [survey_heads(model, documents[start::2], settings) for start in (0, 1)]
     for number, half in enumerate(halves, start=1):
@@ -69,7 +76,8 @@ def measure_survey(arguments: argparse.Namespace) -> None:
     print(f"of the {len(rest)} that are not called after separators on both: {mean(rest):.1%}")
     print(f"heads with the same labels, all of them, on both halves: {same_set:.1%}")
     if arguments.out:
-        write_survey(halves[0], "all-MiniLM-L6-v2", arguments.out)
+        name = Path(arguments.model).name
+        write_survey(halves[0], name, arguments.out / name)
 
 
 def measure_pruning(arguments: argparse.Namespace) -> None:
@@ -79,7 +87,8 @@ def measure_pruning(arguments: argparse.Namespace) -> None:
         task = arguments.data / "glue" / FOLDERS[arguments.task]
         folder = first_rows(task, scratch / "rows", arguments.rows, arguments.dev_rows)
         source, spec = Source(arguments.task, folder), find_task(arguments.task)
-        model = load(finetune(source, minilm(), scratch / "run", settings=FinetuneSettings(epochs=arguments.epochs)))
+        settings = FinetuneSettings(epochs=arguments.epochs)
+        model = load(finetune(source, weights(arguments.model), scratch / "run", settings=settings))
         names = model.task.names if model.task else None
         train, dev = (read_examples(source, names or None, split) for split in ("train", "dev"))
     assert isinstance(train, LabelledTexts)
@@ -107,8 +116,9 @@ def measure_pruning(arguments: argparse.Namespace) -> None:
         span = f"{min(columns[-1]):.4f} to {max(columns[-1]):.4f}"
         print(f"{share:>6.0%}" + "".join(f"{mean(column):>24.4f}" for column in columns) + f"{span:>24}", flush=True)
     if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        draw_curves(curves, spec.metrics[0], arguments.out / "pruning.png")
+        folder = arguments.out / Path(arguments.model).name
+        folder.mkdir(parents=True, exist_ok=True)
+        draw_curves(curves, spec.metrics[0], folder / "pruning.png")
 
 
 def main() -> None:
@@ -116,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["survey", "pruning"])
     parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="with glue/ and wikitext-2/ in it")
+    parser.add_argument("--model", default=MINILM, help="a model folder, or cloze-mini")
     parser.add_argument("--sequences", type=int, default=HeadSettings.sequences)
     parser.add_argument("--task", default="sst-2", choices=FOLDERS)
     parser.add_argument("--rows", type=int, default=4000, help="the first so many of train")
@@ -124,7 +135,7 @@ def main() -> None:
     parser.add_argument("--importance-rows", type=int, default=500)
     parser.add_argument("--orders", type=int, default=5, help="random ones")
     parser.add_argument("--each", action="store_true", help="also leave out each head alone")
-    parser.add_argument("--out", type=Path, help="a folder for the pictures")
+    parser.add_argument("--out", type=Path, help="a folder; the pictures go into one called after the model in it")
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
     if arguments.threads:

@@ -114,6 +114,21 @@ def test_command_prints_json(files: Path, tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("rows.jsonl",), "rows.jsonl: is a table; plain text was expected, with a blank line between documents"),
+        (("a.txt", "--out", __file__), f"--out {__file__}: {__file__} is a file; choose another folder"),
+    ],
+)
+def test_command_refuses_before_the_work(
+    words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["heads", *words, "--model", "nowhere"])
+    assert (end.value.code, message in capsys.readouterr().err) == (2, True)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"sequences": 7}, "sequences is 7; at least 8 was expected"),

@@ -143,6 +143,8 @@ def test_texts_that_do_not_suffice() -> None:
     model = Model(model_folder())
     with pytest.raises(RequestError, match=r"^1 texts to fit whitening on; some hundreds at the least were expected$"):
         model.whiten(["the cat"])
+    with pytest.raises(RequestError, match=r"^all of the 3 texts to fit whitening on have one vector; give different"):
+        model.whiten(["the cat"] * 3)
     with pytest.raises(RequestError, match=r"^dimensions is 17; 1 to 16, the size of a vector, was expected$"):
         model.whiten(MADE, 17)
     message = r"^4 texts spread in 3 directions, fewer than the 8 that are wanted; give more texts, or 3 dimensions or"

@@ -46,10 +46,10 @@ def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device
 
 def precision_of(bert: Bert) -> PrecisionName:
     """In which numbers a model computes now."""
-    products = [linear for _, linear in layer_products(bert)]
-    if isinstance(products[0], Int8Linear):
+    _, first = next(layer_products(bert))  # the others are alike
+    if isinstance(first, Int8Linear):
         return "int8"
-    return "bf16" if isinstance(products[0], Bf16Linear) else "fp32"
+    return "bf16" if isinstance(first, Bf16Linear) else "fp32"
 
 
 def use_products(bert: Bert, name: PrecisionName, weights: Mapping[str, Int8Weight]) -> None:

@@ -38,6 +38,7 @@ def evaluate(model: str | Path | Model, source: Source, *, split: str = "dev", d
     task = loaded.task
     if task is None or task.kind != spec.kind or HEAD_OF[spec.kind] not in loaded.heads:
         there = f"does {task.kind}" if task else f"has the heads: {', '.join(loaded.heads) or 'none'}"
-        raise RequestError(f"{model}: {source.task} needs a model fine-tuned to {spec.kind}; this one {there}")
+        name = "the model" if isinstance(model, Model) else model
+        raise RequestError(f"{name}: {source.task} needs a model fine-tuned to {spec.kind}; this one {there}")
     examples = read_examples(source, task.names or None, split)
     return evaluate_examples(loaded, spec.kind, examples, spec.metrics)

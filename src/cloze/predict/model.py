@@ -26,12 +26,12 @@ from cloze.checkpoint import (
 )
 from cloze.errors import ConfigError, RequestError
 from cloze.kinds import LongTexts, PrecisionName
-from cloze.model import Bert, EncoderOutput, HeadName
+from cloze.model import Bert, EncoderOutput, HeadName, read_by
 from cloze.model.head_masks import Head, prune_heads, without_heads
 from cloze.models import SHIPPED_MODEL
 from cloze.predict.adapters import Adapters
 from cloze.predict.batching import BATCH_COST, Batch, Result, collate, run_batched
-from cloze.predict.engine import precision_of, set_precision
+from cloze.predict.engine import precision_of, set_precision, use_products
 from cloze.predict.filling import fill_blanks
 from cloze.predict.labelled import labels_that_hold, likeliest_labels
 from cloze.predict.pooling import layer_indices, make_vectors
@@ -277,6 +277,8 @@ class Model:
     def prune_heads(self, heads: Collection[Head]) -> None:
         """Remove attention heads for good; the folder keeps its shapes, and loads wherever it did."""
         prune_heads(self.bert, heads)
+        # Layers in fewer bits answer by copies of their weights, which know nothing of it yet.
+        use_products(self.bert, self.precision, {})
 
     # -- fine-tuned heads --------------------------------------------------------------------------------------------
 
@@ -306,7 +308,7 @@ class Model:
         self._need("sequence")
 
         def step(batch: Batch) -> list[Floats]:
-            last = self.bert(batch.ids, batch.segments, batch.mask).last
+            last = self.bert(batch.ids, batch.segments, batch.mask, read_by("sequence", batch.ids)).last
             return list(self.bert.heads["sequence"](self.bert.pooled(last)).float().cpu().numpy())
 
         rows = self.run([window for text in windows for window in text], step)

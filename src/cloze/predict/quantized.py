@@ -38,7 +38,9 @@ def _fbgemm(weight: Int8Weight) -> Product:
         packed = torch.ops.quantized.linear_prepack(whole, None)
     finally:
         torch.backends.quantized.engine = before
-    multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+    called = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+    # The function itself, where it is to be had: around it, each call looks for objects that only tracing makes.
+    multiply = getattr(called, "_op", called)
     middle = weight.row_steps
     return lambda rows: multiply(rows, 1.0, middle, packed)
 
@@ -141,26 +143,32 @@ class Int8Linear(FrozenLinear):
     def __init__(self, linear: nn.Linear, weight: Int8Weight) -> None:
         super().__init__(linear)
         self._product = KERNELS[choose_kernel()](weight)
-        self._steps = weight.row_steps
+        self._step = 0.5 / weight.row_steps  # of a row's spread
+        self._smallest = torch.tensor(SMALLEST)
         self._shares = None if weight.factors is None else weight.factors.reciprocal()  # (K,)
-        # What one of a row's middle adds to each feature: (N,).
-        self._sums = weight.values.sum(1, dtype=torch.float32) * weight.scales
+        # What one of twice a row's middle adds to each feature: (N,).
+        self._sums = 0.5 * weight.values.sum(1, dtype=torch.float32) * weight.scales
+        # The same numbers as the parameter, which a module finds more slowly than what is its own.
+        self._bias = None if linear.bias is None else linear.bias.detach()
 
     def rounded(self, states: Tensor) -> Tensor:
-        """(..., K) -> (..., N)."""
+        """(..., K) -> (..., N).
+
+        Of a short text, each operation costs as much to call as to compute: hence few, with constants folded in.
+        """
         rows = states.reshape(-1, self.in_features)
         if self._shares is not None:
             rows = rows * self._shares
         # Not aminmax, which is several times slower along rows.
         low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
-        scales = (high - low).mul_(0.5 / self._steps).clamp_(min=SMALLEST)  # (M, 1)
-        middles = (high + low).mul_(0.5)
-        product = self._product((rows - middles).div_(scales))
+        scales = torch.add(self._smallest, high - low, alpha=self._step)  # (M, 1)
+        middles = high + low  # twice
+        product = self._product(torch.sub(rows, middles, alpha=0.5).div_(scales))
         # Element by element: a matrix product would sum few rows in another order than many.
-        if self.bias is None:
+        if self._bias is None:
             product.mul_(scales)
         else:
-            torch.addcmul(self.bias, product, scales, out=product)
+            torch.addcmul(self._bias, product, scales, out=product)
         product.addcmul_(middles, self._sums)
         return product.view(*states.shape[:-1], self.out_features)
 

@@ -2,23 +2,25 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cloze.checkpoint import find_model, find_source, load_any, save_folder
 from cloze.checkpoint.quantized_file import layer_products, write_quantized
 from cloze.errors import CheckpointError, RequestError
-from cloze.predict.engine import LEAST_COSINE
+from cloze.predict.engine import LEAST_COSINE, use_products
 from cloze.predict.evaluation import evaluate
 from cloze.predict.model import Floats, Model
 from cloze.predict.rounding import round_products
+from cloze.tasks.similarity import cosines
 from cloze.tasks.source import Source
 
-# Speed is measured on some of the texts, the best of a few rounds.
-ROUNDS, TIMED_TEXTS = 3, 256
+# Texts that both read before either reads the next ones: each such turn has a speed of its own.
+TURN_TEXTS, FEWEST_TURNS = 32, 5
 
 
 @dataclass(frozen=True)
@@ -29,7 +31,7 @@ class QuantizeReport:
     bytes: int
     float_bytes: int  # of the same weights in float32
     texts: int
-    speedup: float  # float32's time over int8's, both in turns on the same texts
+    speedup: float  # float32's time over int8's on the same texts, the median of many turns
     least_cosine: float  # of a text's vector in int8 to that in float32
     mean_cosine: float
     scores: Mapping[str, Mapping[str, float]]  # of fp32 and int8, if a task was named
@@ -60,36 +62,44 @@ def quantize(
         save_folder(contents, out)
         place = out
     plain = Model(contents, device="cpu")
-    # Rounded here and now: a file of an earlier run may lie beside it.
-    small = Model(replace(load_any(place), place=None), device="cpu", precision="int8")
-    cosines = _cosines(*(one.embed(texts, pooling="mean") for one in (plain, small)))
-    path = write_quantized(place, round_products(plain.bert), float(cosines.min()))
+    small, weights = Model(load_any(place), device="cpu"), round_products(plain.bert)
+    use_products(small.bert, "int8", weights)
     scores: dict[str, dict[str, float]] = {}
     if task is not None:
         scores = {one.precision: dict(evaluate(one, task).metrics) for one in (plain, small)}
+    near, speedup = _compare(plain, small, texts)
+    path = write_quantized(place, weights, float(near.min()))
     return QuantizeReport(
         str(path),
         path.stat().st_size,
         4 * sum(linear.weight.numel() for _, linear in layer_products(plain.bert)),
         len(texts),
-        _speedup(plain, small, texts[:TIMED_TEXTS]),
-        float(cosines.min()),
-        float(cosines.mean()),
+        speedup,
+        float(near.min()),
+        float(near.mean()),
         scores,
     )
 
 
-def _cosines(first: Floats, second: Floats) -> Floats:
-    lengths = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
-    return np.asarray((first * second).sum(1) / np.maximum(lengths, 1e-12), np.float32)
+def _compare(plain: Model, small: Model, texts: Sequence[str]) -> tuple[NDArray[np.float64], float]:
+    """The cosine of each text's two vectors, and how much faster the second model is.
+
+    Reading the texts once is what this costs, so that it gives both. The models read in turns, so that both meet the
+    same neighbours on the machine, and texts of like length together, as they would be read.
+    """
+    ordered = sorted(texts, key=len)
+    turns = [ordered[start : start + TURN_TEXTS] for start in range(0, len(ordered), TURN_TEXTS)]
+    found, shares = [], []
+    for turn in turns:
+        (first, slow), (second, fast) = _timed(plain, turn), _timed(small, turn)
+        found.append(cosines(first, second))
+        shares.append(slow / fast)
+    while len(shares) < FEWEST_TURNS:  # few texts take no time, and one measurement says little
+        shares.append(_timed(plain, turns[-1])[1] / _timed(small, turns[-1])[1])
+    return np.concatenate(found), float(np.median(shares))
 
 
-def _speedup(plain: Model, small: Model, texts: Sequence[str]) -> float:
-    """In turns, so that both meet the same neighbours on the machine."""
-    best = {"fp32": float("inf"), "int8": float("inf")}
-    for _ in range(ROUNDS):
-        for name, one in (("fp32", plain), ("int8", small)):
-            start = time.perf_counter()
-            one.embed(texts, pooling="mean")
-            best[name] = min(best[name], time.perf_counter() - start)
-    return best["fp32"] / best["int8"]
+def _timed(model: Model, texts: Sequence[str]) -> tuple[Floats, float]:
+    start = time.perf_counter()
+    vectors = model.embed(texts, pooling="mean")
+    return vectors, time.perf_counter() - start

@@ -34,6 +34,8 @@ def fit_whitening(vectors: NDArray[np.float32], dimensions: int | None = None) -
     spread, directions = np.linalg.eigh(np.cov(vectors.astype(np.float64), rowvar=False, bias=True))
     spread, directions = spread[::-1], directions[:, ::-1]  # the largest first
     usable = int((spread > _LEAST_SHARE * spread[0]).sum())
+    if not usable:
+        raise RequestError(f"all of the {len(vectors)} texts to fit whitening on have one vector; give different ones")
     kept = usable if dimensions is None else dimensions
     if not 1 <= kept <= vectors.shape[1]:
         raise RequestError(f"dimensions is {kept}; 1 to {vectors.shape[1]}, the size of a vector, was expected")

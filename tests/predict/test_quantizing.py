@@ -1,0 +1,92 @@
+"""What a report on int8 costs and says; and what is done to a model whose layers are rounded already."""
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from cloze.errors import RequestError
+from cloze.predict import Model, load
+from cloze.predict.quantized import Int8Linear
+from cloze.predict.quantizing import quantize
+from cloze.predict.rounding import round_product
+from cloze.tasks.source import Source
+from tests.model.made import assert_close, model_folder, saved
+
+TEXTS = [f"the cat sat on a mat{' the dog ran' * (number % 3)} word{number % 30}" for number in range(200)]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each text was turned into a vector."""
+    found: Counter[str] = Counter()
+    embed = Model.embed
+
+    def counted(self: Model, texts: Sequence[str], **how: object) -> object:
+        found.update(texts)
+        return embed(self, texts, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Model, "embed", counted)
+    return found
+
+
+def test_every_text_is_read_once_by_either(asked: Counter[str], tmp_path: Path) -> None:
+    folder = saved(model_folder(), tmp_path / "model")
+    report = quantize(folder, TEXTS)
+    assert asked == Counter(TEXTS + TEXTS)
+    assert report.texts == 200
+    assert 0 < report.least_cosine <= report.mean_cosine <= 1.000001
+    assert report.speedup > 0
+    exact, small = (load(folder, precision=name).embed(TEXTS, pooling="mean") for name in ("fp32", "int8"))
+    lengths = numpy.linalg.norm(exact, axis=1) * numpy.linalg.norm(small, axis=1)
+    assert report.least_cosine == pytest.approx(float(((exact * small).sum(1) / lengths).min()), abs=1e-5)
+
+
+def test_one_text_is_timed_a_few_times(asked: Counter[str], tmp_path: Path) -> None:
+    assert quantize(saved(model_folder(), tmp_path / "model"), TEXTS[:1]).texts == 1
+    assert asked == {TEXTS[0]: 10}
+
+
+def test_a_task_that_does_not_fit_is_known_before_the_work(asked: Counter[str], tmp_path: Path) -> None:
+    folder = saved(model_folder(["mlm"]), tmp_path / "model")
+    message = r"^the model: classify needs a model fine-tuned to classify; this one has the heads: mlm$"
+    with pytest.raises(RequestError, match=message):
+        quantize(folder, TEXTS, task=Source("classify", tmp_path / "rows.tsv"))
+    assert not asked
+    assert not (folder / "int8.safetensors").exists()
+
+
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_heads_are_pruned_from_rounded_layers_too(precision: str) -> None:
+    model = Model(model_folder(), precision=precision)  # type: ignore[arg-type]
+    heads = [(0, 1), (2, 0)]
+    whole = model.embed(TEXTS[:3])
+    with model.without_heads(heads):
+        expected = model.embed(TEXTS[:3])
+    model.prune_heads(heads)
+    assert model.precision == precision
+    found = model.embed(TEXTS[:3])
+    near = numpy.abs(found - expected).max()
+    assert near < 0.2 * numpy.abs(whole - expected).max()  # rounded anew, so not to the bit
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_a_row_is_the_same_alone_to_the_bit(biased: bool) -> None:
+    torch.manual_seed(4)
+    linear = nn.Linear(96, 40, bias=biased)
+    place = "encoder.layers.0.expand"
+    for largest in (None, torch.rand(96) + 0.5):
+        small = Int8Linear(linear, round_product(place, linear, largest))
+        states = torch.randn(33, 96) * torch.logspace(-4, 4, 33)[:, None]
+        states[5], states[6] = 0.0, 2.5  # rows without a spread
+        with torch.inference_mode():
+            together, exact = small(states), linear(states)
+            for number in range(len(states)):
+                assert torch.equal(small(states[number : number + 1])[0], together[number])
+            assert_close(small(torch.zeros(0, 96)), torch.zeros(0, 40))
+        error = (together - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=1e-9)
+        assert float(error.max()) < 0.03
