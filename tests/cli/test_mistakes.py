@@ -102,6 +102,13 @@ TYPED = {
     "finetune classify {rows} --text txt --model {pretrained} --out {folder}/run": (
         "has no column 'txt'; it has: text, label, book; did you mean 'text'?"
     ),
+    "finetune glue {rows} --temperature 0.1 --out {folder}/run": "temperature is 0.1, which is for similarity",
+    "evaluate glue {folder} --model {tuned}": "glue is several tasks; name one of them: cola, sst-2, ",
+    "evaluate classify {rows} --model {tuned} --out {rows}": "rows.tsv is a file; choose another folder",
+    "classify door --model {tuned} --output a.txt": "--output a.txt: .jsonl, .csv or .tsv was expected",
+    "answer who door --model {tuned} --output a.txt": "--output a.txt: .jsonl, .csv or .tsv was expected",
+    "choose door a b --model {tuned} --output a.txt": "--output a.txt: .jsonl, .csv or .tsv was expected",
+    "tag door --model {tuned} --output a.txt": "--output a.txt: .jsonl, .csv, .tsv or .conll was expected",
     "evaluate regress {rows} --model {tuned}": "needs a model fine-tuned to regress; this one does classify",
     "fill [MASK] --model {folder}/none": "none: no such folder",
     "fill [MASK] --model {pretrained} --threads 0": "threads is 0; at least 1 was expected",

@@ -57,3 +57,19 @@ def test_rows_to_be_scored_must_not_be_read(base: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{tmp_path / 'b.csv'}:5"):
         adapt(source, [domain], base, tmp_path / "run", adaptation=QUICK, settings=FAST)
     assert not (tmp_path / "run").exists()
+
+
+def test_test_rows_without_labels_must_not_be_read_either(base: Path, tmp_path: Path) -> None:
+    header, row = "sentence\tlabel", "he opened the door of the old house and went in"
+    (tmp_path / "SST-2").mkdir()
+    for name, lines in {
+        "train.tsv": [header, "good\t1", "bad\t0"],
+        "dev.tsv": [header, "fine\t1"],
+        "test.tsv": ["index\tsentence", f"0\t{row}"],
+    }.items():
+        (tmp_path / "SST-2" / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    domain = write_domain(tmp_path / "domain.txt")
+    with domain.open("a", encoding="utf-8") as file:
+        file.write(f"\n{row.upper()}!\n")
+    with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{tmp_path / 'SST-2' / 'test.tsv'}:2"):
+        adapt(Source("sst-2", tmp_path), [domain], base, tmp_path / "run", adaptation=QUICK, settings=FAST)

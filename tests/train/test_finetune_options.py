@@ -165,3 +165,26 @@ def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
     assert scores["cut"] <= 0.6
     assert scores["head-tail"] == scores["windows"] == 1.0
     assert "80 of 80 training texts are longer than 16 tokens and are cut" in listener.said
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "message"),
+    [
+        ("tag", {"long_texts": "windows"}, "this task is to tag, which reads long texts in windows by itself"),
+        ("choose", {"long_texts": "head-tail"}, "this task is to choose, where options are cut"),
+        ("classify", {"stride": 64}, "stride is for answers in long contexts; this task is to classify"),
+    ],
+)
+def test_what_a_kind_would_leave_undone_is_refused(
+    base: Path, tmp_path: Path, kind: str, changed: dict[str, Any], message: str
+) -> None:
+    contents = {
+        "tag": ("a.conll", "door O\nAnna B-PER\n"),
+        "choose": ("a.csv", "text,options,label\ndoor,a|b,A\n"),
+        "classify": ("a.csv", "text,label\ndoor,x\nwindow,y\n"),
+    }
+    path = tmp_path / contents[kind][0]
+    path.write_text(contents[kind][1], encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        finetune(Source(kind, path, path), base, tmp_path / "run", settings=replace(FAST, **changed))
+    assert not (tmp_path / "run").exists()

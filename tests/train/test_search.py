@@ -15,6 +15,7 @@ from cloze.tasks.source import Source
 from cloze.train.run import Run
 from cloze.train.search import TABLE, search
 from cloze.train.settings import FinetuneSettings, SearchSettings
+from tests.train.made import Listener
 from tests.train.test_finetune import make_rows, write
 from tests.train.test_pretrain import weights
 
@@ -53,7 +54,10 @@ def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
 ) -> None:
     for name, values in (("BATCHES", (4, 8)), ("RATES", (1e-3, 3e-3)), ("EPOCHS", (1, 2))):
         monkeypatch.setattr(f"cloze.train.search.{name}", values)
-    run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(grid=True, seeds=2))
+    listener, how = Listener(), SearchSettings(grid=True, seeds=2)
+    run = search(source, base, tmp_path / "run", settings=FAST, how=how, progress=listener)
+    told = "the grid tries batches, rates and epochs of its own: batch 8, rate 0.001, epochs 1 is not used"
+    assert told in listener.said
     rows = table(run)
     grid = [row for row in rows if row["part"] == "grid"]
     seeds = [row for row in rows if row["part"] == "seeds"]
@@ -78,6 +82,7 @@ def test_folds_score_every_row_once_and_leave_a_model_of_all(base: Path, tmp_pat
     assert [row["results"]["rows"] for row in rows] == [11, 10, 10]  # type: ignore[index]
     recorded = json.loads((run / "cells" / "all-rows" / "run.json").read_text(encoding="utf-8"))
     assert recorded["rows"] == 31
+    assert Run(run).results()["kept"] == "all-rows"
     assert load(run).task is not None
 
 

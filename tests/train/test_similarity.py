@@ -17,6 +17,7 @@ from cloze.errors import ConfigError, DataError
 from cloze.interrupts import Interrupted
 from cloze.predict import load
 from cloze.tasks.source import Source
+from cloze.train.finetune import finetune
 from cloze.train.settings import FinetuneSettings
 from cloze.train.similarity import contrast, finetune_similarity, read_similarity
 from cloze.train.similarity_settings import SimilaritySettings
@@ -138,3 +139,12 @@ def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
     refused("one.txt: --pair is missing; name the column", given=replace(source, dev=tmp_path / "one.txt"))
     with pytest.raises(ConfigError, match=r"^temperature is 0; a number above 0 was expected, such as 0.05$"):
         SimilaritySettings(temperature=0)
+
+
+def test_finetune_leads_here(base: Path, text: Path, tmp_path: Path) -> None:
+    source = Source("Similarity", text)
+    run = finetune(source, base, tmp_path / "run", settings=QUICK, similarity=SimilaritySettings(vectors="cls"))
+    assert results(run).keys() == {"anisotropy", "uniformity", "rows"}
+    assert load(run).embedding.pooling == "cls"
+    with pytest.raises(ConfigError, match=r"temperature is 0\.1, which is for similarity; leave it out"):
+        finetune(Source("classify", text), base, tmp_path / "no", similarity=SimilaritySettings(temperature=0.1))

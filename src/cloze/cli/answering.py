@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from cloze.cli.console import Engine, print_json, print_table
 from cloze.cli.inputs import Inputs, gather_texts
-from cloze.cli.outputs import write_rows
+from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 
@@ -41,6 +41,8 @@ def answer(
         pair: The column with the texts that may have the answers.
         json: Print JSON.
     """
+    if output is not None:
+        check_ending(output, ROW_FILES)
     inputs = _questions(question, contexts, input, text, pair)
     answers = machine.load(model).answer_all(inputs.texts, inputs.pairs or [], top)
     if json and output is None:
@@ -83,6 +85,8 @@ def choose(
         columns: The column with a list of options, or columns with one each, commas between.
         json: Print JSON.
     """
+    if output is not None:
+        check_ending(output, ROW_FILES)
     prompts, lists, fields = _choices(prompt, options, input, text, columns)
     chosen = machine.load(model).choose_all(prompts, lists)
     if output is not None:
@@ -132,9 +136,6 @@ def _given(inputs: Inputs) -> list[Mapping[str, object]]:
 
 def _write(path: Path, kept: Sequence[Mapping[str, object]], told: Sequence[Mapping[str, object]]) -> None:
     """Write the input's columns with what was said beside, under names that leave those columns as they are."""
-    rows = [
-        {**fields, **{f"predicted_{name}" if name in fields else name: value for name, value in one.items()}}
-        for fields, one in zip(kept, told, strict=True)
-    ]
+    rows = [beside(fields, one) for fields, one in zip(kept, told, strict=True)]
     write_rows(path, rows)
     print(f"{path}: {len(rows):,} rows")

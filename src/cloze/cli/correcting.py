@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from cloze.cli.console import Machine, print_json, print_table
 from cloze.cli.inputs import gather_texts
-from cloze.cli.outputs import write_rows
+from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
 from cloze.cli.predictions import HERE, Place, Texts
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction_settings import CorrectionSettings
@@ -40,12 +40,18 @@ def correct(
         text: The column with the texts.
         json: Print JSON.
     """
+    if output is not None:
+        check_ending(output, ROW_FILES)
     inputs = gather_texts(texts, input, text=text)
     corrected = machine.load(model).correct(inputs.texts, settings)
     if output is not None:
         kept = inputs.fields or [{} for _ in inputs.texts]
-        write_rows(output, [{**fields, **told(one)} for fields, one in zip(kept, corrected, strict=True)])
-        print(f"{output}: {len(corrected):,} rows, {sum(bool(one.corrections) for one in corrected):,} corrected")
+        write_rows(output, [beside(fields, told(one)) for fields, one in zip(kept, corrected, strict=True)])
+        changed = sum(bool(one.corrections) for one in corrected)
+        if json:
+            print_json({"file": str(output), "rows": len(corrected), "corrected": changed})
+        else:
+            print(f"{output}: {len(corrected):,} rows, {changed:,} corrected")
     elif json:
         for one in corrected:
             print_json(told(one))

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from cloze.cli.console import print_json, print_table
 from cloze.cli.inputs import Inputs, gather_texts
 from cloze.cli.outputs import VECTOR_FILES, check_ending, write_vectors
-from cloze.cli.predictions import HERE, Place, Texts
+from cloze.cli.predictions import HERE, Place, Texts, with_pair
 from cloze.cli.streaming import stream_file
 from cloze.errors import ConfigError
 from cloze.kinds import LongTexts
@@ -46,6 +46,21 @@ class Work:
             raise ConfigError("--whiten needs --out FOLDER for the whitened model, or --report to try it")
         if self.dimensions is not None and self.whiten is None:
             raise ConfigError("--dimensions is for whitening; name a text with --whiten")
+        if self.report and self.out is not None:
+            raise ConfigError("--out writes the whitened model, --report tries it; use one of the two")
+        if self.report and self.word is not None:
+            raise ConfigError("--report compares vectors of texts; leave out --word")
+
+    def check(self, *, given: bool, output: Path | None, pair: str | None) -> None:
+        """Refuse what would go unheard; ``given`` tells whether there are texts."""
+        if self.out is not None and (given or output is not None):
+            raise ConfigError(
+                f"--out writes the whitened model, and no vectors; ask it for them with --model {self.out}"
+            )
+        if self.report and output is not None:
+            raise ConfigError("--report prints a table, and no vectors; leave out --output")
+        if self.word is not None and pair is not None:
+            raise ConfigError("--word is looked for in single texts; leave out --pair")
 
 
 WORK = Work()
@@ -61,7 +76,7 @@ def embed(
     text: str = "text",
     pair: str | None = None,
     pooling: str | None = None,
-    layer: str = "-1",
+    layer: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-1",
     long_texts: LongTexts = "cut",
     fresh: bool = False,
     work: Annotated[Work, Parameter(name="*")] = WORK,
@@ -75,7 +90,7 @@ def embed(
         input: A file: a text a line, or CSV, TSV, JSONL or Parquet.
         output: Where to write the vectors: .npy, .jsonl or .parquet; if it was stopped, the same command goes on.
         text: The column with the texts.
-        pair: The column with second texts, if there are any.
+        pair: The column with second texts, if there are any; with texts as arguments, the second text itself.
         pooling: cls, mean, max or mean_max; as the folder says if left out.
         layer: Which layer's states: 0 the embeddings, -1 the last; of several, commas between, the mean.
         long_texts: Texts beyond the model's length: cut, head-tail, or windows, whose vectors are averaged.
@@ -83,6 +98,9 @@ def embed(
         json: Print JSON.
     """
     layers = read_layers(layer)
+    work.check(given=bool(texts) or input is not None, output=output, pair=pair)
+    if output is not None:
+        check_ending(output, VECTOR_FILES)
     if work.out is not None:
         _whiten(machine.load(model), work, json)
         return
@@ -91,9 +109,11 @@ def embed(
         return
     asked = {"pooling": pooling, "layer": layers, "long_texts": long_texts}
     if input is not None and output is not None and not texts and not work.report and work.word is None:
-        _stream(machine.load(model), input, output, text, pair, asked, fresh)
+        _stream(machine.load(model), input, output, text, pair, asked, fresh=fresh, json=json)
         return
     inputs = gather_texts(texts, input, text=text, pair=pair)
+    if pair is not None and input is None:
+        inputs = with_pair(inputs, pair)
     loaded = machine.load(model)
     if work.report:
         _report(loaded, work, json, inputs.texts)
@@ -111,7 +131,7 @@ def _tell(inputs: Inputs, vectors: "NDArray[np.float32]", output: Path | None, j
     """Write the vectors, or print them whole or in part."""
     if output is not None:
         write_vectors(output, inputs, vectors)
-        print(f"{output}: {len(vectors):,} vectors of {vectors.shape[1]}")
+        _tell_written(output, len(vectors), vectors.shape[1], json)
     elif json:
         for one, vector in zip(inputs.texts, vectors, strict=True):
             print_json({"text": one, "vector": vector.tolist()})
@@ -123,12 +143,27 @@ def _tell(inputs: Inputs, vectors: "NDArray[np.float32]", output: Path | None, j
         print_table(("text", "size", "first values (--json or --output for all)"), rows)
 
 
+def _tell_written(output: Path, count: int, width: int | None, json: bool) -> None:
+    """Say what was written; the width is not known where all parts were there from before."""
+    if json:
+        print_json({"file": str(output), "vectors": count, "size": width})
+    else:
+        print(f"{output}: {count:,} vectors" + (f" of {width}" if width else ""))
+
+
 def _stream(
-    model: "Model", source: Path, output: Path, text: str, pair: str | None, asked: dict[str, Any], fresh: bool
+    model: "Model",
+    source: Path,
+    output: Path,
+    text: str,
+    pair: str | None,
+    asked: dict[str, Any],
+    *,
+    fresh: bool,
+    json: bool,
 ) -> None:
     """Embed a file of any size into another."""
-    check_ending(output, VECTOR_FILES)
-    width = 0
+    width: int | None = None
 
     def write(part: Inputs, path: Path) -> None:
         nonlocal width
@@ -138,7 +173,7 @@ def _stream(
 
     settings = asked | {"layer": str(asked["layer"])}
     count = stream_file(model, source, output, write, text=text, pair=pair, settings=settings, fresh=fresh)
-    print(f"{output}: {count:,} vectors" + (f" of {width}" if width else ""))
+    _tell_written(output, count, width, json)
 
 
 def read_layers(layer: str) -> int | tuple[int, ...]:

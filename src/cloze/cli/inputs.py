@@ -7,12 +7,11 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from cloze.tasks.rows import Row
 
-TABLES = {".csv", ".tsv", ".jsonl", ".parquet"}
 # Rows that are read, answered and written at a time. Enough of them that texts of like length find each other.
 PART_ROWS = 4096
 
@@ -43,7 +42,11 @@ def gather_texts(
         return _gathered(_rows(path, text, pair), pair)
     if sys.stdin.isatty():
         raise ConfigError("no text given; name some, or use --input FILE, or pipe lines into the command")
-    return Inputs([line.rstrip("\n") for line in sys.stdin if line.strip()])
+    try:
+        return Inputs([line.rstrip("\n") for line in sys.stdin if line.strip()])
+    except UnicodeDecodeError as error:
+        byte = f"0x{error.object[error.start]:02x}"
+        raise DataError(f"standard input: the byte {byte} is not UTF-8; convert the text to UTF-8") from error
 
 
 def read_parts(path: Path, *, text: str = "text", pair: str | None = None) -> Iterator[Inputs]:
@@ -60,10 +63,14 @@ def count_rows(path: Path, *, text: str = "text", pair: str | None = None) -> in
 
 def _rows(path: Path, text: str, pair: str | None) -> "Iterable[Row | str]":
     """The rows of a table, or the lines of a text that are not blank."""
-    if TABLES & set(path.suffixes):
+    from cloze.tasks.tables import is_table
+
+    if is_table(path):
         from cloze.tasks.rows import read_rows
 
         return read_rows(path, text=text, pair=pair)
+    if pair is not None:
+        raise ConfigError(f"{path}: lines of text have no column {pair!r} for --pair; give CSV, TSV, JSONL or Parquet")
     from cloze.corpus.documents import read_lines
 
     return (line for line in read_lines(path) if line)

@@ -6,6 +6,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_table
+from cloze.cli.outputs import check_folder
+from cloze.errors import ConfigError
 from cloze.inspect.settings import HeadSettings
 from cloze.models import SHIPPED_MODEL
 
@@ -39,7 +41,11 @@ def heads(
     from cloze.inspect.heads import survey_heads
     from cloze.inspect.related import read_related
     from cloze.predict import load
+    from cloze.tasks.tables import is_table
 
+    for path in filter(is_table, texts):  # whose lines would be taken for text
+        raise ConfigError(f"{path}: is a table; plain text was expected, with a blank line between documents")
+    check_folder(out)
     groups = None if related is None else read_related(related)
     loaded = load(model, device=machine.use())
     with Reporter() as reporter:
@@ -86,8 +92,9 @@ def inspect(
     texts = default_texts(loaded) if first is None else (first, second)
     looked = look(loaded, *texts)
     size = write_page(make_view(looked, name=Path(model).name, heads_file=heads), out)
-    tokens = len(looked.encoding.tokens)
+    tokens, cut = len(looked.encoding.tokens), looked.encoding.dropped
     if json:
-        print_json({"page": str(out), "bytes": size, "tokens": tokens, "cut": looked.encoding.dropped})
+        print_json({"page": str(out), "bytes": size, "tokens": tokens, "cut": cut})
     else:
-        print(f"{out}: {tokens} tokens, {size / 1e6:.1f} MB; open it in a browser")
+        rest = f" ({cut} more are beyond the model's length and were cut)" if cut else ""
+        print(f"{out}: {tokens} tokens{rest}, {size / 1e6:.1f} MB; open it in a browser")

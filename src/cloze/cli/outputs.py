@@ -2,9 +2,10 @@
 
 import csv
 import json
+import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,6 +31,23 @@ def check_ending(path: Path, endings: Sequence[str]) -> None:
         raise ConfigError(f"--output {path}: {', '.join(others)} or {last} was expected")
 
 
+def check_folder(path: Path) -> None:
+    """Refuse a folder for results that could not be made or written to, before the work and not after it."""
+    there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = "cannot be written to" if there.is_dir() else "is a file"
+        raise ConfigError(f"--out {path}: {there} {why}; choose another folder")
+
+
+def beside(fields: Mapping[str, object], answer: Mapping[str, object]) -> dict[str, object]:
+    """A file's own columns as they are, and an answer under names that none of them has."""
+    return {**fields, **{_own_name(name, fields): value for name, value in answer.items()}}
+
+
+def _own_name(name: str, taken: Collection[str]) -> str:
+    return f"predicted_{name}" if name in taken else name
+
+
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Write rows as JSONL, CSV or TSV, by the file's ending."""
     writers = {".jsonl": _write_json_lines, ".csv": _write_quoted, ".tsv": _write_tabbed}
@@ -46,7 +64,7 @@ def write_vectors(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]") ->
         if path.suffix == ".npy":
             _write_array(temporary, vectors)
         elif path.suffix == ".jsonl":
-            rows = [{**fields, "vector": vector.tolist()} for fields, vector in zip(kept, vectors, strict=True)]
+            rows = [beside(fields, {"vector": vector.tolist()}) for fields, vector in zip(kept, vectors, strict=True)]
             _write_json_lines(temporary, rows)
         else:
             _write_parquet(temporary, kept, vectors)
@@ -61,7 +79,7 @@ def _write_array(path: Path, vectors: "NDArray[np.float32]") -> None:
 
 
 def _write_json_lines(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    text = "".join(_json(row) + "\n" for row in rows)
     path.write_text(text, encoding="utf-8")
 
 
@@ -69,15 +87,27 @@ def _write_quoted(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, _names(rows), lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
 
 
 def _write_tabbed(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     """Quotes protect nothing in the TSV that we read, so that a tab or a line end in a cell becomes a space."""
     names = _names(rows)
-    cells = [names, *([str(row.get(name, "")) for name in names] for row in rows)]
+    cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
     lines = ("\t".join(_WHITE.sub(" ", cell) for cell in line) + "\n" for line in cells)
     path.write_text("".join(lines), encoding="utf-8")
+
+
+def _cell(value: object) -> str:
+    """What a table without kinds shows: nothing for what is not there, and JSON for what has parts."""
+    if value is None:
+        return ""
+    return _json(value) if isinstance(value, list | dict) else str(value)
+
+
+def _json(value: object) -> str:
+    """On one line; dates and the like, which columns of Parquet have and JSON has not, as texts."""
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
@@ -93,7 +123,7 @@ def _write_parquet(path: Path, kept: Sequence[Mapping[str, object]], vectors: "N
     with _one_kind(path):
         table = arrow.Table.from_pylist([{name: fields.get(name) for name in names} for fields in kept])
     column = arrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-    parquet.write_table(table.append_column("vector", column), path)
+    parquet.write_table(table.append_column(_own_name("vector", names), column), path)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from cloze.cli.console import Engine, print_json, print_table
 from cloze.cli.inputs import Inputs, gather_texts
-from cloze.cli.outputs import ROW_FILES, check_ending, write_rows
+from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
 from cloze.cli.streaming import stream_file
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
@@ -46,8 +46,9 @@ def classify(
         fresh: Begin anew in place of going on.
         json: Print JSON.
     """
-    if input is not None and output is not None and not texts:
+    if output is not None:
         check_ending(output, ROW_FILES)
+    if input is not None and output is not None and not texts:
         loaded = machine.load(model)
 
         def write(part: Inputs, path: Path) -> None:
@@ -59,7 +60,7 @@ def classify(
         return
     inputs = gather_texts(texts, input, text=text, pair=pair)
     if pair is not None and input is None:
-        inputs = _with_pair(inputs, pair)
+        inputs = with_pair(inputs, pair)
     answers = _answers(machine.load(model), inputs, every_label=json)
     rows = _beside_rows(inputs, answers)
     if output is not None:
@@ -77,7 +78,8 @@ def classify(
         print_table((*header, "text"), shown)
 
 
-def _with_pair(inputs: Inputs, pair: str) -> Inputs:
+def with_pair(inputs: Inputs, pair: str) -> Inputs:
+    """The one text that was given by itself, and the second text that belongs to it."""
     if len(inputs.texts) != 1:
         raise ConfigError(f"--pair with {len(inputs.texts)} texts; give one text, or --input with a column of pairs")
     return replace(inputs, pairs=[pair])
@@ -100,12 +102,7 @@ def _answers(model: "Model", inputs: Inputs, every_label: bool) -> list[dict[str
 
 
 def _beside_rows(inputs: Inputs, answers: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    return [{**fields, **_beside(fields, answer)} for fields, answer in zip(inputs.kept, answers, strict=True)]
-
-
-def _beside(fields: Mapping[str, object], answer: Mapping[str, object]) -> dict[str, object]:
-    """An answer under names that leave the file's own columns, such as its labels, as they are."""
-    return {f"predicted_{name}" if name in fields else name: value for name, value in answer.items()}
+    return [beside(fields, answer) for fields, answer in zip(inputs.kept, answers, strict=True)]
 
 
 def _shown(value: object) -> str:

@@ -17,7 +17,8 @@ def print_search(folder: Path, json: bool) -> None:
         _print_suite(results)
     else:
         _print_cells(read_json(folder / "search.json")["cells"], results)
-        print(f"{folder}: the model of {results['best']}, search.json, search.png")
+        kept = results.get("kept", results["best"])  # which the first searches did not write
+        print(f"{folder}: the model of {kept}, search.json, search.png")
 
 
 def _print_suite(results: dict[str, Any]) -> None:

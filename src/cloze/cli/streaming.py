@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from cloze.cli import inputs
 from cloze.cli.console import Reporter
 from cloze.cli.outputs import join_parts
+from cloze.errors import ConfigError
 
 if TYPE_CHECKING:
     from cloze.predict import Model
@@ -27,12 +28,15 @@ def stream_file(
     from cloze import __version__
     from cloze.predict.streaming import Stream, run_stream
 
-    total = inputs.count_rows(source, text=text, pair=pair)
+    if output.exists() and source.exists() and output.samefile(source):
+        raise ConfigError(f"--output {output}: this is the --input itself; choose another place")
+    # What comes through a pipe is gone once it is read: its rows are not counted beforehand.
+    total = None if source.is_fifo() else inputs.count_rows(source, text=text, pair=pair)
     state = source.stat()
     work = {
         "cloze": __version__,
         "input": [str(source.resolve()), state.st_size, state.st_mtime_ns],
-        "model": model.fingerprint if total > inputs.PART_ROWS else "",
+        "model": model.fingerprint if total is None or total > inputs.PART_ROWS else "",
         "precision": model.precision,
         "text": text,
         "pair": pair,

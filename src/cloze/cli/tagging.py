@@ -10,8 +10,7 @@ from cyclopts import Parameter
 
 from cloze.cli.console import Engine, print_json, print_table
 from cloze.cli.inputs import gather_texts
-from cloze.cli.outputs import write_rows
-from cloze.errors import ConfigError
+from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
 from cloze.models import SHIPPED_MODEL
 
 if TYPE_CHECKING:
@@ -54,8 +53,8 @@ def tag(
         text: The column with the texts; in JSONL and Parquet these may be lists of words.
         json: Print JSON.
     """
-    if output is not None and output.suffix not in {".jsonl", ".csv", ".tsv", ".conll"}:
-        raise ConfigError(f"--output {output}: .jsonl, .csv, .tsv or .conll was expected")
+    if output is not None:
+        check_ending(output, (*ROW_FILES, ".conll"))
     asked = _gather(texts, input, text)
     loaded = machine.load(model)
     found = _tag(loaded, asked)
@@ -109,7 +108,7 @@ def _rows(asked: Asked, found: "Sequence[Tagged]", *, flat: bool) -> list[dict[s
         if flat:
             told = json_format.dumps(entities, ensure_ascii=False)
             answer = {"words": " ".join(words), "tags": " ".join(tags), "entities": told}
-        rows.append({**fields, **{f"predicted_{name}" if name in fields else name: answer[name] for name in answer}})
+        rows.append(beside(fields, answer))
     return rows
 
 

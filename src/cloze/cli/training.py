@@ -9,27 +9,27 @@ from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_results, print_table
 from cloze.cli.correcting import SETTINGS, evaluate_correction
-from cloze.cli.outputs import write_rows
+from cloze.cli.outputs import check_folder, write_rows
 from cloze.cli.searches import print_search
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction_settings import CorrectionSettings
 from cloze.tasks.source import RowSettings
 from cloze.train.settings import BlankSettings, FinetuneSettings, SearchSettings
-from cloze.train.similarity_settings import SimilaritySettings
+from cloze.train.similarity_settings import SimilaritySettings, check_meant
 
 Place = Annotated[Machine, Parameter(name="*")]
 HERE = Machine()
 ROWS = RowSettings()
 TASKS = (
-    "classify, multilabel, regress, tag, answer or choose for your own files; or a published task: mrpc, sst-2, glue, "
+    "classify, multilabel, regress, tag, answer or choose for your own files; or a published task: mrpc, sst-2, "
     "squad, squad2, swag, conll, ..."
 )
 BLANKS = BlankSettings()
 
 
 def finetune(
-    task: Annotated[str, Parameter(help=f"similarity for any text; else {TASKS}")],
+    task: Annotated[str, Parameter(help=f"similarity for any text; glue for all of it; else {TASKS}")],
     data: Annotated[Path, Parameter(help="A file of your own, or the folder of a published task.")],
     /,
     *,
@@ -53,6 +53,7 @@ def finetune(
         fresh: Start over, forgetting what is in the run's folder.
         json: Print JSON.
     """
+    task = task.lower()
     source = rows.source(task, data, dev)
     with Reporter() as reporter:
         run = _choose(task, search, similarity)
@@ -62,8 +63,9 @@ def finetune(
 
 def _choose(task: str, how: SearchSettings, similarity: SimilaritySettings) -> Callable[..., Path]:
     """One run, a search over several, or all of GLUE."""
-    if task == "similarity":
-        return _similarity(how, similarity)
+    check_meant(task, similarity)
+    if task == "similarity" and how.several:
+        raise ConfigError("similarity is one run; leave out --grid, --seeds and --folds")
     if task == "glue":
         from cloze.train.benchmark_suite import finetune_glue
 
@@ -74,15 +76,7 @@ def _choose(task: str, how: SearchSettings, similarity: SimilaritySettings) -> C
         return partial(search, how=how)
     from cloze.train.finetune import finetune
 
-    return finetune
-
-
-def _similarity(how: SearchSettings, similarity: SimilaritySettings) -> Callable[..., Path]:
-    if how.several:
-        raise ConfigError("similarity is one run; leave out --grid, --seeds and --folds")
-    from cloze.train.similarity import finetune_similarity
-
-    return partial(finetune_similarity, similarity=similarity)
+    return partial(finetune, similarity=similarity)
 
 
 def evaluate(
@@ -113,7 +107,7 @@ def evaluate(
     from cloze.predict import write_report
 
     if task == "mlm":
-        _evaluate_blanks(data, model, out, blanks, machine, json)
+        _evaluate_blanks(data, model, out, rows, blanks, machine, json)
         return
     if len(data) > 1:
         raise ConfigError(f"{task} takes one file or folder, not {len(data)}; several texts are for mlm")
@@ -121,6 +115,8 @@ def evaluate(
         evaluate_correction(data[0], model, out, rows, correction, machine, json)
         return
     source = rows.source(task, data[0])
+    if out is not None:
+        check_folder(out)
     evaluation = run(model, source, split=split, device=machine.use())
     if out is not None:
         write_report(evaluation, out)
@@ -133,13 +129,25 @@ def evaluate(
 
 
 def _evaluate_blanks(
-    texts: list[Path], model: str, out: Path | None, settings: BlankSettings, machine: Machine, json: bool
+    texts: list[Path],
+    model: str,
+    out: Path | None,
+    rows: RowSettings,
+    settings: BlankSettings,
+    machine: Machine,
+    json: bool,
 ) -> None:
+    from cloze.corpus.settings import PrepareSettings
     from cloze.files import replace_json
     from cloze.train.masked_words import evaluate_masked_words
 
+    if out is not None:
+        check_folder(out)
     with Reporter() as reporter:
-        results = evaluate_masked_words(texts, model, settings=settings, device=machine.use(), progress=reporter)
+        reading = PrepareSettings(text=rows.text, on_bad_row=rows.on_bad_row or "stop")
+        results = evaluate_masked_words(
+            texts, model, settings=settings, reading=reading, device=machine.use(), progress=reporter
+        )
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         replace_json(out / "eval_results.json", results)

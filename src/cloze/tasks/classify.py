@@ -108,17 +108,19 @@ def _examples(rows: Iterable[Row], target_of: Callable[[Row], Target], on_bad_ro
     """Keep the rows whose target is good, with the targets and the number of the others."""
     kept: list[Row] = []
     targets: list[Target] = []
-    skipped = 0
+    skipped, problem = 0, ""
     for row in rows:
         try:
             target = target_of(row)
-        except RowError:
+        except RowError as error:
             if on_bad_row == "stop":
                 raise
-            skipped += 1
+            skipped, problem = skipped + 1, problem or str(error)
             continue
         kept.append(row)
         targets.append(target)
+    if not kept:
+        raise DataError(f"all of the {skipped} rows are bad; the first: {problem}")
     pairs = [row.pair for row in kept if row.pair is not None]
     return LabelledTexts([row.text for row in kept], pairs or None, targets, [row.place for row in kept], skipped)
 

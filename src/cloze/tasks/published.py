@@ -32,18 +32,27 @@ class PublishedTask:
     on_bad_row: OnBadRow = "stop"
     test_labels: bool = False  # whether the test rows bear their labels
 
+    def is_labelled(self, split: str) -> bool:
+        """Whether the rows of a split bear labels."""
+        return self.test_labels or not split.startswith("test")
 
-def read_split(task: PublishedTask, folder: Path, split: str, on_bad_row: OnBadRow | None = None) -> RowFile:
-    """Open a split of a task; ``folder`` is the task's own, or the one that holds those of all."""
+
+def read_split(
+    task: PublishedTask, folder: Path, split: str, on_bad_row: OnBadRow | None = None, own: Path | None = None
+) -> RowFile:
+    """Open a split of a task; ``folder`` is the task's own, or the one that holds those of all.
+
+    ``own`` is a file of the same form that stands in for the published one.
+    """
     if split not in task.files:
         raise ConfigError(f"{task.name} has no split {split!r}{did_you_mean(split, task.files)}")
-    path = find_split(task, Path(folder), split)
+    path = own or find_split(task, Path(folder), split)
     assert path is not None, "a missing file is refused"
     return read_rows(
         path,
         text=task.text,
         pair=task.pair,
-        label=None if split.startswith("test") and not task.test_labels else task.label,
+        label=task.label if task.is_labelled(split) else None,
         on_bad_row=on_bad_row or task.on_bad_row,
         header=task.headers.get(split),
     )

@@ -4,6 +4,7 @@ Between the user's file and a task's labels. A file is read as a stream; a bad r
 place, or is skipped and counted, as ``on_bad_row`` says. What is wrong with the whole file always stops it.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -142,6 +143,8 @@ def _label_of(record: Record, name: str, several: bool) -> str:
         return str(value).lower()
     if not isinstance(value, str | int | float):
         raise RowError(f"{record.place}: {name!r} is {value!r:.40}; expected a text or a number")
+    if isinstance(value, float) and math.isnan(value):  # how pandas writes an empty cell of numbers
+        raise RowError(f"{record.place}: {name!r} is nan, no label; label the row, or pass --on-bad-row skip")
     label = str(value).strip()
     if not label and not several:
         raise RowError(f"{record.place}: {name!r} is empty; label the row, or pass --on-bad-row skip")

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from cloze.errors import DataError
 from cloze.kinds import TaskKind
 from cloze.tasks.classify import (
     LabelledTexts,
@@ -21,7 +22,9 @@ from cloze.tasks.spec import Read
 
 def read_published_texts(task: PublishedTask, source: Source, split: str, labels: LabelSet | None) -> Read:
     """A split of a published task; its labels are fixed, unless a model brings its own."""
-    rows = read_split(task, source.data, split, source.on_bad_row)
+    if split in task.files and not task.is_labelled(split):
+        raise DataError(f"{task.name}: the labels of its test rows are not published; only dev rows can be scored")
+    rows = read_split(task, source.data, split, source.on_bad_row, source.dev if split == "dev" else None)
     kind: TaskKind = "regress" if task.labels is None else "classify"
     return _read(kind, rows, source, labels or task.labels)
 

@@ -39,3 +39,13 @@ class Source:
     label: str = RowSettings.label
     on_bad_row: OnBadRow | None = RowSettings.on_bad_row
     options: str = RowSettings.options
+
+    def __post_init__(self) -> None:
+        # Whoever writes Python writes names of files as texts.
+        object.__setattr__(self, "data", Path(self.data))
+        object.__setattr__(self, "dev", None if self.dev is None else Path(self.dev))
+
+    def columns_named(self) -> dict[str, str]:
+        """The columns that were named, and not left to their defaults."""
+        named = {name: getattr(self, name) for name in ("text", "pair", "label", "options")}
+        return {name: value for name, value in named.items() if value != getattr(RowSettings, name)}

@@ -19,7 +19,7 @@ from cloze.tasks.labels import LabelSet
 from cloze.tasks.rows import Columns, RowFile, make_row, read_rows
 from cloze.tasks.source import OnBadRow, Source
 from cloze.tasks.spec import Read
-from cloze.tasks.tables import Record
+from cloze.tasks.tables import Record, table_ending
 
 SQUAD = {"train": "train-v1.1.json", "dev": "dev-v1.1.json"}
 SQUAD2 = {"train": "train-v2.0.json", "dev": "dev-v2.0.json"}
@@ -49,7 +49,7 @@ def read_squad(
 def read_own_questions(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
     """The user's own questions: SQuAD's JSON, or a table by column name."""
     path = source.dev if split == "dev" and source.dev is not None else source.data
-    if _ending(path) == ".json":
+    if table_ending(path) == ".json":
         return Read(_gather(json_questions(path), partial(_question, _json_answers), path, source.on_bad_row))
     rows = read_rows(
         path,
@@ -204,10 +204,6 @@ def locate(text: str, start: int | None, context: str) -> tuple[int, int] | None
 def _named(given: str, usual: str, own: str) -> str:
     """The column that a flag names; where it was left out, the one that questions have."""
     return own if given == usual else given
-
-
-def _ending(path: Path) -> str:
-    return (Path(path.stem).suffix if path.suffix.lower() in COMPRESSED else path.suffix).lower()
 
 
 def _read_json(path: Path) -> Any:

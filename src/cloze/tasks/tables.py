@@ -16,6 +16,8 @@ from cloze.errors import DataError
 from cloze.files import COMPRESSED
 from cloze.lines import Lines, RowError, check_is_file, open_file
 
+TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet"})
+
 
 @dataclass(frozen=True)
 class Record:
@@ -218,10 +220,20 @@ class ParquetTable(Table):
                 yield Record(f"{path}:{number}", cells)
 
 
+def is_table(path: Path) -> bool:
+    """Whether a file is a table by its ending; any other may be a text a line."""
+    return table_ending(path) in TABLES
+
+
+def table_ending(path: Path) -> str:
+    """What tells a file's kind, in lower case, whether or not it is compressed."""
+    return (Path(path.stem).suffix if path.suffix.lower() in COMPRESSED else path.suffix).lower()
+
+
 def open_table(path: Path, columns: Sequence[str] | None = None) -> Table:
     """Open a file by its ending; ``columns`` names those of a CSV or TSV file that has no header."""
-    kind = Path(path.stem).suffix if path.suffix.lower() in COMPRESSED else path.suffix
-    match kind.lower():
+    kind = table_ending(path)
+    match kind:
         case ".csv":
             return CellTable(path, columns, quoted=True)
         case ".txt" if columns is not None:  # published without a header, tabs between the cells
@@ -230,7 +242,7 @@ def open_table(path: Path, columns: Sequence[str] | None = None) -> Table:
             return CellTable(path, columns, quoted=False)
         case ".jsonl" | ".ndjson" | ".json":
             return JsonTable(path)
-        case ".parquet" if kind == path.suffix:
+        case ".parquet" if kind == path.suffix.lower():
             return ParquetTable(path)
     check_is_file(path)
     raise DataError(

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from cloze.errors import ConfigError, DataError, did_you_mean
-from cloze.files import COMPRESSED
 from cloze.kinds import IGNORED
 from cloze.lines import RowError
 from cloze.tasks.columns import Sentence, Sentences, read_columns
@@ -23,7 +22,7 @@ from cloze.tasks.items import Item
 from cloze.tasks.labels import LabelSet
 from cloze.tasks.source import OnBadRow, Source
 from cloze.tasks.spec import Read
-from cloze.tasks.tables import Record, open_table
+from cloze.tasks.tables import Record, open_table, table_ending
 from cloze.tasks.tag_windows import read_words, tag_windows
 from cloze.text import Tokenizer
 from cloze.text.characters import is_ideograph
@@ -148,8 +147,7 @@ def read_own_tags(source: Source, split: str, labels: LabelSet | None) -> Read:
 
 def is_word_table(path: Path) -> bool:
     """Whether a file is of a kind that can hold lists of words."""
-    kind = Path(path.stem).suffix if path.suffix.lower() in COMPRESSED else path.suffix
-    return kind.lower() in {".jsonl", ".ndjson", ".parquet"}
+    return table_ending(path) in {".jsonl", ".ndjson", ".parquet"}
 
 
 def read_word_lists(path: Path, *, text: str, label: str, on_bad_row: OnBadRow = "stop") -> Sentences:

@@ -46,6 +46,11 @@ PUBLISHED: dict[str, TaskSpec] = {
     "arc": TaskSpec("choose", ("accuracy",), read_arc),
 }
 TASKS = OWN | PUBLISHED
+# What `cloze finetune` knows besides, and why it is no task with rows to score.
+NOT_ONE = {
+    "glue": f"glue is several tasks; name one of them: {', '.join(GLUE)}; cloze finetune glue goes through all",
+    "similarity": "similarity has no labels to learn; it is for cloze finetune alone, and one run",
+}
 # Without a dev file, this share of the training rows stands in for one.
 DEV_SHARE = 0.1
 
@@ -65,9 +70,23 @@ class TaskData:
 def find_task(name: str) -> TaskSpec:
     """The task of that name, in any case."""
     key = ALIASES.get(name.lower(), name.lower())
+    if key in NOT_ONE:
+        raise ConfigError(NOT_ONE[key])
     if key not in TASKS:
         raise ConfigError(f"unknown task {name!r}{did_you_mean(name, TASKS)}")
     return TASKS[key]
+
+
+def _find_task_of(source: Source) -> TaskSpec:
+    """The task of a source; what would be silently passed over is refused."""
+    spec = find_task(source.task)
+    named = source.columns_named() if spec.published else {}
+    for name, value in named.items():
+        raise ConfigError(
+            f"{name} is {value!r}, but the files of {source.task} have columns of their own; "
+            f"leave it out, or take {spec.kind} for files of yours"
+        )
+    return spec
 
 
 def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = None) -> TaskData:
@@ -75,7 +94,7 @@ def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = No
 
     Own rows without a dev file are parted, every tenth being kept for scoring; or not, and then ``dev`` is all of them.
     """
-    spec = find_task(source.task)
+    spec = _find_task_of(source)
     train, labels = spec.read(source, "train", labels)
     notes = _skipped("training", train)
     # A single file of a published task has no other beside it.
@@ -94,7 +113,7 @@ def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = No
 def read_examples(source: Source, labels: Sequence[str] | None, split: str = "dev") -> Examples:
     """Read rows to score a model on; ``labels`` are the model's own, None where its kind has none."""
     known = None if labels is None else LabelSet(tuple(labels))
-    spec = find_task(source.task)
+    spec = _find_task_of(source)
     return spec.read(source, split if spec.published else "train", known).examples
 
 

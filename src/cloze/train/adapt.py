@@ -14,11 +14,12 @@ from typing import Any
 from cloze.checkpoint import find_model, find_source
 from cloze.corpus.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
-from cloze.errors import CheckpointError, DataError
+from cloze.errors import CheckpointError
 from cloze.files import replaced_file
 from cloze.progress import Progress, Silent
+from cloze.tasks.other_splits import read_other_splits
 from cloze.tasks.source import Source
-from cloze.tasks.task import TaskData, find_task, read_task
+from cloze.tasks.task import TaskData, read_task
 from cloze.train.finetune import told
 from cloze.train.overlap import refuse_overlap
 from cloze.train.pretrain import pretrain
@@ -47,7 +48,8 @@ def adapt(
     data, texts = read_task(source), [Path(text) for text in domain]
     if adaptation.overlap == "refuse":
         progress.say("looking for dev and test rows in the text")
-        refuse_overlap(texts, _scored_rows(source, data))
+        scored = zip(data.dev.places, data.dev.documents(), strict=True)
+        refuse_overlap(texts, [*scored, *read_other_splits(source)])
     asked = {"command": "adapt", "model": str(model), "domain": [str(text) for text in texts], **told(source)}
     run = Run.open(Path(out), asked | asdict(adaptation) | asdict(settings), fresh=fresh)
     if run.finished:
@@ -89,19 +91,6 @@ class _Steps:
         settings = self._settings.pretraining(steps)
         place = self._folder / name
         return pretrain(data, place, model=model, settings=settings, device=self._device, progress=self._progress)
-
-
-def _scored_rows(source: Source, data: TaskData) -> list[tuple[str, Sequence[str]]]:
-    """The rows of dev and, where a published task has it, of test: their places and texts."""
-    rows = list(zip(data.dev.places, data.dev.documents(), strict=True))
-    spec = find_task(source.task)
-    if spec.published:
-        try:
-            test = spec.read(source, "test", data.labels).examples
-        except DataError:  # no such file, or none with labels
-            return rows
-        rows += zip(test.places, test.documents(), strict=True)
-    return rows
 
 
 def _write_task_text(data: TaskData, path: Path) -> Path:

@@ -44,6 +44,7 @@ from cloze.train.run import Run
 from cloze.train.scored import train_scored
 from cloze.train.self_teaching import with_own_teacher
 from cloze.train.settings import FinetuneSettings
+from cloze.train.similarity_settings import SimilaritySettings, check_meant
 from cloze.train.task_batches import TaskBatches
 from cloze.train.task_objective import TaskObjective
 from cloze.train.tuning import keep_states, prepare
@@ -71,11 +72,26 @@ def finetune(
     out: str | Path,
     *,
     settings: FinetuneSettings | None = None,
+    similarity: SimilaritySettings | None = None,
     device: str | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
     """Fine-tune a model folder on a task and return the run's folder. The same call goes on where another stopped."""
+    check_meant(source.task, similarity or SimilaritySettings())
+    if source.task.lower() == "similarity":
+        from cloze.train.similarity import finetune_similarity  # which builds on this module
+
+        return finetune_similarity(
+            source,
+            model,
+            out,
+            settings=settings,
+            similarity=similarity,
+            device=device,
+            fresh=fresh,
+            progress=progress,
+        )
     progress = progress or Silent()
     data = read_task(source)
     for note in data.notes:
@@ -142,10 +158,7 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSetti
         raise ConfigError(
             f"length is {settings.length}, but the model reads at most {base.model.config.positions} tokens"
         )
-    if settings.context and data.kind != "tag":
-        raise ConfigError(f"context is for tagging, whose rows are sentences of documents; this task is to {data.kind}")
-    if settings.calibrate and data.kind not in ("classify", "multilabel"):
-        raise ConfigError(f"calibrate is for labels of texts; this task is to {data.kind}")
+    _check_kind(data.kind, settings)
     head = HEAD_OF[data.kind]
     if base.model.pooler is None and head in POOLED_HEADS and settings.frozen is None:
         progress.say("the model has no pooler; a new one starts at random")
@@ -164,6 +177,19 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSetti
         adapter = AdapterOf(attachment, name, base.place, weights_fingerprint(base.place), asdict(settings))
     task = TaskLabels(data.kind, names, settings.long_texts, settings.context)
     return ModelFolder(bert, tokenizer, task, base.embedding, adapter=adapter)
+
+
+def _check_kind(kind: TaskKind, settings: FinetuneSettings) -> None:
+    """Refuse what this kind of task would silently leave undone."""
+    if settings.context and kind != "tag":
+        raise ConfigError(f"context is for tagging, whose rows are sentences of documents; this task is to {kind}")
+    if settings.calibrate and kind not in ("classify", "multilabel"):
+        raise ConfigError(f"calibrate is for labels of texts; this task is to {kind}")
+    if settings.long_texts != "cut" and kind not in ("classify", "multilabel", "regress"):
+        why = "where options are cut" if kind == "choose" else "which reads long texts in windows by itself"
+        raise ConfigError(f"long_texts is for labels and numbers of texts; this task is to {kind}, {why}")
+    if settings.stride != FinetuneSettings.stride and kind != "answer":
+        raise ConfigError(f"stride is for answers in long contexts; this task is to {kind}")
 
 
 def _batches(

@@ -90,11 +90,20 @@ def search(
         score(Cell(WHOLE, "whole", settings, data))
     else:
         if how.grid:
+            _tell_unused(settings, progress)
             found.fill(_grid(data, settings), score)
             settings = replace(settings, **_varied(found.best("grid").settings))
         found.fill(_seeds(data, settings, how), score)
     _finish(run, found, data.metrics[0], "folds" if how.folds else "seeds")
     return run.folder
+
+
+def _tell_unused(settings: FinetuneSettings, progress: Progress) -> None:
+    """Say what was asked for and is not done, since the grid has values of its own."""
+    given = _varied(asdict(settings))
+    unused = [f"{name} {value:g}" for name, value in given.items() if value != getattr(FinetuneSettings, name)]
+    if unused:
+        progress.say(f"the grid tries batches, rates and epochs of its own: {', '.join(unused)} is not used")
 
 
 def _grid(data: TaskData, settings: FinetuneSettings) -> Iterator[Cell]:
@@ -177,9 +186,10 @@ class _Table:
 def _finish(run: Run, found: _Table, metric: str, part: str) -> None:
     rows = [row for row in found.rows if row.part == part]
     best = found.best(part)
-    run.write_results({"metric": metric, **summary(rows), "best": best.name, "best_results": best.results})
-    draw_search(found.rows, metric, run.folder / "search.png")
     chosen = WHOLE if part == "folds" else best.name
+    found_best = {"best": best.name, "best_results": best.results, "kept": chosen}
+    run.write_results({"metric": metric, **summary(rows), **found_best})
+    draw_search(found.rows, metric, run.folder / "search.png")
     Run(run.folder / CELLS / chosen).model_folder.rename(run.model_folder)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
+from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective, check_seed
 from cloze.errors import ConfigError
 from cloze.kinds import AdapterKind, FeatureHead, Features, LongTexts
 from cloze.train.small_data import Augment, check_small_data
@@ -45,9 +45,7 @@ class LoopSettings:
             raise ConfigError(f"rate is {self.rate}; a learning rate such as 1e-4 was expected")
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"warmup is {self.warmup}; a share of the steps, from 0 up to 1, was expected")
-        # Streams of random numbers start from it, and NumPy takes no negative ones.
-        if not 0 <= self.seed < 2**32:
-            raise ConfigError(f"seed is {self.seed}; a whole number from 0 up to 2**32 was expected")
+        check_seed(self.seed)
         if not 0 <= self.weight_decay < 1:
             raise ConfigError(f"weight_decay is {self.weight_decay}; a small number such as 0.01 was expected")
         if self.accumulate < 1:
@@ -337,3 +335,6 @@ class BlankSettings:
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise ConfigError(f"tokens is {self.tokens}; at least 1 was expected")
+        check_seed(self.seed)
+        ExampleSettings(length=self.length)  # before any text is read
+        MaskSettings(rate=self.mask_rate, mix=self.mask_mix)

@@ -27,6 +27,7 @@ from cloze.tasks.items import Item
 from cloze.tasks.rows import read_rows
 from cloze.tasks.similarity import ScoredPairs, agreement, read_scored_pairs
 from cloze.tasks.source import RowSettings, Source
+from cloze.tasks.tables import is_table
 from cloze.tasks.task import DEV_SHARE
 from cloze.train.allocator import keep_freed_memory
 from cloze.train.best import BEST
@@ -40,7 +41,6 @@ from cloze.train.similarity_settings import SimilaritySettings, check_understood
 from cloze.train.task_batches import TaskBatch, TaskBatches
 from cloze.train.tuning import freeze_lowest
 
-_TABLES = {".csv", ".tsv", ".jsonl", ".parquet"}
 # Texts that are looked at for how they spread, where nobody says how alike they are.
 _LOOKED_AT = 1000
 
@@ -126,7 +126,7 @@ def finetune_similarity(
 
 def read_similarity(source: Source) -> SimilarityData:
     """Texts, each of them once: the same text twice in a batch would be its own wrong answer."""
-    if _TABLES & set(source.data.suffixes):
+    if is_table(source.data):
         rows = read_rows(source.data, text=source.text, pair=source.pair, on_bad_row=source.on_bad_row or "stop")
         both = [(row.text, row.pair) for row in rows]
     else:

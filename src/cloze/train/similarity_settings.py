@@ -29,6 +29,14 @@ class SimilaritySettings:
             raise ConfigError(f"temperature is {self.temperature}; a number above 0 was expected, such as 0.05")
 
 
+def check_meant(task: str, similarity: SimilaritySettings) -> None:
+    """Refuse what is for similarity where another task is learned: it would be silently left undone."""
+    for field in fields(similarity):
+        value = getattr(similarity, field.name)
+        if task.lower() != "similarity" and value != field.default:
+            raise ConfigError(f"{field.name} is {value!r}, which is for similarity; leave it out")
+
+
 def check_understood(settings: FinetuneSettings) -> None:
     """Refuse what would be silently left undone."""
     for field in fields(settings):

@@ -10,9 +10,8 @@ from cloze.kinds import IGNORED
 from cloze.tasks.classify import LabelledTexts
 from cloze.tasks.rows import read_rows
 from cloze.tasks.source import Source
+from cloze.tasks.tables import is_table
 from cloze.tasks.task import TaskData
-
-TABLES = frozenset({".csv", ".tsv", ".jsonl", ".parquet"})
 
 
 def read_unlabelled(path: Path, source: Source, data: TaskData) -> LabelledTexts:
@@ -33,7 +32,7 @@ def read_unlabelled(path: Path, source: Source, data: TaskData) -> LabelledTexts
 
 
 def _read(path: Path, source: Source, *, paired: bool) -> LabelledTexts:
-    if TABLES & set(path.suffixes):
+    if is_table(path):
         pair = source.pair if paired else None
         rows = read_rows(path, text=source.text, pair=pair, on_bad_row=source.on_bad_row or "stop")
         found = list(rows)

@@ -1,0 +1,120 @@
+"""Tasks by name: what is asked of published files and of anybody's own, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from cloze.errors import ConfigError, DataError
+from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.other_splits import read_other_splits
+from cloze.tasks.source import Source
+from cloze.tasks.tables import is_table
+from cloze.tasks.task import find_task, read_examples, read_task
+
+RTE = "index\tsentence1\tsentence2\tlabel\n"
+MNLI = "sentence1\tsentence2\tgold_label\n"
+FILES = {
+    "RTE/train.tsv": f"{RTE}0\tA.\tB.\tentailment\n1\tC.\tD.\tnot_entailment\n",
+    "RTE/dev.tsv": f"{RTE}0\tE.\tF.\tentailment\n",
+    "RTE/test.tsv": "index\tsentence1\tsentence2\n0\tG.\tH.\n",
+    "MNLI/train.tsv": f"{MNLI}One.\tTwo.\tneutral\n",
+    "MNLI/dev_matched.tsv": f"{MNLI}Three.\tFour.\tneutral\n",
+    "MNLI/dev_mismatched.tsv": f"{MNLI}Five.\tSix.\tneutral\n",
+    "MNLI/test_matched.tsv": "sentence1\tsentence2\nSeven.\tEight.\n",
+    "conll/train.txt": "Anna B-PER\n",
+    "conll/valid.txt": "Berta B-PER\n",
+    "conll/test.txt": "Clara B-PER\nslept O\n",
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, content in FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    return tmp_path
+
+
+def texts(source: Source) -> list[str]:
+    dev = read_task(source).dev
+    assert isinstance(dev, LabelledTexts)
+    return dev.texts
+
+
+def test_names_of_files_may_be_texts() -> None:
+    source = Source("classify", "a.csv", "b.csv")  # type: ignore[arg-type]
+    assert (source.data, source.dev) == (Path("a.csv"), Path("b.csv"))
+
+
+def test_a_published_task_may_be_scored_on_another_file(folder: Path) -> None:
+    other = folder / "other.tsv"
+    other.write_text(f"{RTE}0\tMine.\tYours.\tentailment\n", encoding="utf-8")
+    assert texts(Source("rte", folder)) == ["E."]
+    assert texts(Source("rte", folder, other)) == ["Mine."]
+
+
+@pytest.mark.parametrize("column", ["text", "pair", "label", "options"])
+def test_columns_of_published_files_are_not_to_be_named(folder: Path, column: str) -> None:
+    source = Source("rte", folder, **{column: "mine"})  # type: ignore[arg-type]
+    for read in (lambda: read_task(source), lambda: read_examples(source, None)):
+        with pytest.raises(ConfigError) as caught:
+            read()
+        assert str(caught.value) == (
+            f"{column} is 'mine', but the files of rte have columns of their own; "
+            "leave it out, or take classify for files of yours"
+        )
+
+
+def test_what_is_no_single_task_is_told() -> None:
+    with pytest.raises(ConfigError, match=r"glue is several tasks; name one of them: cola, .*; cloze finetune glue"):
+        find_task("GLUE")
+    with pytest.raises(ConfigError, match="similarity has no labels to learn; it is for cloze finetune alone"):
+        find_task("similarity")
+
+
+def test_unpublished_labels_are_told(folder: Path) -> None:
+    with pytest.raises(DataError, match="rte: the labels of its test rows are not published"):
+        read_examples(Source("rte", folder), None, "test")
+    with pytest.raises(ConfigError, match="rte has no split 'testing'; did you mean 'test'"):
+        read_examples(Source("rte", folder), None, "testing")
+
+
+def test_nothing_but_bad_rows_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\na,x\nb,y\n", encoding="utf-8")
+    with pytest.raises(DataError, match=r"all of the 2 rows are bad; the first: .*a\.csv:2: label 'x' is not a finite"):
+        read_examples(Source("regress", path, on_bad_row="skip"), None)
+    with pytest.raises(DataError, match=r"all of the 2 rows are bad; the first: .*a\.csv:2: label 'x' is not among"):
+        read_examples(Source("classify", path, on_bad_row="skip"), ["no", "yes"])
+
+
+def test_a_label_that_is_no_number_is_no_label(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a", "label": 1.0}\n{"text": "b", "label": NaN}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"a\.jsonl:2: 'label' is nan, no label; label the row"):
+        read_task(Source("classify", path, path))
+
+
+@pytest.mark.parametrize(
+    ("name", "table"),
+    [("a.csv", True), ("A.CSV", True), ("a.ndjson.gz", True), ("a.Parquet", True), ("a.csv.txt", False), ("a", False)],
+)
+def test_tables_are_known_by_their_endings(name: str, table: bool) -> None:
+    assert is_table(Path(name)) is table
+
+
+def test_other_splits_are_read_without_their_labels(folder: Path) -> None:
+    assert read_other_splits(Source("rte", folder)) == [(f"{folder}/RTE/test.tsv:2", ["G.", "H."])]
+    assert [found for _, found in read_other_splits(Source("MNLI", folder))] == [
+        ["Five.", "Six."],
+        ["Seven.", "Eight."],
+    ]
+    assert read_other_splits(Source("conll", folder / "conll")) == [(f"{folder}/conll/test.txt:1", ["Clara slept"])]
+
+
+def test_a_single_file_has_no_other_splits(folder: Path) -> None:
+    # Its training rows are no rows to be scored.
+    train = folder / "conll" / "train.txt"
+    assert read_other_splits(Source("conll", train, folder / "conll" / "valid.txt")) == []
+    assert read_other_splits(Source("classify", folder / "a.csv")) == []
+    assert read_other_splits(Source("squad", folder)) == []
