@@ -32,7 +32,7 @@ def test_bound_is_in_tokens_and_jobs_are_whole() -> None:
 def test_batches_are_of_like_lengths_within_the_budget() -> None:
     queue = TokenQueue(bound=1000)
     queue.put(job(10, 90, 11, 50, 9, 12))
-    assert taken(queue, budget=40) == [10, 11, 9]  # a fourth would make them 4 x 12
+    assert taken(queue, budget=40) == [10, 11, 9]  # a fourth would make them 42
     assert taken(queue, budget=40) == [90]  # the oldest, though it is too long for any budget
     assert taken(queue, budget=60) == [50]
     assert taken(queue, budget=60) == [12]

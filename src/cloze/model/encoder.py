@@ -16,13 +16,18 @@ from torch.utils.checkpoint import checkpoint
 
 from cloze.model.config import BertConfig
 from cloze.model.dropout import Dropout
+from cloze.model.packing import Lengths, Packing, pick, put_back
+
+# Whom a token may look at: the real tokens of its sequence (B, 1, 1, T); in a packed row, those of its own sequence, by
+# the lengths of all; or every token there is.
+Visible = Tensor | Lengths | None
 
 
 @dataclass(frozen=True)
 class EncoderOutput:
     """What the encoder returns; the last two only when asked for."""
 
-    last: Tensor  # (B, T, H); zero at places that were not needed
+    last: Tensor  # (B, T, H); zero at places that were not needed or, in prediction, are padding
     states: tuple[Tensor, ...] = ()  # L + 1 of (B, T, H), the embeddings first
     attentions: tuple[Tensor, ...] = ()  # L of (B, A, T, T); each row sums to one
 
@@ -41,9 +46,11 @@ class Embeddings(nn.Module):
         factorised = config.embedding_size is not None
         self.to_hidden = nn.Linear(config.table_width, config.hidden_size) if factorised else None
 
-    def forward(self, ids: Tensor, segments: Tensor) -> Tensor:
-        """(B, T), (B, T) -> (B, T, H)."""
-        total = self.token(ids) + self.segment(segments) + self.position.weight[: ids.shape[1]]
+    def forward(self, ids: Tensor, segments: Tensor, positions: Tensor | None = None) -> Tensor:
+        """(B, T), (B, T) -> (B, T, H); positions (T,) are 0, 1, 2 unless they are given."""
+        table = self.position.weight
+        total = self.token(ids) + self.segment(segments)
+        total = total + (table[: ids.shape[1]] if positions is None else table[positions])
         narrow: Tensor = self.dropout(self.norm(total))  # (B, T, E)
         return narrow if self.to_hidden is None else self.to_hidden(narrow)
 
@@ -69,28 +76,44 @@ class SelfAttention(nn.Module):
         self.low_rank: nn.Module | None = None  # model/lora.py
 
     def forward(
-        self, hidden: Tensor, mask: Tensor | None, explicit: bool, needed: Tensor | None = None
+        self, hidden: Tensor, visible: Visible, explicit: bool, needed: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """(B, T, H), mask (B, 1, 1, T) -> (B, T, H), or (M, H), and the weights (B, A, T, T) if they are explicit."""
-        batch, length, width = hidden.shape
+        """(B, T, H) -> (B, T, H), or (M, H), and the weights (B, A, T, T) if they are to be explicit."""
         fused = self.query_key_value(hidden)  # (B, T, 3 H)
         if self.low_rank is not None:
             fused = fused + self.low_rank(hidden)
+        if isinstance(visible, tuple):
+            context, weights = self._in_parts(fused, visible), None
+        else:
+            context, weights = self._attend(fused, visible, explicit)
+        if needed is not None:
+            context = pick(context, needed)
+        return self.output(context), weights if explicit else None
+
+    def _attend(self, fused: Tensor, mask: Tensor | None, explicit: bool = False) -> tuple[Tensor, Tensor | None]:
+        """Queries, keys and values (B, T, 3 H) -> contexts (B, T, H), and the weights where they were written out."""
+        batch, length, width = fused.shape
         projected = fused.view(batch, length, 3, self.heads, self.head_size)
         query, key, value = projected.permute(2, 0, 3, 1, 4)  # each (B, A, T, D)
         weights = None
         # Dropout needs the weights one by one, and the fused kernel of a CPU has none: then it falls back to the same
         # steps as these, with a slower dropout.
-        if explicit or self._drops_on_cpu(hidden):
+        if explicit or self._drops_on_cpu(fused):
             weights = attention_weights(query, key, mask)
             context = self.dropout(weights) @ value
         else:
             dropout = self.dropout.probability if self.training else 0.0
             context = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
-        context = context.transpose(1, 2).reshape(batch, length, width)  # (B, A, T, D) -> (B, T, H)
-        if needed is not None:
-            context = pick(context, needed)
-        return self.output(context), weights if explicit else None
+        return context.transpose(1, 2).reshape(batch, length, width // 3), weights  # (B, A, T, D) -> (B, T, H)
+
+    def _in_parts(self, fused: Tensor, lengths: Lengths) -> Tensor:
+        """The same for sequences in one row, (1, N, 3 H) -> (1, N, H), those of one length together."""
+        parts = fused[0].split([count * length for count, length in lengths])
+        contexts = [
+            self._attend(part.view(count, length, -1), None)[0].flatten(0, 1)
+            for part, (count, length) in zip(parts, lengths, strict=True)
+        ]
+        return torch.cat(contexts)[None]
 
     def _drops_on_cpu(self, hidden: Tensor) -> bool:
         return self.training and self.dropout.probability > 0 and hidden.device.type == "cpu"
@@ -120,10 +143,10 @@ class Layer(nn.Module):
         self.feedforward_adapter: nn.Module | None = None
 
     def forward(
-        self, hidden: Tensor, mask: Tensor | None, explicit: bool, needed: Tensor | None = None
+        self, hidden: Tensor, visible: Visible, explicit: bool, needed: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """(B, T, H) -> (B, T, H), or (M, H) of what is needed, and the attention weights if they are to be explicit."""
-        attended, weights = self.attention(hidden, mask, explicit, needed)
+        attended, weights = self.attention(hidden, visible, explicit, needed)
         if needed is not None:
             hidden = pick(hidden, needed)
         attended = self.dropout(attended)
@@ -134,17 +157,6 @@ class Layer(nn.Module):
         if self.feedforward_adapter is not None:
             transformed = self.feedforward_adapter(transformed)
         return self.feedforward_norm(hidden + transformed), weights
-
-
-def pick(states: Tensor, places: Tensor) -> Tensor:
-    """(B, T, H), flat places (M,) -> (M, H)."""
-    return states.flatten(0, 1).index_select(0, places)
-
-
-def put_back(picked: Tensor, places: Tensor, like: Tensor) -> Tensor:
-    """(M, H) -> (B, T, H) at their places, and zero elsewhere; places are all different."""
-    empty = picked.new_zeros(like.shape[0] * like.shape[1], picked.shape[1])
-    return empty.index_copy(0, places, picked).view(*like.shape[:2], -1)
 
 
 def first_places(ids: Tensor) -> Tensor:
@@ -158,6 +170,8 @@ class Encoder(nn.Module):
     Who reads only some of the last states says which are ``needed``: a classifier reads the first token, the
     masked-word head one in seven. Other tokens are still looked at, but behind attention, where three quarters of a
     layer's work are, the last layer then leaves them out. What is needed comes out the same.
+
+    Prediction on a CPU leaves out padding too, see ``model/packing.py``; accelerators prefer one large padded product.
 
     With ``checkpointing``, training keeps the states between layers alone and computes what is inside a second time on
     the way back: the same numbers, for about a third more time and a fraction of the memory (Chen et al., 2016).
@@ -184,30 +198,45 @@ class Encoder(nn.Module):
 
         ``needed`` are flat places (M,), all different; None stands for all.
         """
-        allowed = None if mask is None else mask.bool()[:, None, None, :]  # (B, 1, 1, T)
-        hidden = self.embeddings(ids, segments)
-        states, attentions = [hidden], []
+        packing = Packing.of(mask) if mask is not None and not keep_attentions and _packs(ids) else None
+        hidden, visible = self._enter(ids, segments, mask, packing)
+        wanted = needed if needed is None or packing is None else packing.find(needed)
+        states, attentions = [], []
         for number in range(self.depth):
-            wanted = needed if number == self.depth - 1 else None
-            hidden, weights = self._through(number, hidden, allowed, keep_attentions, wanted)
-            if wanted is not None:
-                hidden = put_back(hidden, wanted, ids)
             if keep_states:
-                states.append(hidden)
+                states.append(hidden if packing is None else packing.unpack(hidden))
+            is_last = number == self.depth - 1
+            hidden, weights = self._through(number, hidden, visible, keep_attentions, wanted if is_last else None)
             if keep_attentions:
                 attentions.append(weights)
-        return EncoderOutput(hidden, tuple(states) if keep_states else (), tuple(attentions))
+        if needed is not None:
+            hidden = put_back(hidden, needed, ids.shape)
+        elif packing is not None:
+            hidden = packing.unpack(hidden)
+        return EncoderOutput(hidden, (*states, hidden) if keep_states else (), tuple(attentions))
+
+    def _enter(
+        self, ids: Tensor, segments: Tensor, mask: Tensor | None, packing: Packing | None
+    ) -> tuple[Tensor, Visible]:
+        """The embeddings, and whom each token may look at."""
+        if packing is None:
+            return self.embeddings(ids, segments), None if mask is None else mask.bool()[:, None, None, :]
+        return self.embeddings(packing.take(ids), packing.take(segments), packing.positions), packing.lengths
 
     def _through(
-        self, number: int, hidden: Tensor, mask: Tensor | None, explicit: bool, needed: Tensor | None
+        self, number: int, hidden: Tensor, visible: Visible, explicit: bool, needed: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         layer = self.layers[number % len(self.layers)]
         if self.checkpointing and self.training and torch.is_grad_enabled():
             # The random state is kept and set again, so that dropout takes the same elements the second time.
             return checkpoint(  # type: ignore[no-any-return]
-                layer, hidden, mask, explicit, needed, use_reentrant=False, preserve_rng_state=True
+                layer, hidden, visible, explicit, needed, use_reentrant=False, preserve_rng_state=True
             )
-        return layer(hidden, mask, explicit, needed)  # type: ignore[no-any-return]
+        return layer(hidden, visible, explicit, needed)  # type: ignore[no-any-return]
+
+
+def _packs(ids: Tensor) -> bool:
+    return torch.is_inference_mode_enabled() and ids.device.type == "cpu"
 
 
 def activation(name: str) -> nn.Module:

@@ -17,12 +17,14 @@ from cloze.text import Encoding
 
 Result = TypeVar("Result")
 
-# Padded tokens a batch. On CPUs small batches keep the activations in the cache; accelerators want more.
-TOKEN_BUDGET = 2048
+# Tokens a batch, without padding. On CPUs small batches keep the activations in the cache; accelerators want more.
+TOKEN_BUDGET = 1024
 ACCELERATOR_BUDGET = 16384
 # What one more batch costs, in tokens: its weights are read from memory once more. Padding that costs more is saved by
 # beginning another batch.
 BATCH_COST = 32
+# On a CPU padding is not computed (model/packing.py), and takes memory alone: so many times that of the tokens.
+HOLES = 3
 
 
 @dataclass(frozen=True)
@@ -56,18 +58,25 @@ def _filled(real: NDArray[np.bool_], rows: Sequence[Sequence[int]], padding: int
     return filled
 
 
+def limits(device: torch.device) -> tuple[int, int]:
+    """How many tokens a batch should have on a device, and how much padding beside them."""
+    if device.type == "cpu":
+        return TOKEN_BUDGET, HOLES * TOKEN_BUDGET
+    return ACCELERATOR_BUDGET, BATCH_COST
+
+
 def batches(lengths: Sequence[int], budget: int = TOKEN_BUDGET, padding: int = BATCH_COST) -> Iterator[list[int]]:
-    """Indices of texts that go together: neighbours in length, at most ``budget`` tokens and ``padding`` of them."""
+    """Indices of texts that go together: neighbours in length, at most ``budget`` tokens and so much ``padding``."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     batch: list[int] = []
     real = 0
     for index in order:
-        padded = (len(batch) + 1) * lengths[index]
-        if batch and (padded > budget or padded - real - lengths[index] > padding):
-            yield batch
-            batch, real = [], 0
-        batch.append(index)
         real += lengths[index]
+        padded = (len(batch) + 1) * lengths[index]
+        if batch and (real > budget or padded - real > padding):
+            yield batch
+            batch, real = [], lengths[index]
+        batch.append(index)
     if batch:
         yield batch
 
@@ -77,12 +86,10 @@ def run_batched(
     pad_id: int,
     device: torch.device,
     step: Callable[[Batch], Sequence[Result]],
-    padding: int = BATCH_COST,
 ) -> list[Result]:
     """Apply ``step`` to batches and return one result a text, in the order of the texts."""
     results: dict[int, Result] = {}
-    budget = TOKEN_BUDGET if device.type == "cpu" else ACCELERATOR_BUDGET
-    for indices in batches([len(encoding.ids) for encoding in encodings], budget, padding):
+    for indices in batches([len(encoding.ids) for encoding in encodings], *limits(device)):
         batch = collate([encodings[index] for index in indices], pad_id, device)
         results |= dict(zip(indices, step(batch), strict=True))
     return [results[index] for index in range(len(encodings))]

@@ -30,7 +30,7 @@ from cloze.model import Bert, EncoderOutput, HeadName, read_by
 from cloze.model.head_masks import Head, prune_heads, without_heads
 from cloze.models import SHIPPED_MODEL
 from cloze.predict.adapters import Adapters
-from cloze.predict.batching import BATCH_COST, Batch, Result, collate, run_batched
+from cloze.predict.batching import Batch, Result, collate, run_batched
 from cloze.predict.engine import precision_of, set_precision, use_products
 from cloze.predict.filling import fill_blanks
 from cloze.predict.labelled import labels_that_hold, likeliest_labels
@@ -366,9 +366,7 @@ class Model:
 
     def run(self, encodings: Sequence[Encoding], step: Callable[[Batch], Sequence[Result]]) -> list[Result]:
         """Apply ``step`` to batches and return one result a sequence, in their order."""
-        # Sums of padded rows differ in their last digit, and rounding makes a step of it that all layers pass on.
-        padding = 0 if self.precision == "int8" else BATCH_COST
-        return run_batched(encodings, self.tokenizer.pad_id, self.device, step, padding)
+        return run_batched(encodings, self.tokenizer.pad_id, self.device, step)
 
     def _states(self, batch: Batch, layers: tuple[int, ...]) -> Tensor:
         """The mean of the states (B, T, H) after each of these layers; the last alone needs no others kept."""

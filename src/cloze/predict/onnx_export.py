@@ -68,7 +68,7 @@ def _export(graph: nn.Module, outputs: list[str], positions: int, path: Path) ->
     ids = torch.zeros(2, min(8, positions), dtype=torch.int64)
     # It talks to itself: of packages that are not there, and that nothing here needs.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    with warnings.catch_warnings(), torch.inference_mode():
+    with warnings.catch_warnings(), torch.no_grad():  # not for prediction: no packing of tokens
         warnings.simplefilter("ignore")
         torch.onnx.export(
             graph,

@@ -45,7 +45,7 @@ class Batcher:
         patience: float = math.inf,
         within: float = math.inf,
     ) -> None:
-        """Of a batch's ``budget`` tokens so much may be ``padding``.
+        """A batch has at most ``budget`` tokens, and so much ``padding`` beside them.
 
         No job is let in that would wait longer than ``patience`` seconds for its turn, or not be done ``within`` some.
         """

@@ -8,7 +8,7 @@ from typing import Any
 from cloze.errors import CheckpointError, ClozeError, RequestError, did_you_mean
 from cloze.kinds import LongTexts, PrecisionName
 from cloze.predict import Model, load
-from cloze.predict.batching import BATCH_COST
+from cloze.predict.batching import limits as batch_limits
 from cloze.predict.reading import read_texts
 from cloze.serve.batcher import Batcher
 from cloze.serve.metrics import Metrics
@@ -127,7 +127,7 @@ def open_library(
             metrics,
             bound=limits.queue,
             budget=limits.batch,
-            padding=_padding(model),
+            padding=batch_limits(model.device)[1],
             patience=limits.patience,
             within=IN_TIME * limits.timeout,
         )
@@ -137,11 +137,6 @@ def open_library(
             served.append(_describe(adapter, name, adapter, model, batcher))
             model.use(None)
     return Library(served)
-
-
-def _padding(model: Model) -> int:
-    """Tokens by which a model pads before it makes two batches of one: nobody waits for a forward pass of others."""
-    return 0 if model.precision == "int8" else BATCH_COST
 
 
 def _attach(name: str, folder: str, models: dict[str, Model]) -> str:

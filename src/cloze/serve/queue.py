@@ -104,7 +104,7 @@ class TokenQueue:
                 self._sweep()
 
     def take(self, budget: int, wait: float, padding: float = math.inf) -> list[Item]:
-        """The next batch: one item, or more with at most ``budget`` tokens, of which ``padding`` are no text.
+        """The next batch: one item, or more with at most ``budget`` tokens and so much ``padding`` beside them.
 
         None after ``wait`` seconds.
         """
@@ -167,7 +167,7 @@ def _choose(items: list[Item], budget: int, padding: float) -> list[Item]:
     for item in sorted(items, key=lambda item: abs(item.length - first)):
         longest, real = max(longest, item.length), real + item.length
         padded = (len(chosen) + 1) * longest
-        if chosen and (padded > budget or padded - real > padding):
+        if chosen and (real > budget or padded - real > padding):
             break
         chosen.append(item)
     return chosen

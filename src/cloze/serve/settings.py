@@ -30,8 +30,8 @@ class Limits:
     """Tokens that may wait; what comes then is told to come back later."""
     patience: float = 5.0
     """Seconds until what waits is computed, at the speed of late; what comes beyond is told to come back later."""
-    batch: int = 2048
-    """Padded tokens of one forward pass."""
+    batch: int = 1024
+    """Tokens of one forward pass."""
     timeout: float = 30.0
     """Seconds until a request is given up, and for a client to send one."""
     connections: int = 1000

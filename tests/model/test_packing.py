@@ -1,0 +1,97 @@
+"""Prediction without padding: the same states as with it, in fewer rows."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from cloze.model import Bert, EncoderOutput, first_places
+from cloze.model.adapters import Attachment, attach
+from cloze.model.encoder import Layer
+from cloze.model.packing import Packing
+from tests.model.made import SMALL, assert_close, random_bert
+
+CONFIGS = {"bert": SMALL, "shared layers": replace(SMALL, embedding_size=10, shared_layers=True)}
+ATTACHED = {"houlsby": Attachment("houlsby", "token", 2, 4), "lora": Attachment("lora", "token", 2, 4)}
+LENGTHS = [9, 4, 4, 6, 4, 1]
+IDS = torch.randint(1, SMALL.vocab_size, (6, 9), generator=torch.Generator().manual_seed(3))
+SEGMENTS = (torch.arange(9) > 4).long().expand_as(IDS)
+MASK = torch.arange(9) < torch.tensor(LENGTHS)[:, None]
+
+
+def made(name: str, way: str) -> Bert:
+    model = random_bert(CONFIGS[name])
+    if way in ATTACHED:
+        attach(model, ATTACHED[way], seed=1)
+        generator = torch.Generator().manual_seed(5)
+        for parameter in model.parameters():  # what starts at zero would hide mistakes
+            parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return model.eval()
+
+
+def both(model: Bert, mask: Tensor, needed: Tensor | None = None) -> tuple[EncoderOutput, EncoderOutput]:
+    """Padded, as wherever gradients might be asked for, and packed."""
+    with torch.no_grad():
+        padded = model.encoder(IDS, SEGMENTS, mask, needed=needed, keep_states=True)
+    with torch.inference_mode():
+        packed = model.encoder(IDS, SEGMENTS, mask, needed=needed, keep_states=True)
+    return padded, packed
+
+
+@pytest.mark.parametrize("way", ["plain", *ATTACHED])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_same_states(name: str, way: str) -> None:
+    padded, packed = both(made(name, way), MASK)
+    assert len(padded.states) == len(packed.states) == SMALL.layers + 1
+    for one, other in zip([padded.last, *padded.states], [packed.last, *packed.states], strict=True):
+        assert_close(other[MASK], one[MASK])
+        assert not other[~MASK].any()
+    assert packed.last is packed.states[-1]
+
+
+@pytest.mark.parametrize("mask", [MASK.flip(1), torch.rand(6, 9, generator=torch.Generator().manual_seed(1)) > 0.4])
+def test_tokens_may_stand_anywhere(mask: Tensor) -> None:
+    padded, packed = both(made("bert", "plain"), mask)
+    assert_close(packed.last[mask], padded.last[mask])
+
+
+def test_with_some_places_needed() -> None:
+    places = torch.cat([first_places(IDS), torch.tensor([10, 3, 30])])
+    padded, packed = both(made("bert", "plain"), MASK, places)
+    assert_close(packed.last, padded.last)
+    assert (packed.last.flatten(0, 1).abs().sum(1) > 0).sum() == len(places)
+
+
+def test_padding_is_not_computed() -> None:
+    model, rows = made("bert", "plain"), []
+    for module in model.modules():
+        if isinstance(module, Layer):
+            module.expand.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[:-1].numel()))
+    both(model, MASK)
+    assert rows == [54] * 3 + [sum(LENGTHS)] * 3
+
+
+def test_company_changes_nothing() -> None:
+    """But for the last digit: a product of one row may be added up in another order than one of many."""
+    model = made("bert", "plain")
+    with torch.inference_mode():
+        together = model(IDS, SEGMENTS, MASK).last
+        for row, length in enumerate(LENGTHS):
+            alone = model(IDS[row : row + 1, :length], SEGMENTS[row : row + 1, :length]).last
+            torch.testing.assert_close(together[row, :length], alone[0], atol=2e-6, rtol=0.0)
+
+
+def test_a_row_without_tokens() -> None:
+    mask = MASK.clone()
+    mask[2] = False
+    assert Packing.of(mask).lengths == ((1, 9), (1, 4), (1, 6), (1, 4), (1, 1))
+    _, packed = both(made("bert", "plain"), mask)
+    assert not packed.last[2].any()
+    assert packed.last[mask].all()
+
+
+def test_attention_weights_are_those_of_whole_batches() -> None:
+    with torch.inference_mode():
+        found = made("bert", "plain").encoder(IDS, SEGMENTS, MASK, keep_attentions=True).attentions
+    assert {tuple(weights.shape) for weights in found} == {(6, SMALL.heads, 9, 9)}
