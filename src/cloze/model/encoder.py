@@ -108,7 +108,7 @@ class SelfAttention(nn.Module):
 
     def _in_parts(self, fused: Tensor, lengths: Lengths) -> Tensor:
         """The same for sequences in one row, (1, N, 3 H) -> (1, N, H), those of one length together."""
-        parts = fused[0].split([count * length for count, length in lengths])
+        parts = torch.split(fused[0], [count * length for count, length in lengths])
         contexts = [
             self._attend(part.view(count, length, -1), None)[0].flatten(0, 1)
             for part, (count, length) in zip(parts, lengths, strict=True)
