@@ -166,6 +166,17 @@ def test_goes_on_from_a_model_with_its_heads(data: Path, base: Path, tmp_path: P
     assert not equal(load_folder(run).model, make_bert(data, seed=3))
 
 
+def test_dropout_is_the_models_own_unless_it_is_given(data: Path, finished: Path, tmp_path: Path) -> None:
+    one_step = replace(SETTINGS, steps=1)
+    assert load_folder(finished).model.config.dropout == 0.1
+    quiet = pretrain(data, tmp_path / "quiet", model=finished, settings=replace(one_step, dropout=0.0))
+    still = pretrain(data, tmp_path / "still", model=quiet, settings=one_step)
+    for run in (quiet, still):
+        config = load_folder(run).model.config
+        assert (config.dropout, config.attention_dropout) == (0.0, 0.0)
+        assert "dropout 0," in (run / "model" / "README.md").read_text("utf-8")
+
+
 def test_missing_heads_start_anew_and_are_told(data: Path, tmp_path: Path) -> None:
     tokenizer, config = Tokenizer.from_folder(data), make_bert(data).config
     save_folder(ModelFolder(Bert.fresh(config, seed=9), tokenizer), tmp_path / "bare")

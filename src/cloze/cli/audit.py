@@ -12,9 +12,6 @@ from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Object
 
 if TYPE_CHECKING:
     from cloze.corpus.audit import Audit, Check
-    from cloze.corpus.masking import WordTables
-    from cloze.corpus.shards import Corpus
-    from cloze.text import Tokenizer
 
 EXAMPLES, MASKS = ExampleSettings(), MaskSettings()
 
@@ -59,12 +56,13 @@ def audit(
     from cloze.corpus.audit import audit as measure
     from cloze.corpus.batches import PretrainingBatches
     from cloze.corpus.shards import Corpus
+    from cloze.corpus.word_tables import open_word_tables
     from cloze.text import Tokenizer
 
     check_seed(seed)
     examples, masks = ExampleSettings(objective, length), MaskSettings(masking, mask_rate, mask_mix)
     corpus, tokenizer = Corpus.open(data), Tokenizer.from_folder(data)
-    tables = _tables(masking, corpus, tokenizer, entities, similar, seed)
+    tables = open_word_tables(data, tokenizer, masking, entities, similar, seed)
     batches = PretrainingBatches(
         corpus, tokenizer, batch=batch, examples=examples, masks=masks, seed=seed, static=static, tables=tables
     )
@@ -75,27 +73,6 @@ def audit(
         _print(found, f"{objective}, {masking}")
     if not found.ok:
         sys.exit(1)
-
-
-def _tables(
-    masking: Masking,
-    corpus: "Corpus",
-    tokenizer: "Tokenizer",
-    entities: Path | None,
-    similar: Path | None,
-    seed: int,
-) -> "WordTables":
-    from cloze.corpus.entities import read_entity_table
-    from cloze.corpus.masking import WordTables
-
-    found = read_entity_table(entities, tokenizer) if masking == "entity" and entities is not None else ()
-    if masking != "correction":
-        return WordTables(found)
-    from cloze.corpus.similar import learn_similar_table, read_similar_table
-
-    if similar is not None:
-        return WordTables(similar=read_similar_table(similar, tokenizer))
-    return WordTables(similar=learn_similar_table(corpus, tokenizer, seed))
 
 
 def _print(found: "Audit", title: str) -> None:

@@ -137,8 +137,8 @@ def _number(name: str, value: float) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value a line, for programs."""
-    print(json.dumps(value, ensure_ascii=False))
+    """Print one JSON value a line, for programs; dates and the like, which JSON has not, as texts."""
+    print(json.dumps(value, ensure_ascii=False, default=str))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTables
-from cloze.corpus.entities import read_entity_table
 from cloze.corpus.shards import Corpus
-from cloze.corpus.similar import learn_similar_table, read_similar_table
+from cloze.corpus.word_tables import open_word_tables
 from cloze.errors import ConfigError
 from cloze.text import Tokenizer
 from cloze.train.settings import PretrainSettings
@@ -71,11 +70,5 @@ class Phases:
 
 
 def open_tables(data: Path, tokenizer: Tokenizer, settings: PretrainSettings) -> WordTables:
-    """The words that entity and correction masking need."""
-    if settings.masking == "entity" and settings.entities is not None:
-        return WordTables(entities=read_entity_table(settings.entities, tokenizer))
-    if settings.masking == "correction":
-        if settings.similar is not None:
-            return WordTables(similar=read_similar_table(settings.similar, tokenizer))
-        return WordTables(similar=learn_similar_table(Corpus.open(data), tokenizer, settings.seed))
-    return WordTables()
+    """The words that the settings' way of masking needs."""
+    return open_word_tables(data, tokenizer, settings.masking, settings.entities, settings.similar, settings.seed)

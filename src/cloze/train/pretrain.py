@@ -100,7 +100,7 @@ def start_model(
         missing = missing_heads(loaded.model, heads)
         if missing:
             progress.say(f"{model}: lacks the heads {', '.join(missing)}; new ones start at random")
-        bert = with_heads(loaded.model, heads, keep=True, seed=settings.seed)
+        bert = with_heads(loaded.model, heads, keep=True, seed=settings.seed, dropout=settings.dropout)
         longest = max(loaded.tokenizer.max_length, settings.longest)
         tokenizer = tokenizer.with_segments(loaded.tokenizer.segments)
     if settings.longest > bert.config.positions:
@@ -112,11 +112,12 @@ def start_model(
 
 
 def _fresh(tokenizer: Tokenizer, settings: PretrainSettings) -> Bert:
+    dropout = BertConfig.dropout if settings.dropout is None else settings.dropout
     config = preset(
         settings.preset,
         tokenizer.size,
-        dropout=settings.dropout,
-        attention_dropout=settings.dropout,
+        dropout=dropout,
+        attention_dropout=dropout,
         pad_id=tokenizer.pad_id,
         embedding_size=settings.embedding_size,
         shared_layers=settings.shared_layers,

@@ -86,8 +86,8 @@ class PretrainSettings:
     """Share of the steps over which the rate rises."""
     weight_decay: float = 0.01
     """Decay of matrices and embeddings; biases and LayerNorm have none."""
-    dropout: float = 0.1
-    """Of a new model: hidden states and attention."""
+    dropout: float | None = None
+    """Of hidden states and attention; 0.1 in a new model and a model's own if left out."""
     objective: Objective = "nsp"
     """What sentences teach: nsp (does B follow A), sop (are A and B swapped), none (full sentences)."""
     masking: Masking = "token"
