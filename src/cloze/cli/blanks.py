@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 from cloze.cli.console import print_json, print_table
 from cloze.cli.inputs import gather_texts
 from cloze.cli.predictions import HERE, Place, Texts
+from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 
 if TYPE_CHECKING:
-    from cloze.predict import FilledTogether
+    from cloze.predict import Filled, FilledTogether
 
 
 def fill(
@@ -19,7 +20,7 @@ def fill(
     model: str = SHIPPED_MODEL,
     top: int = 5,
     joint: bool = False,
-    rounds: int = 2,
+    rounds: int | None = None,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     json: bool = False,
     machine: Place = HERE,
@@ -30,23 +31,30 @@ def fill(
         model: A model folder with the head of pre-training, or a hub name.
         top: Words for each blank; with --joint, ways to fill all of them.
         joint: Fill the blanks of a text together, so that the words fit each other.
-        rounds: With --joint: how often each blank is asked again once all are filled.
+        rounds: With --joint: how often each blank is asked again once all are filled; 2 if left out.
         input: A file with a text a line.
         json: Print JSON.
     """
+    if rounds is not None and not joint:
+        raise ConfigError("--rounds is for --joint; without it every blank is asked once")
     texts = gather_texts(texts, input).texts
     loaded = machine.load(model)
-    for text in texts:
-        if joint:
-            _print_ways(text, loaded.fill_together(text, top, rounds), json)
-            continue
-        blanks = loaded.fill(text, top)
-        if json:
-            print_json({"text": text, "blanks": [[word._asdict() for word in blank] for blank in blanks]})
-            continue
-        for number, blank in enumerate(blanks, start=1):
-            title = text if len(blanks) == 1 else f"{text}  (blank {number})"
-            print_table((title, "probability"), [(word.token, f"{word.probability:.4f}") for word in blank])
+    if joint:
+        asked = {} if rounds is None else {"rounds": rounds}
+        for text in texts:
+            _print_ways(text, loaded.fill_together(text, top, **asked), json)
+        return
+    for text, blanks in zip(texts, loaded.fill_all(texts, top), strict=True):
+        _print_blanks(text, blanks, json)
+
+
+def _print_blanks(text: str, blanks: "list[list[Filled]]", json: bool) -> None:
+    if json:
+        print_json({"text": text, "blanks": [[word._asdict() for word in blank] for blank in blanks]})
+        return
+    for number, blank in enumerate(blanks, start=1):
+        title = text if len(blanks) == 1 else f"{text}  (blank {number})"
+        print_table((title, "probability"), [(word.token, f"{word.probability:.4f}") for word in blank])
 
 
 def _print_ways(text: str, ways: "list[FilledTogether]", json: bool) -> None:
