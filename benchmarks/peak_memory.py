@@ -1,6 +1,6 @@
 """What ``cloze plan`` says a training will take of memory, beside what the training then takes.
 
-    python benchmarks/peak_memory.py [--vocab FILE]
+    python benchmarks/peak_memory.py [--vocab FILE] [--only large]
 
 Base at 512 tokens, and large at 512 tokens with checkpointing, in the paper's vocabulary size: the plan's peak, and the
 largest resident set of ``cloze pretrain`` with the same flags over three steps, checkpoint and saved model included.
@@ -49,7 +49,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Peak memory: planned and taken.")
     default = ROOT / "../shared/data/vocab/bert-base-uncased-vocab.txt"
     parser.add_argument("--vocab", type=Path, default=default, help="a vocab.txt of 30,522 pieces")
-    vocab = parser.parse_args().vocab
+    parser.add_argument("--only", default="", help="shapes whose names begin so")
+    asked = parser.parse_args()
+    vocab = asked.vocab
     print(f"{'':<28} {'plan GB':>9} {'taken GB':>9}  ratio")
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
@@ -58,6 +60,8 @@ def main() -> None:
         Tokenizer.from_vocabulary(pieces, lowercase=True).save(scratch / "vocab")
         data = prepare([DATA / "books.txt.xz"], scratch / "vocab", scratch / "data")
         for number, (shape, flags) in enumerate(SHAPES.items()):
+            if not shape.startswith(asked.only):
+                continue
             plan, real = planned(data, flags), taken(data, flags, scratch / str(number))
             print(f"{shape:<28} {plan / GIB:9.2f} {real / GIB:9.2f}  {plan / real:5.2f}", flush=True)
 
