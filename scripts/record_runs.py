@@ -1,9 +1,9 @@
 """Write down how held-out losses fell along finished pre-trainings: what ``cloze plan`` tells people to expect.
 
-    python scripts/record_runs.py NAME=RUN...
+    python scripts/record_runs.py NAME=RUN[+RUN...]...
 
-NAME says of each run what it was, in a few words; RUN is its folder, finished or not. Runs of the same name are
-replaced, all others stay.
+NAME says of each run what it was, in a few words; RUN is its folder, finished or not, and further ones are those that
+went on from it. Runs of the same name are replaced, all others stay.
 """
 
 import json
@@ -23,6 +23,15 @@ def points(run: Path) -> list[tuple[int, float]]:
     return [(seen[row["step"]], round(row["held_out_mlm_loss"], 3)) for row in rows if "held_out_mlm_loss" in row]
 
 
+def joined(runs: list[Path]) -> list[tuple[int, float]]:
+    """The points of runs that went on from each other, with the tokens of all before."""
+    found: list[tuple[int, float]] = []
+    for run in runs:
+        before = found[-1][0] if found else 0
+        found += [(before + tokens, loss) for tokens, loss in points(run)]
+    return found
+
+
 def parameters(run: Path) -> int:
     """How many the model has, by its weights: the finished ones, or those of the newest checkpoint."""
     found = [run / "model/model.safetensors", *sorted(run.glob("checkpoints/*/model.safetensors"))]
@@ -34,8 +43,9 @@ def main() -> None:
     """Add the runs."""
     recorded = {run["name"]: run for run in json.loads(RECORDED.read_text(encoding="utf-8"))["runs"]}
     for word in sys.argv[1:]:
-        name, _, folder = word.partition("=")
-        recorded[name] = {"name": name, "parameters": parameters(Path(folder)), "points": points(Path(folder))}
+        name, _, folders = word.partition("=")
+        stages = [Path(folder) for folder in folders.split("+")]
+        recorded[name] = {"name": name, "parameters": parameters(stages[-1]), "points": joined(stages)}
     runs = sorted(recorded.values(), key=lambda run: run["parameters"])
     lines = ",\n".join(f"  {json.dumps(run)}" for run in runs)
     RECORDED.write_text(f'{{"runs": [\n{lines}\n]}}\n', encoding="utf-8")

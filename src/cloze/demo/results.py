@@ -34,7 +34,7 @@ class DemoSettings:
         )
     )
     finetuning: FinetuneSettings = field(
-        default_factory=lambda: FinetuneSettings(epochs=4, batch=32, length=32, rate=5e-4, dropout=0.1)
+        default_factory=lambda: FinetuneSettings(epochs=4, batch=32, length=32, rate=5e-4, dropout=0.0)
     )
     second_finetuning: FinetuneSettings = field(
         default_factory=lambda: FinetuneSettings(epochs=2, batch=32, length=32, rate=2e-4, dropout=0.1)
