@@ -45,7 +45,10 @@ def test_blanks_are_filled(run: Cloze, way: Way) -> None:
     assert first["text"] == "He shook his [MASK]."
     assert [len(blank) for blank in first["blanks"] + second["blanks"]] == [3, 3, 3]
     model = load(way.pretrained)
-    assert first["blanks"][0] == [word._asdict() for word in model.fill("He shook his [MASK].", 3)[0]]
+    alone = model.fill("He shook his [MASK].", 3)[0]
+    assert [word["token"] for word in first["blanks"][0]] == [word.token for word in alone]
+    found = [word["probability"] for word in first["blanks"][0]]
+    assert found == pytest.approx([word.probability for word in alone], rel=1e-5)
     table = run(*words).out.splitlines()
     assert table[0] == "He shook his [MASK].\tprobability"
     assert [line for line in table if "blank 2" in line] == ["[MASK] and [MASK]  (blank 2)\tprobability"]
