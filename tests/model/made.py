@@ -8,6 +8,7 @@ import torch
 
 from cloze.checkpoint import ModelFolder, TaskLabels, save_folder
 from cloze.model import Bert, BertConfig, HeadName
+from cloze.model.adapters import Attachment, attach
 from cloze.text import SPECIAL, Tokenizer
 
 SMALL = BertConfig(vocab_size=60, hidden_size=16, layers=3, heads=2, feedforward_size=24, positions=32)
@@ -30,6 +31,20 @@ def random_bert(
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             parameter.copy_(1 + 0.1 * noise if "norm.weight" in name else 0.3 * noise)
+    return model
+
+
+ATTACHED = {"houlsby": Attachment("houlsby", "token", 2, 4), "lora": Attachment("lora", "token", 2, 4)}
+
+
+def attached_bert(config: BertConfig, way: str) -> Bert:
+    """A random model, with an attachment if ``way`` names one, whose parts are random too."""
+    model = random_bert(config)
+    if way in ATTACHED:
+        attach(model, ATTACHED[way], seed=1)
+        generator = torch.Generator().manual_seed(5)
+        for parameter in model.requires_grad_().parameters():  # what starts at zero would hide mistakes
+            parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=generator))
     return model
 
 

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from cloze.model import Bert, EncoderOutput, first_places, read_by
-from cloze.model.adapters import Attachment, attach
 from cloze.model.encoder import Layer
-from tests.model.made import SMALL, assert_close, random_bert
+from tests.model.made import ATTACHED, SMALL, assert_close, attached_bert
 
 QUIET = replace(SMALL, dropout=0.0, attention_dropout=0.0)
 CONFIGS = {"bert": QUIET, "shared layers": replace(QUIET, embedding_size=10, shared_layers=True)}
-ATTACHED = {"houlsby": Attachment("houlsby", "token", 2, 4), "lora": Attachment("lora", "token", 2, 4)}
 WAYS = ["plain", "checkpointing", *ATTACHED]
 IDS = torch.randint(1, SMALL.vocab_size, (3, 9), generator=torch.Generator().manual_seed(3))
 MASK = torch.arange(9) < torch.tensor([[9], [4], [6]])
@@ -21,12 +19,7 @@ PLACES = torch.tensor([20, 0, 9, 10, 18])  # in any order
 
 
 def made(name: str, way: str) -> Bert:
-    model = random_bert(CONFIGS[name]).train()
-    if way in ATTACHED:
-        attach(model, ATTACHED[way], seed=1)
-        generator = torch.Generator().manual_seed(5)
-        for parameter in model.requires_grad_().parameters():  # what starts at zero would hide mistakes
-            parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    model = attached_bert(CONFIGS[name], way).train()
     model.encoder.checkpointing = way == "checkpointing"
     return model
 

@@ -7,13 +7,11 @@ import torch
 from torch import Tensor
 
 from cloze.model import Bert, EncoderOutput, first_places
-from cloze.model.adapters import Attachment, attach
 from cloze.model.encoder import Layer
 from cloze.model.packing import Packing
-from tests.model.made import SMALL, assert_close, random_bert
+from tests.model.made import ATTACHED, SMALL, assert_close, attached_bert
 
 CONFIGS = {"bert": SMALL, "shared layers": replace(SMALL, embedding_size=10, shared_layers=True)}
-ATTACHED = {"houlsby": Attachment("houlsby", "token", 2, 4), "lora": Attachment("lora", "token", 2, 4)}
 LENGTHS = [9, 4, 4, 6, 4, 1]
 IDS = torch.randint(1, SMALL.vocab_size, (6, 9), generator=torch.Generator().manual_seed(3))
 SEGMENTS = (torch.arange(9) > 4).long().expand_as(IDS)
@@ -21,13 +19,7 @@ MASK = torch.arange(9) < torch.tensor(LENGTHS)[:, None]
 
 
 def made(name: str, way: str) -> Bert:
-    model = random_bert(CONFIGS[name])
-    if way in ATTACHED:
-        attach(model, ATTACHED[way], seed=1)
-        generator = torch.Generator().manual_seed(5)
-        for parameter in model.parameters():  # what starts at zero would hide mistakes
-            parameter.data.add_(0.1 * torch.randn(parameter.shape, generator=generator))
-    return model.eval()
+    return attached_bert(CONFIGS[name], way).eval()
 
 
 def both(model: Bert, mask: Tensor, needed: Tensor | None = None) -> tuple[EncoderOutput, EncoderOutput]:
