@@ -1,0 +1,102 @@
+"""transformers' Trainer on the product's rows, for benchmarks that stand beside it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from minilm import minilm  # beside this file
+
+BATCH, LENGTH, RATE, EPOCHS = 32, 128, 5e-5, 3
+IGNORED = -100  # what its losses leave out
+
+
+class Rows(torch.utils.data.Dataset[dict[str, Any]]):
+    """Rows as the Trainer takes them: texts or pairs with a target, or words with one each at their first piece."""
+
+    def __init__(self, examples: Any, tokenizer: Any, pad: bool = False) -> None:
+        given: dict[str, Any] = {"truncation": True, "max_length": LENGTH, "padding": "max_length" if pad else False}
+        if hasattr(examples, "words"):
+            encoded = tokenizer(examples.words, is_split_into_words=True, **given)
+            targets = [_at_first_pieces(encoded.word_ids(row), tags) for row, tags in enumerate(examples.targets)]
+        else:
+            pairs = [examples.pairs] if examples.pairs is not None else []
+            encoded, targets = tokenizer(examples.texts, *pairs, **given), examples.targets
+        self.rows = [
+            {name: values[row] for name, values in encoded.items()} | {"labels": target}
+            for row, target in enumerate(targets)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.rows[index]
+
+
+def _at_first_pieces(words: list[int | None], tags: list[int]) -> list[int]:
+    before = [None, *words]
+    return [
+        tags[word] if word is not None and word != last else IGNORED for last, word in zip(before, words, strict=False)
+    ]
+
+
+def make_trainer(data: Any, way: str, seed: int, out: Path, callbacks: list[Any], steps: int = -1) -> Any:
+    """A Trainer of MiniLM for the task, with the usual settings."""
+    import transformers
+
+    torch.manual_seed(seed)
+    labels = 1 if data.labels is None else len(data.labels)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(minilm())
+    kind = "TokenClassification" if data.kind == "tag" else "SequenceClassification"
+    maker = getattr(transformers, f"AutoModelFor{kind}")
+    collators = {"tag": transformers.DataCollatorForTokenClassification}
+    model = maker.from_pretrained(minilm(), num_labels=labels, dtype=torch.float32)
+    arguments = transformers.TrainingArguments(
+        output_dir=str(out),
+        per_device_train_batch_size=BATCH,
+        learning_rate=RATE,
+        num_train_epochs=EPOCHS,
+        max_steps=steps,
+        warmup_steps=0.1,
+        weight_decay=0.01,
+        seed=seed,
+        use_cpu=True,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+        logging_strategy="no",
+        train_sampling_strategy="group_by_length" if "grouped" in way else "random",
+    )
+    return transformers.Trainer(
+        model,
+        arguments,
+        data_collator=collators.get(data.kind, transformers.DataCollatorWithPadding)(tokenizer),
+        train_dataset=Rows(data.train, tokenizer, pad="128" in way),
+        processing_class=tokenizer,
+        callbacks=callbacks,
+    )
+
+
+def trainer_score(data: Any, seed: int, out: Path) -> float:
+    """The Trainer's dev score, by the product's metrics."""
+    from cloze.tasks.entities import score_tags
+    from cloze.tasks.metrics import score
+
+    trainer = make_trainer(data, "padded to the longest", seed, out, [])
+    trainer.train()
+    rows = Rows(data.dev, trainer.processing_class)
+    found = trainer.predict(rows)
+    metric = data.metrics[0]
+    if data.kind == "tag":
+        told, names = found.predictions.argmax(-1), data.labels.names
+        expected = [[names[tag] for tag in tags] for tags in data.dev.targets]
+        return float(score_tags(data.labels, expected, _tags(told, found.label_ids, expected, names))[metric])
+    answers = found.predictions[:, 0].tolist() if data.labels is None else found.predictions.argmax(-1).tolist()
+    return float(score(data.metrics[:1], data.dev.targets, answers)[metric])
+
+
+def _tags(told: Any, asked: Any, expected: list[list[str]], names: Any) -> list[list[str]]:
+    """Each word's tag; those of words beyond the model's length, which the Trainer never sees, are O."""
+    found = [[names[tag] for tag in row[marks != IGNORED]] for row, marks in zip(told, asked, strict=True)]
+    return [tags + ["O"] * (len(words) - len(tags)) for tags, words in zip(found, expected, strict=True)]
