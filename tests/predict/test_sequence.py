@@ -10,6 +10,8 @@ import transformers
 from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.predict import Model
+from cloze.predict.sequences import evaluate_texts
+from cloze.tasks.classify import LabelledTexts
 from tests.model.made import assert_close, model_folder
 
 NAMES = ("no", "perhaps", "yes")
@@ -57,6 +59,16 @@ def test_regress() -> None:
     assert numbers.shape == (60,)
     numpy.testing.assert_array_equal(numbers, REGRESSOR.logits(TEXTS, PAIRS)[:, 0])
     assert_close(numbers[:1], REGRESSOR.regress(TEXTS[:1], PAIRS[:1]))
+
+
+def test_wrong_numbers_are_those_furthest_off() -> None:
+    numbers = REGRESSOR.regress(TEXTS)
+    off = numpy.arange(60) * numpy.where(numpy.arange(60) % 2, 1.0, -1.0)  # the later, the further
+    places = [f"rows:{index}" for index in range(60)]
+    rows = LabelledTexts(TEXTS, None, (numbers + off).tolist(), places)
+    wrong = evaluate_texts(REGRESSOR, rows, ["pearson"]).wrong()
+    assert [row["row"] for row in wrong] == [f"rows:{index}" for index in (59, 58, 57, 56, 55, 54)]
+    assert float(wrong[0]["expected"]) - float(wrong[0]["predicted"]) == pytest.approx(59, rel=1e-5)
 
 
 def test_nothing_to_answer() -> None:

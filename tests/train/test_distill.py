@@ -358,6 +358,8 @@ def test_teacher_of_another_task_is_refused(base: Path, teacher: Path, rows: Sou
     [
         ({"layers": 2, "preset": "mini"}, "layers and preset exclude each other; each says who the student is"),
         ({"student": "x", "preset": "mini"}, "preset and student exclude each other"),
+        ({"take": "first", "preset": "mini"}, "take is 'first', but a preset takes no layers of the teacher"),
+        ({"take": "first", "student": "x"}, "take is 'first', but a student takes no layers"),
         ({"layers": 0}, "layers is 0; at least 1 was expected"),
         ({"states_weight": -1.0}, "states_weight is -1.0; a number from 0 up was expected"),
         ({"attention_weight": float("nan")}, "attention_weight is nan; a number from 0 up"),

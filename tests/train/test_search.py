@@ -4,7 +4,9 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -113,6 +115,18 @@ def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Pa
     few = Source("classify", write(tmp_path / "few.csv", make_rows(4)))
     with pytest.raises(ConfigError, match="4 rows cannot be parted into 5 folds"):
         search(few, base, tmp_path / "few", settings=FAST, how=SearchSettings(folds=5))
+
+
+@pytest.mark.parametrize("looking", [{"patience": 1}, {"calibrate": True}])
+def test_folds_are_not_looked_at_before_they_are_scored(base: Path, tmp_path: Path, looking: dict[str, Any]) -> None:
+    rows = Source("classify", write(tmp_path / "rows.csv", make_rows(12)))
+    with pytest.raises(ConfigError, match=f"has not looked at it; leave out --{next(iter(looking))} or --folds"):
+        search(rows, base, tmp_path / "run", settings=replace(FAST, **looking), how=SearchSettings(folds=2))
+
+
+def test_a_slash_at_the_end_makes_no_other_model(base: Path, source: Source, tmp_path: Path) -> None:
+    run = search(source, base, tmp_path / "run", settings=FAST)
+    assert search(source, f"{base}/", run, settings=FAST) == run
 
 
 def test_changed_settings_are_refused_and_a_finished_search_is_left_alone(

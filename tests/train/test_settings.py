@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from cloze.errors import ConfigError
@@ -32,6 +34,14 @@ def test_finetuning_refuses_nothing_at_all(name: str) -> None:
 def test_pretraining_refuses_an_empty_batch() -> None:
     with pytest.raises(ConfigError, match="batch is 0; at least 1 was expected"):
         PretrainSettings(batch=0)
+
+
+@pytest.mark.parametrize(
+    ("way", "rate"),
+    [({}, 5e-5), ({"adapter": "lora"}, 1e-3), ({"frozen": "mix"}, 1e-3), ({"adapter": "lora", "rate": 2e-5}, 2e-5)],
+)
+def test_new_parts_alone_learn_faster_unless_a_rate_is_given(way: dict[str, Any], rate: float) -> None:
+    assert FinetuneSettings(**way).loop(1).rate == rate
 
 
 def test_steps_of_finetuning_are_whole_epochs() -> None:

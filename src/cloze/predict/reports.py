@@ -1,5 +1,6 @@
 """What an evaluation found, and the files that tell of it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,8 @@ from cloze.files import replace_json, replace_json_lines, replaced_file
 
 # A score of any metric that counts as none.
 _NOTHING = 0.05
+# Hardly any number is exactly right: of rows that ask for one, this share counts as wrong, those that are furthest off.
+_FURTHEST = 0.1
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Evaluation:
     inputs: Sequence[Mapping[str, str]] = ()  # what was asked, for reading what went wrong
     confusion: Confusion | None = None
     files: Mapping[str, Any] = field(default_factory=dict)  # official ones: name -> what the JSON holds, or the text
+    errors: Sequence[float] | None = None  # how far off each answer is, where answers are numbers
 
     def results(self) -> dict[str, Any]:
         """What ``eval_results.json`` holds."""
@@ -51,14 +55,22 @@ class Evaluation:
         return f"{name} is {value:.3f}" if value < _NOTHING else None
 
     def wrong(self) -> list[dict[str, str]]:
-        """The rows that were answered otherwise than expected."""
+        """The rows that were answered otherwise than expected; of numbers, the tenth that is furthest off, by that."""
         if self.targets is None:
             return []
-        told = zip(self.places, self.inputs, self.targets, self.predictions, strict=True)
+        if self.errors is None:
+            chosen = [row for row, target in enumerate(self.targets) if target != self.predictions[row]]
+        else:
+            furthest = sorted(range(len(self.errors)), key=self.errors.__getitem__, reverse=True)
+            chosen = furthest[: math.ceil(_FURTHEST * len(furthest))]
         return [
-            {"row": place, **asked, "expected": target, "predicted": said}
-            for place, asked, target, said in told
-            if target != said
+            {
+                "row": self.places[row],
+                **self.inputs[row],
+                "expected": self.targets[row],
+                "predicted": self.predictions[row],
+            }
+            for row in chosen
         ]
 
 

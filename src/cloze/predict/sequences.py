@@ -27,7 +27,10 @@ def evaluate_texts(model: Model, examples: LabelledTexts, metrics: Sequence[str]
     if task.kind == "regress":
         numbers = [float(value) for value in logits[:, 0]]
         told, expected = [str(number) for number in numbers], [str(target) for target in examples.targets]
-        return Evaluation(score(metrics, examples.targets, numbers), told, examples.places, expected, inputs)
+        errors = [abs(number - float(target)) for number, target in zip(numbers, examples.targets, strict=True)]
+        return Evaluation(
+            score(metrics, examples.targets, numbers), told, examples.places, expected, inputs, errors=errors
+        )
     if task.kind == "multilabel":
         flags = [tuple(map(float, row)) for row in chosen_labels(task, logits)]
         told, expected = _names(task, flags), _names(task, examples.targets)

@@ -50,7 +50,7 @@ def adapt(
         progress.say("looking for dev and test rows in the text")
         scored = zip(data.dev.places, data.dev.documents(), strict=True)
         refuse_overlap(texts, [*scored, *read_other_splits(source)])
-    asked = {"command": "adapt", "model": str(model), "domain": [str(text) for text in texts], **told(source)}
+    asked = {"command": "adapt", "model": str(Path(model)), "domain": [str(text) for text in texts], **told(source)}
     run = Run.open(Path(out), asked | asdict(adaptation) | asdict(settings), fresh=fresh)
     if run.finished:
         progress.say(f"{run.folder}: finished already; use --fresh to start over")

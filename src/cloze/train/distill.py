@@ -61,7 +61,7 @@ def distill(
         raise ConfigError("logits_weight is 0, but rows without labels teach nothing else; leave out --unlabelled")
     asked = {
         "command": "distill",
-        "model": str(model),
+        "model": str(Path(model)),
         **told(source),
         "unlabelled": None if unlabelled is None else str(unlabelled),
         "rows": len(data.train),

@@ -20,8 +20,8 @@ class DistillSettings:
 
     layers: int | None = None
     """Layers of the student, which are the teacher's own to start with; half of them if left out."""
-    take: Take = "alternate"
-    """Which of the teacher's layers those are: the first, or alternate ones up to the last."""
+    take: Take | None = None
+    """Which of the teacher's layers those are: the first, or alternate ones up to the last, as if left out."""
     preset: str | None = None
     """A new student of this size instead: tiny, mini, small, medium, base or large."""
     student: str | None = None
@@ -59,6 +59,8 @@ class DistillSettings:
         chosen = [name for name in ("layers", "preset", "student") if getattr(self, name) is not None]
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} exclude each other; each says who the student is: choose one")
+        if self.take is not None and chosen in (["preset"], ["student"]):
+            raise ConfigError(f"take is {self.take!r}, but a {chosen[0]} takes no layers of the teacher; leave one out")
         if self.layers is not None and self.layers < 1:
             raise ConfigError(f"layers is {self.layers}; at least 1 was expected")
         for name in WEIGHTS:

@@ -149,7 +149,7 @@ def _recorded(asked: Mapping[str, Any], model: str | Path, data: TaskData) -> di
     """What the run was asked to do, for comparing with what it is asked next time."""
     # A file that has changed meanwhile would change the order of the rows, or the size of the head.
     facts = {"rows": len(data.train), "labels": None if data.labels is None else list(data.labels.names)}
-    return {"command": "finetune", "model": str(model), **asked, **facts}
+    return {"command": "finetune", "model": str(Path(model)), **asked, **facts}
 
 
 def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSettings, progress: Progress) -> ModelFolder:
@@ -234,6 +234,6 @@ def finetuning_card(tuned: ModelFolder, evaluation: Evaluation, settings: Finetu
     return (
         f"# BERT, fine-tuned to {tuned.task.kind}\n\n"
         f"- answers: {labels}\n- training: {rows:,} rows, {settings.epochs} epochs, batch {settings.batch}, "
-        f"rate {settings.rate:g}, seed {settings.seed}\n\n"
+        f"rate {settings.peak_rate:g}, seed {settings.seed}\n\n"
         f"On {len(evaluation.predictions):,} dev rows:\n\n{scores}\n"
     )

@@ -142,7 +142,7 @@ def _recorded(data: Path, model: str | Path | None, settings: PretrainSettings) 
         values[name] = None if path is None else _fingerprint(path)
     # What tells one prepared corpus from another, wherever it lies.
     corpus = read_manifest(data)["recipe"]
-    return {"command": "pretrain", "data": corpus, "model": str(model) if model else None, **values}
+    return {"command": "pretrain", "data": corpus, "model": str(Path(model)) if model else None, **values}
 
 
 def _fingerprint(path: Path) -> str:

@@ -70,10 +70,13 @@ def search(
     settings, how, progress = settings or FinetuneSettings(), how or SearchSettings(), progress or Silent()
     if how.folds and source.dev is not None:
         raise ConfigError("folds are for rows without a dev set; leave out --dev or --folds")
+    if how.folds and (settings.patience or settings.calibrate):
+        asked_too = "--patience" if settings.patience else "--calibrate"
+        raise ConfigError(f"a fold is scored by a model that has not looked at it; leave out {asked_too} or --folds")
     data = read_task(source, part=not how.folds)
     for note in data.notes:
         progress.say(note)
-    asked = {"command": "search", "model": str(model), **told(source), "rows": len(data.train)}
+    asked = {"command": "search", "model": str(Path(model)), **told(source), "rows": len(data.train)}
     run = Run.open(Path(out), asked | asdict(how) | asdict(settings), fresh=fresh)
     if run.finished:
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
@@ -133,7 +136,7 @@ def _folds(data: TaskData, settings: FinetuneSettings, folds: int) -> Iterator[C
 
 
 def _name(settings: FinetuneSettings) -> str:
-    return f"batch-{settings.batch}-rate-{settings.rate:g}-epochs-{settings.epochs}"
+    return f"batch-{settings.batch}-rate-{settings.peak_rate:g}-epochs-{settings.epochs}"
 
 
 def _varied(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +146,7 @@ def _varied(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _scored(cell: Cell, folder: Path) -> Scored:
     results = Run(folder).results()
     score = float(results[cell.data.metrics[0]])
-    settings = {**_varied(asdict(cell.settings)), "seed": cell.settings.seed}
+    settings = {**_varied(asdict(cell.settings)), "rate": cell.settings.peak_rate, "seed": cell.settings.seed}
     return Scored(cell.name, cell.part, score, results, results.get("degenerate"), settings)
 
 

@@ -188,8 +188,8 @@ class FinetuneSettings:
     """To answer: tokens from one window of a long context to the next; half of a window's room if that is less."""
     context: bool = False
     """To tag: read sentences together with their neighbours in the document, as many as there is room for."""
-    rate: float = 5e-5
-    """Peak learning rate."""
+    rate: float | None = None
+    """Peak learning rate; if left out, 5e-5, or 1e-3 where the model itself is frozen."""
     warmup: float = 0.1
     """Share of the steps over which the rate rises."""
     weight_decay: float = 0.01
@@ -239,11 +239,18 @@ class FinetuneSettings:
         check_small_data(self)
         self.loop(1)
 
+    @property
+    def peak_rate(self) -> float:
+        """The rate that was asked for, or the usual one of what is trained: new parts alone can take larger steps."""
+        if self.rate is not None:
+            return self.rate
+        return 5e-5 if self.adapter is None and self.frozen is None else 1e-3
+
     def loop(self, steps_an_epoch: int) -> LoopSettings:
         """The part that the loop understands."""
         return LoopSettings(
             steps=self.epochs * steps_an_epoch,
-            rate=self.rate,
+            rate=self.peak_rate,
             warmup=self.warmup,
             weight_decay=self.weight_decay,
             save_every=self.save_every,

@@ -104,7 +104,7 @@ def finetune_similarity(
     base = load_folder(find_source(model))
     tuned = _start(base, data, settings, similarity)
     wrapped = Model(tuned, device=device)
-    facts = {"command": "finetune", "model": str(model), **told(source), "rows": len(data.texts)}
+    facts = {"command": "finetune", "model": str(Path(model)), **told(source), "rows": len(data.texts)}
     run = Run.open(Path(out), facts | asdict(settings) | asdict(similarity), fresh=fresh)
     if run.done_already(progress):
         return run.folder
@@ -198,7 +198,7 @@ def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: SimilarityData, 
         "# BERT, trained for similarity\n\n"
         f"- gives: one vector a text ({tuned.embedding.pooling} of the tokens, of length 1)\n"
         f"- training: {len(data.texts):,} texts, {settings.epochs} epochs, batch {settings.batch}, "
-        f"rate {settings.rate:g}, seed {settings.seed}\n\n{scores}\n"
+        f"rate {settings.peak_rate:g}, seed {settings.seed}\n\n{scores}\n"
     )
     tuned.model.cpu()
     save_folder(replace(tuned, card=card), run.model_folder)

@@ -40,7 +40,7 @@ def make_student(teacher: ModelFolder, settings: DistillSettings) -> Bert:
     layers = max(1, config.layers // 2) if settings.layers is None else settings.layers
     if layers > config.layers:
         raise ConfigError(f"layers is {layers}, but the teacher has {config.layers}; at most as many were expected")
-    chosen = layers_to_take(config.layers, layers, settings.take)
+    chosen = layers_to_take(config.layers, layers, settings.take or "alternate")
     return with_layers(teacher.model, chosen, head, settings.dropout)
 
 
