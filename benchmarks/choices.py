@@ -63,13 +63,17 @@ def main() -> None:
     parser.add_argument("--glue", type=Path, default=Path(__file__).parents[1] / "../shared/data/glue")
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument(
+        "--only", nargs="+", choices=CHOICES, default=list(CHOICES), help="these, say beside the others"
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/choices"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     data = _corpus(arguments.text, arguments.out)
     places = {"sst-2": first_rows(arguments.glue / "SST-2", arguments.out / "SST-2"), "sts-b": arguments.glue / "STS-B"}
     rows = {}
-    for name, change in CHOICES.items():
+    for name in arguments.only:
+        change = CHOICES[name]
         folder = arguments.out / name.replace(" ", "-").replace("[", "").replace("]", "")
         run = pretrain(data, folder / "run", settings=replace(BASE, steps=arguments.steps, **change))
         rows[name] = _scores(run, folder, arguments.held_out, places, arguments.seeds)
