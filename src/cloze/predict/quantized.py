@@ -26,23 +26,28 @@ from cloze.checkpoint.quantized_file import SMALLEST, Int8Weight
 Product = Callable[[Tensor], Tensor]
 
 
-def _fbgemm(weight: Int8Weight) -> Product:
+class Fbgemm:
     """Rounds, multiplies and scales in one call, fastest by far where there are few rows."""
-    scales, zeros = weight.scales, torch.zeros(len(weight.scales), dtype=torch.long)
-    with warnings.catch_warnings():
-        # The type of the tensor is to leave PyTorch one day; the next kernel takes over when it does.
-        warnings.simplefilter("ignore")
-        whole = torch._make_per_channel_quantized_tensor(weight.values, scales, zeros, 0)
-    before, torch.backends.quantized.engine = torch.backends.quantized.engine, "fbgemm"
-    try:
-        packed = torch.ops.quantized.linear_prepack(whole, None)
-    finally:
-        torch.backends.quantized.engine = before
-    called = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-    # The function itself, where it is to be had: around it, each call looks for objects that only tracing makes.
-    multiply = getattr(called, "_op", called)
-    middle = weight.row_steps
-    return lambda rows: multiply(rows, 1.0, middle, packed)
+
+    def __init__(self, weight: Int8Weight) -> None:
+        scales, zeros = weight.scales, torch.zeros(len(weight.scales), dtype=torch.long)
+        with warnings.catch_warnings():
+            # The type of the tensor is to leave PyTorch one day; the next kernel takes over when it does.
+            warnings.simplefilter("ignore")
+            whole = torch._make_per_channel_quantized_tensor(weight.values, scales, zeros, 0)
+        before, torch.backends.quantized.engine = torch.backends.quantized.engine, "fbgemm"
+        try:
+            self.packed = torch.ops.quantized.linear_prepack(whole, None)
+        finally:
+            torch.backends.quantized.engine = before
+        self.middle = weight.row_steps
+        called = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
+        # The function itself, where it is to be had: around it, each call looks for objects that only tracing makes.
+        self._multiply = getattr(called, "_op", called)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Multiply."""
+        return self._multiply(rows, 1.0, self.middle, self.packed)  # type: ignore[no-any-return]
 
 
 def _onednn(weight: Int8Weight) -> Product:
@@ -65,7 +70,7 @@ def _floats(weight: Int8Weight) -> Product:
     return lambda rows: rows.round() @ values
 
 
-KERNELS: dict[str, Callable[[Int8Weight], Product]] = {"fbgemm": _fbgemm, "onednn": _onednn, "floats": _floats}
+KERNELS: dict[str, Callable[[Int8Weight], Product]] = {"fbgemm": Fbgemm, "onednn": _onednn, "floats": _floats}
 
 
 @cache
@@ -142,35 +147,42 @@ class Int8Linear(FrozenLinear):
 
     def __init__(self, linear: nn.Linear, weight: Int8Weight) -> None:
         super().__init__(linear)
-        self._product = KERNELS[choose_kernel()](weight)
-        self._step = 0.5 / weight.row_steps  # of a row's spread
-        self._smallest = torch.tensor(SMALLEST)
-        self._shares = None if weight.factors is None else weight.factors.reciprocal()  # (K,)
+        self.product = KERNELS[choose_kernel()](weight)
+        self.step = 0.5 / weight.row_steps  # of a row's spread
+        self.smallest = torch.tensor(SMALLEST)
+        self.shares = None if weight.factors is None else weight.factors.reciprocal()  # (K,)
         # What one of twice a row's middle adds to each feature: (N,).
-        self._sums = 0.5 * weight.values.sum(1, dtype=torch.float32) * weight.scales
+        self.sums = 0.5 * weight.values.sum(1, dtype=torch.float32) * weight.scales
         # The same numbers as the parameter, which a module finds more slowly than what is its own.
-        self._bias = None if linear.bias is None else linear.bias.detach()
+        self.own_bias = None if linear.bias is None else linear.bias.detach()
 
     def rounded(self, states: Tensor) -> Tensor:
-        """(..., K) -> (..., N).
-
-        Of a short text, each operation costs as much to call as to compute: hence few, with constants folded in.
-        """
-        rows = states.reshape(-1, self.in_features)
-        if self._shares is not None:
-            rows = rows * self._shares
-        # Not aminmax, which is several times slower along rows.
-        low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
-        scales = torch.add(self._smallest, high - low, alpha=self._step)  # (M, 1)
-        middles = high + low  # twice
-        product = self._product(torch.sub(rows, middles, alpha=0.5).div_(scales))
-        # Element by element: a matrix product would sum few rows in another order than many.
-        if self._bias is None:
-            product.mul_(scales)
-        else:
-            torch.addcmul(self._bias, product, scales, out=product)
-        product.addcmul_(middles, self._sums)
+        """(..., K) -> (..., N)."""
+        rows, scales, middles = spread(states.reshape(-1, self.in_features), self.shares, self.smallest, self.step)
+        product = gathered(self.product(rows), scales, middles, self.sums, self.own_bias)
         return product.view(*states.shape[:-1], self.out_features)
+
+
+# Of a short text, each operation costs as much to call as to compute: hence few in what follows, with constants folded
+# in. TorchScript reads both functions, too (predict/scripted.py).
+
+
+def spread(rows: Tensor, shares: Tensor | None, smallest: Tensor, step: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows (M, K) -> the same in steps from their middle, (M, K); what a step is worth, (M, 1); twice the middle."""
+    if shares is not None:
+        rows = rows * shares
+    # Not aminmax, which is several times slower along rows.
+    low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
+    scales = torch.add(smallest, high - low, alpha=step)
+    middles = high + low
+    return torch.sub(rows, middles, alpha=0.5).div_(scales), scales, middles
+
+
+def gathered(product: Tensor, scales: Tensor, middles: Tensor, sums: Tensor, bias: Tensor | None) -> Tensor:
+    """A product of steps -> that of the rows themselves, (M, N)."""
+    # Element by element: a matrix product would sum few rows in another order than many.
+    product = product.mul_(scales) if bias is None else torch.addcmul(bias, product, scales, out=product)
+    return product.addcmul_(middles, sums)
 
 
 class Bf16Linear(FrozenLinear):

@@ -1,0 +1,109 @@
+"""A layer in int8 as one call, for prediction.
+
+Of a short text, the forty operations of a layer take longer to call from Python than to compute. TorchScript calls them
+without Python, in half of the time, and without Python's lock, so that a service takes requests meanwhile. They are the
+same operations in the same order as those of the layer itself, and give the same bits.
+
+Dimensions: N tokens of all sequences, M that somebody will read, H hidden size, A heads, D head size.
+"""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from cloze.model.encoder import Layer, Visible
+from cloze.predict.quantized import Fbgemm, Int8Linear, gathered, spread
+
+
+class Shortcut:
+    """Stands for a layer for as long as the layer is what it was made of: adapters, gates and training go around it."""
+
+    def __init__(self, layer: Layer) -> None:
+        self._parts = _parts(layer)
+        with warnings.catch_warnings():
+            # TorchScript is to leave PyTorch one day. Until then it is by far the fastest of what needs no compiler.
+            warnings.simplefilter("ignore")
+            self._call: Any = torch.jit.script(_ScriptedLayer(layer))
+
+    @classmethod
+    def of(cls, layer: Layer) -> "Shortcut | None":
+        """One for this layer, where its products are of the kind that TorchScript can call."""
+        products = (layer.attention.query_key_value, layer.attention.output, layer.expand, layer.contract)
+        fits = all(isinstance(one, Int8Linear) and isinstance(one.product, Fbgemm) for one in products)
+        return cls(layer) if fits and hasattr(torch.jit, "script") else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Who copies a layer wants to change it."""
+
+    def __call__(self, layer: Layer, hidden: Tensor, visible: Visible, needed: Tensor | None) -> Tensor | None:
+        """(B, T, H) -> (B, T, H), or (M, H) of what is needed; None where the layer has to be asked itself."""
+        if isinstance(visible, Tensor) or torch.is_grad_enabled() or not self._fits(layer):
+            return None
+        lengths = [hidden.shape[:2]] if visible is None else list(visible)
+        found: Tensor = self._call(hidden.flatten(0, 1), lengths, needed)
+        return found.view_as(hidden) if needed is None else found
+
+    def _fits(self, layer: Layer) -> bool:
+        return not layer.training and _parts(layer) == self._parts and not layer.attention.output._forward_pre_hooks
+
+
+def _parts(layer: Layer) -> list[nn.Module]:
+    """All that others may add, take away or exchange; modules are equal only to themselves."""
+    # From where modules keep them: asking for each by name would take a third of what the shortcut saves.
+    return [part for module in (layer, layer.attention) for part in module._modules.values() if part is not None]
+
+
+class _ScriptedProduct(nn.Module):
+    """What Int8Linear computes."""
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        assert isinstance(linear, Int8Linear)
+        assert isinstance(linear.product, Fbgemm)
+        self.packed, self.middle = linear.product.packed, linear.product.middle
+        self.shares, self.smallest, self.step = linear.shares, linear.smallest, linear.step
+        self.sums, self.own_bias = linear.sums, linear.own_bias
+
+    def forward(self, states: Tensor) -> Tensor:
+        rows, scales, middles = spread(states, self.shares, self.smallest, self.step)
+        product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(rows, 1.0, self.middle, self.packed)
+        return gathered(product, scales, middles, self.sums, self.own_bias)
+
+
+class _ScriptedLayer(nn.Module):
+    """What Layer computes, of sequences in one row."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__()
+        self.heads, self.head_size = layer.attention.heads, layer.attention.head_size
+        self.query_key_value = _ScriptedProduct(layer.attention.query_key_value)
+        self.output = _ScriptedProduct(layer.attention.output)
+        self.expand, self.contract = _ScriptedProduct(layer.expand), _ScriptedProduct(layer.contract)
+        self.attention_norm, self.feedforward_norm = layer.attention_norm, layer.feedforward_norm
+        self.activation = layer.activation
+
+    def forward(self, hidden: Tensor, lengths: list[tuple[int, int]], needed: Tensor | None) -> Tensor:
+        """(N, H) -> (N, H), or (M, H)."""
+        context = self.attend(self.query_key_value(hidden), lengths)
+        if needed is not None:
+            context = context.index_select(0, needed)
+            hidden = hidden.index_select(0, needed)
+        hidden = self.attention_norm(hidden + self.output(context))
+        transformed = self.contract(self.activation(self.expand(hidden)))
+        normed: Tensor = self.feedforward_norm(hidden + transformed)
+        return normed
+
+    def attend(self, fused: Tensor, lengths: list[tuple[int, int]]) -> Tensor:
+        """(N, 3 H) -> (N, H), sequences of one length together."""
+        contexts: list[Tensor] = []
+        start = 0
+        for count, length in lengths:
+            part = fused[start : start + count * length]
+            start += count * length
+            parted = part.view(count, length, 3, self.heads, self.head_size).permute(2, 0, 3, 1, 4)
+            context = functional.scaled_dot_product_attention(parted[0], parted[1], parted[2])
+            contexts.append(context.transpose(1, 2).reshape(count * length, self.heads * self.head_size))
+        return contexts[0] if len(contexts) == 1 else torch.cat(contexts)
