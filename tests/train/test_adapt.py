@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,11 @@ def test_rows_to_be_scored_must_not_be_read(base: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{tmp_path / 'b.csv'}:5"):
         adapt(source, [domain], base, tmp_path / "run", adaptation=QUICK, settings=FAST)
     assert not (tmp_path / "run").exists()
+    listener, dropping = Listener(), replace(QUICK, overlap="drop", seeds=1)
+    run = adapt(source, [domain], base, tmp_path / "run", adaptation=dropping, settings=FAST, progress=listener)
+    assert any(line.endswith("which are left out: 1") for line in listener.said)
+    assert dev[3]["text"] not in (run / "domain.txt").read_text(encoding="utf-8")
+    assert load(run).task is not None
 
 
 def test_test_rows_without_labels_must_not_be_read_either(base: Path, tmp_path: Path) -> None:

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from cloze.corpus.documents import read_documents
 from cloze.errors import DataError
-from cloze.train.overlap import overlapping, refuse_overlap
+from cloze.train.overlap import overlapping, refuse_overlap, write_without_overlap
 
 TEXT = """The patients were given the drug twice a day for six weeks, and none of them complained.
 
@@ -43,8 +44,25 @@ def test_what_does_not_occur_or_proves_nothing_is_not(text: Path, row: str) -> N
 def test_overlap_is_refused_with_the_places(text: Path) -> None:
     rows = [(f"dev.csv:{line}", ["nothing to do with the first one at all"]) for line in range(2, 7)]
     message = (
-        r"5 rows .* \(dev.csv:2, dev.csv:3, dev.csv:4, \.\.\.\); take them out of the text, or give --overlap allow"
+        r"5 rows .* \(dev.csv:2, dev.csv:3, dev.csv:4, \.\.\.\); give --overlap drop to leave .*, or --overlap allow"
     )
     with pytest.raises(DataError, match=message):
         refuse_overlap([text], rows)
     refuse_overlap([text], [("dev.csv:9", ["something else that is long enough to be looked for"])])
+
+
+def test_documents_with_such_rows_are_left_out(text: Path, tmp_path: Path) -> None:
+    rows = [("dev.csv:2", ["nothing to do with the first one at all"]), ("dev.csv:3", ["six weeks and none of them"])]
+    assert write_without_overlap([text], rows[:1], tmp_path / "kept.txt") == 1
+    first, last = list(read_documents([tmp_path / "kept.txt"]))
+    assert first == TEXT.splitlines()[:1]
+    assert last == TEXT.splitlines()[4:]
+    assert write_without_overlap([text], rows, tmp_path / "kept.txt") == 2
+    assert list(overlapping([tmp_path / "kept.txt"], rows)) == []
+
+
+def test_nothing_left_is_no_text(text: Path, tmp_path: Path) -> None:
+    rows = [("a:1", [line]) for line in TEXT.split("\n\n")]
+    with pytest.raises(DataError, match=r"occur in every document to adapt on \(3\); none is left"):
+        write_without_overlap([text], rows, tmp_path / "kept.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]

@@ -21,12 +21,13 @@ from cloze.tasks.other_splits import read_other_splits
 from cloze.tasks.source import Source
 from cloze.tasks.task import TaskData, read_task
 from cloze.train.finetune import told
-from cloze.train.overlap import refuse_overlap
+from cloze.train.overlap import Rows, refuse_overlap, write_without_overlap
 from cloze.train.pretrain import pretrain
 from cloze.train.run import Run
 from cloze.train.search import search
 from cloze.train.settings import AdaptSettings, FinetuneSettings, SearchSettings
 
+_LOOKING = "looking for dev and test rows in the text"
 DIRECT, DOMAIN, TASK, BOTH = "direct", "domain", "task", "domain + task"
 
 
@@ -46,15 +47,17 @@ def adapt(
     adaptation, progress = adaptation or AdaptSettings(), progress or Silent()
     settings = settings or FinetuneSettings()
     data, texts = read_task(source), [Path(text) for text in domain]
+    scored = [*zip(data.dev.places, data.dev.documents(), strict=True), *read_other_splits(source)]
     if adaptation.overlap == "refuse":
-        progress.say("looking for dev and test rows in the text")
-        scored = zip(data.dev.places, data.dev.documents(), strict=True)
-        refuse_overlap(texts, [*scored, *read_other_splits(source)])
+        progress.say(_LOOKING)
+        refuse_overlap(texts, scored)
     asked = {"command": "adapt", "model": str(Path(model)), "domain": [str(text) for text in texts], **told(source)}
     run = Run.open(Path(out), asked | asdict(adaptation) | asdict(settings), fresh=fresh)
     if run.finished:
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
+    if adaptation.overlap == "drop":
+        texts = [_without_overlap(texts, scored, run.folder / "domain.txt", progress)]
     steps = _Steps(run.folder, adaptation, device, progress)
     task_text = _write_task_text(data, run.folder / "task.txt")
     starts: dict[str, str | Path] = {DIRECT: model}
@@ -91,6 +94,15 @@ class _Steps:
         settings = self._settings.pretraining(steps)
         place = self._folder / name
         return pretrain(data, place, model=model, settings=settings, device=self._device, progress=self._progress)
+
+
+def _without_overlap(texts: Sequence[Path], scored: Rows, path: Path, progress: Progress) -> Path:
+    """The text without documents in which rows occur that will be scored, as a file, which is there if it is whole."""
+    if not path.is_file():
+        progress.say(_LOOKING)
+        dropped = write_without_overlap(texts, scored, path)
+        progress.say(f"documents in which such rows occur, and which are left out: {dropped:,}")
+    return path
 
 
 def _write_task_text(data: TaskData, path: Path) -> Path:

@@ -10,40 +10,71 @@ from pathlib import Path
 
 from cloze.corpus.documents import read_documents
 from cloze.errors import DataError
+from cloze.files import replaced_file
 
 _WORD = re.compile(r"[㐀-䶿一-鿿]|[^\W_]+")
 _LONGEST, _SHORTEST = 8, 4
 _SHOWN = 3
 
 
-def refuse_overlap(texts: Sequence[Path], rows: Iterable[tuple[str, Sequence[str]]]) -> None:
-    """Raise if rows, each a place and its texts, occur in text files."""
+Rows = Iterable[tuple[str, Sequence[str]]]  # each a place and its texts
+
+
+def refuse_overlap(texts: Sequence[Path], rows: Rows) -> None:
+    """Raise if rows occur in text files."""
     found = list(overlapping(texts, rows))
     if found:
         shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
         raise DataError(
-            f"{len(found)} rows that are to be scored occur in the text to adapt on ({shown}); "
-            "take them out of the text, or give --overlap allow if the scores need not be honest"
+            f"{len(found)} rows that are to be scored occur in the text to adapt on ({shown}); give --overlap drop to "
+            "leave the documents out in which they do, or --overlap allow if the scores need not be honest"
         )
 
 
-def overlapping(texts: Sequence[Path], rows: Iterable[tuple[str, Sequence[str]]]) -> Iterator[str]:
-    """Yield the places of rows that occur in the texts."""
-    places: dict[tuple[str, ...], list[str]] = {}
-    for place, parts in rows:
-        for part in parts:
-            words = _words(part)
-            for shingle in _shingles(words, min(_LONGEST, len(words))) if len(words) >= _SHORTEST else ():
-                places.setdefault(shingle, []).append(place)
-    met: set[str] = set()
-    lengths = sorted({len(shingle) for shingle in places})
-    for document in read_documents(texts):
+def overlapping(texts: Sequence[Path], rows: Rows) -> Iterator[str]:
+    """Yield the places of rows that occur in the texts, in the order of the rows."""
+    sought = _Sought(rows)
+    met = set[str]().union(*map(sought.met, read_documents(texts)))
+    return (place for place in sought.places if place in met)
+
+
+def write_without_overlap(texts: Sequence[Path], rows: Rows, path: Path) -> int:
+    """Write the documents in which no row occurs, and return how many were left out."""
+    sought, dropped = _Sought(rows), 0
+    with replaced_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        for document in read_documents(texts):
+            if sought.met(document):
+                dropped += 1
+            else:
+                file.write("\n".join(document) + "\n\n")
+    if not path.stat().st_size:
+        path.unlink()
+        raise DataError(f"rows that are to be scored occur in every document to adapt on ({dropped}); none is left")
+    return dropped
+
+
+class _Sought:
+    """Rows that are looked for, by the words that tell them."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows: dict[tuple[str, ...], list[str]] = {}
+        for place, parts in rows:
+            for part in parts:
+                words = _words(part)
+                for shingle in _shingles(words, min(_LONGEST, len(words))) if len(words) >= _SHORTEST else ():
+                    self._rows.setdefault(shingle, []).append(place)
+        self._lengths = sorted({len(shingle) for shingle in self._rows})
+
+    @property
+    def places(self) -> Iterable[str]:
+        """Of all rows that can be found, each once."""
+        return dict.fromkeys(place for told in self._rows.values() for place in told)
+
+    def met(self, document: Sequence[str]) -> set[str]:
+        """The places of the rows that occur in a document."""
         words = _words(" ".join(document))
-        for length in lengths:
-            for shingle in _shingles(words, length):
-                met.update(places.get(shingle, ()))
-    # In the order of the rows.
-    return iter(dict.fromkeys(place for told in places.values() for place in told if place in met))
+        shingles = (shingle for length in self._lengths for shingle in _shingles(words, length))
+        return {place for shingle in shingles for place in self._rows.get(shingle, ())}
 
 
 def _words(text: str) -> list[str]:

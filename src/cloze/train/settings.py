@@ -304,8 +304,8 @@ class AdaptSettings:
     """Share of the text's documents that is kept for measuring."""
     seeds: int = 3
     """Fine-tuning runs from each start."""
-    overlap: Literal["refuse", "allow"] = "refuse"
-    """What to do if dev or test rows occur in the text."""
+    overlap: Literal["refuse", "drop", "allow"] = "refuse"
+    """If dev or test rows occur in the text: refuse it, drop the documents in which they do, or allow it."""
 
     def __post_init__(self) -> None:
         SearchSettings(seeds=self.seeds)
