@@ -61,6 +61,13 @@ def test_every_way_is_what_it_says(pretrained: Model) -> None:
         assert ways[name].geometry.anisotropy == pytest.approx(geometry(vectors).anisotropy, abs=1e-5)
 
 
+def test_a_direction_that_a_layer_norm_has_taken_is_not_missed(pretrained: Model) -> None:
+    """With many texts for each of its 16 numbers a vector is whitened in the 15 directions that there are."""
+    many = [f"word{number % 38} word{number * 7 % 37} the cat word{number * 11 % 36}" for number in range(200)]
+    report = report_embeddings(pretrained, many, fit_on=many)
+    assert "whitened, 15" in [way.name for way in report.ways]
+
+
 def test_whitened_vectors_point_everywhere(pretrained: Model) -> None:
     report = report_embeddings(pretrained, TEXTS)
     ways = {way.name: way for way in report.ways}

@@ -89,9 +89,10 @@ def _all_vectors(model: Model, texts: Sequence[str], fit_on: Sequence[str]) -> I
     found = _views(model, texts, views)
     yield from found.items()
     base = _views(model, fit_on, {"mean": views["mean"]})["mean"] if fit_on else found["mean"]
-    for size in sorted({min(size, base.shape[1], max(1, len(base) // _TEXTS_A_DIRECTION)) for size in _SIZES}):
-        whitening = fit_whitening(base, size)
-        yield f"whitened, {size}", whitening(torch.from_numpy(found["mean"])).numpy()
+    whitened = fit_whitening(base)(torch.from_numpy(found["mean"])).numpy()  # the directions that vary most come first
+    most = min(whitened.shape[1], max(1, len(base) // _TEXTS_A_DIRECTION))
+    for size in sorted({min(size, most) for size in _SIZES}):
+        yield f"whitened, {size}", whitened[:, :size]
     yield "static (own table)", static_vectors(model, texts)
     word2vec = train_word2vec(fit_on) if fit_on else None
     if word2vec is not None:

@@ -19,7 +19,8 @@ from cloze.checkpoint.projection_files import Projection
 from cloze.errors import RequestError
 from cloze.predict.model import Model
 
-# Directions whose variance is below this share of the largest are rounding, and dividing by it would be noise.
+# Directions whose variance is below this share of the largest are rounding, and dividing by it would be noise. States
+# behind a LayerNorm have one of them: without its weight and bias, the features of each sum to zero.
 _LEAST_SHARE = 1e-7
 
 
