@@ -48,9 +48,11 @@ def make_trainer(data: Any, way: str, seed: int, out: Path, callbacks: list[Any]
     torch.manual_seed(seed)
     labels = 1 if data.labels is None else len(data.labels)
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm())
-    kind = "TokenClassification" if data.kind == "tag" else "SequenceClassification"
-    maker = getattr(transformers, f"AutoModelFor{kind}")
-    collators = {"tag": transformers.DataCollatorForTokenClassification}
+    tags = data.kind == "tag"
+    maker: Any = (
+        transformers.AutoModelForTokenClassification if tags else transformers.AutoModelForSequenceClassification
+    )
+    collator: Any = transformers.DataCollatorForTokenClassification if tags else transformers.DataCollatorWithPadding
     model = maker.from_pretrained(minilm(), num_labels=labels, dtype=torch.float32)
     arguments = transformers.TrainingArguments(
         output_dir=str(out),
@@ -71,7 +73,7 @@ def make_trainer(data: Any, way: str, seed: int, out: Path, callbacks: list[Any]
     return transformers.Trainer(
         model,
         arguments,
-        data_collator=collators.get(data.kind, transformers.DataCollatorWithPadding)(tokenizer),
+        data_collator=collator(tokenizer),
         train_dataset=Rows(data.train, tokenizer, pad="128" in way),
         processing_class=tokenizer,
         callbacks=callbacks,

@@ -6,7 +6,7 @@ the same command goes on wherever it stopped.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,17 +47,16 @@ def adapt(
     adaptation, progress = adaptation or AdaptSettings(), progress or Silent()
     settings = settings or FinetuneSettings()
     data, texts = read_task(source), [Path(text) for text in domain]
-    scored = [*zip(data.dev.places, data.dev.documents(), strict=True), *read_other_splits(source)]
     if adaptation.overlap == "refuse":
         progress.say(_LOOKING)
-        refuse_overlap(texts, scored)
+        refuse_overlap(texts, _scored(source, data))
     asked = {"command": "adapt", "model": str(Path(model)), "domain": [str(text) for text in texts], **told(source)}
     run = Run.open(Path(out), asked | asdict(adaptation) | asdict(settings), fresh=fresh)
     if run.finished:
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
     if adaptation.overlap == "drop":
-        texts = [_without_overlap(texts, scored, run.folder / "domain.txt", progress)]
+        texts = [_without_overlap(texts, _scored(source, data), run.folder / "domain.txt", progress)]
     steps = _Steps(run.folder, adaptation, device, progress)
     task_text = _write_task_text(data, run.folder / "task.txt")
     starts: dict[str, str | Path] = {DIRECT: model}
@@ -94,6 +93,12 @@ class _Steps:
         settings = self._settings.pretraining(steps)
         place = self._folder / name
         return pretrain(data, place, model=model, settings=settings, device=self._device, progress=self._progress)
+
+
+def _scored(source: Source, data: TaskData) -> Iterator[tuple[str, Sequence[str]]]:
+    """All rows that a model may be scored on, read only where they are looked for."""
+    yield from zip(data.dev.places, data.dev.documents(), strict=True)
+    yield from read_other_splits(source)
 
 
 def _without_overlap(texts: Sequence[Path], scored: Rows, path: Path, progress: Progress) -> Path:

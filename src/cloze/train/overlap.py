@@ -34,7 +34,9 @@ def refuse_overlap(texts: Sequence[Path], rows: Rows) -> None:
 def overlapping(texts: Sequence[Path], rows: Rows) -> Iterator[str]:
     """Yield the places of rows that occur in the texts, in the order of the rows."""
     sought = _Sought(rows)
-    met = set[str]().union(*map(sought.met, read_documents(texts)))
+    met = set[str]()
+    for document in read_documents(texts):
+        met |= sought.met(document)
     return (place for place in sought.places if place in met)
 
 
