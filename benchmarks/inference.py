@@ -114,7 +114,7 @@ def sentence_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     ways: dict[str, Embed] = {}
     for name, dtype in kinds.items():
         if name == "bf16" and not torch.cpu._is_avx512_bf16_supported():
-            continue
+            continue  # where it is emulated, nobody would use it
         model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": dtype})
         ways |= {f"sentence-transformers {name}, batch {size}": sentence_way(model, size) for size in batches}
     return ways

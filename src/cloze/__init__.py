@@ -6,7 +6,11 @@ Importing this imports neither torch nor anything else that is heavy: the names 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from cloze.hardware import avoid_hidden_tiles
+
 __version__ = "0.1.0"
+
+avoid_hidden_tiles()
 
 _HOMES = {
     "load": "cloze.predict",

@@ -181,8 +181,13 @@ def settled(page: Page) -> None:
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
+def address_of(page: Page) -> str:
+    """Asked of the page itself: page.url is what the browser has told so far, which may be a click behind."""
+    return str(page.evaluate("() => location.href"))
+
+
 def state_of(page: Page) -> dict[str, str]:
-    return dict(part.split("=") for part in page.url.partition("#")[2].split("&"))
+    return dict(part.split("=") for part in address_of(page).partition("#")[2].split("&"))
 
 
 def test_words_show_the_attention_of_the_one_under_the_pointer(visit: Visit, path: Path, attention: Attention) -> None:
@@ -250,13 +255,13 @@ def test_matrix(visit: Visit, path: Path, attention: Attention) -> None:
 def test_heads_open_with_a_click_or_a_key(visit: Visit, path: Path) -> None:
     page = visit.open(path, "#view=heads")
     assert drawn(page) > 1000
-    box = page.locator("#stage").bounding_box()
-    assert box is not None
     expect(page.locator("#legend .swatch").first).to_be_visible()
     opened = set()
     for row in (0.2, 0.5, 0.8):
         page.locator("#tab-heads").click()
         settled(page)
+        box = page.locator("#stage").bounding_box()  # anew: each view is as high as it needs
+        assert box is not None
         page.mouse.click(box["x"] + box["width"] / 2 - 10, box["y"] + box["height"] * row)
         opened.add((state_of(page)["view"], state_of(page)["layer"], state_of(page)["heads"]))
     assert len(opened) == 3
@@ -336,7 +341,7 @@ def test_links_restore_what_was_seen(visit: Visit, path: Path) -> None:
     page.locator("#word").select_option("2")
     page.locator("#copy-link").click()
     expect(page.locator("#caption")).to_contain_text("link")
-    link, told = page.url, table(page)
+    link, told = address_of(page), table(page)
     settled(page)
     picture = page.locator("#canvas").evaluate("canvas => canvas.toDataURL()")
     again = visit.open(path, "#" + link.partition("#")[2])

@@ -123,7 +123,7 @@ def test_page_in_a_browser(served: Running, browser: Browser) -> None:
         expect(page.locator("#model")).to_contain_text("other")
         page.locator("#layer").select_option("2")
         page.locator("#stage[data-layer='2']").wait_for()
-        link, told = page.url, page.locator("#table").inner_text()
+        link, told = page.evaluate("() => location.href"), page.locator("#table").inner_text()
         page.goto("about:blank")
         page.goto(link)
         page.locator("#stage[data-layer='2']").wait_for()

@@ -139,6 +139,7 @@ def _facts() -> dict[str, object]:
     import torch
 
     from cloze import __version__
+    from cloze.predict.engine import has_fast_bf16
 
     facts: dict[str, object] = {
         "cloze": __version__,
@@ -150,6 +151,7 @@ def _facts() -> dict[str, object]:
         "memory": _memory(),
         "vector instructions": torch.backends.cpu.get_cpu_capability(),
         "bf16 in hardware": torch.cpu._is_avx512_bf16_supported(),
+        "bf16 faster than fp32": has_fast_bf16(torch.device("cpu")),
         "int8 in hardware (VNNI)": torch.cpu._is_vnni_supported(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "mps": torch.backends.mps.is_available(),

@@ -6,6 +6,7 @@ heads stay float32. The layers keep their parameters, so that whatever saves or 
 
 import time
 from collections.abc import Mapping
+from functools import cache
 
 import torch
 from torch import nn
@@ -26,12 +27,20 @@ LEAST_COSINE = 0.99
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether the hardware multiplies bfloat16; where it does not, emulating it is slower than float32."""
+    """Whether the hardware multiplies bfloat16, and faster than float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
-        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+        # That it has instructions for it is not enough: without its tiles, a processor that has both multiplies float32
+        # twice as fast as bfloat16.
+        return torch.cpu._is_avx512_bf16_supported() and _bf16_is_faster()
     return False
+
+
+@cache
+def _bf16_is_faster() -> bool:
+    plain = nn.Linear(512, 512)
+    return _faster(Bf16Linear(plain), plain, torch.randn(512, 512))
 
 
 def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device) -> None:
