@@ -1,16 +1,17 @@
 """How much of a fine-tuned model a student with half of its layers keeps, with its teacher's help and without.
 
-    python benchmarks/distillation.py [--tasks sst-2 sts-b] [--seeds 3] [--rows 10000] [--ways distilled "labels alone"]
+    python benchmarks/distillation.py [--tasks sst-2 sts-b] [--seeds 3] [--ways distilled "labels alone"]
 
-The teacher is all-MiniLM-L6-v2 (six layers), fine-tuned on the task; the students start from three of its layers and
-differ in what they learn from: everything that its teacher shows, its answers alone, the labels alone, and so on.
-Prints dev scores, mean and spread over the seeds, and the share of the teacher's score that is kept.
+The teacher is all-MiniLM-L6-v2 (six layers), fine-tuned on the task as scores.py does it; the students start from three
+of its layers and differ in what they learn from: everything that its teacher shows, its answers alone, the labels
+alone, and so on. Prints dev scores, mean and spread over the seeds, and the share of the teacher's score that is kept.
+Scores are kept beside this script, and the same command goes on with what is missing.
 """
 
 import argparse
 import json
-import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -20,13 +21,12 @@ import torch
 from cloze.tasks.source import Source
 from cloze.train.distill import distill
 from cloze.train.distill_settings import DistillSettings
-from cloze.train.finetune import finetune
-from cloze.train.settings import FinetuneSettings
-from glue_rows import first_rows  # beside this file
-from minilm import minilm
+from kept_scores import KeptScores  # beside this file
+from scores import FOLDERS, score, source_of, tune
+from scores import KEPT as TEACHERS
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = {"sst-2": "SST-2", "sts-b": "STS-B", "mrpc": "MRPC", "rte": "RTE", "cola": "CoLA"}
+KEPT = KeptScores(Path(__file__).with_suffix(".json"))
 WAYS: dict[str, dict[str, Any]] = {
     "distilled": {},
     "labels alone": {"labels_weight": 1.0, "logits_weight": 0.0, "states_weight": 0.0, "attention_weight": 0.0},
@@ -41,16 +41,19 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(source: Source, ways: list[str], seed: int, place: Path, changes: dict[str, Any]) -> dict[str, float]:
+def measure(source: Source, ways: list[str], seed: int, out: Path) -> dict[str, float]:
     """Dev scores of a teacher and of its students, with one seed."""
-    teacher = finetune(source, minilm(), place / "teacher", settings=FinetuneSettings(seed=seed))
-    scores = {}
-    for way in ways:
-        settings = DistillSettings(layers=3, seed=seed, **(changes | WAYS[way]))
-        run = distill(source, teacher, place / way.replace(" ", "-"), settings=settings)
+
+    def student(way: str) -> float:
+        teacher = tune(source, "cloze", seed, out)
+        settings = DistillSettings(layers=3, seed=seed, **WAYS[way])
+        run = distill(source, teacher, out / f"{source.task}-{way.replace(' ', '-')}-{seed}", settings=settings)
         report = json.loads((run / "distillation.json").read_text(encoding="utf-8"))
-        for name, whose in (("teacher", "teacher"), (way, "student")):
-            scores[name] = report[whose]["scores"][report["metric"]]
+        return float(report["student"]["scores"][report["metric"]])
+
+    scores = {"teacher": TEACHERS.get(f"{source.task} cloze {seed}", partial(score, source, "cloze", seed, out))}
+    for way in ways:
+        scores[way] = KEPT.get(f"{source.task} {way} {seed}", partial(student, way))
         print(f"  {source.task}, seed {seed}, {way}: {scores[way]:.4f} of {scores['teacher']:.4f}", flush=True)
     return scores
 
@@ -72,26 +75,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="the folder with glue/ in it")
     parser.add_argument("--tasks", nargs="+", default=["sst-2", "sts-b"], choices=FOLDERS)
     parser.add_argument("--ways", nargs="+", default=["distilled", "labels alone"], choices=WAYS)
-    parser.add_argument("--rows", type=int, default=10_000, help="the first so many of train and dev")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=DistillSettings.epochs)
-    parser.add_argument("--rate", type=float, default=DistillSettings.rate)
-    parser.add_argument("--threads", type=int)
-    arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
-    changes = {"epochs": arguments.epochs, "rate": arguments.rate}
-    with tempfile.TemporaryDirectory() as name:
-        scratch = Path(name)
-        for task in arguments.tasks:
-            folder = first_rows(
-                arguments.data / "glue" / FOLDERS[task], scratch / FOLDERS[task], arguments.rows, arguments.rows
-            )
-            found = [
-                measure(Source(task, folder), arguments.ways, seed, scratch / f"{task}-{seed}", changes)
-                for seed in range(arguments.seeds)
-            ]
-            show(task, found)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--out", type=Path, default=Path("runs/scores"), help="where teachers and students are")
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
+    for task in asked.tasks:
+        source = source_of(task, asked.data, asked.out)
+        show(task, [measure(source, asked.ways, seed, asked.out) for seed in range(asked.seeds)])
 
 
 if __name__ == "__main__":

@@ -13,25 +13,25 @@ file beside this script as soon as it is there, and the same command goes on wit
 """
 
 import argparse
-import json
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 import torch
 
-from cloze.files import replace_json
 from cloze.tasks.source import Source
 from cloze.tasks.task import read_task
 from cloze.train.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
 from glue_rows import first_rows  # beside this file
+from kept_scores import KeptScores
 from minilm import minilm
 from trainer_peer import BATCH, EPOCHS, LENGTH, RATE, trainer_score
 
 ROOT = Path(__file__).parents[1]
-KEPT = Path(__file__).with_suffix(".json")
+KEPT = KeptScores(Path(__file__).with_suffix(".json"))
 FOLDERS = {
     "mrpc": "glue/MRPC",
     "sts-b": "glue/STS-B",
@@ -52,28 +52,28 @@ CHANGES: dict[str, dict[str, Any]] = {
 WAYS = [*CHANGES, "Trainer"]
 
 
+def source_of(task: str, data: Path, out: Path) -> Source:
+    """A task's rows; of SST-2, the first of them."""
+    folder = data / FOLDERS[task]
+    return Source(task, first_rows(folder, out / "SST-2") if task == "sst-2" else folder)
+
+
+def tune(source: Source, way: str, seed: int, out: Path) -> Path:
+    """The run of one way and seed, which is gone on with, or found finished."""
+    place = out / f"{source.task}-{way}-{seed}"
+    return finetune(source, minilm(), place, settings=FinetuneSettings(**(WHOLE | CHANGES[way]), seed=seed))
+
+
 def score(source: Source, way: str, seed: int, out: Path) -> float:
     """Tune and score on the dev rows."""
     if way == "Trainer":
-        return trainer_score(read_task(source), seed, out)
-    run = finetune(source, minilm(), out, settings=FinetuneSettings(**(WHOLE | CHANGES[way]), seed=seed))
-    return float(Run(run).results()[read_task(source).metrics[0]])
-
-
-def kept_scores() -> dict[str, float]:
-    """All that were measured so far."""
-    return json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.is_file() else {}
+        return trainer_score(read_task(source), seed, out / f"{source.task}-{way}-{seed}")
+    return float(Run(tune(source, way, seed, out)).results()[read_task(source).metrics[0]])
 
 
 def measure(task: str, source: Source, way: str, seeds: int, out: Path) -> None:
     """What is missing of a task and a way, and their line of the table."""
-    found = []
-    for seed in range(seeds):
-        key = f"{task} {way} {seed}"
-        if key not in kept_scores():
-            value = score(source, way, seed, out / key.replace(" ", "-"))
-            replace_json(KEPT, dict(sorted((kept_scores() | {key: value}).items())))  # others may have written, too
-        found.append(100 * kept_scores()[key])
+    found = [100 * KEPT.get(f"{task} {way} {seed}", partial(score, source, way, seed, out)) for seed in range(seeds)]
     spread = stdev(found) if len(found) > 1 else 0.0
     told = " ".join(f"{value:.2f}" for value in found)
     print(f"{task:<8} {way:<10} {mean(found):6.2f} ± {spread:.2f}   {told}", flush=True)
@@ -91,10 +91,8 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     for task in asked.tasks:
-        folder = asked.data / FOLDERS[task]
-        source = Source(task, first_rows(folder, asked.out / "SST-2") if task == "sst-2" else folder)
         for way in asked.ways:
-            measure(task, source, way, asked.seeds, asked.out)
+            measure(task, source_of(task, asked.data, asked.out), way, asked.seeds, asked.out)
 
 
 if __name__ == "__main__":
