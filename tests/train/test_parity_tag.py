@@ -19,7 +19,7 @@ from cloze.train.task_batches import TaskBatches
 from tests.corpus.texts import WORDS
 from tests.train.parity import BATCH, check, labelled_loss, start
 
-SETTINGS = FinetuneSettings(epochs=8, batch=8, length=24, rate=3e-3)
+SETTINGS = FinetuneSettings(epochs=8, batch=8, length=24, rate=3e-3, dropout=0.0)
 
 
 def make_columns(path: Path, count: int, seed: int = 0) -> Path:

@@ -122,9 +122,10 @@ class SelfAttention(nn.Module):
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
     """softmax(Q K^T / sqrt(D)) over the real tokens: (B, A, T, D) twice -> (B, A, T, T)."""
-    scores: Tensor = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
+    # Factor and mask go where they cost least: on the narrower side of the product, and added in place.
+    scores: Tensor = query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)
     if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
+        scores += torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, float("-inf"))
     return scores.softmax(-1)
 
 

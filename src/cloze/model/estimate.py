@@ -16,7 +16,7 @@ from cloze.model.config import BertConfig
 from cloze.model.heads import SPAN_PLACE_SIZE, SPAN_PLACES
 
 _FLOAT = 4  # bytes; weights, states and gradients are float32
-_MASK = 1  # bytes of a truth value: what dropout keeps
+_MASK = 4  # bytes of a factor: what dropout keeps of an element
 
 
 @dataclass(frozen=True)
