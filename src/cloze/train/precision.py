@@ -23,7 +23,7 @@ class Precision:
 
     @classmethod
     def choose(cls, name: PrecisionName, device: torch.device) -> "Precision":
-        """Choose by name; ``auto`` takes bf16 where it is fast."""
+        """Choose by name; ``auto`` takes bf16 where it is faster."""
         if name not in ("auto", "fp32", "bf16"):
             raise ConfigError(f"unknown precision {name!r}; auto, fp32 or bf16 was expected")
         return cls(name == "bf16" or (name == "auto" and has_fast_bf16(device)), device)

@@ -111,7 +111,7 @@ class PretrainSettings:
     checkpointing: bool = False
     """Compute a layer's inner states twice instead of keeping them: a third more time, a fraction of the memory."""
     precision: PrecisionName = "auto"
-    """fp32, bf16, or auto: bf16 where the hardware multiplies it."""
+    """fp32, bf16, or auto: bf16 where it is faster."""
     parallel: Parallel = "ddp"
     """Under torchrun: ddp (each process has all weights) or fsdp (each has a share)."""
     save_every: int = 500
