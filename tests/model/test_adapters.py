@@ -105,10 +105,28 @@ def test_adapters_norms_and_head_are_trained_and_nothing_else() -> None:
     assert part_tensors(parts).keys() == trained(bert)
 
 
-def test_pooler_that_is_new_is_trained() -> None:
+def test_pooler_is_trained_as_a_copy_that_starts_as_the_bases() -> None:
     bert = random_bert(SMALL, ["sequence"])
-    attach(bert, replace(LORA, pooler=True), seed=0)
+    own = bert.pooler
+    assert own is not None
+    before = {name: tensor.clone() for name, tensor in own.state_dict().items()}
+    parts = attach(bert, replace(LORA, pooler=True), seed=0)
     assert {name for name in trained(bert) if "pooler" in name} == {"pooler.dense.weight", "pooler.dense.bias"}
+    copied = bert.pooler
+    assert copied is not None
+    assert copied is parts["pooler"] is not own
+    for name, tensor in copied.state_dict().items():
+        assert torch.equal(tensor, before[name])
+        tensor.add_(1)
+        assert torch.equal(own.state_dict()[name], before[name]), "the base has its own"
+
+
+def test_pooler_of_a_base_without_one_starts_at_random() -> None:
+    bert = random_bert(SMALL, pooler=False)
+    assert bert.pooler is None
+    attach(bert, replace(LORA, pooler=True), seed=0)
+    assert bert.pooler is not None
+    assert float(bert.pooler.state_dict()["dense.weight"].std()) > 0.01
 
 
 @pytest.mark.parametrize("pooler", [False, True])

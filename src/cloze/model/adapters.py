@@ -38,7 +38,7 @@ class Attachment:
     head: HeadName
     labels: int
     size: int  # of the bottleneck, the rank, or the width of the LSTM
-    pooler: bool = False  # whether it brings one, for a base that has none
+    pooler: bool = False  # whether it brings one of its own
     alpha: float = 16.0  # lora: its change counts alpha / size times
     reads: Features = "last"  # features: which states, and what reads them
     feature_head: FeatureHead = "linear"
@@ -86,7 +86,7 @@ def new_parts(bert: Bert, attachment: Attachment) -> Parts:
         head.output = nn.Linear(reader.width, head.output.out_features)
         parts["reader"] = reader
     if attachment.pooler:
-        parts["pooler"] = Pooler(bert.config)
+        parts["pooler"] = Pooler(bert.config) if bert.pooler is None else deepcopy(bert.pooler)
     return parts | {"heads": nn.ModuleDict({attachment.head: head})}
 
 
@@ -106,9 +106,10 @@ def attach(bert: Bert, attachment: Attachment, seed: int) -> Parts:
     parts = new_parts(bert, attachment)
     generator = torch.Generator().manual_seed(seed)
     for place, part in parts.items():
+        copied = place.endswith("norm") or (place == "pooler" and bert.pooler is not None)  # they start as the base's
         if isinstance(part, Adapter | LowRank | Reader):
             part.start(bert.config.initial_deviation, generator)
-        elif part is not None and not place.endswith("norm"):  # norms start as the base's
+        elif part is not None and not copied:
             initialise(part, bert.config.initial_deviation, generator)
     install(bert, parts)
     bert.labels = attachment.labels

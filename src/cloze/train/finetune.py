@@ -170,7 +170,7 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSetti
         progress.say(f"the model reads at most {length} tokens")
     # What it is trained and scored on is what it will read: the limit goes with the folder.
     tokenizer = base.tokenizer.with_max_length(length)
-    attachment = prepare(bert, settings, new_pooler=base.model.pooler is None)
+    attachment = prepare(bert, settings)
     adapter = None
     if attachment is not None:
         assert base.place is not None, "it was loaded"

@@ -27,12 +27,12 @@ STATES_BUDGET = 2 * 2**30
 _LAYER = re.compile(r"\bencoder\.layers\.(\d+)\.")
 
 
-def prepare(bert: Bert, settings: FinetuneSettings, *, new_pooler: bool) -> Attachment | None:
+def prepare(bert: Bert, settings: FinetuneSettings) -> Attachment | None:
     """Attach what is to be attached to a model with the head of a task, and freeze what is to stay as it is.
 
-    A pooler is trained where all of the model is, and where it is new and knows nothing. Another one stays frozen
-    under an adapter, as in Houlsby's code: it is as large as three adapters, and what it could learn the last layer's
-    adapter can do before it.
+    An adapter brings a copy of the pooler, which it trains with the head that reads it. Houlsby's code leaves it
+    frozen, which only works if it has learned something: many models were trained without a task for it, and its small
+    random numbers then hide the states from the head (docs/findings.md).
     """
     (head,) = bert.head_names
     kind: AttachmentKind | None = "features" if settings.frozen else settings.adapter
@@ -45,7 +45,7 @@ def prepare(bert: Bert, settings: FinetuneSettings, *, new_pooler: bool) -> Atta
         bert.labels,
         # The paper's LSTM is as wide as its model, 768.
         size=bert.config.hidden_size if kind == "features" else settings.adapter_size or SIZES[kind],
-        pooler=new_pooler and head in POOLED_HEADS and kind != "features",
+        pooler=head in POOLED_HEADS and kind != "features",
         reads=settings.frozen or "last",
         feature_head=settings.feature_head,
     )
