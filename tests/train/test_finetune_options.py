@@ -156,7 +156,7 @@ def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
     listener = Listener()
     scores = {}
     for how in ("cut", "head-tail", "windows"):
-        settings = replace(LEARNING, epochs=8, long_texts=how)
+        settings = replace(LEARNING, epochs=8, rate=1e-3, long_texts=how)
         run = finetune(source, base, tmp_path / how, settings=settings, progress=listener)
         scores[how] = results(run)["accuracy"]
         model = load(run)
