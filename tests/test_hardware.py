@@ -13,14 +13,21 @@ from cloze.hardware import WITHOUT_TILES, avoid_hidden_tiles
 TWO = "processor\t: 0\ncpuid level\t: {level}\nflags\t: fpu {flag}\n\nprocessor\t: 1\ncpuid level\t: 99\nflags\t: fpu\n"
 
 
+@pytest.fixture
+def unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the variable, and afterwards as it was: what is deleted only would not be put back."""
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "")
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
+
+
+@pytest.mark.usefixtures("unset")
 @pytest.mark.parametrize(
     ("level", "flag", "expected"),
     [("28", "amx_tile", WITHOUT_TILES), ("29", "amx_tile", None), ("28", "avx512f", None), ("?", "amx_tile", None)],
 )
 def test_tiles_are_avoided_where_their_page_is_hidden(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str, flag: str, expected: str | None
+    tmp_path: Path, level: str, flag: str, expected: str | None
 ) -> None:
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
     (tmp_path / "cpuinfo").write_text(TWO.format(level=level, flag=flag), encoding="utf-8")
     avoid_hidden_tiles(tmp_path / "cpuinfo")
     assert os.environ.get("ONEDNN_MAX_CPU_ISA") == expected
@@ -33,8 +40,8 @@ def test_what_the_user_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert os.environ["ONEDNN_MAX_CPU_ISA"] == "AVX2"
 
 
-def test_a_system_that_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+@pytest.mark.usefixtures("unset")
+def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
     avoid_hidden_tiles(tmp_path / "nothing")
     assert "ONEDNN_MAX_CPU_ISA" not in os.environ
 

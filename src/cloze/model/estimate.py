@@ -16,7 +16,6 @@ from cloze.model.config import BertConfig
 from cloze.model.heads import SPAN_PLACE_SIZE, SPAN_PLACES
 
 _FLOAT = 4  # bytes; weights, states and gradients are float32
-_MASK = 4  # bytes of a factor: what dropout keeps of an element
 
 
 @dataclass(frozen=True)
@@ -188,13 +187,13 @@ def _kept_by_a_layer(config: BertConfig, length: int, explicit: bool, share: flo
     and after the activation.
     """
     hidden = config.hidden_size
-    dropped = 2 * _MASK * hidden if config.dropout > 0 else 0
+    dropped = 2 * _FLOAT * hidden if config.dropout > 0 else 0
     behind = share * (_FLOAT * (4 * hidden + 2 * config.feedforward_size) + dropped)
     if not explicit:
         # The kernel keeps one number a row, and what it made, which is the context itself where nothing is left out.
         return 4 * _FLOAT * hidden + behind + _FLOAT * (config.heads + (hidden if share < 1 else 0))
-    # Written out: the softmax; and with dropout, which of it was kept, and what came of it.
-    weights = (2 * _FLOAT + _MASK) if config.attention_dropout > 0 else _FLOAT
+    # Written out: the softmax; and with dropout, the factors, and what came of it.
+    weights = 3 * _FLOAT if config.attention_dropout > 0 else _FLOAT
     return 4 * _FLOAT * hidden + behind + weights * config.heads * length
 
 
@@ -202,7 +201,7 @@ def _kept_by_embeddings(config: BertConfig) -> int:
     """Bytes a token: the sum before LayerNorm, and where there is a map behind it, what goes into that."""
     width = config.table_width
     mapped = _FLOAT * width if config.embedding_size is not None else 0
-    return _FLOAT * width + mapped + (_MASK * width if config.dropout > 0 else 0)
+    return _FLOAT * width + mapped + (_FLOAT * width if config.dropout > 0 else 0)
 
 
 def _kept_by_word_heads(config: BertConfig, heads: Collection[HeadName]) -> int:
