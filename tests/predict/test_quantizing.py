@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from cloze.errors import RequestError
-from cloze.predict import Model, load
-from cloze.predict.quantized import Int8Linear
+from cloze.predict import Model, load, quantized
+from cloze.predict.quantized import KERNELS, Int8Linear, is_right
 from cloze.predict.quantizing import quantize
 from cloze.predict.rounding import round_product
 from cloze.tasks.source import Source
@@ -74,8 +74,12 @@ def test_heads_are_pruned_from_rounded_layers_too(precision: str) -> None:
     assert near < 0.2 * numpy.abs(whole - expected).max()  # rounded anew, so not to the bit
 
 
+@pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("biased", [True, False])
-def test_a_row_is_the_same_alone_to_the_bit(biased: bool) -> None:
+def test_a_row_is_the_same_alone_to_the_bit(biased: bool, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not is_right(KERNELS[kernel]):
+        pytest.skip(f"{kernel} is not right on this machine")
+    monkeypatch.setattr(quantized, "choose_kernel", lambda: kernel)
     torch.manual_seed(4)
     linear = nn.Linear(96, 40, bias=biased)
     place = "encoder.layers.0.expand"
