@@ -104,6 +104,7 @@ TYPED = {
     ),
     "finetune glue {rows} --temperature 0.1 --out {folder}/run": "temperature is 0.1, which is for similarity",
     "evaluate glue {folder} --model {tuned}": "glue is several tasks; name one of them: cola, sst-2, ",
+    "evaluate mrpc {folder} --model {tuned} --split test": "test rows are not published; give --out for the answers",
     "evaluate classify {rows} --model {tuned} --out {rows}": "rows.tsv is a file; choose another folder",
     "classify door --model {tuned} --output a.txt": "--output a.txt: .jsonl, .csv or .tsv was expected",
     "answer who door --model {tuned} --output a.txt": "--output a.txt: .jsonl, .csv or .tsv was expected",

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from cloze.errors import ConfigError, DataError
+from cloze.errors import ConfigError, DataError, RequestError
 from cloze.predict import load
-from cloze.predict.submission import write_submission
+from cloze.predict.submission import answer_test_rows, write_submission
 from cloze.tasks.glue import GLUE
 from cloze.tasks.source import Source
 from cloze.train.benchmark_suite import finetune_glue
@@ -64,6 +64,18 @@ def test_answers_are_those_of_the_model_and_splits_have_their_names(base: Path, 
     assert told == [one.label for one in model.classify(["a river"] * 3, ["a 0", "a 1", "a 2"])]
     (matched,) = write_submission(model, GLUE["mnli"], glue, tmp_path / "out")
     assert matched.name == "MNLI-m.tsv"
+
+
+def test_a_tuned_model_answers_the_test_rows_of_its_task(base: Path, glue: Path, tmp_path: Path) -> None:
+    run = finetune(Source("rte", glue), base, tmp_path / "run", settings=FAST)
+    (path,) = answer_test_rows(run, Source("RTE", glue), tmp_path / "out")
+    assert len(path.read_text(encoding="utf-8").splitlines()) == 4
+    (glue / "RTE" / "test.tsv").unlink()
+    with pytest.raises(DataError, match="no test file of rte is there"):
+        answer_test_rows(run, Source("rte", glue), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+    with pytest.raises(RequestError, match="sts-b needs a model fine-tuned to regress; this one does classify"):
+        answer_test_rows(run, Source("sts-b", glue), tmp_path / "none")
 
 
 def test_what_cannot_be_is_refused(base: Path, glue: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from cloze.cli.searches import print_search
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction_settings import CorrectionSettings
-from cloze.tasks.source import RowSettings
+from cloze.tasks.source import RowSettings, Source
 from cloze.train.settings import BlankSettings, FinetuneSettings, SearchSettings
 from cloze.train.similarity_settings import SimilaritySettings, check_meant
 
@@ -100,11 +100,12 @@ def evaluate(
     Args:
         model: The fine-tuned model folder or run.
         out: A folder for eval_results.json and predictions.tsv.
-        split: Which of GLUE's files: dev, or dev_mismatched.
+        split: Which of GLUE's files: dev, dev_mismatched, or test, whose answers are written as its server takes them.
         json: Print JSON.
     """
     from cloze.predict import evaluate as run
     from cloze.predict import write_report
+    from cloze.tasks.glue import is_glue_task
 
     if task == "mlm":
         _evaluate_blanks(data, model, out, rows, blanks, machine, json)
@@ -117,6 +118,9 @@ def evaluate(
     source = rows.source(task, data[0])
     if out is not None:
         check_folder(out)
+    if split == "test" and is_glue_task(task):
+        _answer_test_rows(source, model, out, machine, json)
+        return
     evaluation = run(model, source, split=split, device=machine.use())
     if out is not None:
         write_report(evaluation, out)
@@ -126,6 +130,15 @@ def evaluate(
         print_json(evaluation.results())
     else:
         print_table(("metric", "value"), [(name, f"{value:.4f}") for name, value in evaluation.metrics.items()])
+
+
+def _answer_test_rows(source: Source, model: str, out: Path | None, machine: Machine, json: bool) -> None:
+    from cloze.predict.submission import answer_test_rows
+
+    if out is None:
+        raise ConfigError(f"the labels of {source.task}'s test rows are not published; give --out for the answers")
+    written = answer_test_rows(model, source, out, device=machine.use())
+    print_json([str(path) for path in written]) if json else print(*written, sep="\n")
 
 
 def _evaluate_blanks(

@@ -34,11 +34,19 @@ def evaluate_examples(model: Model, kind: TaskKind, examples: Examples, metrics:
 def evaluate(model: str | Path | Model, source: Source, *, split: str = "dev", device: str | None = None) -> Evaluation:
     """Score a model folder on a task's rows: a published split, or the user's own file."""
     spec = find_task(source.task)
+    loaded = load_tuned(model, source.task, device=device)
+    assert loaded.task is not None
+    examples = read_examples(source, loaded.task.names or None, split)
+    return evaluate_examples(loaded, spec.kind, examples, spec.metrics)
+
+
+def load_tuned(model: str | Path | Model, name: str, *, device: str | None = None) -> Model:
+    """A model that was fine-tuned to what the task of this name asks for; another is refused."""
+    kind = find_task(name).kind
     loaded = model if isinstance(model, Model) else load(model, device=device)
     task = loaded.task
-    if task is None or task.kind != spec.kind or HEAD_OF[spec.kind] not in loaded.heads:
+    if task is None or task.kind != kind or HEAD_OF[kind] not in loaded.heads:
         there = f"does {task.kind}" if task else f"has the heads: {', '.join(loaded.heads) or 'none'}"
-        name = "the model" if isinstance(model, Model) else model
-        raise RequestError(f"{name}: {source.task} needs a model fine-tuned to {spec.kind}; this one {there}")
-    examples = read_examples(source, task.names or None, split)
-    return evaluate_examples(loaded, spec.kind, examples, spec.metrics)
+        told = "the model" if isinstance(model, Model) else model
+        raise RequestError(f"{told}: {name} needs a model fine-tuned to {kind}; this one {there}")
+    return loaded

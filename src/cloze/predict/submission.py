@@ -2,18 +2,30 @@
 
 from pathlib import Path
 
+from cloze.errors import DataError
 from cloze.files import replaced_file
+from cloze.predict.evaluation import load_tuned
 from cloze.predict.labels import chosen_classes
 from cloze.predict.model import Model
+from cloze.tasks.glue import find_glue_task
 from cloze.tasks.published import PublishedTask, find_split, read_split
+from cloze.tasks.source import Source
 
 # What the server calls the test files of a task, by split; MNLI has two.
 _NAMES = {"test_matched": "-m", "test_mismatched": "-mm"}
 
 
+def answer_test_rows(model: str | Path, source: Source, out: Path, *, device: str | None = None) -> list[Path]:
+    """Answer the test rows of one task by the model of a folder."""
+    task = find_glue_task(source.task)
+    written = write_submission(load_tuned(model, task.name, device=device), task, source.data, out)
+    if not written:
+        raise DataError(f"{source.data}: no test file of {task.name} is there; expected {task.folder} as published")
+    return written
+
+
 def write_submission(model: Model, task: PublishedTask, data: Path, out: Path) -> list[Path]:
     """Answer every test file of a task that is there, and return what was written."""
-    out.mkdir(parents=True, exist_ok=True)
     splits = [split for split in task.files if split.startswith("test_")] or ["test"]
     return [_write(model, task, data, split, out) for split in splits if _is_there(task, data, split)]
 
@@ -32,6 +44,7 @@ def _write(model: Model, task: PublishedTask, data: Path, split: str, out: Path)
         answers = [f"{min(5.0, max(0.0, float(value))):.3f}" for value in logits[:, 0]]
     else:
         answers = [told.names[index] for index in chosen_classes(told, logits)]
+    out.mkdir(parents=True, exist_ok=True)
     path = out / f"{task.folder}{_NAMES.get(split, '')}.tsv"
     lines = ["index\tprediction", *(f"{index}\t{answer}" for index, answer in enumerate(answers))]
     with replaced_file(path) as temporary:

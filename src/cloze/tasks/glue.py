@@ -84,10 +84,18 @@ ALIASES = {"sst2": "sst-2", "stsb": "sts-b"}
 
 def find_glue_task(name: str) -> PublishedTask:
     """Return the task of that name, in any case, with or without its hyphen."""
-    key = ALIASES.get(name.lower(), name.lower())
-    if key not in GLUE:
-        raise ConfigError(f"GLUE has no task {name!r}{did_you_mean(key, GLUE)}")
-    return GLUE[key]
+    if not is_glue_task(name):
+        raise ConfigError(f"GLUE has no task {name!r}{did_you_mean(_key(name), GLUE)}")
+    return GLUE[_key(name)]
+
+
+def is_glue_task(name: str) -> bool:
+    """Whether it has a task of that name."""
+    return _key(name) in GLUE
+
+
+def _key(name: str) -> str:
+    return ALIASES.get(name.lower(), name.lower())
 
 
 def read_glue(name: str, folder: Path, split: str, on_bad_row: OnBadRow | None = None) -> RowFile:
