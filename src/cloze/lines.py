@@ -16,7 +16,14 @@ UTF8_MARK = b"\xef\xbb\xbf"
 
 
 class RowError(DataError):
-    """One row is bad and the rows around it are not: whoever reads may skip it and go on."""
+    """One row is bad and the rows around it are not: whoever reads may skip it and go on.
+
+    ``line`` is the line that it is about, if that could be read at all, with something else for what could not.
+    """
+
+    def __init__(self, message: str, line: str | None = None) -> None:
+        super().__init__(message)
+        self.line = line
 
 
 class Lines(Iterator[str]):
@@ -64,14 +71,21 @@ class Lines(Iterator[str]):
         if b"\x00" in line:
             raise RowError(
                 f"{self.place}: a NUL character at byte {line.index(0) + 1}; "
-                "expected UTF-8 text: save the file as UTF-8 (not UTF-16), or remove the character"
+                "expected UTF-8 text: save the file as UTF-8 (not UTF-16), or remove the character",
+                _readable(line),
             )
         try:
             return line.decode("utf-8")
         except UnicodeDecodeError as error:
             raise RowError(
-                f"{self.place}: byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8; save the file as UTF-8"
+                f"{self.place}: byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8; "
+                "save the file as UTF-8",
+                _readable(line),
             ) from error
+
+
+def _readable(line: bytes) -> str:
+    return line.decode("utf-8", errors="replace").replace("\x00", "\ufffd")
 
 
 def open_file(path: Path) -> BinaryIO:

@@ -137,6 +137,10 @@ def test_columns_are_written_as_they_were_read(tmp_path: Path) -> None:
 
 
 def test_a_word_with_a_space_is_written_between_tabs() -> None:
+    # An empty cell keeps its place, so that the file can be read again.
+    assert columns_text([[["Paris", "is"], ["", "V"], ["X", "O"]], [["a"], [""], ["O"]]]) == (
+        "Paris _ X\nis V O\n\na _ O\n\n"
+    )
     assert columns_text([[["New York", "is"], ["", ""], ["X", "O"]], [["a\nb"], ["Y"]]]) == (
         "New York\tX\nis\tO\n\na b\tY\n\n"
     )

@@ -120,7 +120,9 @@ def test_complaints(folder: Path) -> None:
     assert str(split.value) == "cola has no split 'devel'; did you mean 'dev'?"
     with pytest.raises(DataError) as missing:
         read_glue("qnli", folder, "train")
-    assert str(missing.value) == (f"{folder}/QNLI has no train.tsv (nor .xz, .gz of it); expected QNLI as published")
+    assert str(missing.value) == (
+        f"{folder}/QNLI has no train.tsv (nor one of them compressed); expected QNLI as published"
+    )
     with pytest.raises(DataError) as nowhere:
         read_glue("qnli", folder / "x", "train")
     assert str(nowhere.value) == (f"{folder}/x is not a folder; expected the one with QNLI inside, or that itself")

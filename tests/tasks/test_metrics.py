@@ -2,7 +2,7 @@ import pytest
 
 from cloze.errors import ConfigError, DataError
 from cloze.tasks.labels import LabelSet
-from cloze.tasks.metrics import CLASSIFICATION_METRICS, REGRESSION_METRICS, confusion, score
+from cloze.tasks.metrics import confusion, score
 
 TARGETS = [1, 1, 1, 0, 0, 0, 0, 0]
 TOLD = [1, 1, 0, 1, 0, 0, 0, 0]  # TP 2, FN 1, FP 1, TN 4
@@ -21,15 +21,21 @@ def test_binary_figures_by_hand() -> None:
 
 
 def test_three_classes_by_hand() -> None:
-    figures = score(CLASSIFICATION_METRICS, [0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 2, 0])
+    figures = score(("accuracy", "macro_f1"), [0, 0, 1, 1, 2, 2], [0, 1, 1, 1, 2, 0])
     # F1: class 0 1/2, class 1 2*(2/3*1)/(5/3) = 4/5, class 2 2/3
     assert figures == pytest.approx({"accuracy": 4 / 6, "macro_f1": (1 / 2 + 4 / 5 + 2 / 3) / 3})
 
 
 def test_regression_by_hand() -> None:
-    figures = score([*REGRESSION_METRICS, "mae"], [1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 8.0])
+    figures = score(("pearson", "spearman", "mse"), [1.0, 2.0, 3.0, 4.0], [1.0, 3.0, 2.0, 8.0])
     # deviations -1.5 -.5 .5 1.5 and -2.5 -.5 -1.5 4.5: products sum to 10, squares to 5 and 29
-    assert figures == pytest.approx({"pearson": 10 / (5 * 29) ** 0.5, "spearman": 0.8, "mse": 18 / 4, "mae": 6 / 4})
+    assert figures == pytest.approx({"pearson": 10 / (5 * 29) ** 0.5, "spearman": 0.8, "mse": 18 / 4})
+
+
+@pytest.mark.parametrize("metric", ["micro_f1", "macro_f1"])
+def test_saying_no_to_a_single_label_is_no_label_of_its_own(metric: str) -> None:
+    assert score([metric], [(1.0,), (0.0,), (0.0,)], [(0.0,), (0.0,), (0.0,)]) == {metric: 0.0}
+    assert score([metric], [(1.0,), (1.0,), (0.0,)], [(1.0,), (0.0,), (0.0,)]) == pytest.approx({metric: 2 / 3})
 
 
 @pytest.mark.parametrize("metric", ["pearson", "spearman", "matthews", "f1"])

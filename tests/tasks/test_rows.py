@@ -71,6 +71,15 @@ def test_file_without_header(tmp_path: Path) -> None:
     assert lines_of(file) == [1, 2]
 
 
+def test_a_bad_byte_in_a_quoted_cell_costs_that_row_and_makes_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(b'text,label\n"good\nbad \xff byte\nend of, cell",x\n"\xff first\nline",y\nplain,z\n')
+    file = read_rows(path, text="text", label="label", on_bad_row="skip")
+    assert triples(file) == [("plain", None, "z")]
+    assert file.skipped == 2
+    assert file.problem == f"{path}:3: byte 5 (0xff) is not UTF-8; save the file as UTF-8"
+
+
 def test_jsonl_keeps_values_and_spells_labels(tmp_path: Path) -> None:
     path = write(
         tmp_path,

@@ -202,7 +202,7 @@ def test_published_folders_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read_published_tags(CONLL, Source("conll", tmp_path), "dev", None)
     assert str(caught.value) == (
-        f"{tmp_path} has no eng.testa or valid.txt or dev.txt (nor .xz, .gz of it); check the folder"
+        f"{tmp_path} has no eng.testa or valid.txt or dev.txt (nor one of them compressed); check the folder"
     )
     with pytest.raises(DataError, match=r"nowhere is not a folder; expected one with eng.train or train.txt in it"):
         read_published_tags(CONLL, Source("conll", tmp_path / "nowhere"), "train", None)

@@ -65,6 +65,14 @@ def test_columns_of_published_files_are_not_to_be_named(folder: Path, column: st
         )
 
 
+@pytest.mark.parametrize(
+    ("task", "column"), [("choose", "pair"), ("tag", "pair"), ("tag", "options"), ("classify", "options")]
+)
+def test_columns_that_a_kind_does_not_have_are_refused(tmp_path: Path, task: str, column: str) -> None:
+    with pytest.raises(ConfigError, match=f"{column} is 'mine', but rows to {task} have no such column; leave it out"):
+        read_task(Source(task, tmp_path / "rows.csv", **{column: "mine"}))  # type: ignore[arg-type]
+
+
 def test_what_is_no_single_task_is_told() -> None:
     with pytest.raises(ConfigError, match=r"glue is several tasks; name one of them: cola, .*; cloze finetune glue"):
         find_task("GLUE")

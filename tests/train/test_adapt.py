@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cloze.errors import DataError
+from cloze.errors import ConfigError, DataError
 from cloze.predict import load
 from cloze.tasks.source import Source
 from cloze.train.adapt import adapt
@@ -63,6 +63,28 @@ def test_rows_to_be_scored_must_not_be_read(base: Path, tmp_path: Path) -> None:
     assert any(line.endswith("which are left out: 1") for line in listener.said)
     assert dev[3]["text"] not in (run / "domain.txt").read_text(encoding="utf-8")
     assert load(run).task is not None
+
+
+def test_what_fine_tuning_refuses_is_refused_before_anything_is_read(base: Path, tmp_path: Path) -> None:
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
+    domain = write_domain(tmp_path / "domain.txt")
+    with pytest.raises(ConfigError, match="stride is for answers in long contexts"):
+        adapt(source, [domain], base, tmp_path / "run", adaptation=QUICK, settings=replace(FAST, stride=8))
+    assert not (tmp_path / "run").exists()
+
+
+def test_test_words_without_tags_must_not_be_read_either(base: Path, tmp_path: Path) -> None:
+    row = "he opened the door of the old house and went in"
+    folder = tmp_path / "conll"
+    folder.mkdir()
+    for name in ("train.txt", "dev.txt"):
+        (folder / name).write_text("Paris B-LOC\nis O\n\nit O\n\n", encoding="utf-8")
+    (folder / "test.txt").write_text("".join(f"{word}\n" for word in row.split()), encoding="utf-8")
+    domain = write_domain(tmp_path / "domain.txt")
+    with domain.open("a", encoding="utf-8") as file:
+        file.write(f"\n{row}\n")
+    with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{folder / 'test.txt'}:1"):
+        adapt(Source("conll", folder), [domain], base, tmp_path / "run", adaptation=QUICK, settings=FAST)
 
 
 def test_test_rows_without_labels_must_not_be_read_either(base: Path, tmp_path: Path) -> None:

@@ -339,7 +339,9 @@ def test_rows_without_labels_that_teach_nothing_are_refused(
     pairs = write(tmp_path / "pairs.csv", [{**row, "other": "the river"} for row in make_rows(40)])
     source = Source("classify", pairs, pair="other")
     paired = finetune(source, base, tmp_path / "paired", settings=tuning)
-    with pytest.raises(DataError, match="the rows of this task are pairs of texts; give a table, and its columns by"):
+    with pytest.raises(
+        DataError, match="the rows of this task are pairs of texts; give a table with the columns of both"
+    ):
         distill(source, paired, tmp_path / "run", unlabelled=tmp_path / "more.txt", settings=QUICK)
     assert not (tmp_path / "run").exists()
     distill(source, paired, tmp_path / "run", unlabelled=pairs, settings=QUICK)

@@ -1,8 +1,11 @@
 import csv
 import json
+import os
 import random
+import signal
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +16,11 @@ from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.errors import CheckpointError, ConfigError, DataError
 from cloze.interrupts import Interrupted
 from cloze.model import Bert
-from cloze.predict import load
+from cloze.predict import Model, evaluate, load
 from cloze.tasks.source import Source
 from cloze.text import Tokenizer
 from cloze.train.finetune import finetune
+from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.made import Listener, interrupted_at, make_bert
@@ -204,6 +208,50 @@ def test_changed_rows_are_another_run(base: Path, tmp_path: Path) -> None:
         "rows was 36 and is now 37",
     ):
         finetune(Source("classify", path), base, run, settings=FAST)
+
+
+def test_corrected_labels_are_another_run(base: Path, tmp_path: Path) -> None:
+    rows = make_rows(40)
+    path = write(tmp_path / "train.csv", rows)
+    run = finetune(Source("classify", path), base, tmp_path / "run", settings=FAST)
+    finetune(Source("classify", path), base, run, settings=FAST)
+    write(path, [rows[0] | {"label": "garden" if rows[0]["label"] == "winter" else "winter"}, *rows[1:]])
+    with pytest.raises(ConfigError, match=r"content was '[0-9a-f]{32}' and is now"):
+        finetune(Source("classify", path), base, run, settings=FAST)
+    # A run of a version that did not write it down is gone on with.
+    recorded = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    del recorded["content"]
+    (run / "run.json").write_text(json.dumps(recorded), encoding="utf-8")
+    assert finetune(Source("classify", path), base, run, settings=FAST) == run
+
+
+def test_dev_rows_are_scored_and_not_those_of_training(base: Path, tmp_path: Path) -> None:
+    dev = write(tmp_path / "dev.csv", make_rows(7, 1))
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(40)), dev)
+    run = finetune(source, base, tmp_path / "run", settings=FAST)
+    assert evaluate(run, source).places == [f"{dev}:{line}" for line in range(2, 9)]
+    with pytest.raises(ConfigError, match="files of your own have no split 'test'; leave it out"):
+        evaluate(run, source, split="test")
+
+
+def test_a_signal_is_heard_while_dev_rows_are_scored(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source("classify", write(tmp_path / "a.csv", make_rows(40)), write(tmp_path / "b.csv", make_rows(8, 1)))
+    logits = Model.logits
+
+    def interrupted(self: Model, *texts: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return logits(self, *texts)
+
+    monkeypatch.setattr(Model, "logits", interrupted)
+    with pytest.raises(Interrupted, match="stopped and saved at step 5"):
+        finetune(source, base, tmp_path / "run", settings=FAST)
+    monkeypatch.undo()
+    again = finetune(source, base, tmp_path / "run", settings=FAST)
+    whole = finetune(source, base, tmp_path / "whole", settings=FAST)
+    assert weights(again) == weights(whole)
+    assert [row["step"] for row in Run(again).metrics() if "dev_accuracy" in row] == [5]
 
 
 def test_mistakes_are_found_before_the_folder_is_made(base: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from cloze.tasks.classify import LabelledTexts
 from cloze.tasks.labels import LabelSet
 from cloze.tasks.source import Source
 from cloze.tasks.task import TaskData
+from cloze.train.checks import check_kind
 from cloze.train.class_weights import balanced_weights
 from cloze.train.finetune import finetune
 from cloze.train.settings import FinetuneSettings
@@ -69,7 +70,7 @@ def test_balanced_weights_by_hand() -> None:
     flags = replace(rows, targets=[(1.0, 0.0)] * 4 + [(0.0, 1.0)] * 2)
     assert balanced_weights(replace(data, kind="multilabel", train=flags)).tolist() == [0.5, 2.0]
     with pytest.raises(ConfigError, match="class_weights are for labels of texts; this task is to regress"):
-        balanced_weights(replace(data, kind="regress", labels=None))
+        check_kind("regress", FinetuneSettings(class_weights="balanced"))
 
 
 def test_balanced_weights_help_a_rare_label(base: Path, tmp_path: Path) -> None:

@@ -41,6 +41,17 @@ def test_usual_loss_follows_the_good_steps() -> None:
     assert guard.objection(11.0, 1.0) is not None
 
 
+def test_a_row_that_is_still_wrong_is_learned_from_however_small_the_loss_has_become() -> None:
+    guard = settled(0.7)
+    for _ in range(400):
+        guard.accept(0.001)
+    assert guard.objection(0.6, 1.0) is None
+    restored = Guard()
+    restored.restore(guard.figures())
+    assert restored.objection(0.6, 1.0) is None
+    assert restored.objection(7.1, 1.0) is not None
+
+
 def test_bad_steps_are_told_and_a_row_of_them_is_the_end() -> None:
     guard = settled()
     told = guard.refuse(41, "the loss is nan")

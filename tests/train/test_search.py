@@ -14,6 +14,7 @@ from cloze.errors import ConfigError
 from cloze.predict import load
 from cloze.progress import Silent
 from cloze.tasks.source import Source
+from cloze.tasks.task import read_task
 from cloze.train.run import Run
 from cloze.train.search import TABLE, search
 from cloze.train.settings import FinetuneSettings, SearchSettings
@@ -77,6 +78,27 @@ def test_paper_has_eighteen() -> None:
     assert (BATCHES, RATES, EPOCHS) == ((16, 32), (5e-5, 3e-5, 2e-5), (2, 3, 4))
 
 
+def test_the_grid_of_an_adapter_has_rates_at_which_it_learns(source: Source) -> None:
+    from cloze.train.search import FROZEN_RATES, _grid
+
+    cells = list(_grid(read_task(source), replace(FAST, adapter="lora")))
+    assert len(cells) == 18
+    assert {cell.settings.rate for cell in cells} == set(FROZEN_RATES)
+
+
+def test_questions_of_a_fold_do_not_decide_when_there_is_no_answer(base: Path, tmp_path: Path) -> None:
+    rows = [
+        {"question": f"the river {n}", "context": "the old garden", "answer": "garden" if n % 2 else ""}
+        for n in range(8)
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    run = search(Source("answer", path), base, tmp_path / "run", settings=FAST, how=SearchSettings(folds=2))
+    task = load(run).task
+    assert task is not None
+    assert task.threshold is None
+
+
 def test_folds_score_every_row_once_and_leave_a_model_of_all(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "rows.csv", make_rows(31)))
     run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(folds=3))
@@ -115,6 +137,9 @@ def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Pa
     few = Source("classify", write(tmp_path / "few.csv", make_rows(4)))
     with pytest.raises(ConfigError, match="4 rows cannot be parted into 5 folds"):
         search(few, base, tmp_path / "few", settings=FAST, how=SearchSettings(folds=5))
+    with pytest.raises(ConfigError, match="context is for tagging"):
+        search(source, base, tmp_path / "few", settings=replace(FAST, context=True), how=SearchSettings(seeds=2))
+    assert not (tmp_path / "few").exists(), "the corrected command may take the same folder"
 
 
 @pytest.mark.parametrize("looking", [{"patience": 1}, {"calibrate": True}])

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from cloze.errors import ConfigError
-from cloze.train.settings import FinetuneSettings, LoopSettings, PretrainSettings
+from cloze.train.settings import AdaptSettings, FinetuneSettings, LoopSettings, PretrainSettings
 
 WRONG = [
     ({"steps": 0}, "steps is 0; at least 1 was expected"),
@@ -13,7 +13,7 @@ WRONG = [
     ({"weight_decay": -0.1}, "weight_decay is -0.1; a small number"),
     ({"seed": -1}, "seed is -1; a whole number from 0"),
     ({"seed": 2**32}, "seed is 4294967296; a whole number from 0"),
-    ({"save_every": 0}, "save_every and log_every must be at least 1"),
+    ({"save_every": 0}, "save_every is 0; at least 1 was expected"),
 ]
 
 
@@ -25,10 +25,17 @@ def test_loop_refuses(changes: dict[str, float], message: str) -> None:
         PretrainSettings(**changes)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["epochs", "batch", "length"])
-def test_finetuning_refuses_nothing_at_all(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{name} is 0; at least 1 was expected"):
-        FinetuneSettings(**{name: 0})  # type: ignore[arg-type]
+@pytest.mark.parametrize(("name", "least"), [("epochs", 1), ("batch", 1), ("length", 3), ("stride", 1)])
+def test_finetuning_refuses_too_little(name: str, least: int) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is {least - 1}; at least {least} was expected"):
+        FinetuneSettings(**{name: least - 1})  # type: ignore[arg-type]
+
+
+def test_what_would_be_passed_over_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"teacher_decay is 0\.9, but nothing is averaged; give self_teaching too"):
+        FinetuneSettings(teacher_decay=0.9)
+    with pytest.raises(ConfigError, match="masking is entity; here it is token, word, ngram or span"):
+        AdaptSettings(masking="entity")
 
 
 def test_pretraining_refuses_an_empty_batch() -> None:

@@ -62,6 +62,11 @@ def test_labels_of_tokens_are_padded_and_counted() -> None:
     assert short.tolist() == [IGNORED, 1, 2, IGNORED, IGNORED]
 
 
+def test_a_number_is_never_taken_for_a_label_that_is_ignored() -> None:
+    batch = make([Item((encoding(3),), float(IGNORED)), Item((encoding(3),), 1.5)]).at(0)
+    assert batch.counts == {"targets": 2}
+
+
 def test_options_of_a_choice_stay_together() -> None:
     rows = [Item((encoding(3), encoding(4)), 1), Item((encoding(2), encoding(5), encoding(1)), 0)]
     batch = make(rows).at(0)

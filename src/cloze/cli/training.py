@@ -1,6 +1,7 @@
 """``cloze finetune`` and ``evaluate``."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -107,6 +108,7 @@ def evaluate(
     from cloze.predict import write_report
     from cloze.tasks.glue import is_glue_task
 
+    _check_flags(task, split, blanks, correction)
     if task == "mlm":
         _evaluate_blanks(data, model, out, rows, blanks, machine, json)
         return
@@ -130,6 +132,19 @@ def evaluate(
         print_json(evaluation.results())
     else:
         print_table(("metric", "value"), [(name, f"{value:.4f}") for name, value in evaluation.metrics.items()])
+        if evaluation.skipped:
+            print(f"{evaluation.skipped} bad rows were skipped")
+
+
+def _check_flags(task: str, split: str, blanks: BlankSettings, correction: CorrectionSettings) -> None:
+    """Refuse what would be silently passed over."""
+    for meant, settings in (("mlm", blanks), ("correction", correction)):
+        for field in fields(settings) if task != meant else ():
+            if (value := getattr(settings, field.name)) != field.default:
+                flag = field.name.replace("_", "-")
+                raise ConfigError(f"--{flag} is {value!r}, which is for {meant}; leave it out for {task}")
+    if task in ("mlm", "correction") and split != "dev":
+        raise ConfigError(f"--split is {split!r}, which is for published tasks; leave it out for {task}")
 
 
 def _answer_test_rows(source: Source, model: str, out: Path | None, machine: Machine, json: bool) -> None:

@@ -1,6 +1,7 @@
 """A model against labelled rows: the official metrics, and what it said to each row."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cloze.checkpoint import HEAD_OF
@@ -37,7 +38,7 @@ def evaluate(model: str | Path | Model, source: Source, *, split: str = "dev", d
     loaded = load_tuned(model, source.task, device=device)
     assert loaded.task is not None
     examples = read_examples(source, loaded.task.names or None, split)
-    return evaluate_examples(loaded, spec.kind, examples, spec.metrics)
+    return replace(evaluate_examples(loaded, spec.kind, examples, spec.metrics), skipped=examples.skipped)
 
 
 def load_tuned(model: str | Path | Model, name: str, *, device: str | None = None) -> Model:

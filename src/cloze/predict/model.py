@@ -4,8 +4,8 @@ Results do not depend on the neighbours in a batch, and every method says so cle
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -99,6 +99,7 @@ class Model:
         self, folder: ModelFolder, *, device: str | None = None, precision: PrecisionName | None = None
     ) -> None:
         self._folder, self._adapters = folder, Adapters(folder)
+        self._pause: Callable[[], object] = bool
         self.device = choose_device(device)
         self.bert: Bert = folder.model.to(self.device).eval()
         if precision is not None:  # else as the model is
@@ -366,7 +367,21 @@ class Model:
 
     def run(self, encodings: Sequence[Encoding], step: Callable[[Batch], Sequence[Result]]) -> list[Result]:
         """Apply ``step`` to batches and return one result a sequence, in their order."""
-        return run_batched(encodings, self.tokenizer.pad_id, self.device, step)
+
+        def paused(batch: Batch) -> Sequence[Result]:
+            self._pause()
+            return step(batch)
+
+        return run_batched(encodings, self.tokenizer.pad_id, self.device, paused)
+
+    @contextmanager
+    def paused(self, pause: Callable[[], object]) -> Iterator[None]:
+        """Call ``pause`` before every batch for as long as the block lasts; what it raises ends the work."""
+        self._pause = pause
+        try:
+            yield
+        finally:
+            self._pause = bool
 
     def _states(self, batch: Batch, layers: tuple[int, ...]) -> Tensor:
         """The mean of the states (B, T, H) after each of these layers; the last alone needs no others kept."""

@@ -34,10 +34,12 @@ class Evaluation:
     confusion: Confusion | None = None
     files: Mapping[str, Any] = field(default_factory=dict)  # official ones: name -> what the JSON holds, or the text
     errors: Sequence[float] | None = None  # how far off each answer is, where answers are numbers
+    skipped: int = 0  # rows that could not be used
 
     def results(self) -> dict[str, Any]:
         """What ``eval_results.json`` holds."""
-        found = {**self.metrics, "rows": len(self.predictions)}
+        found: dict[str, Any] = {**self.metrics, "rows": len(self.predictions)}
+        found |= {"skipped": self.skipped} if self.skipped else {}
         return {**found, "degenerate": self.degenerate} if self.degenerate else found
 
     @property

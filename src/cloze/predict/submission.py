@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from cloze.errors import DataError
+from cloze.errors import DataError, RequestError
 from cloze.files import replaced_file
 from cloze.predict.evaluation import load_tuned
 from cloze.predict.labels import chosen_classes
 from cloze.predict.model import Model
 from cloze.tasks.glue import find_glue_task
-from cloze.tasks.published import PublishedTask, find_split, read_split
+from cloze.tasks.published import PublishedTask, find_split, read_unlabelled_split
 from cloze.tasks.source import Source
 
 # What the server calls the test files of a task, by split; MNLI has two.
@@ -18,10 +18,21 @@ _NAMES = {"test_matched": "-m", "test_mismatched": "-mm"}
 def answer_test_rows(model: str | Path, source: Source, out: Path, *, device: str | None = None) -> list[Path]:
     """Answer the test rows of one task by the model of a folder."""
     task = find_glue_task(source.task)
-    written = write_submission(load_tuned(model, task.name, device=device), task, source.data, out)
+    tuned = load_tuned(model, task.name, device=device)
+    _check_labels(tuned, task, model)
+    written = write_submission(tuned, task, source.data, out)
     if not written:
         raise DataError(f"{source.data}: no test file of {task.name} is there; expected {task.folder} as published")
     return written
+
+
+def _check_labels(tuned: Model, task: PublishedTask, name: str | Path) -> None:
+    """Refuse a model that says what the server does not know."""
+    told = tuned.task.names if tuned.task else ()
+    if task.labels is not None and set(told) != set(task.labels.names):
+        raise RequestError(
+            f"{name}: the labels of {task.name} are {', '.join(task.labels.names)}; this model says {', '.join(told)}"
+        )
 
 
 def write_submission(model: Model, task: PublishedTask, data: Path, out: Path) -> list[Path]:
@@ -35,9 +46,8 @@ def _is_there(task: PublishedTask, data: Path, split: str) -> bool:
 
 
 def _write(model: Model, task: PublishedTask, data: Path, split: str, out: Path) -> Path:
-    rows = list(read_split(task, data, split))
-    pairs = [row.pair for row in rows if row.pair is not None] or None
-    logits = model.logits([row.text for row in rows], pairs)
+    texts, pairs = read_unlabelled_split(task, data, split)
+    logits = model.logits(texts, pairs)
     told = model.task
     if told is None or told.kind == "regress":
         # The server wants similarities from 0 to 5.

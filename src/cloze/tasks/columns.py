@@ -17,6 +17,7 @@ from cloze.lines import Lines, RowError, open_file
 from cloze.tasks.source import OnBadRow
 
 DOCUMENT_START = "-DOCSTART-"
+EMPTY = "_"  # for a cell without anything in it, as column files of treebanks have it
 _GAP = re.compile("[ \t]+")
 _WHITE = re.compile("[ \r\n]+")
 
@@ -151,11 +152,16 @@ class _ColumnReader:
 def columns_text(sentences: Sequence[Sequence[Sequence[str]]], order: Sequence[int] | None = None) -> str:
     """Sentences as a column file; each is its columns: words, what stood between (several may be one), tags.
 
-    Cells are parted by spaces, or by tabs if one has a space inside. With their ``order``, documents are marked.
+    Cells are parted by spaces, or by tabs if one has a space inside; every word has as many. With their ``order``,
+    documents are marked.
     """
     lines: list[list[str]] = []
+    widths = _widths(sentences)
     for index, columns in enumerate(sentences):
-        rows = [[part for cell in cells for part in _parts(cell)] for cells in zip(*columns, strict=True)]
+        rows = [
+            [part for cell, width in zip(cells, widths[len(columns)], strict=True) for part in _parts(cell, width)]
+            for cells in zip(*columns, strict=True)
+        ]
         if order is not None and rows and (index == 0 or order[index] != order[index - 1] + 1):
             lines += [[DOCUMENT_START, *("O" for _ in rows[0][1:])], []]
         lines += [*rows, []]
@@ -163,6 +169,17 @@ def columns_text(sentences: Sequence[Sequence[Sequence[str]]], order: Sequence[i
     return "".join(separator.join(row) + "\n" for row in lines)
 
 
-def _parts(cell: str) -> list[str]:
-    """A cell, or the several that stood between; none where there were none. Line ends would end the word."""
-    return [_WHITE.sub(" ", part) for part in cell.split("\t")] if cell else []
+def _widths(sentences: Sequence[Sequence[Sequence[str]]]) -> dict[int, list[int]]:
+    """How many cells each column has at most, by the number of columns: what stood between may be several, or none."""
+    found: dict[int, list[int]] = {}
+    for columns in sentences:
+        widths = [max((cell.count("\t") + 1 for cell in column if cell), default=0) for column in columns]
+        found[len(columns)] = list(map(max, widths, found.get(len(columns), widths)))
+    return found
+
+
+def _parts(cell: str, width: int) -> list[str]:
+    """So many cells, with a mark for each that is empty. Line ends would end the word."""
+    parts = cell.split("\t") if cell else []
+    parts += [""] * (width - len(parts))
+    return [_WHITE.sub(" ", part) or EMPTY for part in parts]

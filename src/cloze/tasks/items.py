@@ -1,7 +1,8 @@
 """What a model is trained on at once: a row of a task as the sequences that a model reads, and what it should say."""
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Generic, Protocol, Self, TypeVar
 
 from cloze.text import Encoding
@@ -36,6 +37,22 @@ class Examples(Protocol):
 
     def documents(self) -> Sequence[Sequence[str]]:
         """The texts of each row, for those who want to read them without their labels."""
+
+
+def fingerprint(*all_examples: Examples) -> str:
+    """What tells rows from others: all that they say and are to be answered, wherever they stand."""
+    found = hashlib.blake2b(digest_size=16)
+    for examples in all_examples:
+        assert is_dataclass(examples)
+        for field in fields(examples):
+            value = getattr(examples, field.name)
+            for one in value if isinstance(value, Sequence) and field.name != "places" else ():
+                found.update(repr(_without_place(one)).encode("utf-8", errors="replace"))
+    return found.hexdigest()
+
+
+def _without_place(row: object) -> object:
+    return row if not is_dataclass(row) else [getattr(row, one.name) for one in fields(row) if one.name != "place"]
 
 
 class Row(Protocol):

@@ -15,9 +15,6 @@ from cloze.tasks.labels import LabelSet
 # Indices of classes, numbers, or a yes or no for each label.
 Numbers = Sequence[Any]
 
-CLASSIFICATION_METRICS = ("accuracy", "macro_f1")
-REGRESSION_METRICS = ("pearson", "spearman", "mse")
-
 
 def accuracy(targets: Numbers, predictions: Numbers) -> float:
     """Share of predictions that equal their target."""
@@ -32,9 +29,11 @@ def f1(targets: Numbers, predictions: Numbers) -> float:
 
 
 def macro_f1(targets: Numbers, predictions: Numbers) -> float:
-    """Mean F1 of the classes that occur among targets or predictions."""
+    """Mean F1 of the classes that occur among targets or predictions; of labels, where a row may have several."""
     from sklearn.metrics import f1_score
 
+    if _has_one_label(targets):
+        return _f1_of_label(targets, predictions)
     return float(f1_score(targets, predictions, average="macro", zero_division=0))
 
 
@@ -42,6 +41,8 @@ def micro_f1(targets: Numbers, predictions: Numbers) -> float:
     """F1 over all labels of all rows at once, where a row may have several."""
     from sklearn.metrics import f1_score
 
+    if _has_one_label(targets):
+        return _f1_of_label(targets, predictions)
     return float(f1_score(targets, predictions, average="micro", zero_division=0))
 
 
@@ -71,11 +72,6 @@ def mse(targets: Numbers, predictions: Numbers) -> float:
     return float(sum((target - told) ** 2 for target, told in zip(targets, predictions, strict=True)) / len(targets))
 
 
-def mae(targets: Numbers, predictions: Numbers) -> float:
-    """Mean absolute error."""
-    return float(sum(abs(target - told) for target, told in zip(targets, predictions, strict=True)) / len(targets))
-
-
 METRICS: dict[str, Callable[[Numbers, Numbers], float]] = {
     "accuracy": accuracy,
     "f1": f1,
@@ -85,7 +81,6 @@ METRICS: dict[str, Callable[[Numbers, Numbers], float]] = {
     "pearson": pearson,
     "spearman": spearman,
     "mse": mse,
-    "mae": mae,
 }
 
 
@@ -110,6 +105,15 @@ def confusion(labels: LabelSet, targets: Sequence[int], predictions: Sequence[in
     for target, told in zip(targets, predictions, strict=True):
         counts[target][told] += 1
     return counts
+
+
+def _has_one_label(targets: Numbers) -> bool:
+    """Whether rows say yes or no to a single label: scikit-learn would take "no" for a label of its own."""
+    return isinstance(targets[0], Sequence) and len(targets[0]) == 1
+
+
+def _f1_of_label(targets: Numbers, predictions: Numbers) -> float:
+    return f1([target for (target,) in targets], [told for (told,) in predictions])
 
 
 def _both_vary(targets: Numbers, predictions: Numbers) -> bool:

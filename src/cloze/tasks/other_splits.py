@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from cloze.errors import DataError
 from cloze.lines import RowError
-from cloze.tasks.chinese import CHINESE
-from cloze.tasks.glue import ALIASES, GLUE
+from cloze.tasks.columns import read_columns
 from cloze.tasks.published import PublishedTask, find_split, read_split
 from cloze.tasks.source import Source
-from cloze.tasks.task import find_task
+from cloze.tasks.tag import PUBLISHED_TAGS, find_tag_file, join_words
+from cloze.tasks.task import find_published, find_task
 
 # A row's place, and its texts.
 Placed = tuple[str, Sequence[str]]
@@ -22,10 +22,11 @@ def read_other_splits(source: Source) -> list[Placed]:
     spec = find_task(source.task)
     if not spec.published or not source.data.is_dir():
         return []
-    name = source.task.lower()
-    task = (GLUE | CHINESE).get(ALIASES.get(name, name))
+    task = find_published(source.task)
     if task is not None:
         return _read_texts(task, source)
+    if spec.kind == "tag":
+        return _read_words(source)
     try:
         test = spec.read(source, "test", None).examples
     except RowError:
@@ -33,6 +34,15 @@ def read_other_splits(source: Source) -> list[Placed]:
     except DataError:  # there is no such file
         return []
     return list(zip(test.places, test.documents(), strict=True))
+
+
+def _read_words(source: Source) -> list[Placed]:
+    """Sentences by their words alone: a file whose tags are kept back has none, or all the same."""
+    path = find_tag_file(source.data, PUBLISHED_TAGS[source.task.lower()]["test"])
+    if path is None:
+        return []
+    sentences = read_columns(path, tagged=False, on_bad_row=source.on_bad_row or "stop").sentences
+    return [(sentence.place, [join_words(sentence.words)[0]]) for sentence in sentences]
 
 
 def _read_texts(task: PublishedTask, source: Source) -> list[Placed]:

@@ -1,13 +1,16 @@
 """Tasks of texts as they are published: which files, which columns, in which order the labels, scored by what."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloze.errors import ConfigError, DataError, did_you_mean
+from cloze.files import COMPRESSED
 from cloze.tasks.labels import LabelSet
 from cloze.tasks.rows import RowFile, read_rows
 from cloze.tasks.source import OnBadRow
+from cloze.tasks.tables import open_table
 
 FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
 BINARY = LabelSet(("0", "1"))
@@ -58,6 +61,18 @@ def read_split(
     )
 
 
+def read_unlabelled_split(task: PublishedTask, folder: Path, split: str) -> tuple[list[str], list[str] | None]:
+    """The texts of every row, and their pairs; also of those that have none: each must be answered, in its place."""
+    path = find_split(task, folder, split)
+    assert path is not None, "a missing file is refused"
+    with closing(open_table(path, task.headers.get(split))) as table:
+        for name in (task.text, *([task.pair] if task.pair else [])):
+            if table.columns is not None and name not in table.columns:
+                raise DataError(f"{path} has no column {name!r}; expected {task.folder} as published")
+        cells = [record.cells for record in table]
+    return [str(row[task.text]) for row in cells], [str(row[task.pair]) for row in cells] if task.pair else None
+
+
 def find_split(task: PublishedTask, folder: Path, split: str, *, missing_ok: bool = False) -> Path | None:
     """Return the file of a split, plain or compressed; None if it may be missing and is."""
     if not folder.is_dir():
@@ -67,10 +82,10 @@ def find_split(task: PublishedTask, folder: Path, split: str, *, missing_ok: boo
     names = task.files[split]
     plain = [home / name for name in ((names,) if isinstance(names, str) else names)]
     for path in plain:
-        for spelled in (path, Path(f"{path}.xz"), Path(f"{path}.gz")):
-            if spelled.is_file():
+        for ending in ("", *COMPRESSED):
+            if (spelled := Path(f"{path}{ending}")).is_file():
                 return spelled
     if missing_ok:
         return None
     wanted = " or ".join(path.name for path in plain)
-    raise DataError(f"{home} has no {wanted} (nor .xz, .gz of it); expected {task.folder} as published")
+    raise DataError(f"{home} has no {wanted} (nor one of them compressed); expected {task.folder} as published")

@@ -138,6 +138,11 @@ def _text_of(record: Record, name: str) -> str:
 def _label_of(record: Record, name: str, several: bool) -> str:
     value = record.cells[name]
     if several and isinstance(value, list) and all(isinstance(label, str) for label in value):
+        for label in value:
+            if SEVERAL in label:
+                raise RowError(
+                    f"{record.place}: the label {label!r:.40} has a {SEVERAL!r}, which stands between labels"
+                )
         return SEVERAL.join(value)
     if isinstance(value, bool):
         return str(value).lower()

@@ -29,3 +29,4 @@ class TaskSpec:
     metrics: tuple[str, ...]  # the first is the one that counts
     read: Reader
     published: bool = True
+    columns: tuple[str, ...] = ("text", "pair", "label")  # of anybody's own tables

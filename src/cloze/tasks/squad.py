@@ -134,7 +134,7 @@ def _whole_number(value: object, place: str) -> int | None:
         return None
     try:
         return int(value)  # type: ignore[call-overload, no-any-return]
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise RowError(
             f"{place}: 'answer_start' is {value!r:.40}; expected the number of characters before the answer"
         ) from error

@@ -122,7 +122,7 @@ class QuotedRecords(Iterator[list[str]]):
     def __next__(self) -> list[str]:
         self._feed.begin()
         try:
-            return next(self._parsed)
+            cells = next(self._parsed)
         except csv.Error as error:
             if "end of data" in str(error):
                 raise self._feed.unclosed() from error
@@ -130,6 +130,9 @@ class QuotedRecords(Iterator[list[str]]):
                 f"{self.place}: not a CSV row ({error}); "
                 'put quotes around the whole cell, and write "" for a quote inside it'
             ) from error
+        if self._feed.flaw is not None:
+            raise self._feed.flaw
+        return cells
 
 
 class BoundedFeed(Iterator[str]):
@@ -137,20 +140,32 @@ class BoundedFeed(Iterator[str]):
 
     def __init__(self, source: Lines) -> None:
         self.place = ""
+        self.flaw: RowError | None = None  # of a line of this record, which is read to its end all the same
         self._source = source
         self._characters = 0
 
     def begin(self) -> None:
         """Note that the next line begins a record."""
         self.place = f"{self._source.path}:{self._source.number + 1}"
-        self._characters = 0
+        self.flaw, self._characters = None, 0
 
     def __next__(self) -> str:
-        line = next(self._source)
+        line = self._next_line()
         self._characters += len(line) + 1
         if self._characters > lines.LONGEST_LINE + 1:
             raise self.unclosed()
         return line + "\n"
+
+    def _next_line(self) -> str:
+        try:
+            return next(self._source)
+        except RowError as error:
+            if error.line is None and self._characters:
+                raise DataError(str(error)) from error  # where the record ends is not known either
+            if error.line is None:
+                raise
+            self.flaw = self.flaw or error
+            return error.line
 
     def unclosed(self) -> DataError:
         """Say that a quote stays open; not a ``RowError``, for what it swallows is more than a row."""
@@ -213,11 +228,18 @@ class ParquetTable(Table):
         self._file.close()
 
     def _read(self, path: Path) -> Iterator[Record]:
+        import pyarrow
+
         number = 0
-        for batch in self._file.iter_batches(batch_size=1024):
-            for cells in batch.to_pylist():
-                number += 1
-                yield Record(f"{path}:{number}", cells)
+        try:
+            for batch in self._file.iter_batches(batch_size=1024):
+                for cells in batch.to_pylist():
+                    number += 1
+                    yield Record(f"{path}:{number}", cells)
+        except (pyarrow.ArrowException, OSError) as error:
+            raise DataError(
+                f"{path}: cannot be read after row {number} ({str(error).splitlines()[0]}); write it again"
+            ) from error
 
 
 def is_table(path: Path) -> bool:

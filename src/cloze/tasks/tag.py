@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from cloze.errors import ConfigError, DataError, did_you_mean
+from cloze.files import COMPRESSED
 from cloze.kinds import IGNORED
 from cloze.lines import RowError
 from cloze.tasks.columns import Sentence, Sentences, read_columns
@@ -40,6 +41,7 @@ CONLL: Files = {
 }
 MSRA: Files = {"train": ("train.txt",), "dev": ("dev.txt",), "test": ("test.txt",)}
 BIO_NER: Files = {"train": ("train.tsv",), "dev": ("devel.tsv", "dev.tsv"), "test": ("test.tsv",)}
+PUBLISHED_TAGS = {"conll": CONLL, "msra": MSRA, "bio-ner": BIO_NER}
 
 
 @dataclass(frozen=True)
@@ -208,15 +210,19 @@ def _texts(record: Record, name: str) -> list[str]:
     return texts
 
 
+def find_tag_file(folder: Path, names: Sequence[str]) -> Path | None:
+    """The file of a split, plain or compressed; None if there is none."""
+    spelled = [folder / f"{name}{ending}" for name in names for ending in ("", *COMPRESSED)]
+    return next((path for path in spelled if path.is_file()), None)
+
+
 def _find(folder: Path, names: Sequence[str]) -> Path:
-    """The file of a split, plain or compressed."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; expected one with {' or '.join(names)} in it")
-    for name in names:
-        for ending in ("", ".xz", ".gz"):
-            if (folder / f"{name}{ending}").is_file():
-                return folder / f"{name}{ending}"
-    raise DataError(f"{folder} has no {' or '.join(names)} (nor .xz, .gz of it); check the folder")
+    found = find_tag_file(folder, names)
+    if found is not None:
+        return found
+    raise DataError(f"{folder} has no {' or '.join(names)} (nor one of them compressed); check the folder")
 
 
 def _read(path: Path, found: Sentences, labels: LabelSet | None, on_bad_row: OnBadRow) -> Read:

@@ -12,11 +12,12 @@ from cloze.tasks.entities import ENTITY_METRICS, tag_metrics
 from cloze.tasks.glue import ALIASES, GLUE
 from cloze.tasks.items import Examples
 from cloze.tasks.labels import LabelSet
+from cloze.tasks.published import PublishedTask
 from cloze.tasks.sequences import read_own_texts, read_published_texts
 from cloze.tasks.source import Source
 from cloze.tasks.spec import TaskSpec
 from cloze.tasks.squad import CMRC, SQUAD, SQUAD2, read_own_questions, read_squad
-from cloze.tasks.tag import BIO_NER, CONLL, MSRA, read_own_tags, read_published_tags
+from cloze.tasks.tag import PUBLISHED_TAGS, read_own_tags, read_published_tags
 
 OWN: dict[str, TaskSpec] = {
     "classify": TaskSpec("classify", ("accuracy", "macro_f1"), partial(read_own_texts, "classify"), published=False),
@@ -24,9 +25,11 @@ OWN: dict[str, TaskSpec] = {
         "multilabel", ("micro_f1", "macro_f1"), partial(read_own_texts, "multilabel"), published=False
     ),
     "regress": TaskSpec("regress", ("pearson", "spearman", "mse"), partial(read_own_texts, "regress"), published=False),
-    "tag": TaskSpec("tag", ENTITY_METRICS, read_own_tags, published=False),
+    "tag": TaskSpec("tag", ENTITY_METRICS, read_own_tags, published=False, columns=("text", "label")),
     "answer": TaskSpec("answer", ("f1", "exact"), read_own_questions, published=False),
-    "choose": TaskSpec("choose", ("accuracy",), read_own_choices, published=False),
+    "choose": TaskSpec(
+        "choose", ("accuracy",), read_own_choices, published=False, columns=("text", "label", "options")
+    ),
 }
 PUBLISHED: dict[str, TaskSpec] = {
     name: TaskSpec(
@@ -36,9 +39,10 @@ PUBLISHED: dict[str, TaskSpec] = {
     )
     for name, task in (GLUE | CHINESE).items()
 } | {
-    "conll": TaskSpec("tag", ENTITY_METRICS, partial(read_published_tags, CONLL)),
-    "msra": TaskSpec("tag", ENTITY_METRICS, partial(read_published_tags, MSRA)),
-    "bio-ner": TaskSpec("tag", ENTITY_METRICS, partial(read_published_tags, BIO_NER)),
+    **{
+        name: TaskSpec("tag", ENTITY_METRICS, partial(read_published_tags, files))
+        for name, files in PUBLISHED_TAGS.items()
+    },
     "squad": TaskSpec("answer", ("f1", "exact_match"), partial(read_squad, SQUAD, True)),
     "squad2": TaskSpec("answer", ("f1", "exact"), partial(read_squad, SQUAD2, False)),
     "cmrc": TaskSpec("answer", ("f1", "em", "average"), partial(read_squad, CMRC, True)),
@@ -77,15 +81,25 @@ def find_task(name: str) -> TaskSpec:
     return TASKS[key]
 
 
+def find_published(name: str) -> PublishedTask | None:
+    """The files of a published task of texts; None of other tasks, and of anybody's own."""
+    return (GLUE | CHINESE).get(ALIASES.get(name.lower(), name.lower()))
+
+
 def _find_task_of(source: Source) -> TaskSpec:
     """The task of a source; what would be silently passed over is refused."""
     spec = find_task(source.task)
-    named = source.columns_named() if spec.published else {}
-    for name, value in named.items():
-        raise ConfigError(
-            f"{name} is {value!r}, but the files of {source.task} have columns of their own; "
-            f"leave it out, or take {spec.kind} for files of yours"
-        )
+    for name, value in source.columns_named().items():
+        if spec.published:
+            raise ConfigError(
+                f"{name} is {value!r}, but the files of {source.task} have columns of their own; "
+                f"leave it out, or take {spec.kind} for files of yours"
+            )
+        if name not in spec.columns:
+            raise ConfigError(
+                f"{name} is {value!r}, but rows to {spec.kind} have no such column; "
+                f"leave it out (they have: {', '.join(spec.columns)})"
+            )
     return spec
 
 
@@ -111,10 +125,15 @@ def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = No
 
 
 def read_examples(source: Source, labels: Sequence[str] | None, split: str = "dev") -> Examples:
-    """Read rows to score a model on; ``labels`` are the model's own, None where its kind has none."""
+    """Read rows to score a model on; ``labels`` are the model's own, None where its kind has none.
+
+    Of files of one's own these are the dev rows, if there is such a file, or else all that are there.
+    """
     known = None if labels is None else LabelSet(tuple(labels))
     spec = _find_task_of(source)
-    return spec.read(source, split if spec.published else "train", known).examples
+    if not spec.published and split not in ("train", "dev"):
+        raise ConfigError(f"files of your own have no split {split!r}; leave it out, and name the file itself")
+    return spec.read(source, split, known).examples
 
 
 def _skipped(name: str, examples: Examples) -> tuple[str, ...]:

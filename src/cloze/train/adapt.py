@@ -15,11 +15,12 @@ from cloze.checkpoint import find_model, find_source
 from cloze.corpus.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
 from cloze.errors import CheckpointError
-from cloze.files import replaced_file
+from cloze.files import replaced_file, replaced_folder
 from cloze.progress import Progress, Silent
 from cloze.tasks.other_splits import read_other_splits
 from cloze.tasks.source import Source
 from cloze.tasks.task import TaskData, read_task
+from cloze.train.checks import check_task
 from cloze.train.finetune import told
 from cloze.train.overlap import Rows, refuse_overlap, write_without_overlap
 from cloze.train.pretrain import pretrain
@@ -47,6 +48,7 @@ def adapt(
     adaptation, progress = adaptation or AdaptSettings(), progress or Silent()
     settings = settings or FinetuneSettings()
     data, texts = read_task(source), [Path(text) for text in domain]
+    check_task(data, model, settings)  # what fine-tuning would refuse after all that reading
     if adaptation.overlap == "refuse":
         progress.say(_LOOKING)
         refuse_overlap(texts, _scored(source, data))
@@ -128,5 +130,5 @@ def _finish(run: Run, rows: dict[str, dict[str, Any]], metric: str) -> None:
     best = max(rows, key=lambda name: rows[name]["mean"])
     run.write_results({"metric": metric, "starts": table, "best": best})
     chosen = Run(run.folder / rows[best]["folder"]).model_folder
-    shutil.copytree(chosen, run.folder / "model.partial", dirs_exist_ok=True)
-    (run.folder / "model.partial").rename(run.model_folder)
+    with replaced_folder(run.model_folder) as temporary:
+        shutil.copytree(chosen, temporary, dirs_exist_ok=True)

@@ -7,9 +7,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from cloze.files import replaced_file
-from cloze.train.run import Run
-
-BEST = "best.safetensors"
+from cloze.train.run import BEST, Run
 
 
 class Best:

@@ -3,7 +3,6 @@
 import torch
 from torch import Tensor
 
-from cloze.errors import ConfigError
 from cloze.tasks.classify import LabelledTexts
 from cloze.tasks.task import TaskData
 
@@ -14,8 +13,8 @@ def balanced_weights(data: TaskData) -> Tensor:
     Of labels that exclude each other, rows / (labels * rows with it), whose mean over the rows is 1. Of labels that do
     not, how many rows are without it for each that has it.
     """
-    if data.labels is None or not isinstance(data.train, LabelledTexts):
-        raise ConfigError(f"class_weights are for labels of texts; this task is to {data.kind}")
+    assert data.labels is not None
+    assert isinstance(data.train, LabelledTexts), "other kinds were refused"
     rows = len(data.train)
     if data.kind == "multilabel":
         having = torch.tensor(data.train.targets).sum(0).clamp(min=1)

@@ -4,7 +4,6 @@ The loop and the run are those of fine-tuning; the rows are held to the teacher'
 them. The student that is saved is a model folder like any other.
 """
 
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -25,12 +24,11 @@ from cloze.train.curves import draw_curves
 from cloze.train.distill_objective import DistillBatches, DistillObjective
 from cloze.train.distill_report import compare
 from cloze.train.distill_settings import DistillSettings
-from cloze.train.finetune import ITEMS, finetuning_card, told
-from cloze.train.loop import train
+from cloze.train.finetune import ITEMS, finetuning_card, make_batches, told
 from cloze.train.run import Run
+from cloze.train.scored import train_scored
 from cloze.train.settings import FinetuneSettings
 from cloze.train.students import make_student
-from cloze.train.task_batches import TaskBatches
 from cloze.train.unlabelled import read_unlabelled
 
 REPORT = "distillation.json"
@@ -74,13 +72,16 @@ def distill(
     wise, small = Model(teacher, device=device), Model(student, device=device)
     how = _reading(teacher, settings)
     batches = _batches(data, texts, student, how, small, progress)
-
-    def score_dev(pause: Callable[[], None]) -> Mapping[str, float]:  # noqa: ARG001 (small sets are soon read)
-        scored = evaluate_examples(small, data.kind, data.dev, data.metrics).metrics
-        return {f"dev_{name}": value for name, value in scored.items()}
-
-    objective = DistillObjective(small.bert, wise.bert, HEAD_OF[data.kind], settings).to(small.device)
-    train(objective, batches, how.loop(batches.steps_an_epoch), run, progress, score_dev)
+    train_scored(
+        DistillObjective(small.bert, wise.bert, HEAD_OF[data.kind], settings).to(small.device),
+        batches,
+        how,
+        run,
+        progress,
+        small,
+        data.metrics[0],
+        lambda: evaluate_examples(small, data.kind, data.dev, data.metrics).metrics,
+    )
     _finish(run, wise, small, student, data, how, str(model))
     return run.folder
 
@@ -126,13 +127,7 @@ def _batches(
     if texts is not None:
         items += ITEMS[data.kind](texts, tokenizer, how)
         progress.say(f"{len(texts)} rows without labels are read as well")
-    cut = sum(any(encoding.dropped for encoding in item.encodings) for item in items)
-    if cut:
-        progress.say(f"{cut} of {len(items)} training texts are longer than {tokenizer.max_length} tokens and are cut")
-    labels_tokens = HEAD_OF[data.kind] == "token"
-    return DistillBatches(
-        TaskBatches(items, how.batch, how.seed, tokenizer.pad_id, small.device, labels_tokens=labels_tokens)
-    )
+    return DistillBatches(make_batches(items, data.kind, tokenizer, how, small.device, progress))
 
 
 def _finish(

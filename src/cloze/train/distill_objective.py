@@ -19,7 +19,7 @@ from cloze.model.encoder import initialise
 from cloze.model.losses import task_logits, task_loss
 from cloze.train.distill_settings import DistillSettings
 from cloze.train.loop import Outcome
-from cloze.train.task_batches import TaskBatch, TaskBatches
+from cloze.train.task_batches import TaskBatch, TaskBatches, count_targets
 
 # Below this an attention weight is nothing: padding has exactly 0, whose logarithm is none.
 _LEAST = 1e-9
@@ -56,9 +56,8 @@ class DistillBatch:
     @property
     def counts(self) -> Mapping[str, int]:
         """What the losses are means over."""
-        targets = self.task.targets[self.known]
         return {
-            "targets": int(targets.ne(IGNORED).sum()),
+            "targets": count_targets(self.task.targets[self.known]),
             "asked": int(self.asked.sum()),
             "tokens": int(self.read.sum()),
         }

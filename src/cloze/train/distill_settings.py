@@ -8,7 +8,7 @@ from typing import Literal
 
 from cloze.errors import ConfigError
 from cloze.kinds import LongTexts
-from cloze.train.settings import FinetuneSettings
+from cloze.train.settings import SHORTEST, FinetuneSettings
 
 Take = Literal["first", "alternate"]
 WEIGHTS = ("labels_weight", "logits_weight", "states_weight", "attention_weight")
@@ -70,7 +70,7 @@ class DistillSettings:
             raise ConfigError("labels_weight and logits_weight are 0: nothing would teach the student's head")
         if not 0 < self.temperature < float("inf"):
             raise ConfigError(f"temperature is {self.temperature}; a number above 0 was expected")
-        self.training(1, "cut", context=False)
+        self.training(SHORTEST, "cut", context=False)
 
     def training(self, length: int, long_texts: LongTexts, *, context: bool) -> FinetuneSettings:
         """The same training as that of any model, of texts as the teacher reads them."""

@@ -13,13 +13,10 @@ from cloze.checkpoint import (
     EmbeddingSettings,
     ModelFolder,
     TaskLabels,
-    find_source,
-    load_folder,
     save_adapter,
     save_folder,
     weights_fingerprint,
 )
-from cloze.errors import ConfigError
 from cloze.kinds import TaskKind
 from cloze.model.bert import POOLED_HEADS
 from cloze.model.surgery import with_heads
@@ -30,17 +27,17 @@ from cloze.progress import Progress, Silent
 from cloze.tasks.answer import Questions, answer_items
 from cloze.tasks.choose import choice_items
 from cloze.tasks.classify import sequence_items
-from cloze.tasks.items import Item
+from cloze.tasks.items import Item, fingerprint
 from cloze.tasks.source import Source
 from cloze.tasks.tag import tag_items
 from cloze.tasks.task import TaskData, read_task
 from cloze.text import Tokenizer
 from cloze.train.allocator import keep_freed_memory
-from cloze.train.best import BEST
+from cloze.train.checks import check_task
 from cloze.train.class_weights import balanced_weights
 from cloze.train.curves import draw_curves
-from cloze.train.more_rows import check_augment, with_more_rows
-from cloze.train.run import Run
+from cloze.train.more_rows import with_more_rows
+from cloze.train.run import BEST, Run
 from cloze.train.scored import train_scored
 from cloze.train.self_teaching import with_own_teacher
 from cloze.train.settings import FinetuneSettings
@@ -109,12 +106,14 @@ def finetune_on(
     device: str | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
+    fit: bool = True,
 ) -> Path:
-    """Fine-tune on rows that were read already; ``asked`` tells where from, to be compared when the run goes on."""
+    """Fine-tune on rows that were read already; ``asked`` tells where from, to be compared when the run goes on.
+
+    ``fit``: dev rows may decide from when on a question has no answer. Not where they stand for rows that nobody knows.
+    """
     settings, progress = settings or FinetuneSettings(), progress or Silent()
-    base = load_folder(find_source(model))
-    # What cannot be trained is found out now, not after the folder is made.
-    check_augment(data, base, str(model), settings)
+    base = check_task(data, model, settings)
     tuned = _start(base, str(model), data, settings, progress)
     wrapped = Model(tuned, device=device)
     weights = balanced_weights(data) if settings.class_weights == "balanced" else None
@@ -132,11 +131,11 @@ def finetune_on(
         settings,
         run,
         progress,
-        wrapped.bert,
+        wrapped,
         data.metrics[0],
         lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
     )
-    _finish(run, wrapped, tuned, data, settings)
+    _finish(run, wrapped, tuned, data, settings, fit=fit)
     return run.folder
 
 
@@ -147,18 +146,14 @@ def told(source: Source) -> dict[str, Any]:
 
 def _recorded(asked: Mapping[str, Any], model: str | Path, data: TaskData) -> dict[str, Any]:
     """What the run was asked to do, for comparing with what it is asked next time."""
-    # A file that has changed meanwhile would change the order of the rows, or the size of the head.
-    facts = {"rows": len(data.train), "labels": None if data.labels is None else list(data.labels.names)}
+    # A file that has changed meanwhile would change what is learned, or the size of the head.
+    labels = None if data.labels is None else list(data.labels.names)
+    facts = {"rows": len(data.train), "labels": labels, "content": fingerprint(data.train, data.dev)}
     return {"command": "finetune", "model": str(Path(model)), **asked, **facts}
 
 
 def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSettings, progress: Progress) -> ModelFolder:
     """The base, which was given by this name, with a new head for the task's labels."""
-    if settings.length > base.model.config.positions:
-        raise ConfigError(
-            f"length is {settings.length}, but the model reads at most {base.model.config.positions} tokens"
-        )
-    _check_kind(data.kind, settings)
     head = HEAD_OF[data.kind]
     if base.model.pooler is None and head in POOLED_HEADS and settings.frozen is None:
         progress.say("the model has no pooler; a new one starts at random")
@@ -179,38 +174,40 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSetti
     return ModelFolder(bert, tokenizer, task, base.embedding, adapter=adapter)
 
 
-def _check_kind(kind: TaskKind, settings: FinetuneSettings) -> None:
-    """Refuse what this kind of task would silently leave undone."""
-    if settings.context and kind != "tag":
-        raise ConfigError(f"context is for tagging, whose rows are sentences of documents; this task is to {kind}")
-    if settings.calibrate and kind not in ("classify", "multilabel"):
-        raise ConfigError(f"calibrate is for labels of texts; this task is to {kind}")
-    if settings.long_texts != "cut" and kind not in ("classify", "multilabel", "regress"):
-        why = "where options are cut" if kind == "choose" else "which reads long texts in windows by itself"
-        raise ConfigError(f"long_texts is for labels and numbers of texts; this task is to {kind}, {why}")
-    if settings.stride != FinetuneSettings.stride and kind != "answer":
-        raise ConfigError(f"stride is for answers in long contexts; this task is to {kind}")
-
-
 def _batches(
     data: TaskData, tokenizer: Tokenizer, settings: FinetuneSettings, device: torch.device, progress: Progress
 ) -> TaskBatches:
     items = ITEMS[data.kind](data.train, tokenizer, settings)
+    return make_batches(items, data.kind, tokenizer, settings, device, progress)
+
+
+def make_batches(
+    items: list[Item],
+    kind: TaskKind,
+    tokenizer: Tokenizer,
+    settings: FinetuneSettings,
+    device: torch.device,
+    progress: Progress,
+) -> TaskBatches:
+    """Batches of what a model trains on; it is told if something of it was cut."""
     cut = sum(any(encoding.dropped for encoding in item.encodings) for item in items)
     if cut:
-        progress.say(f"{cut} of {len(items)} training texts are longer than {tokenizer.max_length} tokens and are cut")
-    labels_tokens = HEAD_OF[data.kind] == "token"
+        what = "windows, with their questions," if kind == "answer" else "texts"
+        progress.say(f"{cut} of {len(items)} training {what} are longer than {tokenizer.max_length} tokens and are cut")
+    labels_tokens = HEAD_OF[kind] == "token"
     return TaskBatches(items, settings.batch, settings.seed, tokenizer.pad_id, device, labels_tokens=labels_tokens)
 
 
-def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: TaskData, settings: FinetuneSettings) -> None:
+def _finish(
+    run: Run, wrapped: Model, tuned: ModelFolder, data: TaskData, settings: FinetuneSettings, *, fit: bool
+) -> None:
     """Write scores, curves and, last, the model: its presence says that the run is over."""
     wrapped.bert.eval()
     calibration = calibrate_texts(wrapped, data.dev, data.metrics) if settings.calibrate else None
     if calibration is not None:
         tuned = replace(tuned, task=calibration.task)
         wrapped = Model(tuned, device=str(wrapped.device))
-    if isinstance(data.dev, Questions):
+    if fit and isinstance(data.dev, Questions):
         tuned = replace(tuned, task=fit_threshold(wrapped, data.dev))
         wrapped = Model(tuned, device=str(wrapped.device))
     evaluation = evaluate_examples(wrapped, data.kind, data.dev, data.metrics)

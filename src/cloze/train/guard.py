@@ -2,7 +2,8 @@
 
 A batch of garbage costs its own step and nothing more: the weights are as if it had not been. If such steps come in a
 row, the weights are the cause, and training stops; the newest checkpoint is from before the first of them, because
-none is written while the guard is suspicious.
+none is written while the guard is suspicious. What the loss was when training began is never too much: a model that
+knows its rows by heart has a tiny usual loss, and learns most from the one row that it still gets wrong.
 """
 
 import math
@@ -21,7 +22,7 @@ class Guard:
     """Watches the losses of one training."""
 
     def __init__(self) -> None:
-        self._usual, self._seen, self._bad = 0.0, 0, 0
+        self._usual, self._first, self._seen, self._bad = 0.0, 0.0, 0, 0
 
     def objection(self, loss: float, norm: float) -> str | None:
         """Say what is wrong with a step, or None; the usual loss is that of the good ones."""
@@ -29,13 +30,14 @@ class Guard:
             return f"the loss is {loss}"
         if not math.isfinite(norm):
             return f"the gradient's norm is {norm}"
-        if self._seen >= SETTLING and loss > SPIKE * self._usual:
+        if self._seen >= SETTLING and loss > max(SPIKE * self._usual, self._first):
             return f"the loss is {loss:.3g}, more than {SPIKE:g} times the usual {self._usual:.3g}"
         return None
 
     def accept(self, loss: float) -> None:
         """Count a good step."""
         self._bad = 0
+        self._first = max(self._first, loss) if self._seen < SETTLING else self._first
         self._usual += (loss - self._usual) * max(_WEIGHT, 1 / (self._seen + 1))
         self._seen += 1
 
@@ -56,8 +58,9 @@ class Guard:
 
     def figures(self) -> dict[str, Any]:
         """What a checkpoint remembers."""
-        return {"usual": self._usual, "seen": self._seen}
+        return {"usual": self._usual, "first": self._first, "seen": self._seen}
 
     def restore(self, figures: Mapping[str, Any]) -> None:
         """Go on from such figures."""
         self._usual, self._seen = figures["usual"], figures["seen"]
+        self._first = figures.get("first", 0.0)  # checkpoints of earlier versions have none

@@ -259,7 +259,7 @@ class _Training:
         """Put the newest checkpoint into place and return the step to go on with."""
         state = self.run.store.newest(self.progress)
         if self.team.leads:
-            self.run.rewind(state.step if state else 0)
+            self.run.rewind(state.step if state else 0, owed=bool(state and state.figures["owed"]))
         if state is None:
             return 0
         load_whole_state(self.objective, state.model)

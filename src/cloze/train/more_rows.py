@@ -27,10 +27,7 @@ def check_augment(data: TaskData, base: ModelFolder, name: str, settings: Finetu
     """Refuse what cannot be made, before anything is."""
     if settings.augment == "none":
         return
-    if not isinstance(data.train, LabelledTexts):
-        raise ConfigError(
-            f"augment is for labels and numbers of texts; this task is to {data.kind}, whose targets are places in them"
-        )
+    assert isinstance(data.train, LabelledTexts), "other kinds were refused"
     if settings.synonyms is not None:
         read_synonyms(Path(settings.synonyms))
     if settings.augment == "contextual" and "mlm" not in base.model.heads:

@@ -20,7 +20,10 @@ from cloze.progress import Progress
 SETTINGS = "run.json"
 METRICS = "metrics.jsonl"
 RESULTS = "eval_results.json"
+BEST = "best.safetensors"  # the weights that scored best so far, where somebody waits for better ones
 _LONGEST_SHOWN = 100
+# Facts that older runs have not written down; what is not known of them is not held against them.
+_LATER = frozenset({"content"})
 _BEGUN = f"{SETTINGS}.tmp"  # what a run consists of before its settings are written
 
 
@@ -58,6 +61,7 @@ class Run:
         """Whether there is nothing left to do; then it is said, and what only training needs is cleared away."""
         if self.finished:
             self.store.clear()  # there if the end came between the model and this
+            (self.folder / BEST).unlink(missing_ok=True)
             progress.say(f"{self.folder}: finished already; use --fresh to start over")
         return self.finished
 
@@ -78,9 +82,11 @@ class Run:
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
-    def rewind(self, step: int) -> None:
-        """Drop the measurements after a step: they will be made again."""
+    def rewind(self, step: int, *, owed: bool = False) -> None:
+        """Drop the measurements after a step: they will be made again; the evaluation at it as well, if it is owed."""
+        # What is said of the training itself has a time.
         kept = [row for row in self.metrics() if row["step"] <= step]
+        kept = [row for row in kept if not owed or row["step"] < step or "seconds" in row]
         text = "".join(json.dumps(row) + "\n" for row in kept)
         with replaced_file(self.folder / METRICS) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -122,6 +128,8 @@ def _changes(recorded: Mapping[str, Any], wanted: Mapping[str, Any], within: str
     """Say what differs, in a line each; of a setting that is an object, such as the corpus, only what does."""
     for key in sorted(recorded.keys() | wanted.keys()):
         there, here = recorded.get(key), wanted.get(key)
+        if key in _LATER and key not in recorded:
+            continue
         if isinstance(there, dict) and isinstance(here, dict):
             yield from _changes(there, here, f"{within}{key}: ")
         elif there != here:

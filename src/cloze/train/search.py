@@ -16,8 +16,10 @@ from typing import Any
 from cloze.errors import ConfigError
 from cloze.files import read_json, replace_json
 from cloze.progress import Progress, Silent
+from cloze.tasks.items import fingerprint
 from cloze.tasks.source import Source
 from cloze.tasks.task import TaskData, read_task
+from cloze.train.checks import check_task
 from cloze.train.finetune import finetune_on, told
 from cloze.train.run import Run
 from cloze.train.search_plot import draw_search
@@ -27,6 +29,8 @@ TABLE = "search.json"
 CELLS = "cells"
 WHOLE = "all-rows"
 BATCHES, RATES, EPOCHS = (16, 32), (5e-5, 3e-5, 2e-5), (2, 3, 4)
+# Where the model itself is frozen, what is new can take larger steps, and needs them.
+FROZEN_RATES = (3e-3, 1e-3, 3e-4)
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,13 @@ def search(
         asked_too = "--patience" if settings.patience else "--calibrate"
         raise ConfigError(f"a fold is scored by a model that has not looked at it; leave out {asked_too} or --folds")
     data = read_task(source, part=not how.folds)
+    if len(data.train) < how.folds:
+        raise ConfigError(f"{len(data.train)} rows cannot be parted into {how.folds} folds")
+    check_task(data, model, settings)
     for note in data.notes:
         progress.say(note)
     asked = {"command": "search", "model": str(Path(model)), **told(source), "rows": len(data.train)}
+    asked["content"] = fingerprint(data.train, data.dev)
     run = Run.open(Path(out), asked | asdict(how) | asdict(settings), fresh=fresh)
     if run.finished:
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
@@ -84,7 +92,16 @@ def search(
 
     def score(cell: Cell) -> Scored:
         folder = run.folder / CELLS / cell.name
-        finetune_on(cell.data, told(source), model, folder, settings=cell.settings, device=device, progress=progress)
+        finetune_on(
+            cell.data,
+            told(source),
+            model,
+            folder,
+            settings=cell.settings,
+            device=device,
+            progress=progress,
+            fit=not how.folds,
+        )
         return _scored(cell, folder)
 
     found = _Table(run.folder, progress)
@@ -110,7 +127,8 @@ def _tell_unused(settings: FinetuneSettings, progress: Progress) -> None:
 
 
 def _grid(data: TaskData, settings: FinetuneSettings) -> Iterator[Cell]:
-    for batch, rate, epochs in product(BATCHES, RATES, EPOCHS):
+    rates = RATES if settings.trains_all else FROZEN_RATES
+    for batch, rate, epochs in product(BATCHES, rates, EPOCHS):
         changed = replace(settings, batch=batch, rate=rate, epochs=epochs)
         yield Cell(_name(changed), "grid", changed, data)
 
@@ -126,8 +144,6 @@ def _seeds(data: TaskData, settings: FinetuneSettings, how: SearchSettings) -> I
 def _folds(data: TaskData, settings: FinetuneSettings, folds: int) -> Iterator[Cell]:
     """Each fold is scored by a model that was trained on the others."""
     whole = data.train
-    if len(whole) < folds:
-        raise ConfigError(f"{len(whole)} rows cannot be parted into {folds} folds")
     for fold in range(folds):
         chosen = list(range(fold, len(whole), folds))
         others = [index for index in range(len(whole)) if index % folds != fold]

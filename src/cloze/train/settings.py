@@ -50,11 +50,13 @@ class LoopSettings:
             raise ConfigError(f"weight_decay is {self.weight_decay}; a small number such as 0.01 was expected")
         if self.accumulate < 1:
             raise ConfigError(f"accumulate is {self.accumulate}; at least 1 was expected")
-        if self.save_every < 1 or self.log_every < 1:
-            raise ConfigError("save_every and log_every must be at least 1")
+        if self.save_every < 1:
+            raise ConfigError(f"save_every is {self.save_every}; at least 1 was expected")
 
 
 DEFAULT_STEPS = 10_000
+# Tokens that a text needs at least: [CLS], one of its own, [SEP].
+SHORTEST = 3
 
 # What may differ when a run goes on: where and how it is computed and told, not what.
 FREE = frozenset({"parallel", "checkpointing", "save_every", "tensorboard"})
@@ -185,7 +187,7 @@ class FinetuneSettings:
     long_texts: LongTexts = "cut"
     """Longer texts: cut, head-tail (a quarter and three quarters of the length), or windows (all of it is read)."""
     stride: int = 128
-    """To answer: tokens from one window of a long context to the next; half of a window's room if that is less."""
+    """To answer: in training, tokens from one window of a long context to the next; half of a window's room if less."""
     context: bool = False
     """To tag: read sentences together with their neighbours in the document, as many as there is room for."""
     rate: float | None = None
@@ -230,9 +232,9 @@ class FinetuneSettings:
     """New head, order and dropout all follow from it."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "length", "stride"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; at least 1 was expected")
+        for name, least in (("epochs", 1), ("batch", 1), ("length", SHORTEST), ("stride", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; at least {least} was expected")
         if self.patience < 0:
             raise ConfigError(f"patience is {self.patience}; a number of epochs was expected, or 0")
         check_ways(self)
@@ -244,7 +246,12 @@ class FinetuneSettings:
         """The rate that was asked for, or the usual one of what is trained: new parts alone can take larger steps."""
         if self.rate is not None:
             return self.rate
-        return 5e-5 if self.adapter is None and self.frozen is None else 1e-3
+        return 5e-5 if self.trains_all else 1e-3
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether the model itself is trained, and not only what is added to it."""
+        return self.adapter is None and self.frozen is None
 
     def loop(self, steps_an_epoch: int) -> LoopSettings:
         """The part that the loop understands."""
@@ -264,7 +271,8 @@ class SearchSettings:
     """Whether fine-tuning is one run or several."""
 
     grid: bool = False
-    """Try the paper's 18 settings (batch 16, 32; rate 5e-5, 3e-5, 2e-5; epochs 2, 3, 4), then use the best."""
+    """Try the paper's 18 settings (batch 16, 32; rate 5e-5, 3e-5, 2e-5, or 3e-3, 1e-3, 3e-4 where the model itself is
+    frozen; epochs 2, 3, 4), then use the best."""
     seeds: int = 1
     """Runs with different seeds; the best one's model is kept, and mean and spread are told."""
     folds: int = 0
@@ -308,6 +316,8 @@ class AdaptSettings:
     """If dev or test rows occur in the text: refuse it, drop the documents in which they do, or allow it."""
 
     def __post_init__(self) -> None:
+        if self.masking in ("entity", "correction"):
+            raise ConfigError(f"masking is {self.masking}; here it is token, word, ngram or span")
         SearchSettings(seeds=self.seeds)
         for steps in (self.domain_steps, self.task_steps):
             self.pretraining(steps)
@@ -329,15 +339,15 @@ class BlankSettings:
     """How a text gets its blanks. The same settings give every model with the same vocabulary the same blanks."""
 
     length: int = 128
-    """Tokens a sequence, at most."""
+    """For mlm: tokens a sequence, at most."""
     mask_rate: float = 0.15
-    """Share of tokens that are blanks."""
+    """For mlm: share of tokens that are blanks."""
     mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
-    """Of the blanks: hidden, replaced, left."""
+    """For mlm: of the blanks, those that are hidden, replaced, left."""
     tokens: int = 200_000
-    """How much of the text is looked at, sequences drawn from all of it."""
+    """For mlm: how much of the text is looked at, sequences drawn from all of it."""
     seed: int = 0
-    """Decides which sequences and which blanks."""
+    """For mlm: decides which sequences and which blanks."""
 
     def __post_init__(self) -> None:
         if self.tokens < 1:

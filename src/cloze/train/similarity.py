@@ -30,11 +30,11 @@ from cloze.tasks.source import RowSettings, Source
 from cloze.tasks.tables import is_table
 from cloze.tasks.task import DEV_SHARE
 from cloze.train.allocator import keep_freed_memory
-from cloze.train.best import BEST
+from cloze.train.checks import check_length
 from cloze.train.curves import draw_curves
 from cloze.train.finetune import told
 from cloze.train.loop import Outcome
-from cloze.train.run import Run
+from cloze.train.run import BEST, Run
 from cloze.train.scored import train_scored
 from cloze.train.settings import FinetuneSettings
 from cloze.train.similarity_settings import SimilaritySettings, check_understood
@@ -116,7 +116,7 @@ def finetune_similarity(
         settings,
         run,
         progress,
-        wrapped.bert,
+        wrapped,
         data.metrics[0],
         lambda: _score(wrapped, data),
     )
@@ -150,9 +150,7 @@ def _start(
     base: ModelFolder, data: SimilarityData, settings: FinetuneSettings, similarity: SimilaritySettings
 ) -> ModelFolder:
     """The encoder of the base, without heads: what they learned belongs to other states."""
-    config = base.model.config
-    if settings.length > config.positions:
-        raise ConfigError(f"length is {settings.length}, but the model reads at most {config.positions} tokens")
+    check_length(settings.length, base)
     pooling: Any = similarity.vectors or base.embedding.pooling
     if pooling not in POOLINGS:
         raise ConfigError(f"unknown pooling {pooling!r}{did_you_mean(pooling, POOLINGS)}")

@@ -18,6 +18,8 @@ def check_small_data(settings: "FinetuneSettings") -> None:
         raise ConfigError(f"teacher_decay is {settings.teacher_decay}; a share from 0 up to 1 was expected")
     if settings.self_teaching and settings.frozen is not None:
         raise ConfigError("self_teaching and frozen exclude each other; a frozen model has nothing to average")
+    if settings.teacher_decay != type(settings).teacher_decay and not settings.self_teaching:
+        raise ConfigError(f"teacher_decay is {settings.teacher_decay}, but nothing is averaged; give self_teaching too")
     if settings.augment_copies < 1:
         raise ConfigError(f"augment_copies is {settings.augment_copies}; at least 1 was expected")
     if settings.augment_copies > 1 and settings.augment == "none":

@@ -30,12 +30,17 @@ class TaskBatch:
     @property
     def counts(self) -> Mapping[str, int]:
         """What the loss is a mean over."""
-        return {"targets": int(self.targets.ne(IGNORED).sum())}
+        return {"targets": count_targets(self.targets)}
 
     @property
     def token_count(self) -> int:
         """Real tokens, padding not counted."""
         return int(self.inputs.real.sum())
+
+
+def count_targets(targets: Tensor) -> int:
+    """Those that are asked for: of labels, all but the ignored; of numbers all, whatever they are."""
+    return targets.numel() if targets.is_floating_point() else int(targets.ne(IGNORED).sum())
 
 
 class TaskBatches:

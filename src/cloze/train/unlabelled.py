@@ -11,7 +11,7 @@ from cloze.tasks.classify import LabelledTexts
 from cloze.tasks.rows import read_rows
 from cloze.tasks.source import Source
 from cloze.tasks.tables import is_table
-from cloze.tasks.task import TaskData
+from cloze.tasks.task import TaskData, find_published
 
 
 def read_unlabelled(path: Path, source: Source, data: TaskData) -> LabelledTexts:
@@ -23,9 +23,7 @@ def read_unlabelled(path: Path, source: Source, data: TaskData) -> LabelledTexts
     paired = data.train.pairs is not None
     examples = _read(path, source, paired=paired)
     if paired and examples.pairs is None:
-        raise DataError(
-            f"{path}: the rows of this task are pairs of texts; give a table, and its columns by --text, --pair"
-        )
+        raise DataError(f"{path}: the rows of this task are pairs of texts; give a table with the columns of both")
     none = nan if data.labels is None else IGNORED
     absent = (nan,) * len(data.labels) if data.kind == "multilabel" and data.labels is not None else none
     return replace(examples, targets=[absent] * len(examples))
@@ -33,8 +31,10 @@ def read_unlabelled(path: Path, source: Source, data: TaskData) -> LabelledTexts
 
 def _read(path: Path, source: Source, *, paired: bool) -> LabelledTexts:
     if is_table(path):
-        pair = source.pair if paired else None
-        rows = read_rows(path, text=source.text, pair=pair, on_bad_row=source.on_bad_row or "stop")
+        published = find_published(source.task)
+        columns = source if published is None else published  # whose files have columns of their own
+        pair = columns.pair if paired else None
+        rows = read_rows(path, text=columns.text, pair=pair, on_bad_row=source.on_bad_row or "stop")
         found = list(rows)
         pairs = None if pair is None else [row.pair or "" for row in found]
         return LabelledTexts([row.text for row in found], pairs, None, [row.place for row in found], rows.skipped)
