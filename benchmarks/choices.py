@@ -28,7 +28,7 @@ from cloze.train.finetune import finetune
 from cloze.train.masked_words import evaluate_masked_words
 from cloze.train.pretrain import pretrain
 from cloze.train.settings import BlankSettings, FinetuneSettings, PretrainSettings
-from glue_rows import first_rows  # beside this file
+from first_rows import first_rows  # beside this file
 
 TEXT_BYTES = 10_000_000
 # Short sequences first: on 64 tokens alone a model this narrow does not begin to learn in ten minutes.

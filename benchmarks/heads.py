@@ -30,7 +30,7 @@ from cloze.tasks.source import Source
 from cloze.tasks.task import find_task, read_examples
 from cloze.train.finetune import finetune
 from cloze.train.settings import FinetuneSettings
-from glue_rows import first_rows  # beside this file
+from first_rows import first_rows  # beside this file
 from minilm import minilm
 
 ROOT = Path(__file__).parents[1]

@@ -8,8 +8,9 @@ adapters   Houlsby's: the model frozen, two small networks a layer
 last, last4, mix   frozen states, of the last layer, of the last four side by side, or mixed by learned weights, read by
            an LSTM of two layers, as in table 7 of the paper
 
-Each seed has its own order, head and dropout. Of SST-2 the first 10,000 rows are trained on. Every score is kept in a
-file beside this script as soon as it is there, and the same command goes on with what is missing.
+Each seed has its own order, head and dropout. Of SST-2 the first 10,000 rows are trained on, of CoNLL the first 5,000
+sentences. Every score is kept in a file beside this script as soon as it is there, and the same command goes on with
+what is missing.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from cloze.tasks.task import read_task
 from cloze.train.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
-from glue_rows import first_rows  # beside this file
+from first_rows import first_rows, first_sentences  # beside this file
 from kept_scores import KeptScores
 from minilm import minilm
 from trainer_peer import BATCH, EPOCHS, LENGTH, RATE, trainer_score
@@ -53,9 +54,13 @@ WAYS = [*CHANGES, "Trainer"]
 
 
 def source_of(task: str, data: Path, out: Path) -> Source:
-    """A task's rows; of SST-2, the first of them."""
+    """A task's rows; of SST-2 and CoNLL, the first of them."""
     folder = data / FOLDERS[task]
-    return Source(task, first_rows(folder, out / "SST-2") if task == "sst-2" else folder)
+    if task == "sst-2":
+        folder = first_rows(folder, out / "SST-2")
+    if task == "conll":
+        folder = first_sentences(folder, out / "CoNLL")
+    return Source(task, folder)
 
 
 def tune(source: Source, way: str, seed: int, out: Path) -> Path:

@@ -23,7 +23,7 @@ from cloze.tasks.task import find_task
 from cloze.train.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
-from glue_rows import first_rows  # beside this file
+from first_rows import first_rows  # beside this file
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"mrpc": "MRPC", "sst-2": "SST-2", "sts-b": "STS-B"}

@@ -1,0 +1,41 @@
+"""Tasks with their first rows alone, where all of them take longer to learn than what is measured with them."""
+
+import lzma
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import TextIO
+
+
+def first_rows(task: Path, folder: Path, train: int = 10_000, dev: int | None = None) -> Path:
+    """Copy the folder of a GLUE task with so many rows for training and for scoring; None: all of them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count in (("train.tsv", train), ("dev.tsv", dev)):
+        with _open(task / name) as file:
+            (folder / name).write_text("".join(islice(file, None if count is None else count + 1)), encoding="utf-8")
+    return folder
+
+
+def first_sentences(task: Path, folder: Path, train: int = 5_000) -> Path:
+    """Copy CoNLL-2003 with so many sentences for training, and all for scoring."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, count in (("eng.train", train), ("eng.testa", None)):
+        with _open(task / name) as file:
+            (folder / name).write_text("".join(islice(_sentences(file), count)), encoding="utf-8")
+    return folder
+
+
+def _sentences(file: TextIO) -> Iterator[str]:
+    """Each with the blank line behind it; the mark of a document goes with its first one."""
+    lines: list[str] = []
+    for line in file:
+        lines.append(line)
+        if not line.strip() and any(one.strip() and not one.startswith("-DOCSTART-") for one in lines):
+            yield "".join(lines)
+            lines = []
+    yield "".join(lines)
+
+
+def _open(path: Path) -> TextIO:
+    packed = Path(f"{path}.xz")
+    return lzma.open(packed, "rt", encoding="utf-8") if packed.is_file() else path.open(encoding="utf-8")
