@@ -1,4 +1,4 @@
-# Everything runs in a virtual environment inside the checkout; nothing is installed elsewhere.
+# Everything runs in a virtual environment inside the checkout; only chromium, for the browser tests, is installed elsewhere.
 # make demo and make test do all set-up themselves.
 #
 #   PIP_ARGS   extra arguments for pip, for example

@@ -22,8 +22,8 @@ from cloze.model.adapters import Attachment, attach
 from cloze.text import SPECIAL, Tokenizer
 
 KINDS = {
-    "houlsby 64": Attachment("houlsby", "sequence", 2, size=64),
-    "lora 8": Attachment("lora", "sequence", 2, size=8),
+    "houlsby 64": Attachment("houlsby", "sequence", 2, size=64, pooler=True),
+    "lora 8": Attachment("lora", "sequence", 2, size=8, pooler=True),
     "frozen, last, linear": Attachment("features", "sequence", 2, size=768),
 }
 

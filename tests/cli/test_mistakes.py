@@ -62,7 +62,7 @@ def hostile_pickle(way: Way, folder: Path) -> tuple[Words, str]:
 def empty_corpus(way: Way, folder: Path) -> tuple[Words, str]:
     (folder / "blank.txt").write_text("\n\n", encoding="utf-8")
     words = ["prepare", folder / "blank.txt", "--vocab", way.vocabulary, "--out", folder / "run"]
-    return words, "blank.txt: no text found; nothing was prepared"
+    return words, "blank.txt: no text in it; expected a sentence or a paragraph a line"
 
 
 def unfinished_run(way: Way, folder: Path) -> tuple[Words, str]:
@@ -89,6 +89,12 @@ MADE: dict[str, Mistake] = {
 TYPED = {
     "vocab {folder}/none.txt --out {folder}/run": "none.txt: no such file",
     "vocab {text}": "--out",
+    "vocab {rows} --out {folder}/run": "rows.tsv: is a table of rows; expected",
+    "prepare {rows} --vocab {pretrained} --out {folder}/run": "rows.tsv: is a table of rows; expected",
+    "pretrain {data} --preset tiny --length 1000000 --out {folder}/run": "length is 1000000; at most 32,768 tokens",
+    "evaluate classify {rows} --model {tuned} --length 64": "--length is 64, which is for mlm; leave it out",
+    "evaluate mlm {text} --split test": "--split is 'test', which is for published tasks; leave it out",
+    "finetune classify {rows} --model {pretrained} --length 2 --out {folder}/run": "length is 2; at least 3",
     "pretrian {data}": "unknown command 'pretrian'; did you mean 'pretrain'?",
     "distill --out {folder}/run": "is missing; 'cloze distill --help' tells what it is",
     "pretrain {folder}/none --out {folder}/run": "none: not a prepared corpus (no manifest.json); make one with",

@@ -544,7 +544,7 @@ def test_empty_corpus_leaves_nothing(vocabulary: Path, tmp_path: Path) -> None:
     blank = tmp_path / "blank.txt"
     for text in ("\n\n", "", "\u200b\n"):
         blank.write_text(text, encoding="utf-8")
-        with pytest.raises(DataError, match=r"blank\.txt: no text found; nothing was prepared"):
+        with pytest.raises(DataError, match=r"blank\.txt: no text in it; expected a sentence or a paragraph a line"):
             prepare([blank], vocabulary, tmp_path / "data")
         assert [path.name for path in tmp_path.iterdir()] == ["blank.txt"]
 

@@ -3,8 +3,9 @@
 The only place that may touch the network, and only when asked.
 """
 
+import logging
 import re
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from cloze.errors import CheckpointError
 from cloze.models import shipped_folder
@@ -20,6 +21,8 @@ _WANTED = [
     "pytorch_model*.bin",
     "1_Pooling/*",
     "2_Normalize/*",
+    "2_Dense/*",
+    "3_Normalize/*",
     "README.md",
 ]
 
@@ -42,9 +45,12 @@ def fetch(name: str) -> Path:
     """Return the local copy of a hub model, downloading it if it is not there yet."""
     from huggingface_hub import list_repo_files, snapshot_download
 
+    logging.getLogger("huggingface_hub").setLevel(
+        logging.CRITICAL
+    )  # tells of each try to reach a network that is not there
     try:
         # The same weights often lie there twice; the pickle is left alone where there are safetensors.
-        both = any(file.endswith(".safetensors") for file in list_repo_files(name))
+        both = any(PurePosixPath(file).match("model*.safetensors") for file in list_repo_files(name))
         return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=["*.bin"] if both else None))
     except Exception:
         return _cached(name)
@@ -58,6 +64,6 @@ def _cached(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_WANTED, local_files_only=True))
     except Exception as error:
         raise CheckpointError(
-            f"{name}: not a folder here, and not to be had from the Hugging Face hub ({type(error).__name__}); "
+            f"{name}: no such folder here, and not to be had from the Hugging Face hub ({type(error).__name__}); "
             "check the spelling and the network, or fetch the folder elsewhere and give its path"
         ) from error

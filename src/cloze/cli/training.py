@@ -101,7 +101,8 @@ def evaluate(
     Args:
         model: The fine-tuned model folder or run.
         out: A folder for eval_results.json and predictions.tsv.
-        split: Which of GLUE's files: dev, dev_mismatched, or test, whose answers are written as its server takes them.
+        split: Which rows of a published task: dev, dev_mismatched, test. GLUE's test rows, whose labels are secret, are
+            answered as its server wants it.
         json: Print JSON.
     """
     from cloze.predict import evaluate as run

@@ -60,6 +60,10 @@ def format_of(path: Path) -> Format:
     name = path.name.lower()
     ending = next((ending for ending in COMPRESSED if name.endswith(ending)), "")
     kind = name.removesuffix(ending).rpartition(".")[2]
+    if kind in ("csv", "tsv"):  # whose header, labels and commas would be taken for text
+        raise DataError(
+            f"{path}: is a table of rows; expected documents: plain text, or a column of .jsonl or .parquet"
+        )
     if kind == "parquet":
         return "parquet"
     return "jsonl" if kind == "jsonl" else "text"

@@ -267,7 +267,7 @@ class _Work:
                     f"{told}: all of its documents ({held_out}) were held out, and none is left to train on; "
                     "use a smaller --held-out or another --seed, and see that blank lines part the documents"
                 )
-            raise DataError(f"{told}: no text found; nothing was prepared")
+            raise DataError(f"{told}: no text in it; expected a sentence or a paragraph a line")
         manifest = {
             "format": FORMAT,
             "dtype": plan.dtype,

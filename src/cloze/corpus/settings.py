@@ -10,6 +10,10 @@ Objective = Literal["nsp", "sop", "none"]
 Masking = Literal["token", "word", "ngram", "span", "entity", "correction"]
 
 
+# Tokens of a sequence, far more than attention is affordable for.
+LONGEST = 32_768
+
+
 @dataclass(frozen=True)
 class VocabularySettings:
     """How a vocabulary is learned."""
@@ -118,6 +122,8 @@ class ExampleSettings:
             raise ConfigError(f"objective is {self.objective!r}{did_you_mean(self.objective, get_args(Objective))}")
         if self.length < 8:
             raise ConfigError(f"length is {self.length}; a pair of segments needs at least 8 tokens")
+        if self.length > LONGEST:
+            raise ConfigError(f"length is {self.length}; at most {LONGEST:,} tokens were expected")
         for name in ("short_share", "random_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; a share from 0 to 1 was expected")

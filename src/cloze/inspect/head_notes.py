@@ -102,7 +102,10 @@ def _reach(weights: NDArray[np.float32]) -> NDArray[np.float64]:
 
 def read_notes(path: Path, layers: int, heads: int) -> HeadNotes:
     """Read what ``cloze heads`` has written, for a model of this many layers and heads."""
-    value = read_json(path, DataError)
+    try:
+        value = read_json(path, DataError)
+    except DataError as error:
+        raise DataError(f"{path}: cannot be read as what cloze heads writes; give its heads.json") from error
     rows: dict[tuple[int, int], HeadNote] = {}
     for entry in value.get("heads", ()) if isinstance(value.get("heads"), list) else ():
         layer, head, note = _read_head(entry, path)

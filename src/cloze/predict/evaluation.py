@@ -49,5 +49,7 @@ def load_tuned(model: str | Path | Model, name: str, *, device: str | None = Non
     if task is None or task.kind != kind or HEAD_OF[kind] not in loaded.heads:
         there = f"does {task.kind}" if task else f"has the heads: {', '.join(loaded.heads) or 'none'}"
         told = "the model" if isinstance(model, Model) else model
-        raise RequestError(f"{told}: {name} needs a model fine-tuned to {kind}; this one {there}")
+        raise RequestError(
+            f"{told}: {name} needs a model fine-tuned to {kind}; this one {there}; make one with cloze finetune"
+        )
     return loaded

@@ -56,6 +56,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("cloze")
 
+# Where a head comes from.
+REMEDY = "load a folder that has one"
+REMEDIES: dict[HeadName, str] = {
+    "sequence": f"{REMEDY}, or make one with cloze finetune classify",
+    "span": f"{REMEDY}, or make one with cloze finetune answer",
+    "choice": f"{REMEDY}, or make one with cloze finetune choose",
+}
+
 Floats = NDArray[np.float32]
 
 
@@ -392,7 +400,7 @@ class Model:
     def _need(self, head: HeadName) -> None:
         if head not in self.bert.heads:
             there = ", ".join(self.heads) or "none"
-            raise RequestError(f"this model has no {head!r} head (its heads: {there}); load a folder that has one")
+            raise RequestError(f"this model has no {head!r} head (its heads: {there}); {REMEDIES.get(head, REMEDY)}")
 
     def _need_task(self, kind: str) -> TaskLabels:
         self._need("sequence")

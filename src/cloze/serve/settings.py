@@ -29,7 +29,7 @@ class Limits:
     queue: int = 65_536
     """Tokens that may wait; what comes then is told to come back later."""
     patience: float = 5.0
-    """Seconds until what waits is computed, at the speed of late; what comes beyond is told to come back later."""
+    """Longest expected wait in seconds, at the current speed; further requests get 429."""
     batch: int = 1024
     """Tokens of one forward pass."""
     timeout: float = 30.0

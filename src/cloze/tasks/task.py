@@ -143,7 +143,9 @@ def _skipped(name: str, examples: Examples) -> tuple[str, ...]:
 def _split(examples: Examples) -> tuple[Examples, Examples]:
     every = round(1 / DEV_SHARE)
     if len(examples) < 2 * every:
-        raise DataError(f"{len(examples)} rows are too few to keep some for scoring; give a --dev file")
+        raise DataError(
+            f"{len(examples)} rows are too few to keep some for scoring: {2 * every} at the least; give a --dev file"
+        )
     chosen = [index for index in range(len(examples)) if index % every == every - 1]
     others = [index for index in range(len(examples)) if index % every != every - 1]
     return examples.select(others), examples.select(chosen)

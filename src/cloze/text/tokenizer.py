@@ -127,7 +127,10 @@ class Tokenizer:
         length = self.max_length if max_length is None else max_length
         overhead = (2 if pairs is None else 3) if special else 0
         if length < max(overhead, 1):
-            raise RequestError(f"max_length is {length}; expected 1 or more, and room for {overhead} special tokens")
+            least = max(overhead, 1)
+            raise RequestError(
+                f"max_length is {length}; expected {least} or more, {overhead} of them for special tokens"
+            )
         budget = length - overhead
         firsts = self._encode_texts(texts, budget, read_mask)
         if pairs is None:
