@@ -29,7 +29,13 @@ ROOT = Path(__file__).parents[1]
 KEPT = KeptScores(Path(__file__).with_suffix(".json"))
 WAYS: dict[str, dict[str, Any]] = {
     "distilled": {},
-    "labels alone": {"labels_weight": 1.0, "logits_weight": 0.0, "states_weight": 0.0, "attention_weight": 0.0},
+    "labels alone": {  # as fine-tuning usually is
+        "dropout": 0.1,
+        "labels_weight": 1.0,
+        "logits_weight": 0.0,
+        "states_weight": 0.0,
+        "attention_weight": 0.0,
+    },
     "answers alone": {"labels_weight": 0.0, "states_weight": 0.0, "attention_weight": 0.0},
     "labels and answers": {"states_weight": 0.0, "attention_weight": 0.0},
     "without attention": {"attention_weight": 0.0},
@@ -38,6 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "temperature 1": {"temperature": 1.0},
     "temperature 4": {"temperature": 4.0},
     "states 10": {"states_weight": 10.0},
+    "with dropout": {"dropout": 0.1},
 }
 
 

@@ -80,6 +80,7 @@ def test_student_learns_and_the_report_tells(learned: Path, teacher: Path) -> No
     assert large["scores"]["accuracy"] == read(teacher / "eval_results.json")["accuracy"]
     assert small["scores"] == {name: results[name] for name in ("accuracy", "macro_f1")}
     assert report["kept"] == results["accuracy"] / large["scores"]["accuracy"]
+    assert load(learned).bert.config.dropout == load(teacher).bert.config.dropout > 0, "for who trains it further"
     assert large["parameters"] == load(teacher).bert.parameter_count()
     assert small["parameters"] == load(learned).bert.parameter_count() < large["parameters"]
     assert large["bytes"] == 4 * large["parameters"]
@@ -156,7 +157,9 @@ def test_student_starts_from_layers_of_its_teacher(teacher: Path) -> None:
             for new, old in enumerate(layers):
                 name = name.replace(f"layers.{new}.", f"layers.old {old}.")
             assert torch.equal(tensor, large[name.replace("old ", "")])
-    assert make_student(contents, DistillSettings()).config.layers == 2, "half of them"
+    usual = make_student(contents, DistillSettings()).config
+    assert usual.layers == 2, "half of them"
+    assert usual.dropout == usual.attention_dropout == 0.0
     assert make_student(contents, DistillSettings(dropout=0.3)).config.attention_dropout == 0.3
 
 

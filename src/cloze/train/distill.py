@@ -141,6 +141,9 @@ def _finish(
 ) -> None:
     """Write scores, curves, the comparison and, last, the model: its presence says that the run is over."""
     student.bert.eval()
+    # How it was taught is no property of the student: who trains it further finds what its teacher had.
+    usual = {name: getattr(teacher.bert.config, name) for name in ("dropout", "attention_dropout")}
+    student.bert.config = replace(student.bert.config, **usual)
     if isinstance(data.dev, Questions):
         contents = replace(contents, task=fit_threshold(student, data.dev))
         student = Model(contents, device=str(student.device))

@@ -48,8 +48,8 @@ class DistillSettings:
     """Share of the steps over which the rate rises."""
     weight_decay: float = 0.01
     """Decay of matrices and embeddings; biases and LayerNorm have none."""
-    dropout: float | None = None
-    """Of hidden states and attention; that of the teacher, or of the student's own folder, if left out."""
+    dropout: float = 0.0
+    """Of hidden states and attention; none if left out: what the teacher shows is to be followed exactly."""
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0
