@@ -1,6 +1,7 @@
 """Names on the hub, with and without a network; no test here has one."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -84,7 +85,8 @@ def test_weights_are_fetched_once(safetensors: bool, monkeypatch: pytest.MonkeyP
         asked.update(options)
         return str(tmp_path)
 
-    monkeypatch.setattr(huggingface_hub, "list_repo_files", lambda _: files)
+    told = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda _, timeout: told)  # noqa: ARG005
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert fetch(NAME) == tmp_path
     assert asked["ignore_patterns"] == (["*.bin"] if safetensors else None)

@@ -3,7 +3,6 @@
 The only place that may touch the network, and only when asked.
 """
 
-import logging
 import re
 from pathlib import Path, PurePosixPath
 
@@ -25,6 +24,8 @@ _WANTED = [
     "3_Normalize/*",
     "README.md",
 ]
+# Seconds that the hub may take to say what it has.
+_PATIENCE = 10.0
 
 
 def is_hub_name(name: str) -> bool:
@@ -43,14 +44,13 @@ def find_source(source: str | Path) -> Path:
 
 def fetch(name: str) -> Path:
     """Return the local copy of a hub model, downloading it if it is not there yet."""
-    from huggingface_hub import list_repo_files, snapshot_download
+    from huggingface_hub import model_info, snapshot_download
 
-    logging.getLogger("huggingface_hub").setLevel(
-        logging.CRITICAL
-    )  # tells of each try to reach a network that is not there
     try:
+        # This question is asked once; others are asked again and again for half a minute where there is no network.
+        files = [one.rfilename for one in model_info(name, timeout=_PATIENCE).siblings or ()]
         # The same weights often lie there twice; the pickle is left alone where there are safetensors.
-        both = any(PurePosixPath(file).match("model*.safetensors") for file in list_repo_files(name))
+        both = any(PurePosixPath(file).match("model*.safetensors") for file in files)
         return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=["*.bin"] if both else None))
     except Exception:
         return _cached(name)
