@@ -84,7 +84,7 @@ def _save_untrained(folder: Path, vocab: Path, settings: DemoSettings) -> None:
 def _finetune(out: Path, start: str, seed: int, settings: DemoSettings, progress: Progress) -> Path:
     tuning = asdict(settings.finetuning) | {"seed": seed}
     return finetune(
-        _source("order_train.tsv"),
+        Source("classify", DATA / "order_train.tsv", DATA / "order_dev.tsv"),
         out / (PRETRAINING if start == "pretrained" else SCRATCH),
         out / "finetuning" / f"{start}-{seed}",
         settings=FinetuneSettings(**tuning),
@@ -92,13 +92,10 @@ def _finetune(out: Path, start: str, seed: int, settings: DemoSettings, progress
     )
 
 
-def _source(name: str) -> Source:
-    return Source("classify", DATA / name, DATA / "order_dev.tsv")
-
-
 def _gather(out: Path, shipped: list[Path], clock: "_Clock") -> DemoResults:
+    test = Source("classify", DATA / TEST)
     evaluations = {
-        start: [evaluate(out / "finetuning" / f"{start}-{seed}", _source(TEST)) for seed in SEEDS] for start in STARTS
+        start: [evaluate(out / "finetuning" / f"{start}-{seed}", test) for seed in SEEDS] for start in STARTS
     }
     trained, untrained = load(out / PRETRAINING), load(out / SCRATCH)
     rows = read_table(TEST)
