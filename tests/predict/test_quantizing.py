@@ -53,7 +53,7 @@ def test_one_text_is_timed_a_few_times(asked: Counter[str], tmp_path: Path) -> N
 
 def test_a_task_that_does_not_fit_is_known_before_the_work(asked: Counter[str], tmp_path: Path) -> None:
     folder = saved(model_folder(["mlm"]), tmp_path / "model")
-    message = r"^the model: classify needs a model fine-tuned to classify; this one has the heads: mlm$"
+    message = r"^the model: classify needs a model fine-tuned to classify; this one has the heads: mlm; make one"
     with pytest.raises(RequestError, match=message):
         quantize(folder, TEXTS, task=Source("classify", tmp_path / "rows.tsv"))
     assert not asked

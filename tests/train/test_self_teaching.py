@@ -87,8 +87,6 @@ def test_weight_of_nothing_changes_nothing(base: Path, source: Source, tmp_path:
     objective = TaskObjective(make_teacher("classify"), "sequence")
     assert with_own_teacher(objective, 0.0, 0.9) is objective
     plain = finetune(source, base, tmp_path / "plain", settings=FAST)
-    other = finetune(source, base, tmp_path / "other", settings=replace(FAST, teacher_decay=0.5))
-    assert weights(plain) == weights(other)
     taught = finetune(source, base, tmp_path / "taught", settings=replace(FAST, self_teaching=1.0))
     assert weights(plain) != weights(taught)
     first = json.loads((taught / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
