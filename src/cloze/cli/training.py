@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -18,6 +18,9 @@ from cloze.tasks.correction_settings import CorrectionSettings
 from cloze.tasks.source import RowSettings, Source
 from cloze.train.settings import BlankSettings, FinetuneSettings, SearchSettings
 from cloze.train.similarity_settings import SimilaritySettings, check_meant
+
+if TYPE_CHECKING:
+    from cloze.predict import Evaluation
 
 Place = Annotated[Machine, Parameter(name="*")]
 HERE = Machine()
@@ -101,12 +104,10 @@ def evaluate(
     Args:
         model: The fine-tuned model folder or run.
         out: A folder for eval_results.json and predictions.tsv.
-        split: Which rows of a published task: dev, dev_mismatched, test. GLUE's test rows, whose labels are secret, are
-            answered as its server wants it.
+        split: Which rows of a published task: dev, dev_mismatched, test; of GLUE's test rows --out gets the answers.
         json: Print JSON.
     """
     from cloze.predict import evaluate as run
-    from cloze.predict import write_report
     from cloze.tasks.glue import is_glue_task
 
     _check_flags(task, split, blanks, correction)
@@ -124,7 +125,12 @@ def evaluate(
     if split == "test" and is_glue_task(task):
         _answer_test_rows(source, model, out, machine, json)
         return
-    evaluation = run(model, source, split=split, device=machine.use())
+    _tell(run(model, source, split=split, device=machine.use()), out, json)
+
+
+def _tell(evaluation: "Evaluation", out: Path | None, json: bool) -> None:
+    from cloze.predict import write_report
+
     if out is not None:
         write_report(evaluation, out)
         told = zip(evaluation.places, evaluation.predictions, strict=True)

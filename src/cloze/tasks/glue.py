@@ -85,16 +85,17 @@ ALIASES = {"sst2": "sst-2", "stsb": "sts-b"}
 def find_glue_task(name: str) -> PublishedTask:
     """Return the task of that name, in any case, with or without its hyphen."""
     if not is_glue_task(name):
-        raise ConfigError(f"GLUE has no task {name!r}{did_you_mean(_key(name), GLUE)}")
-    return GLUE[_key(name)]
+        raise ConfigError(f"GLUE has no task {name!r}{did_you_mean(task_key(name), GLUE)}")
+    return GLUE[task_key(name)]
 
 
 def is_glue_task(name: str) -> bool:
     """Whether it has a task of that name."""
-    return _key(name) in GLUE
+    return task_key(name) in GLUE
 
 
-def _key(name: str) -> str:
+def task_key(name: str) -> str:
+    """The one spelling of a task's name."""
     return ALIASES.get(name.lower(), name.lower())
 
 

@@ -9,7 +9,7 @@ from cloze.kinds import TaskKind
 from cloze.tasks.chinese import CHINESE
 from cloze.tasks.choice_files import read_arc, read_own_choices, read_swag
 from cloze.tasks.entities import ENTITY_METRICS, tag_metrics
-from cloze.tasks.glue import ALIASES, GLUE
+from cloze.tasks.glue import GLUE, task_key
 from cloze.tasks.items import Examples
 from cloze.tasks.labels import LabelSet
 from cloze.tasks.published import PublishedTask
@@ -73,7 +73,7 @@ class TaskData:
 
 def find_task(name: str) -> TaskSpec:
     """The task of that name, in any case."""
-    key = ALIASES.get(name.lower(), name.lower())
+    key = task_key(name)
     if key in NOT_ONE:
         raise ConfigError(NOT_ONE[key])
     if key not in TASKS:
@@ -83,7 +83,7 @@ def find_task(name: str) -> TaskSpec:
 
 def find_published(name: str) -> PublishedTask | None:
     """The files of a published task of texts; None of other tasks, and of anybody's own."""
-    return (GLUE | CHINESE).get(ALIASES.get(name.lower(), name.lower()))
+    return (GLUE | CHINESE).get(task_key(name))
 
 
 def _find_task_of(source: Source) -> TaskSpec:

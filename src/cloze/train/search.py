@@ -72,14 +72,7 @@ def search(
     expect of it is the mean over the folds.
     """
     settings, how, progress = settings or FinetuneSettings(), how or SearchSettings(), progress or Silent()
-    if how.folds and source.dev is not None:
-        raise ConfigError("folds are for rows without a dev set; leave out --dev or --folds")
-    if how.folds and (settings.patience or settings.calibrate):
-        asked_too = "--patience" if settings.patience else "--calibrate"
-        raise ConfigError(f"a fold is scored by a model that has not looked at it; leave out {asked_too} or --folds")
-    data = read_task(source, part=not how.folds)
-    if len(data.train) < how.folds:
-        raise ConfigError(f"{len(data.train)} rows cannot be parted into {how.folds} folds")
+    data = _read(source, settings, how)
     check_task(data, model, settings)
     for note in data.notes:
         progress.say(note)
@@ -116,6 +109,19 @@ def search(
         found.fill(_seeds(data, settings, how), score)
     _finish(run, found, data.metrics[0], "folds" if how.folds else "seeds")
     return run.folder
+
+
+def _read(source: Source, settings: FinetuneSettings, how: SearchSettings) -> TaskData:
+    """The rows; folds are made of all of them, and of nothing that has been looked at."""
+    if how.folds and source.dev is not None:
+        raise ConfigError("folds are for rows without a dev set; leave out --dev or --folds")
+    if how.folds and (settings.patience or settings.calibrate):
+        asked_too = "--patience" if settings.patience else "--calibrate"
+        raise ConfigError(f"a fold is scored by a model that has not looked at it; leave out {asked_too} or --folds")
+    data = read_task(source, part=not how.folds)
+    if len(data.train) < how.folds:
+        raise ConfigError(f"{len(data.train)} rows cannot be parted into {how.folds} folds")
+    return data
 
 
 def _tell_unused(settings: FinetuneSettings, progress: Progress) -> None:

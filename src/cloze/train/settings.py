@@ -271,8 +271,7 @@ class SearchSettings:
     """Whether fine-tuning is one run or several."""
 
     grid: bool = False
-    """Try the paper's 18 settings (batch 16, 32; rate 5e-5, 3e-5, 2e-5, or 3e-3, 1e-3, 3e-4 where the model itself is
-    frozen; epochs 2, 3, 4), then use the best."""
+    """Try the paper's 18 settings (batch 16, 32; rate 5e-5, 3e-5, 2e-5; epochs 2, 3, 4), then use the best."""
     seeds: int = 1
     """Runs with different seeds; the best one's model is kept, and mean and spread are told."""
     folds: int = 0
