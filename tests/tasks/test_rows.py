@@ -80,6 +80,25 @@ def test_a_bad_byte_in_a_quoted_cell_costs_that_row_and_makes_no_other(tmp_path:
     assert file.problem == f"{path}:3: byte 5 (0xff) is not UTF-8; save the file as UTF-8"
 
 
+def test_a_label_with_the_sign_between_labels_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", '{"text": "a", "label": ["x|y"]}\n')
+    with pytest.raises(DataError, match=r"a\.jsonl:1: the label 'x\|y' has a '\|', which stands between labels"):
+        list(read_rows(path, text="text", label="label", several=True))
+
+
+def test_a_damaged_page_of_parquet_is_told(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": [f"row {number}" for number in range(5000)]}), path)
+    content = bytearray(path.read_bytes())
+    content[200:2000] = bytes(1800)
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read after row \d+ \(.*\); write it again"):
+        list(read_rows(path, text="text"))
+
+
 def test_jsonl_keeps_values_and_spells_labels(tmp_path: Path) -> None:
     path = write(
         tmp_path,

@@ -17,7 +17,10 @@ from cloze.interrupts import Interrupted
 from cloze.lines import RowError
 from cloze.model import Bert
 from cloze.predict import load
+from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.labels import LabelSet
 from cloze.tasks.source import Source
+from cloze.tasks.task import TaskData
 from cloze.text import Tokenizer
 from cloze.train.distill import distill
 from cloze.train.distill_report import share_kept
@@ -25,6 +28,7 @@ from cloze.train.distill_settings import DistillSettings
 from cloze.train.finetune import finetune
 from cloze.train.settings import FinetuneSettings
 from cloze.train.students import make_student, with_layers
+from cloze.train.unlabelled import read_unlabelled
 from tests.model.made import SMALL
 from tests.train.made import Listener, interrupted_at, make_bert
 from tests.train.test_finetune import LEARNING, make_rows, write
@@ -348,6 +352,15 @@ def test_rows_without_labels_that_teach_nothing_are_refused(
         distill(source, paired, tmp_path / "run", unlabelled=tmp_path / "more.txt", settings=QUICK)
     assert not (tmp_path / "run").exists()
     distill(source, paired, tmp_path / "run", unlabelled=pairs, settings=QUICK)
+
+
+def test_rows_without_labels_of_a_published_task_have_its_columns(tmp_path: Path) -> None:
+    path = tmp_path / "more.tsv"
+    path.write_text("#1 String\t#2 String\na river\tb river\n", encoding="utf-8")
+    rows = LabelledTexts(["a"], ["b"], [0], ["x:1"])
+    data = TaskData("classify", ("f1",), LabelSet(("0", "1")), rows, rows)
+    found = read_unlabelled(path, Source("mrpc", tmp_path), data)
+    assert (found.texts, found.pairs) == (["a river"], ["b river"])
 
 
 def test_teacher_of_another_task_is_refused(base: Path, teacher: Path, rows: Source, tmp_path: Path) -> None:
