@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cloze.errors import RequestError
-from cloze.serve.batcher import FIRST_GUESS, Batcher
+from cloze.serve.batcher import FIRST_GUESS, AbandonedError, Batcher, Check
 from cloze.serve.metrics import Metrics
 from cloze.serve.queue import Job, Kind
 from cloze.serve.refusals import Failed, Overloaded
@@ -32,7 +32,7 @@ class Machine:
         self.ill = False
         self.probed = 0
 
-    def compute(self, kind: Kind, inputs: Sequence[Any]) -> list[Any]:
+    def compute(self, kind: Kind, inputs: Sequence[Any], check: Check) -> list[Any]:
         self.go.wait(10)
         self.batches.append(list(inputs))
         for value, error in ((13, ValueError("unlucky")), (14, PanicError("panic")), (15, RequestError("too odd"))):
@@ -183,7 +183,7 @@ def test_speed_is_that_of_tokens_not_of_batches(
     now = 0.0
     monkeypatch.setattr("cloze.serve.batcher.time.monotonic", lambda: now)
 
-    def compute(kind: Kind, inputs: Sequence[Any]) -> Sequence[Any]:
+    def compute(kind: Kind, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
         nonlocal now
         now += 0.01 if len(inputs) == 1 else 0.02
         return inputs
@@ -253,3 +253,41 @@ def test_draining_finishes_what_waits(machine: Machine, metrics: Metrics) -> Non
     assert [one.future.result(0) for one in jobs] == [[number**2] for number in range(50, 90)]
     with pytest.raises(Overloaded):
         batcher.submit(job(1))
+
+
+def test_work_that_nobody_waits_for_ends(machine: Machine, metrics: Metrics) -> None:
+    started = threading.Event()
+
+    def compute(kind: Kind, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
+        end = time.monotonic() + 30
+        while 7 in inputs and time.monotonic() < end:  # many passes through a model
+            started.set()
+            check()
+            time.sleep(0.001)
+        return inputs
+
+    batcher = Batcher("made", compute, machine.probe, metrics, bound=1000, budget=1)
+    batcher.start()
+    for abandon in (True, False):
+        started.clear()
+        long, next_one = job(7, seconds=30 if abandon else 0.05), job(1)
+        batcher.submit(long)
+        batcher.submit(next_one)
+        assert started.wait(10)
+        if abandon:
+            batcher.cancel(long)
+        assert next_one.future.result(10) == [1]
+        with pytest.raises((CancelledError, AbandonedError)):
+            long.future.result(10)
+    assert failures(metrics) == 0
+    assert batcher.drain(10)
+
+
+def test_a_thread_that_does_not_end_is_told_of(machine: Machine, metrics: Metrics) -> None:
+    batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=1)
+    machine.go.clear()
+    batcher.submit(job(1))
+    batcher.start()
+    assert not batcher.drain(0.05)
+    machine.go.set()
+    assert batcher.drain(10)

@@ -117,5 +117,6 @@ def test_bert_as_service(address: str, minilm: Model) -> None:
     np.testing.assert_allclose(answer["result"], minilm.embed(["hello world", "good day!"]), atol=1e-5)
     tokens = ask(id="a", texts=[["hello", "world"], ["good", "day", "##s"]], is_tokenized=True).json()
     np.testing.assert_allclose(tokens["result"], minilm.embed(["hello world", "good days"]), atol=1e-5)
+    assert error_of(ask(texts=[], is_tokenized=False)) == (400, "no_text", "there is no text; give at least one")
     message = "is_tokenized goes with lists of tokens, and only with them"
     assert error_of(ask(texts=["a"], is_tokenized=True)) == (400, "is_tokenized", message)

@@ -112,3 +112,20 @@ def test_a_closed_queue_takes_nothing_and_gives_what_it_has() -> None:
         queue.put(job(10))
     assert taken(queue) == [10]
     assert taken(queue) == []
+
+
+def test_who_leaves_while_a_batch_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = TokenQueue(bound=100)
+    leaving, staying = job(5), job(6, kind=FILL)
+    queue.put(leaving)
+    queue.put(staying)
+    oldest = queue._oldest
+
+    def leaves_after_it_was_found() -> object:
+        found = oldest()
+        leaving.future.cancel()  # as a client's task does, without asking the queue
+        return found
+
+    monkeypatch.setattr(queue, "_oldest", leaves_after_it_was_found)
+    assert [item.job for item in queue.take(100, wait=0)] == [staying]
+    assert taken(queue) == []

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,8 @@ from torture.services import Running, running
 from cloze.checkpoint import TaskLabels
 from cloze.predict import Model, load
 from cloze.serve.reading import AT_ONCE
-from cloze.serve.settings import ServiceSettings
+from cloze.serve.settings import Limits, ServiceSettings
+from cloze.tasks.answer import read_contexts
 from cloze.text import Tokenizer
 from tests.model.made import SMALL, model_folder, saved
 from tests.serve.conftest import error_of
@@ -128,3 +130,32 @@ def test_every_post_is_looked_up(served: Running) -> None:
 
     posts = Posts(route for router in ROUTERS for route in router.routes)
     assert set(posts._endpoints) == set(served.post_paths())
+
+
+def test_questions_are_weighed_with_all_windows_of_their_texts(served: Running, models: dict[str, Model]) -> None:
+    questions, contexts = ["who sat?", "where " * 100, "who?"], [LONG, "a cat sat.", ""]
+    readings = list(read_contexts(models["spans"].tokenizer, questions, contexts))
+    assert len(readings[0].windows) > 2
+    for question, context, reading in zip(questions, contexts, readings, strict=True):
+        usage = served.post("/answer", {"question": question, "context": context}).json()["usage"]
+        assert usage["tokens"] == sum(len(window.encoding.ids) for window in reading.windows)
+        assert usage["truncated"] == (question == questions[1])
+
+
+def test_many_passes_end_when_the_time_is_over(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text to correct is asked about once for each of its tokens; whoever comes after it does not wait for that."""
+    passes = []
+
+    def slow(model: Model, windows: Any, *rest: Any) -> Any:
+        for _ in range(1000):
+            passes.append(1)
+            time.sleep(0.01)
+            model._pause()
+        return []
+
+    monkeypatch.setattr("cloze.predict.correction.Corrector.correct", lambda self, texts: slow(self._model, texts))
+    limits = Limits(timeout=0.3)
+    with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as service:
+        assert service.post("/correct", {"texts": "the cat"}).status_code == 408
+        assert service.post("/embed", {"texts": "the cat"}).status_code == 200
+    assert len(passes) < 500

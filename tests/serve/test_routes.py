@@ -97,6 +97,7 @@ def test_correct(served: Running, models: Models) -> None:
     answer = served.post("/correct", {"texts": texts}).json()["results"]
     expected = models["base"].correct(texts)
     assert [(one["source"], one["target"]) for one in answer] == [(one.source, one.target) for one in expected]
+    assert [one["errors"] for one in answer] == [list(map(list, one.errors)) for one in expected]
     cannot = "model 'tags' cannot correct (its heads: token); models that can: base"
     assert error_of(served.post("/correct", {"texts": "a", "model": "tags"})) == (400, "unable", cannot)
 

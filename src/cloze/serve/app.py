@@ -12,6 +12,8 @@ from cloze.serve.gate import Gate
 from cloze.serve.lookup import Posts
 from cloze.serve.service import Service
 
+# Seconds for the models' threads to end when the requests have: whatever nobody waits for ends after one pass.
+ENDING = 4.0
 # Whatever answers requests is joined here.
 ROUTERS = (routes.router, others_routes.router, state_routes.router, pages.router, inspecting.router)
 
@@ -23,7 +25,7 @@ def make_app(service: Service) -> Gate:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 (the form of a lifespan)
         service.library.start()
         yield
-        service.library.drain(service.settings.limits.timeout)
+        service.ended = service.library.drain(ENDING)
         service.reader.close()
 
     app = FastAPI(

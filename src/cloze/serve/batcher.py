@@ -18,7 +18,9 @@ from cloze.serve.refusals import Failed, Overloaded
 
 logger = logging.getLogger("cloze.serve")
 
-Compute = Callable[[Kind, Sequence[Any]], Sequence[Any]]
+Check = Callable[[], None]
+# The check is to be called now and then: it ends work that nobody waits for any more.
+Compute = Callable[[Kind, Sequence[Any], Check], Sequence[Any]]
 
 # An idle worker tries itself so often, and one that has not succeeded for so long is not ready (seconds).
 PROBE_EVERY = 10.0
@@ -27,6 +29,10 @@ STALE_AFTER = 60.0
 FIRST_GUESS = 2000.0  # tokens a second
 # How much of what was measured still counts after one more batch.
 KEPT = 0.9
+
+
+class AbandonedError(Exception):
+    """Nobody waits for any result of this batch."""
 
 
 class Batcher:
@@ -110,10 +116,11 @@ class Batcher:
         job.future.cancel()
         self.queue.discard(job)
 
-    def drain(self, longest: float) -> None:
-        """Take no more jobs, finish those that wait, and end the thread."""
+    def drain(self, longest: float) -> bool:
+        """Take no more jobs, finish those that wait, and end the thread; whether it has ended."""
         self.queue.close()
         self._thread.join(longest)
+        return not self._thread.is_alive()
 
     def _work(self) -> None:
         self._try_out()
@@ -157,6 +164,8 @@ class Batcher:
         """A result for each item, computed together, or where that fails, job by job."""
         try:
             return self._together(kind, batch)
+        except AbandonedError as error:
+            return [error] * len(batch)
         except RequestError as error:
             jobs = _by_job(batch)
             if len(jobs) == 1:
@@ -174,7 +183,7 @@ class Batcher:
         return [found[id(item)] for item in batch]
 
     def _together(self, kind: Kind, batch: list[Item]) -> list[Any]:
-        results = list(self._compute(kind, [item.value for item in batch]))
+        results = list(self._compute(kind, [item.value for item in batch], lambda: _check_wanted(batch)))
         if len(results) != len(batch):
             raise RuntimeError(f"{len(results)} results for {len(batch)} inputs")
         if any(isinstance(result, Failed) for result in results):
@@ -182,6 +191,13 @@ class Batcher:
         if not all(isinstance(result, Exception) for result in results):
             self.succeeded = time.monotonic()
         return results
+
+
+def _check_wanted(batch: Sequence[Item]) -> None:
+    """Raise if all who asked have left, or their time is over."""
+    now = time.monotonic()
+    if all(item.job.future.done() or now >= item.job.deadline for item in batch):
+        raise AbandonedError("nobody waits for this any more")
 
 
 def _by_job(batch: list[Item]) -> list[list[Item]]:

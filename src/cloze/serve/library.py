@@ -10,7 +10,7 @@ from cloze.kinds import LongTexts, PrecisionName
 from cloze.predict import Model, load
 from cloze.predict.batching import limits as batch_limits
 from cloze.predict.reading import read_texts
-from cloze.serve.batcher import Batcher
+from cloze.serve.batcher import Batcher, Check
 from cloze.serve.metrics import Metrics
 from cloze.serve.operations import abilities, compute
 from cloze.serve.queue import Kind
@@ -76,13 +76,13 @@ class Library:
         for batcher in self.batchers:
             batcher.start()
 
-    def drain(self, longest: float) -> None:
-        """Let all finish what waits."""
+    def drain(self, longest: float) -> bool:
+        """Let all finish what waits; whether they have."""
         end = time.monotonic() + longest
         for batcher in self.batchers:
             batcher.queue.close()
-        for batcher in self.batchers:
-            batcher.drain(max(0.0, end - time.monotonic()))
+        ended = [batcher.drain(max(0.0, end - time.monotonic())) for batcher in self.batchers]
+        return all(ended)
 
 
 class _Desk:
@@ -92,15 +92,16 @@ class _Desk:
         self._model = model
         self._in_use: str | None = None
 
-    def compute(self, kind: Kind, inputs: Sequence[Any]) -> list[Any]:
+    def compute(self, kind: Kind, inputs: Sequence[Any], check: Check) -> list[Any]:
         if kind.adapter != self._in_use:
             self._model.use(kind.adapter)
             self._in_use = kind.adapter
-        return compute(self._model, kind, inputs)
+        with self._model.paused(check):
+            return compute(self._model, kind, inputs)
 
     def probe(self) -> None:
         (windows,) = read_texts(self._model.tokenizer, [_QUESTION])
-        (result,) = self.compute(_PROBE, [(_QUESTION, windows)])
+        (result,) = self.compute(_PROBE, [(_QUESTION, windows)], lambda: None)
         if isinstance(result, Exception):
             raise result
 

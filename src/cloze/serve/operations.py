@@ -76,7 +76,7 @@ def _choose(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
 
 
 def _correct(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:  # noqa: ARG001 (as all here)
-    return [asdict(one) for one in model.correct(inputs)]
+    return [asdict(one) | {"errors": one.errors} for one in model.correct(inputs)]
 
 
 def _sequences(inputs: Sequence[Any]) -> list[Any]:

@@ -85,7 +85,7 @@ def _decoded(served: Served, ids: list[int]) -> str:
 
 async def encode(service: Service, request: Request, form: forms.EncodeForm) -> Any:
     """bert-as-service's ``/encode``."""
-    if form.is_tokenized == bool(form.texts and isinstance(form.texts[0], str)):
+    if form.texts and form.is_tokenized == isinstance(form.texts[0], str):
         raise Invalid("is_tokenized goes with lists of tokens, and only with them", "is_tokenized")
     # As pieces are joined everywhere: "##ing" goes on with the word before it.
     texts = [text if isinstance(text, str) else " ".join(text).replace(" ##", "") for text in form.texts]

@@ -109,13 +109,11 @@ class TokenQueue:
         None after ``wait`` seconds.
         """
         with self._changed:
-            lane = self._oldest()
-            if lane is None and not self.closed:
+            items = self._next()
+            if not items and not self.closed:
                 self._changed.wait(wait)
-                lane = self._oldest()
-            if lane is None:
-                return []
-            batch = _choose(list(islice((item for item in lane if _waits(item)), LOOK_AHEAD)), budget, padding)
+                items = self._next()
+            batch = _choose(items, budget, padding) if items else []
             for item in batch:
                 item.taken = True
                 item.job.waiting -= item.length
@@ -127,6 +125,14 @@ class TokenQueue:
         with self._changed:
             self.closed = True
             self._changed.notify()
+
+    def _next(self) -> list[Item]:
+        """What may be computed next, the oldest first; none if nothing waits."""
+        while (lane := self._oldest()) is not None:
+            # Whoever asked may leave at any time, also since this lane was chosen.
+            if items := list(islice((item for item in lane if _waits(item)), LOOK_AHEAD)):
+                return items
+        return []
 
     def _oldest(self) -> deque[Item] | None:
         """The lane whose first item waits longest; what is not waiting any more is dropped on the way."""

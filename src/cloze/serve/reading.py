@@ -15,13 +15,12 @@ from cloze.predict.reading import read_blanks, read_texts
 from cloze.serve.library import Served
 from cloze.serve.metrics import Metrics
 from cloze.serve.refusals import Overloaded
+from cloze.tasks.answer import plan_windows
 
 # Characters that are read at once, without a thread: the way there and back takes longer than such a text.
 AT_ONCE = 500
 # Characters that may be in the hands of the threads.
 PENDING = 2_000_000
-# What is read whole, in windows; of all else, no more than one sequence.
-WHOLE = {"answer", "tag", "correct"}
 SPECIAL = 3  # [CLS] and two [SEP]
 
 
@@ -99,16 +98,22 @@ def read(
 
 
 def _count(served: Served, operation: str, parts: Sequence[Sequence[str]]) -> Usage:
-    """Count the tokens of inputs."""
+    """Count the tokens that are computed for inputs."""
     counts = iter(served.tokenizer.encode_ids([text for texts in parts for text in texts]))
-    whole = operation in WHOLE
-    lengths, truncated = [], 0
-    for texts in parts:
-        length = sum(len(next(counts)) for _ in texts) + SPECIAL - (len(texts) == 1)
-        # Options are sequences of their own.
-        limit = served.longest * (len(texts) // 2 if operation == "choose" else 1)
-        truncated += not whole and length > limit
-        # To correct a text, each of its tokens is hidden in turn.
-        times = min(length, limit) if operation == "correct" else 1
-        lengths.append(times * length if whole else min(length, limit))
-    return Usage(lengths, truncated)
+    weighed = [_weigh(served, operation, [len(next(counts)) for _ in texts]) for texts in parts]
+    return Usage([length for length, _ in weighed], sum(cut for _, cut in weighed))
+
+
+def _weigh(served: Served, operation: str, counts: Sequence[int]) -> tuple[int, bool]:
+    """The tokens that are computed for texts of so many, and whether some are left out."""
+    length = sum(counts) + SPECIAL - (len(counts) == 1)
+    if operation == "answer" and served.tokenizer.room(2) >= 2:
+        kept, places = plan_windows(served.tokenizer, *counts)
+        return sum(kept + SPECIAL + stop - start for start, stop in places), kept < counts[0]
+    if operation == "correct":  # each of its tokens is hidden in turn
+        return length * min(length, served.longest), False
+    if operation == "tag":  # in windows that overlap by half
+        return (length if length <= served.longest else 2 * length), False
+    # Options are sequences of their own.
+    limit = served.longest * (len(counts) // 2 if operation == "choose" else 1)
+    return min(length, limit), length > limit

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -121,6 +122,10 @@ def serve(
         _set_up_logs()
         sys.setswitchinterval(SWITCH_EVERY)
         Server(_config(service), service, on_start).run(sockets=[listener])
+    if not service.ended:
+        logging.getLogger("cloze.serve").error("a model is still computing; what it was asked is lost")
+        logging.shutdown()
+        os._exit(1)  # an interpreter that ends under a thread in PyTorch ends with SIGABRT
 
 
 def _config(service: Service) -> uvicorn.Config:

@@ -38,6 +38,7 @@ class Service:
         self.settings, self.library, self.metrics = settings, library, metrics
         self.bodies, self.reader = Bodies(settings.limits), Reader(metrics)
         self.draining = False
+        self.ended = True  # whether no thread computes any more, once the app has shut down
 
     async def ask(
         self,

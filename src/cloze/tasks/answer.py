@@ -103,12 +103,19 @@ def read_contexts(
         yield Reading(pieces.offsets, _windows(tokenizer, question, pieces, stride))
 
 
-def _windows(tokenizer: Tokenizer, question: Pieces, context: Pieces, stride: int) -> list[Window]:
+def plan_windows(
+    tokenizer: Tokenizer, question: int, context: int, stride: int = STRIDE
+) -> tuple[int, list[tuple[int, int]]]:
+    """How many of a question's tokens are kept, and which of its context's each window has."""
     room = tokenizer.room(2)
     # Where sequences are short, the question must leave the context its half.
-    kept = question.cut(0, min(LONGEST_QUESTION, max(room // 2, room - len(context))))
-    kept = replace(kept, unread=question.unread + len(question) - len(kept))
-    room -= len(kept)
-    places = window_places(len(context), room, max(1, min(stride, room // 2)))
+    kept = min(question, LONGEST_QUESTION, max(room // 2, room - context))
+    room -= kept
+    return kept, window_places(context, room, max(1, min(stride, room // 2)))
+
+
+def _windows(tokenizer: Tokenizer, question: Pieces, context: Pieces, stride: int) -> list[Window]:
+    count, places = plan_windows(tokenizer, len(question), len(context), stride)
+    kept = replace(question.cut(0, count), unread=question.unread + len(question) - count)
     first = len(kept) + 2  # behind [CLS], the question and [SEP]
     return [Window(tokenizer.assemble(kept, context.cut(*place)), first, place) for place in places]
