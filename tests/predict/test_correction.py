@@ -11,6 +11,7 @@ from cloze.errors import ConfigError, DataError, RequestError
 from cloze.predict import Corrected, Correction, Model
 from cloze.predict.correction import Corrector
 from cloze.predict.near_words import NearWords, mistakes_between
+from cloze.predict.proposals import Proposals
 from cloze.tasks.correction_settings import CorrectionSettings
 from tests.model.made import model_folder
 from tests.predict.taught import Example, hide_each, make_tokenizer, teach
@@ -227,3 +228,25 @@ def test_what_is_refused(english: Model, tmp_path: Path) -> None:
         Model(model_folder()).correct(["the cat"])
     with pytest.raises(DataError, match=r"nowhere\.txt"):
         english.correct(["the cat"], CorrectionSettings(protect=tmp_path / "nowhere.txt"))
+
+
+def test_lists_hold_both_ways(english: Model) -> None:
+    """As for pre-training, what is right first; or what is wrong."""
+    for similar in ({"sat": ["zzt", "mat"]}, {"mat": ["Sat"]}):
+        proposals = Proposals(english.tokenizer, similar, CorrectionSettings())
+        (word,) = english.tokenizer.words(english.tokenizer("mat"), "mat")
+        assert english.tokenizer.id("sat") in proposals.of(word, "mat")[0]
+
+
+def test_what_any_character_may_be_is_there_once(chinese: Model) -> None:
+    proposals = Proposals(chinese.tokenizer, {}, CorrectionSettings())
+    words = chinese.tokenizer.words(chinese.tokenizer("我喜欢"), "我喜欢")
+    assert len({id(array) for word in words for array in proposals.of(word, "我喜欢")}) == 2
+
+
+def test_what_is_near_is_listed_once(english: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    monkeypatch.setattr("cloze.predict.correction.Proposals", lambda *given: made.append(given) or Proposals(*given))
+    model = Model(english._folder)
+    assert model.correct(["the cat sta on the mat ."]) == model.correct(["the cat sta on the mat ."])
+    assert len(made) == 1

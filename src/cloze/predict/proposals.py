@@ -28,13 +28,15 @@ _SENTENCE_ENDS = frozenset(".!?:;\"'“”‘’«([-—。！？：；")
 
 
 class Proposals:
-    """What each character or word may have been meant to be."""
+    """What each character or word may have been meant to be; ``similar`` tells what is mistaken for what."""
 
     def __init__(self, tokenizer: Tokenizer, similar: Similar, settings: CorrectionSettings) -> None:
-        self._tokenizer, self._similar = tokenizer, similar
+        self._tokenizer, self._similar = tokenizer, _both_ways(similar)
         self._seen, self._cost = settings.reading == "seen", float(np.log(settings.mistakes))
         pieces = tokenizer.pieces
         self._characters = np.array([n for n, piece in enumerate(pieces) if len(piece) == 1 and is_ideograph(piece)])
+        # One array for all: a long text has a hundred thousand characters, and each may be any of thousands.
+        self._even = {cost: np.full(len(self._characters), cost, np.float32) for cost in (0.0, self._cost)}
         self._words = np.array([number for number, piece in enumerate(pieces) if _is_word(piece)])
         self._near = NearWords([pieces[number] for number in self._words])
 
@@ -58,12 +60,22 @@ class Proposals:
             return _costed([(number, 1) for number in self._known(own)], cost)
         if self._tokenizer.id(own) is None:  # whatever it is, the model cannot tell how likely it was
             return _costed([], cost)
-        return self._characters, np.full(len(self._characters), cost, np.float32)
+        return self._characters, self._even[cost]
 
     def _known(self, own: str) -> list[int]:
-        """The pieces among those that a list says are mistaken for this."""
-        found = (self._tokenizer.id(other) for other in self._similar.get(own, ()))
+        """The pieces among those that a list says are similar to this."""
+        found = (self._tokenizer.id(other) for other in self._similar.get(own.lower(), ()))
         return list(dict.fromkeys(number for number in found if number is not None))
+
+
+def _both_ways(similar: Similar) -> dict[str, list[str]]:
+    """Whatever is named together, by either: lists have what is right first, as in pre-training, or what is wrong."""
+    found: dict[str, list[str]] = {}
+    for one, others in similar.items():
+        for other in others:
+            found.setdefault(one.lower(), []).append(other)
+            found.setdefault(other.lower(), []).append(one)
+    return found
 
 
 def _costed(found: Sequence[tuple[int, int]], cost: float) -> tuple[Ids, Floats]:
