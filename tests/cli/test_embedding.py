@@ -8,6 +8,7 @@ from pathlib import Path
 from threading import Thread
 
 import numpy as np
+import pyarrow as arrow
 import pytest
 from pyarrow import parquet
 
@@ -40,6 +41,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--out writes the whitened model, and no vectors; ask it for them with --model x",
         ),
         (("--word", "cat", "--pair", "a mat"), "--word is looked for in single texts; leave out --pair"),
+        (
+            ("--word", "cat", "--pooling", "max"),
+            "--pooling has no part in what --word does; leave out one of the two",
+        ),
+        (("--report", "--layer", "2"), "--layer has no part in what --report does; leave out one of the two"),
+        (
+            ("--whiten", "a.txt", "--out", "x", "--long-texts", "windows"),
+            "--long-texts has no part in what --out does; leave out one of the two",
+        ),
         (("--output", "v.csv"), "--output v.csv: .npy, .jsonl or .parquet was expected"),
     ],
 )
@@ -154,3 +164,105 @@ def test_cells_without_kinds(ending: str, tmp_path: Path) -> None:
     assert (row["a"], row["n"]) == ("", "2")
     assert json.loads(row["errors"]) == [["teh", "the", 3]]
     assert json.loads(row["shares"]) == {"x": 0.5}
+
+
+def test_whitening_of_another_pooling(folder: Path, run: Cloze, tmp_path: Path) -> None:
+    lines = tmp_path / "lines.txt"
+    lines.write_text("\n".join(f"the cat word{number}" for number in range(40)), encoding="utf-8")
+    words = ("embed", "--whiten", lines, "--out", tmp_path / "white", "--dimensions", 3, "--model", folder)
+    assert run(*words, "--pooling", "cls").code == 0
+    whitened = load(tmp_path / "white")
+    assert whitened.embedding.pooling == "cls"
+    found = whitened.embed(lines.read_text(encoding="utf-8").splitlines())
+    np.testing.assert_allclose(np.cov(found, rowvar=False, bias=True), np.eye(3), atol=1e-2)
+    assert "unknown pooling 'clss'" in run(*words, "--pooling", "clss").complaint
+
+
+def test_a_table_through_a_pipe(folder: Path, run: Cloze, tmp_path: Path) -> None:
+    pipe, output = tmp_path / "rows.jsonl", tmp_path / "v.npy"
+    os.mkfifo(pipe)
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    writer = Thread(target=pipe.write_text, args=(rows,), daemon=True)
+    writer.start()
+    assert run("embed", "--input", pipe, "--model", folder, "--output", output).out == f"{output}: 3 vectors of 16\n"
+    writer.join(10)
+
+
+def test_a_way_out_that_this_command_has(folder: Path, run: Cloze, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"text": " "}\n', encoding="utf-8")
+    told = run("embed", "--input", path, "--model", folder, "--output", tmp_path / "v.npy").complaint
+    assert told == f"{path}:1: 'text' is empty; fill it in, or take the row out"
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_answers_have_one_name_that_nobody_has(
+    ending: str, folder: Path, run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "PART_ROWS", 2)
+    path, output = tmp_path / "rows.jsonl", tmp_path / f"v{ending}"
+    rows: list[dict[str, object]] = [{"text": text} for text in TEXTS]
+    rows[-1] |= {"vector": "theirs", "predicted_vector": "too"}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    assert run("embed", "--input", path, "--model", folder, "--output", output).code == 0
+    if ending == ".jsonl":
+        found = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    else:
+        found = parquet.read_table(output).to_pylist()
+    assert all(len(row["predicted_predicted_vector"]) == 16 for row in found)
+    assert (found[-1]["vector"], found[-1]["predicted_vector"]) == ("theirs", "too")
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".csv", ".tsv"])
+def test_values_that_files_can_hardly_keep(ending: str, tmp_path: Path) -> None:
+    path = tmp_path / f"rows{ending}"
+    outputs.write_rows(path, [{"half": "a\ud800", "none": float("nan"), "deep": {"x": [float("inf")]}, "many": 10**30}])
+    text = path.read_text(encoding="utf-8")
+    assert "\\ud800" in text
+    assert str(10**30) in text
+    if ending == ".jsonl":
+        row = json.loads(text, parse_constant=pytest.fail)
+        assert row == {"half": "a\ud800", "none": None, "deep": {"x": [None]}, "many": 10**30}
+
+
+@pytest.mark.parametrize("value", ['"\\ud800"', "{}", "1" + "0" * 30, '[1, "a"]'])
+def test_what_parquet_cannot_keep_is_known_before_the_work(
+    value: str, folder: Path, run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, output = tmp_path / "rows.jsonl", tmp_path / "v.parquet"
+    path.write_text(f'{{"text": "the cat", "kept": {value}}}\n', encoding="utf-8")
+    monkeypatch.setattr("cloze.predict.Model.embed", lambda *_, **__: pytest.fail("the work has begun"))
+    result = run("embed", "--input", path, "--model", folder, "--output", output)
+    assert (result.code, "v.parquet: Parquet cannot keep a column as it is (" in result.complaint) == (2, True)
+    assert not output.exists()
+
+
+def test_columns_of_parquet_stay_of_their_kinds(
+    folder: Path, run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "PART_ROWS", 2)
+    table = arrow.table(
+        {
+            "text": arrow.array(TEXTS),
+            "small": arrow.array([1, 2, 3], arrow.int32()),
+            "half": arrow.array([0.5, None, 1.5], arrow.float32()),
+            "empty": arrow.array([None, None, None], arrow.string()),
+            "kind": arrow.array(["a", "b", "a"]).dictionary_encode(),
+            "map": arrow.array([[("a", 1)], [], None], arrow.map_(arrow.string(), arrow.int8())),
+        }
+    )
+    path, output = tmp_path / "rows.parquet", tmp_path / "v.parquet"
+    parquet.write_table(table, path)
+    assert run("embed", "--input", path, "--model", folder, "--output", output).code == 0
+    found = parquet.read_table(output).drop_columns("vector")
+    assert found.schema == parquet.read_schema(path).remove_metadata()
+    assert found.to_pylist() == table.to_pylist()
+
+
+def test_times_finer_than_pythons(folder: Path, run: Cloze, tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    times = arrow.array([1, 2, 3], arrow.timestamp("ns"))
+    parquet.write_table(arrow.table({"text": TEXTS, "at": times}), path)
+    result = run("embed", "--input", path, "--model", folder, "--output", tmp_path / "v.npy")
+    if result.code:  # with pandas, which has such times, they are read
+        assert "rows.parquet: cannot be read after row 0" in result.complaint

@@ -64,7 +64,7 @@ def test_columns_of_a_table_are_kept(run: Cloze, tuned: Path, tagger: Model, tmp
     for ending in (".csv", ".tsv", ".jsonl"):
         output = tmp_path / f"out{ending}"
         result = run("tag", "--input", table, "--text", "body", "--model", tuned, "--output", output)
-        assert result.out.startswith(f"{output}: 2 texts, ")
+        assert result.out.startswith(f"{output}: 2 rows, ")
         text = output.read_text(encoding="utf-8")
         if ending == ".jsonl":
             rows = [json.loads(line) for line in text.splitlines()]

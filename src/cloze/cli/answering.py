@@ -6,14 +6,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Engine, print_json, print_table
+from cloze.cli.console import print_json, print_table
 from cloze.cli.inputs import Inputs, gather_texts
 from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
+from cloze.cli.predictions import HERE, Place, tell_written
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
-
-Place = Annotated[Engine, Parameter(name="*")]
-HERE = Engine()
 
 
 def answer(
@@ -59,7 +57,7 @@ def answer(
         return
     best = [found[0] for found in answers]
     told = [{"answer": one.text, "start": one.start, "end": one.end, "probability": one.probability} for one in best]
-    _write(output, inputs.fields or _given(inputs), told)
+    _write(output, inputs.fields or _given(inputs), told, json)
 
 
 def choose(
@@ -93,7 +91,7 @@ def choose(
         best = [own[0] for own in chosen]
         told = [{"choice": one.text, "index": one.index, "probability": one.probability} for one in best]
         given = [{"prompt": asked, "options": "|".join(own)} for asked, own in zip(prompts, lists, strict=True)]
-        _write(output, fields or given, told)
+        _write(output, fields or given, told, json)
     elif json:
         for asked, own in zip(prompts, chosen, strict=True):
             print_json({"prompt": asked, "options": [vars(one) for one in own]})
@@ -134,8 +132,7 @@ def _given(inputs: Inputs) -> list[Mapping[str, object]]:
     return [{"question": asked, "context": one} for asked, one in zip(inputs.texts, inputs.pairs or [], strict=True)]
 
 
-def _write(path: Path, kept: Sequence[Mapping[str, object]], told: Sequence[Mapping[str, object]]) -> None:
+def _write(path: Path, kept: Sequence[Mapping[str, object]], told: Sequence[Mapping[str, object]], json: bool) -> None:
     """Write the input's columns with what was said beside, under names that leave those columns as they are."""
-    rows = [beside(fields, one) for fields, one in zip(kept, told, strict=True)]
-    write_rows(path, rows)
-    print(f"{path}: {len(rows):,} rows")
+    write_rows(path, beside(kept, told))
+    tell_written(path, len(told), json)

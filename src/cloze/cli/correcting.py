@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from cloze.cli.console import Machine, print_json, print_table
 from cloze.cli.inputs import gather_texts
 from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
-from cloze.cli.predictions import HERE, Place, Texts
+from cloze.cli.predictions import HERE, Place, Texts, tell_written
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction_settings import CorrectionSettings
 from cloze.tasks.source import RowSettings
@@ -46,12 +46,8 @@ def correct(
     corrected = machine.load(model).correct(inputs.texts, settings)
     if output is not None:
         kept = inputs.fields or [{} for _ in inputs.texts]
-        write_rows(output, [beside(fields, told(one)) for fields, one in zip(kept, corrected, strict=True)])
-        changed = sum(bool(one.corrections) for one in corrected)
-        if json:
-            print_json({"file": str(output), "rows": len(corrected), "corrected": changed})
-        else:
-            print(f"{output}: {len(corrected):,} rows, {changed:,} corrected")
+        write_rows(output, beside(kept, [told(one) for one in corrected]))
+        tell_written(output, len(corrected), json, corrected=sum(bool(one.corrections) for one in corrected))
     elif json:
         for one in corrected:
             print_json(told(one))

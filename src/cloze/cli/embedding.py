@@ -1,5 +1,6 @@
 """``cloze embed``."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,8 +52,13 @@ class Work:
         if self.report and self.word is not None:
             raise ConfigError("--report compares vectors of texts; leave out --word")
 
-    def check(self, *, given: bool, output: Path | None, pair: str | None) -> None:
-        """Refuse what would go unheard; ``given`` tells whether there are texts."""
+    def check(self, how: Sequence[str], *, given: bool, output: Path | None, pair: str | None) -> None:
+        """Refuse what would go unheard: ``how`` vectors are asked for; ``given`` tells whether there are texts."""
+        heard = {"--word": {"--layer"}, "--out": {"--pooling"}, "--report": set[str]()}
+        for flag, asked in (("--word", self.word), ("--out", self.out), ("--report", self.report)):
+            unheard = [one for one in how if asked and one not in heard[flag]]
+            if unheard:
+                raise ConfigError(f"{unheard[0]} has no part in what {flag} does; leave out one of the two")
         if self.out is not None and (given or output is not None):
             raise ConfigError(
                 f"--out writes the whitened model, and no vectors; ask it for them with --model {self.out}"
@@ -98,11 +104,13 @@ def embed(
         json: Print JSON.
     """
     layers = read_layers(layer)
-    work.check(given=bool(texts) or input is not None, output=output, pair=pair)
+    defaults = (pooling, None, "--pooling"), (layers, -1, "--layer"), (long_texts, "cut", "--long-texts")
+    how = [flag for value, default, flag in defaults if value != default]
+    work.check(how, given=bool(texts) or input is not None, output=output, pair=pair)
     if output is not None:
         check_ending(output, VECTOR_FILES)
     if work.out is not None:
-        _whiten(machine.load(model), work, json)
+        _whiten(machine.load(model), work, pooling, json)
         return
     if work.report and input is not None and pair is not None:
         _report_pairs(machine.load(model), input, text, pair, work, json)
@@ -185,12 +193,12 @@ def read_layers(layer: str) -> int | tuple[int, ...]:
     return layers if len(layers) > 1 else layers[0]
 
 
-def _whiten(model: "Model", work: Work, json: bool) -> None:
+def _whiten(model: "Model", work: Work, pooling: str | None, json: bool) -> None:
     """Fit whitening on a text and write the model with it."""
     assert work.whiten is not None
     assert work.out is not None
     texts = gather_texts(None, work.whiten).texts
-    whitened = model.whiten(texts, work.dimensions)
+    whitened = model.whiten(texts, work.dimensions, pooling)  # type: ignore[arg-type]
     whitened.save(work.out)
     size = len(whitened.embedding.projections[-1].bias)
     if json:

@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloze.errors import ConfigError, DataError
 
@@ -17,12 +17,27 @@ PART_ROWS = 4096
 
 
 @dataclass(frozen=True)
+class Survey:
+    """What is known of a file before the work: its rows, its columns, and of what kinds Parquet is to keep them."""
+
+    rows: int
+    columns: tuple[str, ...]
+    kinds: Any = None  # an Arrow schema
+
+
+@dataclass(frozen=True)
 class Inputs:
     """Texts, their pairs, and the other columns of the file that they came from."""
 
     texts: list[str]
     pairs: list[str] | None = None
     fields: list[Mapping[str, object]] = field(default_factory=list)
+    survey: Survey | None = None  # of the file that these are a part of
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Those of the whole file, as far as they are known."""
+        return self.survey.columns if self.survey else ()
 
     @property
     def kept(self) -> list[Mapping[str, object]]:
@@ -49,16 +64,13 @@ def gather_texts(
         raise DataError(f"standard input: the byte {byte} is not UTF-8; convert the text to UTF-8") from error
 
 
-def read_parts(path: Path, *, text: str = "text", pair: str | None = None) -> Iterator[Inputs]:
+def read_parts(
+    path: Path, *, text: str = "text", pair: str | None = None, survey: Survey | None = None
+) -> Iterator[Inputs]:
     """The rows of a file, some thousands at a time."""
     rows = iter(_rows(path, text, pair))
     while part := list(islice(rows, PART_ROWS)):
-        yield _gathered(part, pair)
-
-
-def count_rows(path: Path, *, text: str = "text", pair: str | None = None) -> int:
-    """How many rows a file has; that takes a moment, and what is wrong with any of them is known before the work."""
-    return sum(1 for _ in _rows(path, text, pair))
+        yield replace(_gathered(part, pair), survey=survey)
 
 
 def _rows(path: Path, text: str, pair: str | None) -> "Iterable[Row | str]":
@@ -68,7 +80,7 @@ def _rows(path: Path, text: str, pair: str | None) -> "Iterable[Row | str]":
     if is_table(path):
         from cloze.tasks.rows import read_rows
 
-        return read_rows(path, text=text, pair=pair)
+        return read_rows(path, text=text, pair=pair, skippable=False)
     if pair is not None:
         raise ConfigError(f"{path}: lines of text have no column {pair!r} for --pair; give CSV, TSV, JSONL or Parquet")
     from cloze.corpus.documents import read_lines

@@ -1,14 +1,17 @@
 """Results into files: all of a file, or none of it; and files of parts into one."""
 
 import csv
+import io
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 from cloze.cli.inputs import Inputs
 from cloze.errors import ConfigError, DataError
@@ -39,21 +42,38 @@ def check_folder(path: Path) -> None:
         raise ConfigError(f"--out {path}: {there} {why}; choose another folder")
 
 
-def beside(fields: Mapping[str, object], answer: Mapping[str, object]) -> dict[str, object]:
-    """A file's own columns as they are, and an answer under names that none of them has."""
-    return {**fields, **{_own_name(name, fields): value for name, value in answer.items()}}
+def beside(
+    kept: Sequence[Mapping[str, object]], answers: Sequence[Mapping[str, object]], columns: Sequence[str] = ()
+) -> list[dict[str, object]]:
+    """A file's rows as they are, each with its answer, under names that no column of the file has.
+
+    ``columns`` are those of the whole file, where these are a part of it.
+    """
+    taken = {*columns, *_names(kept)}
+    own = {name: _free_name(name, taken) for name in _names(answers)}
+    return [
+        {**fields, **{own[name]: value for name, value in answer.items()}}
+        for fields, answer in zip(kept, answers, strict=True)
+    ]
 
 
-def _own_name(name: str, taken: Collection[str]) -> str:
-    return f"predicted_{name}" if name in taken else name
+def _free_name(name: str, taken: Collection[str]) -> str:
+    while name in taken:
+        name = f"predicted_{name}"
+    return name
 
 
-def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows as JSONL, CSV or TSV, by the file's ending."""
-    writers = {".jsonl": _write_json_lines, ".csv": _write_quoted, ".tsv": _write_tabbed}
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]], columns: Sequence[str] = ()) -> None:
+    """Write rows as JSONL, CSV or TSV, by the file's ending; ``columns`` are there in any case, and first."""
     check_ending(path, ROW_FILES)
+    names = list(dict.fromkeys([*columns, *_names(rows)]))
     with replaced_file(path) as temporary:
-        writers[path.suffix](temporary, rows)
+        if path.suffix == ".jsonl":
+            _write_json_lines(temporary, rows)
+        elif path.suffix == ".csv":
+            _write_quoted(temporary, names, rows)
+        else:
+            _write_tabbed(temporary, names, rows)
 
 
 def write_vectors(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]") -> None:
@@ -64,10 +84,10 @@ def write_vectors(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]") ->
         if path.suffix == ".npy":
             _write_array(temporary, vectors)
         elif path.suffix == ".jsonl":
-            rows = [beside(fields, {"vector": vector.tolist()}) for fields, vector in zip(kept, vectors, strict=True)]
-            _write_json_lines(temporary, rows)
+            answers = [{"vector": vector.tolist()} for vector in vectors]
+            _write_json_lines(temporary, beside(kept, answers, inputs.columns))
         else:
-            _write_parquet(temporary, kept, vectors)
+            _write_parquet(temporary, inputs, vectors)
 
 
 def _write_array(path: Path, vectors: "NDArray[np.float32]") -> None:
@@ -83,19 +103,19 @@ def _write_json_lines(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _write_quoted(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, _names(rows), lineterminator="\n")
+def _write_quoted(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
+    # Half of a character, which JSON can have and a text cannot, is written as its number.
+    with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
+        writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
 
 
-def _write_tabbed(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+def _write_tabbed(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
     """Quotes protect nothing in the TSV that we read, so that a tab or a line end in a cell becomes a space."""
-    names = _names(rows)
     cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
     lines = ("\t".join(_WHITE.sub(" ", cell) for cell in line) + "\n" for line in cells)
-    path.write_text("".join(lines), encoding="utf-8")
+    path.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
 
 
 def _cell(value: object) -> str:
@@ -107,42 +127,92 @@ def _cell(value: object) -> str:
 
 def _json(value: object) -> str:
     """On one line; dates and the like, which columns of Parquet have and JSON has not, as texts."""
-    return json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), ensure_ascii=False, default=str)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # half of a character, which only an escape can say
+        return json.dumps(_finite(value), default=str)
+    return text
+
+
+def _finite(value: object) -> object:
+    """The same with null for numbers that are none, which JSON cannot say."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _write_parquet(path: Path, kept: Sequence[Mapping[str, object]], vectors: "NDArray[np.float32]") -> None:
+def _write_parquet(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]") -> None:
     import pyarrow as arrow
     from pyarrow import parquet
 
     flat = arrow.array(vectors.reshape(-1))
-    names = _names(kept)  # of all rows; by itself, Arrow takes those of the first
-    with _one_kind(path):
-        table = arrow.Table.from_pylist([{name: fields.get(name) for name in names} for fields in kept])
     column = arrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-    parquet.write_table(table.append_column(_own_name("vector", names), column), path)
+    with _keepable(path):
+        table = _table(inputs.kept, inputs.survey.kinds if inputs.survey else None)
+        parquet.write_table(table.append_column(_free_name("vector", table.column_names), column), path)
+
+
+def keep_kinds(parts: Iterable[Sequence[Mapping[str, object]]], source: Path, output: Path) -> Any:
+    """Look through all rows that are to be kept and return their Arrow schema, if it is Parquet that keeps them."""
+    if output.suffix != ".parquet":
+        for _ in parts:
+            pass
+        return None
+    import pyarrow as arrow
+    from pyarrow import parquet
+
+    with _keepable(output):
+        if source.suffix.lower() == ".parquet":
+            list(map(len, parts))
+            kinds = parquet.read_schema(source).remove_metadata()
+        else:
+            # A column may be empty at first and have texts, or whole numbers and then others, later.
+            schemas = [_table(kept).schema for kept in parts]
+            kinds = arrow.unify_schemas(schemas, promote_options="permissive") if schemas else None
+        parquet.write_table(kinds.empty_table(), io.BytesIO())  # some kinds Arrow has, and Parquet has not
+    return kinds
+
+
+def _table(kept: Sequence[Mapping[str, object]], kinds: Any = None) -> Any:
+    import pyarrow as arrow
+
+    names = _names(kept)  # of all rows; by itself, Arrow takes those of the first
+    return arrow.Table.from_pylist([{name: fields.get(name) for name in names} for fields in kept], schema=kinds)
 
 
 @contextmanager
-def _one_kind(path: Path) -> Iterator[None]:
-    """A column of Parquet holds values of one kind."""
+def _keepable(path: Path) -> Iterator[None]:
+    """A column of Parquet holds values of one kind, and not of any."""
     import pyarrow as arrow
 
     try:
         yield
-    except arrow.ArrowException as error:
+    except (arrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
         name, reason = path.name.removesuffix(".tmp"), str(error).splitlines()[0]
-        raise DataError(f"{name}: a column holds values of several kinds ({reason}); write .jsonl instead") from error
+        raise DataError(f"{name}: Parquet cannot keep a column as it is ({reason}); write .jsonl instead") from error
 
 
 def join_parts(parts: Sequence[Path], path: Path) -> None:
     """Make one file of several that were written here, one of them in memory at a time."""
-    joiners = {".npy": _join_arrays, ".parquet": _join_parquet, ".jsonl": _join_lines}
+    joiners: dict[str, Callable[[Sequence[Path], Path], None]] = {
+        ".npy": _join_arrays,
+        ".parquet": _join_parquet,
+        ".jsonl": _join_lines,
+        ".csv": partial(_join_tables, quoted=True),
+        ".tsv": partial(_join_tables, quoted=False),
+    }
     with replaced_file(path) as temporary:
-        joiners.get(path.suffix, _join_tables)(parts, temporary)
+        joiners[path.suffix](parts, temporary)
 
 
 def _join_lines(parts: Sequence[Path], path: Path) -> None:
@@ -152,12 +222,12 @@ def _join_lines(parts: Sequence[Path], path: Path) -> None:
                 shutil.copyfileobj(source, file)
 
 
-def _join_tables(parts: Sequence[Path], path: Path) -> None:
+def _join_tables(parts: Sequence[Path], path: Path, *, quoted: bool) -> None:
     header = None
-    with path.open("wb") as file:
+    with path.open("w", encoding="utf-8", newline="") as file:
         for part in parts:
-            with part.open("rb") as source:
-                own = source.readline()
+            with part.open(encoding="utf-8", newline="") as source:
+                own = _read_header(source, quoted=quoted)
                 if header is None:
                     file.write(own)
                 elif own != header:
@@ -166,6 +236,16 @@ def _join_tables(parts: Sequence[Path], path: Path) -> None:
                     )
                 header = own
                 shutil.copyfileobj(source, file)
+
+
+def _read_header(source: TextIO, *, quoted: bool) -> str:
+    """The first record, which in quotes may have several lines."""
+    read: list[str] = []
+    while not read or (quoted and "".join(read).count('"') % 2):
+        read.append(source.readline())
+        if not read[-1]:
+            break
+    return "".join(read)
 
 
 def _join_arrays(parts: Sequence[Path], path: Path) -> None:
@@ -185,8 +265,7 @@ def _join_parquet(parts: Sequence[Path], path: Path) -> None:
     import pyarrow as arrow
     from pyarrow import parquet
 
-    with _one_kind(path):
-        # A column may be empty in one part and have texts, or whole numbers and then others, in the next.
+    with _keepable(path):
         schema = arrow.unify_schemas([parquet.read_schema(part) for part in parts], promote_options="permissive")
     with parquet.ParquetWriter(path, schema) as writer:
         for part in parts:

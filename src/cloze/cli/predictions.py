@@ -1,6 +1,5 @@
 """``cloze classify``."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -52,20 +51,21 @@ def classify(
         loaded = machine.load(model)
 
         def write(part: Inputs, path: Path) -> None:
-            write_rows(path, _beside_rows(part, _answers(loaded, part, every_label=json)))
+            answers = _answers(loaded, part, every_label=json)
+            write_rows(path, beside(part.kept, answers, part.columns), part.columns)
 
         asked = {"every_label": json}
         count = stream_file(loaded, input, output, write, text=text, pair=pair, settings=asked, fresh=fresh)
-        print(f"{output}: {count:,} rows")
+        tell_written(output, count, json)
         return
     inputs = gather_texts(texts, input, text=text, pair=pair)
     if pair is not None and input is None:
         inputs = with_pair(inputs, pair)
     answers = _answers(machine.load(model), inputs, every_label=json)
-    rows = _beside_rows(inputs, answers)
+    rows = beside(inputs.kept, answers)
     if output is not None:
         write_rows(output, rows)
-        print(f"{output}: {len(rows):,} rows")
+        tell_written(output, len(rows), json)
     elif json:
         for row in rows:
             print_json(row)
@@ -101,8 +101,12 @@ def _answers(model: "Model", inputs: Inputs, every_label: bool) -> list[dict[str
     ]
 
 
-def _beside_rows(inputs: Inputs, answers: Sequence[Mapping[str, object]]) -> list[dict[str, object]]:
-    return [beside(fields, answer) for fields, answer in zip(inputs.kept, answers, strict=True)]
+def tell_written(output: Path, rows: int, json: bool, **more: int) -> None:
+    """Say what was written, and what else there is to say of it."""
+    if json:
+        print_json({"file": str(output), "rows": rows, **more})
+    else:
+        print(", ".join([f"{output}: {rows:,} rows", *(f"{count:,} {name}" for name, count in more.items())]))
 
 
 def _shown(value: object) -> str:

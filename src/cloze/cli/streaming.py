@@ -1,12 +1,12 @@
 """Files that are answered part by part: what ``embed`` and ``classify`` share."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloze.cli import inputs
 from cloze.cli.console import Reporter
-from cloze.cli.outputs import join_parts
+from cloze.cli.outputs import join_parts, keep_kinds
 from cloze.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ def stream_file(
 
     if output.exists() and source.exists() and output.samefile(source):
         raise ConfigError(f"--output {output}: this is the --input itself; choose another place")
-    # What comes through a pipe is gone once it is read: its rows are not counted beforehand.
-    total = None if source.is_fifo() else inputs.count_rows(source, text=text, pair=pair)
+    # What comes through a pipe is gone once it is read: it cannot be looked through beforehand.
+    survey = None if source.is_fifo() else _survey(source, output, text, pair)
+    total = survey.rows if survey else None
     state = source.stat()
     work = {
         "cloze": __version__,
@@ -45,4 +46,20 @@ def stream_file(
     }
     stream = Stream("rows", lambda part: len(part.texts), write, join_parts, work)
     with Reporter() as reporter:
-        return run_stream(stream, inputs.read_parts(source, text=text, pair=pair), total, output, reporter, fresh=fresh)
+        parts = inputs.read_parts(source, text=text, pair=pair, survey=survey)
+        return run_stream(stream, parts, total, output, reporter, fresh=fresh)
+
+
+def _survey(source: Path, output: Path, text: str, pair: str | None) -> inputs.Survey:
+    """Look through a file: that takes a moment, and what is wrong with any row is known before the work."""
+    rows, columns = 0, dict[str, None]()
+
+    def kept() -> Iterator[list[Mapping[str, object]]]:
+        nonlocal rows
+        for part in inputs.read_parts(source, text=text, pair=pair):
+            rows += len(part.texts)
+            columns.update(dict.fromkeys(name for fields in part.kept for name in fields))
+            yield part.kept
+
+    kinds = keep_kinds(kept(), source, output)
+    return inputs.Survey(rows, tuple(columns), kinds)

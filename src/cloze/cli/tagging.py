@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Engine, print_json, print_table
+from cloze.cli.console import print_json, print_table
 from cloze.cli.inputs import gather_texts
 from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
+from cloze.cli.predictions import HERE, Place, tell_written
 from cloze.models import SHIPPED_MODEL
 
 if TYPE_CHECKING:
     from cloze.predict import Model, Tagged
     from cloze.tasks.columns import Sentences
 
-Place = Annotated[Engine, Parameter(name="*")]
-HERE = Engine()
 # Files with a word a line.
 COLUMNS = {".conll", ".iob", ".iob2", ".bio", ".bioes"}
 
@@ -68,7 +67,7 @@ def tag(
     else:
         _show(loaded, found)
     if output is not None:
-        print(f"{output}: {len(found):,} texts, {sum(len(one.entities) for one in found):,} entities")
+        tell_written(output, len(found), json, entities=sum(len(one.entities) for one in found))
 
 
 def _gather(texts: Sequence[str] | None, path: Path | None, column: str) -> Asked:
@@ -100,16 +99,16 @@ def _tag(model: "Model", asked: Asked) -> "list[Tagged]":
 def _rows(asked: Asked, found: "Sequence[Tagged]", *, flat: bool) -> list[dict[str, object]]:
     """A row a text, beside the columns that it had; ``flat`` for files whose cells are texts."""
     kept = asked.fields or [{"text": one.text} for one in found]
-    rows = []
-    for fields, one in zip(kept, found, strict=True):
+    answers = []
+    for one in found:
         words, tags = [word.text for word in one.words], [word.tag for word in one.words]
         entities = [asdict(entity) for entity in one.entities]
         answer: dict[str, object] = {"words": words, "tags": tags, "entities": entities}
         if flat:
             told = json_format.dumps(entities, ensure_ascii=False)
             answer = {"words": " ".join(words), "tags": " ".join(tags), "entities": told}
-        rows.append(beside(fields, answer))
-    return rows
+        answers.append(answer)
+    return beside(kept, answers)
 
 
 def _write_columns(path: Path, asked: Asked, found: "Sequence[Tagged]") -> None:

@@ -38,6 +38,12 @@ class Columns:
     pair: str | None = None
     label: str | None = None
     several: bool = False  # a row may bear any number of labels
+    skippable: bool = True  # whether whoever asked can say that bad rows are to be skipped
+
+    @property
+    def otherwise(self) -> str:
+        """What else to do about a row than to mend it."""
+        return "pass --on-bad-row skip" if self.skippable else "take the row out"
 
     def names(self) -> list[str]:
         """The columns that must be there."""
@@ -54,13 +60,17 @@ class RowFile:
         self.problem: str | None = None  # the first bad row's
         self._header = header
         self._on_bad_row = on_bad_row
-        with closing(self._open()):
-            pass  # what is wrong with the file itself is known before anybody starts on the rows
+        # What is wrong with the file itself is known before anybody starts on the rows.
+        self._opened: Table | None = self._open()
+        if not path.is_fifo():  # a pipe cannot be opened again
+            self._opened.close()
+            self._opened = None
 
     def __iter__(self) -> Iterator[Row]:
         self.skipped, self.problem = 0, None
         count = 0
-        with closing(self._open()) as table:
+        table, self._opened = self._opened or self._open(), None
+        with closing(table):
             for row in self._good_rows(table):
                 count += 1
                 yield row
@@ -102,9 +112,13 @@ def read_rows(
     several: bool = False,
     on_bad_row: OnBadRow = "stop",
     header: Sequence[str] | None = None,
+    skippable: bool = True,
 ) -> RowFile:
-    """Open a CSV, TSV, JSONL or Parquet file by column names; ``header`` is for a file without one."""
-    return RowFile(Path(path), Columns(text, pair, label, several), header, on_bad_row)
+    """Open a CSV, TSV, JSONL or Parquet file by column names; ``header`` is for a file without one.
+
+    ``skippable`` says whether there is an ``--on-bad-row`` to name as a way out.
+    """
+    return RowFile(Path(path), Columns(text, pair, label, several, skippable), header, on_bad_row)
 
 
 def make_row(record: Record, columns: Columns) -> Row:
@@ -114,19 +128,19 @@ def make_row(record: Record, columns: Columns) -> Row:
             raise RowError(f"{record.place}: this row has no {name!r}{_offer(name, list(record.cells))}")
     return Row(
         place=record.place,
-        text=_text_of(record, columns.text),
-        pair=None if columns.pair is None else _text_of(record, columns.pair),
-        label=None if columns.label is None else _label_of(record, columns.label, columns.several),
+        text=_text_of(record, columns.text, columns.otherwise),
+        pair=None if columns.pair is None else _text_of(record, columns.pair, columns.otherwise),
+        label=None if columns.label is None else _label_of(record, columns.label, columns),
         fields=record.cells,
     )
 
 
-def _text_of(record: Record, name: str) -> str:
+def _text_of(record: Record, name: str, otherwise: str) -> str:
     value = record.cells[name]
     if not isinstance(value, str):
         raise RowError(f"{record.place}: {name!r} is {value!r:.40}; expected text in quotes")
     if not value.strip():
-        raise RowError(f"{record.place}: {name!r} is empty; fill it in, or pass --on-bad-row skip")
+        raise RowError(f"{record.place}: {name!r} is empty; fill it in, or {otherwise}")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -135,9 +149,9 @@ def _text_of(record: Record, name: str) -> str:
     return value
 
 
-def _label_of(record: Record, name: str, several: bool) -> str:
+def _label_of(record: Record, name: str, columns: Columns) -> str:
     value = record.cells[name]
-    if several and isinstance(value, list) and all(isinstance(label, str) for label in value):
+    if columns.several and isinstance(value, list) and all(isinstance(label, str) for label in value):
         for label in value:
             if SEVERAL in label:
                 raise RowError(
@@ -149,10 +163,10 @@ def _label_of(record: Record, name: str, several: bool) -> str:
     if not isinstance(value, str | int | float):
         raise RowError(f"{record.place}: {name!r} is {value!r:.40}; expected a text or a number")
     if isinstance(value, float) and math.isnan(value):  # how pandas writes an empty cell of numbers
-        raise RowError(f"{record.place}: {name!r} is nan, no label; label the row, or pass --on-bad-row skip")
+        raise RowError(f"{record.place}: {name!r} is nan, no label; label the row, or {columns.otherwise}")
     label = str(value).strip()
-    if not label and not several:
-        raise RowError(f"{record.place}: {name!r} is empty; label the row, or pass --on-bad-row skip")
+    if not label and not columns.several:
+        raise RowError(f"{record.place}: {name!r} is empty; label the row, or {columns.otherwise}")
     return label
 
 

@@ -236,7 +236,7 @@ class ParquetTable(Table):
                 for cells in batch.to_pylist():
                     number += 1
                     yield Record(f"{path}:{number}", cells)
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, ValueError) as error:  # the last of times finer than Python's
             raise DataError(
                 f"{path}: cannot be read after row {number} ({str(error).splitlines()[0]}); write it again"
             ) from error
