@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from cloze.checkpoint import TaskLabels
+from cloze.checkpoint import EmbeddingSettings, TaskLabels
 from cloze.errors import CheckpointError, RequestError
 from cloze.predict import Model, load
 from tests.checkpoint.test_adapter_folder import FEATURES, HOULSBY, LORA, make_adapter, make_base
@@ -127,3 +127,42 @@ def test_adapter_that_is_refused_leaves_the_model_as_it_was(base: Path, model: M
         model.use("none")
     assert torch.equal(torch.tensor(model.logits(TEXTS)), torch.tensor(expected))
     assert base.is_dir()
+
+
+def test_vectors_are_made_as_the_base_makes_them(tmp_path: Path) -> None:
+    contents = replace(model_folder(["mlm", "nsp"]), embedding=EmbeddingSettings("cls", normalize=True))
+    base = saved(contents, tmp_path / "base")
+    make_adapter(base, tmp_path / "adapter" / "model", HOULSBY)
+    alone, attached = load(tmp_path / "adapter"), load(base)
+    attached.attach("one", tmp_path / "adapter")
+    attached.use("one")
+    for model in (alone, attached):
+        assert (model.embedding.pooling, model.embedding.normalize) == ("cls", True)
+        assert np.allclose(np.linalg.norm(model.embed(["the cat"]), axis=1), 1)
+
+
+def test_fingerprints_tell_adapters_apart(base: Path, model: Model) -> None:
+    found = {model.fingerprint}
+    for name in ADAPTERS:
+        model.use(name)
+        assert model.fingerprint == load(base.parent / name).fingerprint
+        found.add(model.fingerprint)
+    assert len(found) == 4
+    model.use(None)
+    assert model.fingerprint in found
+
+
+def test_fingerprints_tell_what_else_decides(tmp_path: Path) -> None:
+    contents = model_folder(["sequence"], task=TaskLabels("classify", ("bad", "good")))
+    changes = [
+        {},
+        {"embedding": EmbeddingSettings("cls")},
+        {"embedding": EmbeddingSettings("mean", normalize=True)},
+        {"tokenizer": contents.tokenizer.with_max_length(7)},
+        {"task": TaskLabels("classify", ("bad", "good"), threshold=0.7)},
+    ]
+    models = [Model(replace(contents, **one)) for one in changes]
+    models.append(models[0].whiten([f"the cat word{number}" for number in range(40)], 3))
+    assert len({model.fingerprint for model in models}) == len(models)
+    models[0].save(tmp_path / "model")
+    assert load(tmp_path / "model").fingerprint == models[0].fingerprint

@@ -7,6 +7,7 @@ import pytest
 
 from cloze.errors import RequestError
 from cloze.predict import Model
+from tests.model.made import model_folder
 from tests.predict.taught import Example, make_tokenizer, teach
 
 # How often two words stand together. "north" is the likeliest first word and "angeles" the likeliest second, but
@@ -72,3 +73,12 @@ def test_what_is_refused(model: Model) -> None:
         model.fill_together("[MASK]", top=0)
     with pytest.raises(RequestError, match=r"^no \[MASK\] in 'the pole'"):
         model.fill_together("the pole")
+
+
+def test_texts_that_are_cut_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model(model_folder(["mlm"]))
+    text = "the [MASK] sat on a mat. " + "the dog ran. " * 40
+    for ask in (model.fill, model.fill_together):
+        caplog.clear()
+        ask(text)
+        assert "1 of 1 texts are longer than" in caplog.text

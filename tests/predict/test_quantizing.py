@@ -94,3 +94,11 @@ def test_a_row_is_the_same_alone_to_the_bit(biased: bool, kernel: str, monkeypat
             assert_close(small(torch.zeros(0, 96)), torch.zeros(0, 40))
         error = (together - exact).norm(dim=-1) / exact.norm(dim=-1).clamp(min=1e-9)
         assert float(error.max()) < 0.03
+
+
+def test_vectors_are_compared_as_the_folder_makes_them(tmp_path: Path) -> None:
+    Model(model_folder()).whiten(TEXTS[:60], 5, "cls").save(tmp_path / "model")
+    report = quantize(tmp_path / "model", TEXTS)
+    exact, small = (load(tmp_path / "model", precision=name).embed(TEXTS) for name in ("fp32", "int8"))
+    lengths = numpy.linalg.norm(exact, axis=1) * numpy.linalg.norm(small, axis=1)
+    assert report.least_cosine == pytest.approx(float(((exact * small).sum(1) / lengths).min()), abs=1e-5)

@@ -12,7 +12,7 @@ import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -86,6 +86,8 @@ def tuned_folder(described: AdapterFile, base: ModelFolder, place: Path) -> Mode
         model=base.model,
         tokenizer=base.tokenizer.with_max_length(min(described.max_length, base.tokenizer.max_length)),
         task=described.task,
+        # Without projections: whitening, and what others learned, was fitted to the states of the base.
+        embedding=replace(base.embedding, projections=()),
         card=card.read_text(encoding="utf-8", errors="replace") if card.is_file() else None,
         adapter=adapter,
     )

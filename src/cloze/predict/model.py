@@ -22,8 +22,8 @@ from cloze.checkpoint import (
     find_source,
     load_any,
     save_folder,
-    weights_fingerprint,
 )
+from cloze.checkpoint.fingerprint import fingerprint
 from cloze.errors import ConfigError, RequestError
 from cloze.kinds import LongTexts, PrecisionName
 from cloze.model import Bert, EncoderOutput, HeadName, read_by
@@ -52,6 +52,7 @@ from cloze.predict.windows import join_vectors
 from cloze.text import Encoding, Tokenizer
 
 if TYPE_CHECKING:
+    from cloze.predict.correction import Corrector
     from cloze.tasks.correction_settings import CorrectionSettings
 
 logger = logging.getLogger("cloze")
@@ -108,6 +109,7 @@ class Model:
     ) -> None:
         self._folder, self._adapters = folder, Adapters(folder)
         self._pause: Callable[[], object] = bool
+        self._corrector: Corrector | None = None
         self.device = choose_device(device)
         self.bert: Bert = folder.model.to(self.device).eval()
         if precision is not None:  # else as the model is
@@ -140,11 +142,8 @@ class Model:
 
     @property
     def fingerprint(self) -> str:
-        """What tells this model's weights from others', of a model that was loaded from a folder."""
-        place = self._folder.adapter.place if self._folder.adapter else self._folder.place
-        if place is None:
-            raise RequestError("this model was not loaded from a folder; save it first")
-        return weights_fingerprint(place)
+        """What tells this model from all that answer otherwise: its weights, its words, and how it makes vectors."""
+        return fingerprint(self._folder)
 
     def save(self, folder: str | Path) -> None:
         """Write a folder that ``cloze``, ``transformers`` and ``sentence-transformers`` load."""
@@ -169,7 +168,9 @@ class Model:
     def fill_all(self, texts: Sequence[str], top: int = 5) -> list[list[list[Filled]]]:
         """The best words for each ``[MASK]`` of each text, as ``fill`` gives them."""
         self._need("mlm")
-        return fill_blanks(self, read_blanks(self.tokenizer, texts, top), top)
+        read = read_blanks(self.tokenizer, texts, top)
+        self.tell_cut(read)
+        return fill_blanks(self, read, top)
 
     def fill_together(self, text: str, top: int = 5, rounds: int = 2) -> list[FilledTogether]:
         """The best ways to fill all ``[MASK]`` of a text so that the words fit each other, best first."""
@@ -190,7 +191,11 @@ class Model:
         from cloze.predict.correction import Corrector
 
         self._need("mlm")
-        return Corrector(self, settings).correct(texts)
+        if settings is not None:
+            return Corrector(self, settings).correct(texts)
+        # To list what each word of a vocabulary is near to takes longer than to correct a line.
+        self._corrector = self._corrector or Corrector(self)
+        return self._corrector.correct(texts)
 
     def follows(self, first: str, second: str) -> float:
         """The probability that the second text follows the first."""
@@ -249,11 +254,14 @@ class Model:
             return np.zeros((0, make.width(size)), np.float32)
         return join_vectors(windows, rows, normalize=make.normalize)
 
-    def whiten(self, texts: Sequence[str], dimensions: int | None = None) -> "Model":
-        """The same model with vectors that are whitened as these texts want it, in fewer dimensions if asked."""
+    def whiten(self, texts: Sequence[str], dimensions: int | None = None, pooling: Pooling | None = None) -> "Model":
+        """The same model with vectors that are whitened as these texts want it, in fewer dimensions if asked.
+
+        With another ``pooling`` than the folder's, nothing is left of what that does with its vectors.
+        """
         from cloze.predict.whitening import with_whitening
 
-        return Model(with_whitening(self, self._folder, texts, dimensions), device=str(self.device))
+        return Model(with_whitening(self._folder, self.device, texts, dimensions, pooling), device=str(self.device))
 
     def word(self, word: str, text: str, occurrence: int = 1, layer: int | Sequence[int] = -1) -> Floats:
         """The vector of one word where it stands in a text, (H,): the mean of its pieces."""
@@ -363,12 +371,14 @@ class Model:
     def _encode_long(self, texts: Sequence[str], pairs: Sequence[str] | None, how: LongTexts) -> list[list[Encoding]]:
         """The sequences of each text; it is told how many texts lost something."""
         encoded = read_texts(self.tokenizer, texts, pairs, how, segments=self.bert.config.segments)
-        cut = sum(windows[0].dropped > 0 for windows in encoded)
-        if cut:
-            logger.warning(
-                "%d of %d texts are longer than %d tokens and were cut", cut, len(encoded), self.tokenizer.max_length
-            )
+        self.tell_cut([windows[0] for windows in encoded])
         return encoded
+
+    def tell_cut(self, encodings: Sequence[Encoding]) -> None:
+        """Warn of texts that lost something."""
+        cut, longest = sum(encoding.dropped > 0 for encoding in encodings), self.tokenizer.max_length
+        if cut:
+            logger.warning("%d of %d texts are longer than %d tokens and were cut", cut, len(encodings), longest)
 
     def _collate(self, encodings: Sequence[Encoding]) -> Batch:
         return collate(encodings, self.tokenizer.pad_id, self.device)

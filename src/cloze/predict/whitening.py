@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cloze.checkpoint import ModelFolder
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, Pooling
 from cloze.checkpoint.projection_files import Projection
 from cloze.errors import RequestError
 from cloze.predict.model import Model
@@ -49,9 +49,18 @@ def fit_whitening(vectors: NDArray[np.float32], dimensions: int | None = None) -
     return Projection(torch.from_numpy(weight).float(), torch.from_numpy(-weight @ mean).float())
 
 
-def with_whitening(model: Model, folder: ModelFolder, texts: Sequence[str], dimensions: int | None) -> ModelFolder:
+def with_whitening(
+    folder: ModelFolder,
+    device: torch.device,
+    texts: Sequence[str],
+    dimensions: int | None = None,
+    pooling: Pooling | None = None,
+) -> ModelFolder:
     """The folder with whitening after whatever it does with vectors already, fitted on these texts."""
-    plain = replace(folder, embedding=replace(folder.embedding, normalize=False))
-    vectors = Model(plain, device=str(model.device)).embed(texts)
-    projections = (*folder.embedding.projections, fit_whitening(vectors, dimensions))
-    return replace(folder, embedding=replace(folder.embedding, projections=projections))
+    before = folder.embedding
+    if pooling is not None and (pooling != before.pooling or before.unsupported is not None):
+        before = EmbeddingSettings(pooling, normalize=before.normalize)
+    plain = replace(folder, embedding=replace(before, normalize=False))
+    vectors = Model(plain, device=str(device)).embed(texts)
+    projections = (*before.projections, fit_whitening(vectors, dimensions))
+    return replace(folder, embedding=replace(before, projections=projections))
