@@ -16,10 +16,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from cloze.errors import CheckpointError, ClozeError
+from cloze.errors import CheckpointError, ClozeError, ConfigError
 
 # Configuration files are a few kilobytes; a larger one is a mistake or an attack.
 JSON_LIMIT = 16 * 2**20
+# What we write ourselves of corpora names every file and every shard of them.
+OUR_JSON_LIMIT = 2**30
 
 
 def flush(path: Path) -> None:
@@ -38,10 +40,17 @@ def flush_tree(folder: Path) -> None:
     flush(folder)
 
 
+def check_named(folder: Path) -> Path:
+    """Return a place for a folder that is made beside it and then gets its name; refuse one without a name."""
+    if folder.name in ("", ".."):
+        raise ConfigError(f"{folder}: a folder with a name of its own was expected, such as {folder / 'new'}")
+    return folder
+
+
 @contextmanager
 def replaced_folder(destination: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes ``destination`` when the block ends well, and vanishes when it does not."""
-    temporary = destination.with_name(f"{destination.name}.tmp")
+    temporary = check_named(destination).with_name(f"{destination.name}.tmp")
     old = put_aside(destination)
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -131,20 +140,20 @@ def replace_json_lines(path: Path, rows: Iterable[Any]) -> None:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def read_json(path: Path, kind: type[ClozeError] = CheckpointError) -> dict[str, Any]:
+def read_json(path: Path, kind: type[ClozeError] = CheckpointError, limit: int = JSON_LIMIT) -> dict[str, Any]:
     """Read a JSON object, however hostile the file; what is wrong with it is raised as ``kind``."""
-    value = read_json_value(path, kind)
+    value = read_json_value(path, kind, limit)
     if not isinstance(value, dict):
         raise kind(f"{path}: a JSON object was expected, not {type(value).__name__}")
     return value
 
 
-def read_json_value(path: Path, kind: type[ClozeError] = CheckpointError) -> Any:
+def read_json_value(path: Path, kind: type[ClozeError] = CheckpointError, limit: int = JSON_LIMIT) -> Any:
     """Read any JSON value, however hostile the file."""
     try:
         size = path.stat().st_size
-        if size > JSON_LIMIT:
-            raise kind(f"{path}: {size} bytes; at most {JSON_LIMIT} were expected")
+        if size > limit:
+            raise kind(f"{path}: {size} bytes; at most {limit} were expected")
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise kind(f"{path}: cannot be read ({error.strerror})") from error

@@ -174,7 +174,8 @@ def test_a_file_may_not_end_inside_a_character(tmp_path: Path) -> None:
         ("a.jsonl", "jsonl"),
         ("a.JSONL.ZST", "jsonl"),
         ("a.b.parquet", "parquet"),
-        ("a.json", "text"),
+        ("a.json", "jsonl"),
+        ("a.ndjson.gz", "jsonl"),
     ],
 )
 def test_formats_go_by_name(name: str, kind: str) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -628,3 +629,53 @@ def test_lines_that_are_sentences_stay_whole(tmp_path: Path, vocabulary: Path) -
         counts.append(read_manifest(folder)["splits"]["train"])
     assert [count["sentences"] for count in counts] == [5, 3]
     assert counts[0]["tokens"] == counts[1]["tokens"]
+
+
+def test_a_stopped_command_with_fresh_goes_on(
+    text: Path, vocabulary: Path, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = prepare([text], vocabulary, tmp_path / "data")
+    with stopped_at(4, monkeypatch, lambda: os.kill(os.getpid(), signal.SIGINT)), pytest.raises(Interrupted):
+        prepare([text], vocabulary, folder, settings=SHARDS, fresh=True)
+    finished = times(tmp_path / "data.partial" / "shards" / "00003")
+    prepare([text], vocabulary, folder, settings=SHARDS, fresh=True)
+    assert contents(folder) == contents(several)
+    assert sorted(times(folder / "shards" / "00003").values()) == sorted(finished.values())
+
+
+def test_what_was_found_out_before_the_first_shard_is_kept(
+    text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = PrepareSettings(0.2, shard_size=0.005, duplicates="exact")
+    with stopped_at(0, monkeypatch, lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(Interrupted):
+        prepare([text], vocabulary, tmp_path / "data", settings=settings)
+    kept = times(tmp_path / "data.partial" / "hashes")
+    assert len(kept) > 3
+    with stopped_at(0, monkeypatch, lambda: os.kill(os.getpid(), signal.SIGTERM)), pytest.raises(Interrupted):
+        prepare([text], vocabulary, tmp_path / "data", settings=settings)
+    assert times(tmp_path / "data.partial" / "hashes") == kept
+
+
+def test_a_changed_vocabulary_is_found(text: Path, vocabulary: Path, tmp_path: Path) -> None:
+    folder = prepare([text], vocabulary, tmp_path / "data")
+    assert verify_corpus(folder) > 0
+    tokenizer = Tokenizer.from_folder(folder)
+    pieces = [*tokenizer.pieces[:-2], tokenizer.pieces[-1], tokenizer.pieces[-2]]
+    Tokenizer(replace(tokenizer.settings, pieces=tuple(pieces))).save(folder)
+    with pytest.raises(DataError, match="data: its vocabulary is not the one that the text was prepared with"):
+        verify_corpus(folder)
+
+
+def test_a_place_needs_a_name(text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for place in (".", ".."):
+        with pytest.raises(ConfigError, match=r"^\.+: a folder with a name of its own was expected, such as \.*/?new$"):
+            prepare([text], vocabulary, place)
+
+
+def test_many_files_have_a_long_list(
+    text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloze.files.JSON_LIMIT", 10)
+    assert read_manifest(prepare([text], vocabulary, tmp_path / "data"))["shards"]

@@ -66,7 +66,7 @@ def format_of(path: Path) -> Format:
         )
     if kind == "parquet":
         return "parquet"
-    return "jsonl" if kind == "jsonl" else "text"
+    return "jsonl" if kind in ("jsonl", "ndjson", "json") else "text"
 
 
 def is_compressed(path: Path) -> bool:

@@ -89,11 +89,13 @@ def gather(segments: Iterable[Segment], size: int) -> list[Part]:
     """Put small segments together, so that a hundred thousand small files are not as many shards."""
     parts: list[Part] = []
     pending: list[Segment] = []
+    waiting = 0
     for segment in segments:
         pending.append(segment)
-        if 2 * sum(one.size for one in pending) >= size:
+        waiting += segment.size
+        if 2 * waiting >= size:
             parts.append(tuple(pending))
-            pending = []
+            pending, waiting = [], 0
     return [*parts, tuple(pending)] if pending else parts
 
 

@@ -17,7 +17,6 @@ import numpy as np
 from cloze.corpus.documents import Span, is_compressed
 from cloze.corpus.duplicates import BANDS, ROWS, keep_exact, keep_near
 from cloze.corpus.engines import CLUSTER, check_engine, make_on_cluster
-from cloze.corpus.locking import LOCK, locked
 from cloze.corpus.parts import Part, Segment, gather
 from cloze.corpus.recipe import check_is_corpus, check_same, differences, make_recipe
 from cloze.corpus.settings import EngineSettings, PrepareSettings
@@ -26,8 +25,9 @@ from cloze.corpus.shard_making import HASHES, PLAN, WORDS, Plan, hashes_path, ke
 from cloze.corpus.shards import FORMAT, MANIFEST, SHARDS, SPLITS, read_manifest
 from cloze.corpus.workers import Answer, Task, do_tasks
 from cloze.errors import DataError
-from cloze.files import flush, put_aside, write_json
+from cloze.files import check_named, flush, put_aside, write_json
 from cloze.interrupts import Interrupted, heard_at_once
+from cloze.locking import LOCK, locked
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.text.counting import usable_cores
@@ -58,10 +58,10 @@ def prepare(
     """Prepare text files with the vocabulary of a folder, a run or the shipped model.
 
     The same call goes on where another stopped. Done already, it returns at once. ``fresh`` forgets what was
-    prepared, or begun, in this place.
+    prepared in this place, or begun otherwise.
     """
     settings, engine, progress = settings or PrepareSettings(), engine or EngineSettings(), progress or Silent()
-    paths, folder = [Path(text) for text in texts], Path(out)
+    paths, folder = [Path(text) for text in texts], check_named(Path(out))
     check_engine(engine)
     tokenizer = Tokenizer.from_folder(find_vocabulary(Path(vocab)))
     WordSplitter(settings.words)  # a mistake in it is told now
@@ -98,12 +98,19 @@ class _Work:
         self._refuse_others_folder()
         with telling_of_disk(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-        with locked(self.folder):
+        busy = DataError(f"{self.folder}: another process is preparing this; wait for it or choose another --out")
+        with locked(self.folder, busy):
+            stopped = False
             try:
                 yield
+            except Interrupted:
+                stopped = True
+                raise
             finally:
-                # The jobs of a cluster go on without us.
-                if self._engine.engine == "local" and not any(self.folder.glob(f"{SHARDS}/*/{FACTS}")):
+                # What was found by looking through the text is worth keeping, unless the text is what is wrong; and the
+                # jobs of a cluster go on without us.
+                begun = any(self.folder.glob(f"{SHARDS}/*/{FACTS}")) or (stopped and (self.folder / PLAN).is_file())
+                if self._engine.engine == "local" and not begun:
                     shutil.rmtree(self.folder, ignore_errors=True)
 
     def _refuse_others_folder(self) -> None:
@@ -136,15 +143,17 @@ class _Work:
 
     def plan(self, recipe: dict[str, Any], tokenizer: Tokenizer, settings: PrepareSettings, *, fresh: bool) -> Plan:
         """Go on with the plan that is there, or make one."""
-        if (self.folder / PLAN).is_file() and not fresh:
-            there = Plan.read(self.folder)
-            if changes := differences(there.recipe, recipe):
-                raise DataError(
-                    f"{self.folder}: holds unfinished work of another kind ({changes}); "
-                    "give the command that began it, or begin anew with --fresh"
-                )
+        there = Plan.read(self.folder) if (self.folder / PLAN).is_file() else None
+        changes = differences(there.recipe, recipe) if there else ""
+        if changes and not fresh:
+            raise DataError(
+                f"{self.folder}: holds unfinished work of another kind ({changes}); "
+                "give the command that began it, or begin anew with --fresh"
+            )
+        # Also of a command with --fresh, which may be the one that was stopped: shards that are there are verified.
+        if there is not None and not changes:
             self._plan = Plan([path.resolve() for path in self._paths], there.parts, recipe, there.dtype)
-        elif (self.folder / MANIFEST).is_file() and not fresh and self._manifest()["recipe"] == recipe:
+        elif (self.folder / MANIFEST).is_file() and there is None and self._manifest()["recipe"] == recipe:
             # Killed between the last two steps, when nothing but the name was missing.
             parts: list[Part] = [()] * len(self._manifest()["shards"])
             self._plan = Plan([], parts, recipe, self._manifest()["dtype"])
@@ -210,7 +219,8 @@ class _Work:
         together.unlink()
         ends = np.cumsum(counts)
         for part, count in enumerate(counts):  # the last one last: its presence says that all are there
-            keep[ends[part] - count : ends[part]].tofile(kept_path(self.folder, part))
+            with written_file(kept_path(self.folder, part)) as temporary:
+                keep[ends[part] - count : ends[part]].tofile(temporary)
 
     def make_shards(self, plan: Plan) -> None:
         """Make the shards that are missing."""

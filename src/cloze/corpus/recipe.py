@@ -1,6 +1,5 @@
 """What a prepared corpus depends on: written down with it, and compared before anything is taken for done."""
 
-import hashlib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ def make_recipe(texts: list[list[str]], tokenizer: Tokenizer, settings: PrepareS
     return {
         # A list: the order decides which documents are held out, and two files may have one name.
         "texts": texts,
-        "vocabulary": _vocabulary_digest(tokenizer),
+        "vocabulary": tokenizer.digest,
         "held_out": settings.held_out,
         "seed": settings.seed,
         "column": settings.text,
@@ -32,14 +31,6 @@ def make_recipe(texts: list[list[str]], tokenizer: Tokenizer, settings: PrepareS
         "sentence_rules": f"{SENTENCE_RULES}, sentencex {version('sentencex')}",
         "word_rules": f"{WORD_RULES}, rjieba {version('rjieba')}",
     }
-
-
-def _vocabulary_digest(tokenizer: Tokenizer) -> str:
-    rules = tokenizer.settings
-    vocabulary = [*rules.pieces, rules.lowercase, rules.strip_accents, rules.chinese, rules.longest_word]
-    if rules.ladder:
-        vocabulary.append(str(rules.ladder))
-    return hashlib.sha256("\n".join(map(str, vocabulary)).encode()).hexdigest()
 
 
 def check_same(folder: Path, recipe: dict[str, Any]) -> None:

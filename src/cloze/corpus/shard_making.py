@@ -24,7 +24,7 @@ from cloze.corpus.parts import Part, PartReader, Segment
 from cloze.corpus.shard_files import SplitWriter, read_facts, write_facts, written_file, written_shard
 from cloze.corpus.shards import SHARDS, SPLITS, Split
 from cloze.errors import DataError
-from cloze.files import read_json
+from cloze.files import OUR_JSON_LIMIT, read_json
 from cloze.text import Tokenizer, split_sentences
 from cloze.text.words import WordSplitter
 
@@ -55,7 +55,7 @@ class Plan:
     @classmethod
     def read(cls, folder: Path) -> "Plan":
         """Read the plan of a work folder."""
-        told = read_json(folder / PLAN, DataError)
+        told = read_json(folder / PLAN, DataError, OUR_JSON_LIMIT)
         parts = [
             tuple(Segment(file, Span(start, stop, first), size) for file, start, stop, first, size in part)
             for part in told["parts"]

@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.errors import DataError
-from cloze.files import plain_name, read_json
+from cloze.files import OUR_JSON_LIMIT, plain_name, read_json
+from cloze.text import Tokenizer
 
 MANIFEST = "manifest.json"
 SHARDS = "shards"
@@ -245,7 +246,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """What a prepared corpus says of itself."""
     if not (folder / MANIFEST).is_file():
         raise DataError(f"{folder}: not a prepared corpus (no {MANIFEST}); make one with 'cloze prepare'")
-    manifest = read_json(folder / MANIFEST, DataError)
+    manifest = read_json(folder / MANIFEST, DataError, OUR_JSON_LIMIT)
     if manifest.get("format") != FORMAT:
         raise DataError(
             f"{folder}: prepared in format {manifest.get('format')}, but {FORMAT} is read; prepare it again"
@@ -254,9 +255,14 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def verify_corpus(folder: Path) -> int:
-    """Read every shard and compare it with the manifest; return how many bytes were found to be right."""
+    """Compare every shard and the vocabulary with the manifest; return how many bytes were found to be right."""
     folder, size = Path(folder), 0
-    for shard in read_manifest(folder)["shards"]:
+    manifest = read_manifest(folder)
+    if Tokenizer.from_folder(folder).digest != manifest["recipe"]["vocabulary"]:
+        raise DataError(
+            f"{folder}: its vocabulary is not the one that the text was prepared with; prepare it again, with --fresh"
+        )
+    for shard in manifest["shards"]:
         for name, recorded in shard["files"].items():
             path = _shard_folder(folder, shard) / plain_name(name, folder / MANIFEST)
             try:

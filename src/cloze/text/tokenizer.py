@@ -6,6 +6,7 @@ token, so that a text which reads ``[SEP]`` is three pieces like any other text;
 text name one, and only ``[MASK]``.
 """
 
+import hashlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
@@ -89,8 +90,18 @@ class Tokenizer:
         return other
 
     def reads_like(self, other: "Tokenizer") -> bool:
-        """Whether both know the same words: their pieces, and what their ladders add to them."""
-        return self.pieces == other.pieces and self.settings.ladder == other.settings.ladder
+        """Whether every text becomes the same ids, however long it may be."""
+        mine, theirs = (replace(one.settings, max_length=1, segments=1) for one in (self, other))
+        return mine.plain() == theirs.plain()
+
+    @property
+    def digest(self) -> str:
+        """What tells it from tokenizers that make other ids of a text."""
+        rules = self.settings
+        vocabulary = [*rules.pieces, rules.lowercase, rules.strip_accents, rules.chinese, rules.longest_word]
+        if rules.ladder:
+            vocabulary.append(str(rules.ladder))
+        return hashlib.sha256("\n".join(map(str, vocabulary)).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
         """Write ``vocab.txt``, ``tokenizer.json``, ``tokenizer_config.json`` and, where there is one, the ladder."""

@@ -61,6 +61,10 @@ class TokenizerSettings:
     ladder: Ladder = field(default_factory=Ladder)
     segments: int = DEFAULT_SEGMENTS
 
+    def plain(self) -> "TokenizerSettings":
+        """The same, with what is left out said."""
+        return replace(self, strip_accents=self.lowercase if self.strip_accents is None else self.strip_accents)
+
 
 def read_settings(folder: Path, positions: int | None = None) -> TokenizerSettings:
     """Read a folder's tokenizer; ``positions`` bounds its length, as a model can embed no more."""
