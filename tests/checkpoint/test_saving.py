@@ -123,3 +123,14 @@ def test_what_somebody_has_put_aside_is_left_alone(tmp_path: Path) -> None:
         save_folder(contents, tmp_path / "model")
     assert contents_of(aside) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.old"]
+
+
+def test_files_of_others_are_not_lost(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    contents = model_folder()
+    save_folder(contents, folder)
+    save_folder(contents, folder)
+    (folder / "notes").mkdir()
+    with pytest.raises(CheckpointError, match="model: holds 'notes', which would be lost; choose another place"):
+        save_folder(contents, folder)
+    assert (folder / "notes").is_dir()

@@ -144,7 +144,7 @@ def test_a_step_saved_again_is_there_at_every_moment(store: StateStore, tmp_path
     (store.folder / "step-00000009").rename(store.folder / ".step-00000009.replaced")
     assert_same(store.newest(), state(9))
     store.save(state(10))
-    assert names(store) == ["step-00000009.tmp", "step-00000010"]
+    assert names(store) == ["step-00000010"]
     assert_same(store.newest(), state(10))
 
 
@@ -178,3 +178,10 @@ def test_a_full_disk_leaves_the_one_before(
         store.save(state(10))
     assert names(store) == ["step-00000009"]
     assert_same(store.newest(), state(9))
+
+
+def test_what_killed_processes_have_left_is_swept(tmp_path: Path) -> None:
+    store = StateStore(tmp_path / "checkpoints")
+    (store.folder / "step-00000003.tmp").mkdir(parents=True)
+    store.save(TrainingState(5, {}, {}))
+    assert [path.name for path in store.folder.iterdir()] == ["step-00000005"]

@@ -1,5 +1,6 @@
 """Model folders: the HF layout, read from anybody and written for everybody."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,9 +20,19 @@ from cloze.files import read_json, replaced_folder, write_json
 from cloze.model import Bert
 from cloze.model.adapters import Attachment, without_attachment
 from cloze.text import Tokenizer
+from cloze.text.tokenizer_files import FILES as VOCABULARY_FILES
 
 CONFIG = "config.json"
 ADAPTER = "adapter.json"  # checkpoint/adapter_folder.py
+# All that model folders have, ours and others'.
+_OURS = {
+    *(CONFIG, "README.md", SAFETENSORS, PRETRAINING_HEADS, "int8.safetensors", "model.onnx", ".gitattributes"),
+    *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
+    *("special_tokens_map.json", "added_tokens.json", "training_args.bin", "tf_model.h5", "flax_model.msgpack"),
+    *VOCABULARY_FILES,
+}
+# Folders of sentence-transformers, and weights in several files.
+_NUMBERED = re.compile(r"\d+_[A-Z]\w*|(pytorch_model|model)(-[\w-]+)?\.(bin|safetensors)(\.index\.json)?")
 # A run keeps its model here, apart from the state of its training.
 RUN_MODEL = "model"
 
@@ -110,6 +121,7 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
     """
     if destination.exists() and not (destination / CONFIG).is_file() and not _is_empty(destination):
         raise CheckpointError(f"{destination}: exists and is not a model folder; choose another place")
+    _refuse_others_files(destination)
     model = without_attachment(contents.model)
     tensors = _rounded(to_hugging_face(model.state_dict(), layout_of(model.config)), dtype)
     apart = {name for name in tensors if name.startswith("sbo.")}
@@ -121,6 +133,14 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
         contents.tokenizer.save(folder)
         write_embedding(folder, contents.embedding, model.config.hidden_size, contents.tokenizer.max_length)
         (folder / "README.md").write_text(contents.card or plain_card(contents), encoding="utf-8")
+
+
+def _refuse_others_files(folder: Path) -> None:
+    """Refuse to replace a folder with something in it that model folders do not have."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    others = [name for name in names if name not in _OURS and not _NUMBERED.fullmatch(name)]
+    if others:
+        raise CheckpointError(f"{folder}: holds {others[0]!r}, which would be lost; choose another place")
 
 
 def _rounded(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:

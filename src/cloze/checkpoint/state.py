@@ -9,7 +9,8 @@ Resuming takes the newest one whose manifest verifies. The older one is deleted 
 import hashlib
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from torch import Tensor
 from cloze.checkpoint.weights import read_safetensors, write_safetensors
 from cloze.errors import CheckpointError
 from cloze.files import put_aside, read_json, replaced_folder, write_json
+from cloze.locking import locked
 from cloze.progress import Progress, Silent
 
 _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
@@ -54,10 +56,22 @@ class StateStore:
             write_json(folder / _STATE, {"step": state.step, "figures": dict(state.figures)})
             names = (_MODEL, _OPTIMIZER, _STATE)
             write_json(folder / _MANIFEST, {name: _fingerprint(folder / name) for name in names})
-        # Not only the older ones: after falling back from a damaged checkpoint, that one has the higher number.
-        for other in self._folders():
+        # Not only the older ones: after falling back from a damaged checkpoint, that one has the higher number. And
+        # what killed processes have left half done.
+        for other in [*self._folders(), *self.folder.glob("step-*.tmp")]:
             if other != committed:
                 shutil.rmtree(other, ignore_errors=True)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from training here."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(f"{self.folder}: cannot be written ({error.strerror}); free some space") from error
+        run = self.folder.parent
+        with locked(self.folder, CheckpointError(f"{run}: another process is training this; wait for it to end")):
+            yield
 
     def newest(self, progress: Progress | None = None) -> TrainingState | None:
         """The newest checkpoint that is whole, or None; damaged ones are named and passed over."""

@@ -73,8 +73,9 @@ def with_positions(model: Bert, positions: int, *, start: RowStart = "copies", s
     learned from the differences between neighbours, and a copy in order keeps them everywhere but at the seams.
     """
     _check_growth("positions", model.config.positions, positions)
+    config = replace(model.config, positions=positions)  # which refuses what is too long, before a list is made of it
     rows = [place % model.config.positions for place in range(model.config.positions, positions)]
-    return _with_copies(model, replace(model.config, positions=positions), "position", rows, start, seed)
+    return _with_copies(model, config, "position", rows, start, seed)
 
 
 def with_segments(model: Bert, segments: int, *, start: RowStart = "copies", seed: int = 0) -> Bert:
@@ -84,8 +85,9 @@ def with_segments(model: Bert, segments: int, *, start: RowStart = "copies", see
     "another text", is what is true of those behind it.
     """
     _check_growth("segments", model.config.segments, segments)
+    config = replace(model.config, segments=segments)
     rows = [model.config.segments - 1] * (segments - model.config.segments)
-    return _with_copies(model, replace(model.config, segments=segments), "segment", rows, start, seed)
+    return _with_copies(model, config, "segment", rows, start, seed)
 
 
 def _check_growth(name: str, old: int, new: int) -> None:
