@@ -3,6 +3,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from cloze.checkpoint import StateStore, TrainingState
 from cloze.errors import ClozeError, ConfigError, DataError
 from cloze.interrupts import Interrupted
-from cloze.train.loop import Outcome, train
+from cloze.train.loop import Company, Outcome, train
 from cloze.train.objective import PretrainingObjective
+from cloze.train.precision import Precision
 from cloze.train.run import Run
 from tests.train.made import LOOP, Disturbed, Listener, Training, fingerprint, make_bert
 
@@ -61,7 +63,7 @@ def test_signal_saves_and_stops(
         training.go(Disturbed(training.source, 4, lambda: os.kill(os.getpid(), number)))
     assert caught.value.exit_code == code
     assert signal.getsignal(number) is before
-    assert [path.name for path in training.run.store.folder.iterdir()] == ["step-00000005"]
+    assert {path.name for path in training.run.store.folder.iterdir()} == {"lock", "step-00000005"}
     assert (fingerprint(training.go()), training.losses()) == uninterrupted
     assert training.listener.said == ["resuming at step 5"]
 
@@ -90,7 +92,7 @@ def test_signal_in_the_last_save_changes_nothing(
     monkeypatch.setattr(StateStore, "save", disturbed)
     training = Training(data, tmp_path / "run")
     assert (fingerprint(training.go()), training.losses()) == uninterrupted
-    assert [path.name for path in training.run.store.folder.iterdir()] == ["step-00000012"]
+    assert {path.name for path in training.run.store.folder.iterdir()} == {"lock", "step-00000012"}
 
 
 def test_damaged_checkpoint_costs_steps_and_no_more(
@@ -270,3 +272,52 @@ def test_a_deletion_that_is_cut_off_leaves_a_run(tmp_path: Path, monkeypatch: py
     monkeypatch.undo()
     Run.open(tmp_path / "run", {"like": "that"}, fresh=True)
     assert [path.name for path in run.folder.iterdir()] == ["run.json"]
+
+
+def test_a_stop_after_a_bad_batch_loses_nothing(tmp_path: Path) -> None:
+    run, source = Run.open(tmp_path / "run", {}), Numbers(-1.0, range(7, 9))
+    settings = replace(LOOP, save_every=50, steps=30)
+    disturbed = Disturbed(source, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted, match="stopped and saved at step 8; the same command goes on"):
+        train(Poisoned(), disturbed, settings, run, Listener())
+    state = run.store.newest()
+    assert state is not None
+    assert (state.step, state.figures["guard"]["bad"]) == (8, 1)
+    whole, resumed = Poisoned(), Poisoned()
+    train(resumed, source, settings, run, Listener())
+    train(whole, source, settings, Run.open(tmp_path / "whole", {}), Listener())
+    assert torch.equal(whole.weight, resumed.weight)
+
+
+def test_a_checkpoint_that_was_due_at_a_bad_batch_comes_after_it(tmp_path: Path) -> None:
+    run = Run.open(tmp_path / "run", {})
+
+    def look(step: int) -> None:
+        state = run.store.newest()
+        steps.append((step, state.step if state else 0))
+
+    steps: list[tuple[int, int]] = []
+    source = Numbers(-1.0, range(9, 11))
+    for step in (11, 12):
+        source = Disturbed(source, step, partial(look, step))  # type: ignore[assignment]
+    train(Poisoned(), source, replace(LOOP, save_every=10, steps=30), run, Listener())
+    assert steps == [(11, 0), (12, 12)]
+
+
+def test_a_resumed_training_computes_as_it_began(tmp_path: Path) -> None:
+    """What is faster is measured, and may be found otherwise the next time."""
+    run = Run.open(tmp_path / "run", {})
+    asked = []
+
+    class Watched(Poisoned):
+        def forward(self, batch: Number, totals: Mapping[str, int]) -> Outcome:
+            asked.append(torch.is_autocast_enabled("cpu"))
+            return super().forward(batch, totals)
+
+    source = Disturbed(Numbers(1.0, range(0)), 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted):
+        train(
+            Watched(), source, replace(LOOP, steps=6), run, Listener(), company=Company(precision=Precision(bf16=True))
+        )
+    train(Watched(), source, replace(LOOP, steps=6), run, Listener(), company=Company(precision=Precision(bf16=False)))
+    assert asked == [True] * 6

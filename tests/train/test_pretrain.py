@@ -12,13 +12,14 @@ from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
+from cloze.corpus.shards import Corpus, read_manifest
 from cloze.errors import ConfigError, DataError
 from cloze.interrupts import Interrupted
 from cloze.model import Bert, BertConfig
 from cloze.text import Tokenizer, learn_pieces
 from cloze.train.pretrain import pretrain
 from cloze.train.settings import PretrainSettings
-from tests.corpus.texts import make_documents
+from tests.corpus.texts import as_text, make_documents
 from tests.train.made import Listener, make_bert
 
 SETTINGS = PretrainSettings(
@@ -202,3 +203,53 @@ def test_longest_input_is_what_was_trained(finished: Path, data: Path, tmp_path:
     shorter = pretrain(data, tmp_path / "shorter", model=finished, settings=replace(SETTINGS, length=16, steps=1))
     assert load_folder(longer).tokenizer.max_length == 40
     assert load_folder(shorter).tokenizer.max_length == 24
+
+
+def test_fresh_is_heard_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever starts processes again, after one has died, does it with the same command."""
+    interrupt_at(3, monkeypatch)
+    with pytest.raises(Interrupted, match="stopped and saved at step 4; the same command, without --fresh, goes on"):
+        pretrain(data, tmp_path / "run", settings=SETTINGS, fresh=True)
+    monkeypatch.undo()
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    listener = Listener()
+    pretrain(data, tmp_path / "run", settings=SETTINGS, fresh=True, progress=listener)
+    assert listener.said == ["resuming at step 4"]
+
+
+def test_casing_is_a_part_of_the_vocabulary(data: Path, tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_folder(data)
+    cased = Tokenizer(replace(tokenizer.settings, lowercase=False))
+    save_folder(ModelFolder(make_bert(data), cased), tmp_path / "cased")
+    with pytest.raises(DataError, match="prepared with another vocabulary"):
+        pretrain(data, tmp_path / "run", model=tmp_path / "cased", settings=SETTINGS)
+
+
+def test_a_large_batch_does_not_hide_the_held_out_text(data: Path, tmp_path: Path) -> None:
+    count = Corpus.open(data).document_count
+    listener = Listener()
+    settings = replace(SETTINGS, steps=1, batch=max(16, count // 2), length=24)
+    run = pretrain(data, tmp_path / "run", settings=settings, progress=listener)
+    assert "held_out_mlm_loss" in json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
+
+
+def test_what_a_card_says_of_its_beginnings(data: Path, finished: Path, tmp_path: Path) -> None:
+    run = pretrain(data, tmp_path / "run", model=finished, settings=replace(SETTINGS, steps=1))
+    card = (run / "model" / "README.md").read_text("utf-8")
+    assert f"next-sentence prediction, further from {finished}." in card
+    ((name, digest),) = read_manifest(data)["recipe"]["texts"]
+    assert f"- files: `{name}` ({digest[:12]})\n" in card
+    assert "prediction, from scratch." in (finished / "model" / "README.md").read_text("utf-8")
+
+
+def test_a_text_without_anything_held_out_is_told_of(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(as_text(make_documents(20, seed=1)), encoding="utf-8")
+    pieces = learn_pieces([sentence for document in make_documents(20, seed=1) for sentence in document], 90)
+    Tokenizer.from_vocabulary(pieces, lowercase=True).save(tmp_path / "vocabulary")
+    data = prepare([tmp_path / "text.txt"], tmp_path / "vocabulary", tmp_path / "data", settings=PrepareSettings(0))
+    listener = Listener()
+    run = pretrain(data, tmp_path / "run", settings=replace(SETTINGS, steps=1), progress=listener)
+    assert listener.said == [
+        f"{data}: too little text is held out to look at; prepare it with a larger --held-out to see more"
+    ]
+    assert "- none: too little text was held out" in (run / "model" / "README.md").read_text("utf-8")

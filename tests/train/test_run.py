@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from cloze.errors import ConfigError
+from cloze.errors import CheckpointError, ConfigError
 from cloze.train.run import Run
 
 
@@ -31,3 +31,26 @@ def test_of_a_changed_corpus_only_what_differs_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data: texts was \[\['0.txt', .*\.\.\. and is now \[\]; choose") as caught:
         Run.open(tmp_path / "run", {"steps": 3, "data": {"texts": [], "seed": 0, "held_out": 0.01}})
     assert len(str(caught.value)) < 400
+
+
+def test_the_model_that_a_run_starts_from_is_not_deleted(tmp_path: Path) -> None:
+    first = Run.open(tmp_path / "run", {"model": None})
+    first.model_folder.mkdir()
+    for model in (first.folder, first.model_folder, tmp_path / "run" / ".." / "run"):
+        with pytest.raises(ConfigError, match=r"run: holds the model .*, which the run would delete; choose another"):
+            Run.open(first.folder, {"model": str(model)}, fresh=True)
+    assert first.finished
+    Run.open(first.folder, {"model": str(tmp_path)}, fresh=True)
+    assert not first.finished
+
+
+def test_a_run_that_is_trained_is_held_against_others(tmp_path: Path) -> None:
+    run = Run.open(tmp_path / "run", {})
+    busy = r"run: another process is training this; wait for it to end$"
+    with run.store.held():
+        with pytest.raises(CheckpointError, match=busy), Run(tmp_path / "run").store.held():
+            pass
+        with pytest.raises(CheckpointError, match=busy):
+            Run.open(tmp_path / "run", {"steps": 3}, fresh=True)
+    assert Run.open(tmp_path / "run", {"steps": 3}, fresh=True).other_flags == ", without --fresh,"
+    assert Run.open(tmp_path / "run", {"steps": 3}).other_flags == ""

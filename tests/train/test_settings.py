@@ -1,3 +1,4 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,3 +55,16 @@ def test_new_parts_alone_learn_faster_unless_a_rate_is_given(way: dict[str, Any]
 def test_steps_of_finetuning_are_whole_epochs() -> None:
     loop = FinetuneSettings(epochs=3).loop(steps_an_epoch=7)
     assert (loop.steps, loop.evaluate_every) == (21, 7)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"entities": Path("a.txt")}, "entities is for the masking entity, but it is token; leave out one of them"),
+        ({"similar": Path("a.txt")}, "similar is for the masking correction, but it is token; leave out one of them"),
+        ({"long_share": 0.2}, "long_share is 0.2, but there is no second phase; give a long_length"),
+    ],
+)
+def test_settings_that_would_go_unheard(given: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{complaint}$"):
+        PretrainSettings(**given)

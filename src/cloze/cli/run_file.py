@@ -60,5 +60,11 @@ def _fill(argument: "Argument", key: str, value: Any, source: str) -> None:
 
     if argument.tokens:
         return
-    for index, word in enumerate(value if isinstance(value, list) else [value]):
+    words = value if isinstance(value, list) else [value]
+    wanted, any_number = argument.token_count()
+    if isinstance(value, list) and not any_number and len(words) != wanted:
+        raise ConfigError(
+            f"{source}: {key} has {len(words)} values; {wanted} {'was' if wanted == 1 else 'were'} expected"
+        )
+    for index, word in enumerate(words):
         argument.append(Token(keyword=key, value=str(word), source=source, index=index))

@@ -1,8 +1,10 @@
 """The model card of a pre-trained model: what it is, what it was made from and how, how well it does."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from cloze import __version__
 from cloze.model import Bert
 from cloze.text import Tokenizer
 from cloze.train.settings import PretrainSettings
@@ -12,6 +14,8 @@ _OBJECTIVES = {
     "sop": "masked language modelling and sentence-order prediction",
     "none": "masked language modelling on full sentences",
 }
+# Of a corpus, that the card names.
+_MOST_FILES = 10
 
 
 def pretraining_card(
@@ -20,19 +24,25 @@ def pretraining_card(
     settings: PretrainSettings,
     manifest: Mapping[str, Any],
     results: Mapping[str, float],
+    model: str | Path | None = None,
 ) -> str:
-    """The card, as Markdown."""
+    """The card, as Markdown; ``model`` is where it began."""
     train = manifest["splits"]["train"]
     scores = {name: value for name, value in results.items() if name.startswith("held_out_")}
-    told = "\n".join(f"- {name}: {value:.4f}" for name, value in scores.items()) or "- none: no text was held out"
+    told = (
+        "\n".join(f"- {name}: {value:.4f}" for name, value in scores.items()) or "- none: too little text was held out"
+    )
     length = f"{settings.length} tokens" + (f", then {settings.long_length}" if settings.long_length else "")
     return (
         f"# BERT, {bert.config.layers} layers, hidden size {bert.config.hidden_size}\n\n"
-        f"Pre-trained with cloze by {_OBJECTIVES[settings.objective]}.\n\n"
+        f"Pre-trained with cloze {__version__} by {_OBJECTIVES[settings.objective]}"
+        f"{' and the boundaries of spans' if settings.boundary else ''}"
+        f"{f', further from {model}' if model else ', from scratch'}.\n\n"
         f"- parameters: {bert.parameter_count():,}\n"
         f"- longest input: {tokenizer.max_length} tokens\n"
         f"- vocabulary: {tokenizer.size:,} pieces, {'uncased' if tokenizer.lowercase else 'cased'}\n"
         f"- text: {train['tokens']:,} tokens in {train['documents']:,} documents\n"
+        f"- files: {_files(manifest['recipe']['texts'])}\n"
         f"- training: {int(results['steps']):,} steps of {settings.batch} sequences of {length}, "
         f"{results['hours']:.2f} hours, {int(results['tokens_seen']):,} tokens seen\n"
         f"- masking: {settings.masking}, {settings.mask_rate:.0%} of tokens, "
@@ -42,3 +52,10 @@ def pretraining_card(
         f"dropout {bert.config.dropout:g}, seed {settings.seed}\n\n"
         f"Held-out documents:\n\n{told}\n"
     )
+
+
+def _files(texts: Sequence[tuple[str, str]]) -> str:
+    """The files of a corpus and the beginning of the SHA-256 of each, or of some if they are many."""
+    shown = [f"`{name}` ({digest[:12]})" for name, digest in texts[:_MOST_FILES]]
+    more = len(texts) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")

@@ -8,6 +8,10 @@ from cloze.files import replaced_file
 Metrics = Sequence[dict[str, float]]
 
 
+# Of a loss that has some.
+PARTS = ("mlm_loss", "nsp_loss", "sop_loss", "sbo_loss")
+
+
 def series(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:
     """The steps and the values of one figure."""
     rows = [row for row in metrics if name in row]
@@ -22,9 +26,9 @@ def draw_curves(metrics: Metrics, path: Path) -> None:
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    names = [name for name in ("mlm_loss", "nsp_loss", "loss") if series(metrics, name)[0]]
-    # With both parts there, their sum would only crowd the picture.
-    for name in names[:2] if "mlm_loss" in names else names:
+    parts = [name for name in PARTS if series(metrics, name)[0]]
+    # With the parts there, their sum would only crowd the picture.
+    for name in parts or ["loss"]:
         (line,) = axes.plot(*series(metrics, name), label=name.replace("_", " "), linewidth=1, alpha=0.7)
         steps, values = series(metrics, f"held_out_{name}")
         if steps:

@@ -1,8 +1,8 @@
 """Losses that are not numbers, or ten times what they were: not learned from, told, and after a few of them the end.
 
 A batch of garbage costs its own step and nothing more: the weights are as if it had not been. If such steps come in a
-row, the weights are the cause, and training stops; the newest checkpoint is from before the first of them, because
-none is written while the guard is suspicious. What the loss was when training began is never too much: a model that
+row, the weights are the cause, and training stops; the newest checkpoint has the weights from before the first of them,
+since none of them changed any. What the loss was when training began is never too much: a model that
 knows its rows by heart has a tiny usual loss, and learns most from the one row that it still gets wrong.
 """
 
@@ -53,14 +53,14 @@ class Guard:
 
     @property
     def calm(self) -> bool:
-        """Whether the last step was a good one, so that its weights may be kept."""
+        """Whether the last step was a good one."""
         return self._bad == 0
 
     def figures(self) -> dict[str, Any]:
         """What a checkpoint remembers."""
-        return {"usual": self._usual, "first": self._first, "seen": self._seen}
+        return {"usual": self._usual, "first": self._first, "seen": self._seen, "bad": self._bad}
 
     def restore(self, figures: Mapping[str, Any]) -> None:
         """Go on from such figures."""
         self._usual, self._seen = figures["usual"], figures["seen"]
-        self._first = figures.get("first", 0.0)  # checkpoints of earlier versions have none
+        self._first, self._bad = figures.get("first", 0.0), figures.get("bad", 0)  # earlier versions have none

@@ -54,20 +54,24 @@ def open_held_out(
     corpus = Corpus.open(data, "held_out")
     if corpus.document_count < (2 if settings.objective == "nsp" else 1):
         return None
-    batches = PretrainingBatches(
-        corpus,
-        tokenizer,
-        batch=settings.batch,
-        examples=settings.examples(),
-        masks=settings.masks(),
-        seed=SEED,
-        tables=tables,
-    )
-    try:
-        count = min(batches.steps_in(0), max(1, SEQUENCES // settings.batch))
-    except DataError:  # less than one batch
-        return None
-    return _share([batches.at(step) for step in range(count)], batches, settings, team)
+    size = settings.batch
+    while size >= team.size * settings.accumulate:
+        batches = PretrainingBatches(
+            corpus,
+            tokenizer,
+            batch=size,
+            examples=settings.examples(),
+            masks=settings.masks(),
+            seed=SEED,
+            tables=tables,
+        )
+        try:
+            count = min(batches.steps_in(0), max(1, SEQUENCES // size))
+        except DataError:  # less than one batch
+            size //= 2
+        else:
+            return _share([batches.at(step) for step in range(count)], batches, settings, team)
+    return None
 
 
 def _share(

@@ -11,7 +11,8 @@ an objective returns is additive over parts: the sum over the parts is the figur
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -87,7 +88,9 @@ def train(
 ) -> None:
     """Train until the schedule ends, from the newest checkpoint if there is one."""
     company = company or Company()
-    _Training(objective, source, settings, run, progress if company.team.leads else Silent(), evaluate, company).go()
+    leads = company.team.leads
+    with run.store.held() if leads else nullcontext():
+        _Training(objective, source, settings, run, progress if leads else Silent(), evaluate, company).go()
 
 
 class _EvaluationInterruptedError(Exception):
@@ -116,6 +119,7 @@ class _Training:
         self.guard = Guard()
         self.seconds = 0.0  # of training in earlier processes
         self.owed = False  # an evaluation that a signal cut short
+        self.unsaved = False  # a checkpoint that is due
         self.evaluated = self.saved = 0  # the step of the last one
         self.interrupts = Interrupts()
 
@@ -202,7 +206,9 @@ class _Training:
         """Evaluate and save where it is time to; stop where somebody said so."""
         if not over and not stopping and _due(done, self.settings.evaluate_every):
             self._evaluate(done)
-        if not over and self.guard.calm and (stopping or _due(done, self.settings.save_every)):
+        # While batches are left out, nothing changes that could be lost, and what follows may be worse.
+        self.unsaved = self.unsaved or _due(done, self.settings.save_every)
+        if not over and (stopping or (self.unsaved and self.guard.calm)):
             self.owed = stopping and _due(done, self.settings.evaluate_every)
             self._save(done)
         if stopping and not over:
@@ -211,7 +217,7 @@ class _Training:
     def _stop(self) -> None:
         raise Interrupted(
             self.interrupts.number or signal.SIGTERM,
-            f"stopped and saved at step {self.saved}; the same command goes on",
+            f"stopped and saved at step {self.saved}; the same command{self.run.other_flags} goes on",
         )
 
     def _evaluate(self, done: int) -> None:
@@ -248,12 +254,13 @@ class _Training:
             "seconds": self.seconds + time.monotonic() - self.start,
             "evaluated": self.evaluated,
             "owed": self.owed,
+            "precision": [str(self.company.precision), self.company.precision.device.type],
         }
         state = TrainingState(step, whole_state(self.objective), optimizer_tensors(self.optimizer), figures)
         if self.team.leads:
             self.run.store.save(state)
         self.team.wait()  # nobody runs ahead of a checkpoint that may still fail
-        self.saved = step
+        self.saved, self.unsaved = step, False
 
     def _resume(self) -> int:
         """Put the newest checkpoint into place and return the step to go on with."""
@@ -269,6 +276,10 @@ class _Training:
         self.guard.restore(figures["guard"])
         self.seconds, self.evaluated, self.owed = figures["seconds"], figures["evaluated"], figures["owed"]
         self.saved = state.step
+        # What was measured to be faster then: another answer now would be another training.
+        name, place = figures.get("precision", (None, None))
+        if name is not None and place == self.company.precision.device.type:
+            self.company = replace(self.company, precision=replace(self.company.precision, bf16=name == "bf16"))
         self.progress.say(f"resuming at step {state.step}")
         return state.step
 

@@ -4,6 +4,7 @@ import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.prepare import prepare
 from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
-from cloze.errors import CheckpointError, ConfigError, DataError
+from cloze.errors import CheckpointError, ConfigError
 from cloze.model import Bert
 from cloze.model.losses import masked_word_logits
 from cloze.predict import choose_device
@@ -24,6 +25,7 @@ from cloze.text import Tokenizer
 from cloze.train.settings import BlankSettings
 
 BATCH = 16
+FEW = 16 * BATCH  # sequences
 
 
 def evaluate_masked_words(
@@ -73,25 +75,17 @@ def evaluate_masked_words(
 
 
 def _batches(corpus: Corpus, tokenizer: Tokenizer, settings: BlankSettings) -> PretrainingBatches:
-    """Full sentences, single tokens; a text that is too short for a batch gets smaller ones."""
-    batch = BATCH
-    while True:
-        batches = PretrainingBatches(
-            corpus,
-            tokenizer,
-            batch=batch,
-            examples=ExampleSettings(objective="none", length=settings.length),
-            masks=MaskSettings(rate=settings.mask_rate, mix=settings.mask_mix),
-            seed=settings.seed,
-        )
-        try:
-            batches.steps_in(0)
-        except DataError:
-            if batch == 1:
-                raise
-            batch //= 2
-        else:
-            return batches
+    """Full sentences, single tokens; of a short text one sequence at a time, since no last, smaller batch is read."""
+    of_size = partial(
+        PretrainingBatches,
+        corpus,
+        tokenizer,
+        examples=ExampleSettings(objective="none", length=settings.length),
+        masks=MaskSettings(rate=settings.mask_rate, mix=settings.mask_mix),
+        seed=settings.seed,
+    )
+    single = of_size(batch=1)
+    return single if single.steps_in(0) <= FEW else of_size(batch=BATCH)
 
 
 def _measure(

@@ -1,8 +1,9 @@
 """``cloze pretrain``: masked words and sentences (section 3.1), from scratch or from a model."""
 
 import hashlib
+import os
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ def _pretrain(
     batches = Phases.open(data, tokenizer, settings, tables)
     batches.check(team.size, settings.accumulate)  # now, not after the folder is made
     held_out = open_held_out(data, tokenizer, settings, tables, team)
+    if held_out is None:
+        progress.say(f"{data}: too little text is held out to look at; prepare it with a larger --held-out to see more")
     run = _open_run(out, _recorded(data, model, settings), fresh, team)
     if run.done_already(progress):
         return run.folder
@@ -80,7 +83,7 @@ def _pretrain(
     train(objective, batches, settings.loop(), run, progress, evaluate, _company(objective, settings, run, team))
     plain = _plain(bert)
     if team.leads:
-        _finish(run, data, plain, tokenizer, settings)
+        _finish(run, data, plain, tokenizer, settings, model)
     team.wait()
     return run.folder
 
@@ -154,6 +157,8 @@ def _fingerprint(path: Path) -> str:
 
 def _open_run(out: Path, recorded: Mapping[str, Any], fresh: bool, team: Team) -> Run:
     """The leader makes the folder, the others find it."""
+    # Whoever starts processes again after one has died gives them the same command, whose --fresh has been heard.
+    fresh = fresh and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     run = Run.open(out, recorded, fresh=fresh) if team.leads else None
     team.wait()
     return run or Run.open(out, recorded)
@@ -161,6 +166,8 @@ def _open_run(out: Path, recorded: Mapping[str, Any], fresh: bool, team: Team) -
 
 def _company(objective: PretrainingObjective, settings: PretrainSettings, run: Run, team: Team) -> Company:
     precision = Precision.choose(settings.precision, team.device)
+    # Each process measures for itself; all do what the first has found.
+    precision = replace(precision, bf16=team.total([float(precision.bf16 and team.leads)])[0] > 0)
     bert = objective.model
     numbers = estimate(bert.config, bert.head_names, batch=1, length=settings.length, chosen=settings.mask_rate)
     board = Board(run.folder) if settings.tensorboard and team.leads else None
@@ -174,13 +181,15 @@ def _company(objective: PretrainingObjective, settings: PretrainSettings, run: R
     )
 
 
-def _finish(run: Run, data: Path, bert: Bert, tokenizer: Tokenizer, settings: PretrainSettings) -> None:
+def _finish(
+    run: Run, data: Path, bert: Bert, tokenizer: Tokenizer, settings: PretrainSettings, model: str | Path | None
+) -> None:
     """Write the curves, the results and, last, the model: its presence says that the run is over."""
     metrics = run.metrics()
     draw_curves(metrics, run.folder / "curves.png")
     results = run_results(metrics)
     run.write_results(results)
-    card = pretraining_card(bert, tokenizer, settings, read_manifest(data), results)
+    card = pretraining_card(bert, tokenizer, settings, read_manifest(data), results, model)
     save_folder(ModelFolder(bert, tokenizer, card=card), run.model_folder)
     run.store.clear()
 

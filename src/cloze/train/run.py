@@ -14,7 +14,7 @@ from typing import Any
 
 from cloze.checkpoint import RUN_MODEL, StateStore
 from cloze.errors import ClozeError, ConfigError
-from cloze.files import read_json, replace_json, replaced_file
+from cloze.files import OUR_JSON_LIMIT, read_json, replace_json, replaced_file
 from cloze.progress import Progress
 
 SETTINGS = "run.json"
@@ -34,23 +34,31 @@ class Run:
         self.folder = folder
         self.store = StateStore(folder / "checkpoints")
         self.model_folder = folder / RUN_MODEL
+        self.other_flags = ""  # what the command that goes on has to have otherwise
 
     @classmethod
     def open(cls, folder: Path, settings: Mapping[str, Any], *, fresh: bool = False) -> "Run":
         """Start a run, or go on with one whose settings are the same."""
         wanted = json.loads(json.dumps(settings))
         if (folder / SETTINGS).is_file() and not fresh:
-            _refuse_changes(folder, read_json(folder / SETTINGS, ConfigError), wanted)
+            _refuse_changes(folder, read_json(folder / SETTINGS, ConfigError, OUR_JSON_LIMIT), wanted)
             return cls(folder)
         if not _may_take(folder):
             raise ConfigError(f"{folder}: exists and holds no run; choose another --out")
+        _refuse_to_lose(folder, wanted.get("model"))
+        run = cls(folder)
         try:
-            _empty(folder)
+            if run.store.folder.is_dir():
+                with run.store.held():
+                    _empty(folder)
+            else:
+                _empty(folder)
             folder.mkdir(parents=True, exist_ok=True)
             replace_json(folder / SETTINGS, wanted)
         except OSError as error:
             raise ConfigError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from error
-        return cls(folder)
+        run.other_flags = ", without --fresh," if fresh else ""
+        return run
 
     @property
     def finished(self) -> bool:
@@ -113,6 +121,12 @@ def _empty(folder: Path) -> None:
         return
     for path in sorted(folder.iterdir(), key=lambda path: path.name == SETTINGS):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _refuse_to_lose(folder: Path, model: str | None) -> None:
+    """Refuse to delete the very model from which a run is to start."""
+    if model is not None and Path(model).exists() and Path(model).resolve().is_relative_to(folder.resolve()):
+        raise ConfigError(f"{folder}: holds the model {model}, which the run would delete; choose another --out")
 
 
 def _refuse_changes(folder: Path, recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

@@ -136,6 +136,13 @@ class PretrainSettings:
             raise ConfigError(f"long_share is {self.long_share}; a share between 0 and 1 was expected")
         if self.boundary and self.masking != "span":
             raise ConfigError(f"boundary needs the masking span; it is {self.masking}")
+        for name, masking in (("entities", "entity"), ("similar", "correction")):
+            if getattr(self, name) is not None and self.masking != masking:
+                raise ConfigError(
+                    f"{name} is for the masking {masking}, but it is {self.masking}; leave out one of them"
+                )
+        if self.long_length is None and self.long_share != PretrainSettings.long_share:
+            raise ConfigError(f"long_share is {self.long_share}, but there is no second phase; give a long_length")
         if self.masking == "entity" and self.entities is None:
             raise ConfigError("entity masking needs a dictionary; name a file with an entity a line with --entities")
         if self.static < 0:
