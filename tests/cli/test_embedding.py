@@ -6,6 +6,7 @@ import os
 from datetime import date
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import numpy as np
 import pyarrow as arrow
@@ -266,3 +267,55 @@ def test_times_finer_than_pythons(folder: Path, run: Cloze, tmp_path: Path) -> N
     result = run("embed", "--input", path, "--model", folder, "--output", tmp_path / "v.npy")
     if result.code:  # with pandas, which has such times, they are read
         assert "rows.parquet: cannot be read after row 0" in result.complaint
+
+
+@pytest.mark.parametrize("ending", outputs.ROW_FILES)
+def test_blanks_and_scores_of_a_file(
+    ending: str, folder: Path, run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inputs, "PART_ROWS", 2)
+    model, path, output = load(folder), tmp_path / "rows.csv", tmp_path / f"out{ending}"
+    blanks = ["the [MASK] sat", "a [MASK]", "[MASK] on the mat"]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("id", "body"), *enumerate(blanks)])
+    common = ("--input", path, "--text", "body", "--output", output, "--model", folder)
+    assert run("fill", *common, "--top", 2).out == f"{output}: 3 rows\n"
+    rows = read_rows(output)
+    assert [row["id"] for row in rows] == ["0", "1", "2"]
+    expected = [[[word.token for word in blank] for blank in model.fill(text, 2)] for text in blanks]
+    assert [[[word["token"] for word in blank] for blank in row["blanks"]] for row in rows] == expected
+    assert run("fill", *common, "--joint", "--json").out == f'{{"file": "{output}", "rows": 3}}\n'
+    assert [row["ways"][0]["text"] for row in read_rows(output)] == [model.fill_together(one)[0].text for one in blanks]
+    assert run("score", *common, "--tokens").code == 0
+    for row, one in zip(read_rows(output), model.score(blanks), strict=True):
+        assert float(row["log_probability"]) == pytest.approx(one.total, abs=1e-4)
+        assert [token for token, _ in row["tokens"]] == list(one.tokens)
+
+
+def test_pairs_of_a_file(folder: Path, run: Cloze, tmp_path: Path) -> None:
+    model, path, output = load(folder), tmp_path / "rows.csv", tmp_path / "out.jsonl"
+    pairs = [("the cat", "sat on the mat"), ("a dog", "the"), ("a", "the cat sat on the mat")]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([("first", "second"), *pairs])
+    expected = [model.follows(*pair) for pair in pairs]
+    assert model.follows_all(*zip(*pairs, strict=True)) == pytest.approx(expected, abs=1e-6)
+    assert run("follows", "--input", path, "--output", output, "--model", folder).out == f"{output}: 3 rows\n"
+    assert [row["probability"] for row in read_rows(output)] == pytest.approx(expected, abs=1e-6)
+    told = run("follows", "--input", path, "--model", folder, "--json").out.splitlines()
+    assert [(row["first"], row["second"]) for row in map(json.loads, told)] == pairs
+    assert run("follows", *pairs[0], "--model", folder).out == f"{expected[0]:.4f}\n"
+    for words in ((), ("one",), ("one", "two", "--input", path)):
+        assert run("follows", *words, "--model", "nowhere").complaint.startswith("two texts were expected")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file, whose cells may be JSON."""
+    with path.open(encoding="utf-8", newline="") as file:
+        if path.suffix == ".jsonl":
+            return [json.loads(line) for line in file]
+        kind = {} if path.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+        rows = list(csv.DictReader(file, **kind))  # type: ignore[arg-type]
+    return [
+        {name: json.loads(cell) if cell[:1] in ("[", "{") and name != "body" else cell for name, cell in row.items()}
+        for row in rows
+    ]

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cloze.cli.console import print_json, print_table
+from cloze.cli.console import print_json, print_table, tell_written
 from cloze.cli.inputs import Inputs, gather_texts
 from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
-from cloze.cli.predictions import HERE, Place, tell_written
+from cloze.cli.predictions import HERE, Place
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 

@@ -1,16 +1,24 @@
 """``cloze fill``, ``follows`` and ``score``: what a model of masked words says of texts."""
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
-from cloze.cli.console import print_json, print_table
-from cloze.cli.inputs import gather_texts
+from cyclopts import Parameter
+
+from cloze.cli.console import print_json, print_table, tell_written
+from cloze.cli.inputs import Inputs, gather_texts
+from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
 from cloze.cli.predictions import HERE, Place, Texts
+from cloze.cli.streaming import answer_file
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 
 if TYPE_CHECKING:
-    from cloze.predict import Filled, FilledTogether
+    from cloze.predict import Model, Score
+
+Answer = dict[str, Any]
 
 
 def fill(
@@ -22,6 +30,9 @@ def fill(
     joint: bool = False,
     rounds: int | None = None,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
+    output: Path | None = None,
+    text: str = "text",
+    fresh: bool = False,
     json: bool = False,
     machine: Place = HERE,
 ) -> None:
@@ -32,55 +43,86 @@ def fill(
         top: Words for each blank; with --joint, ways to fill all of them.
         joint: Fill the blanks of a text together, so that the words fit each other.
         rounds: With --joint: how often each blank is asked again once all are filled; 2 if left out.
-        input: A file with a text a line.
+        input: A file: a text a line, or CSV, TSV, JSONL or Parquet; its columns are kept in the output.
+        output: Where to write the rows: .jsonl, .csv or .tsv; if it was stopped, the same command goes on.
+        text: The column with the texts.
+        fresh: Begin anew in place of going on.
         json: Print JSON.
     """
     if rounds is not None and not joint:
         raise ConfigError("--rounds is for --joint; without it every blank is asked once")
-    texts = gather_texts(texts, input).texts
-    loaded = machine.load(model)
-    if joint:
-        asked = {} if rounds is None else {"rounds": rounds}
-        for text in texts:
-            _print_ways(text, loaded.fill_together(text, top, **asked), json)
-        return
-    for text, blanks in zip(texts, loaded.fill_all(texts, top), strict=True):
-        _print_blanks(text, blanks, json)
+
+    def say(loaded: "Model", inputs: Inputs) -> list[Answer]:
+        if joint:
+            return [_ways(loaded, one, top, rounds) for one in inputs.texts]
+        found = loaded.fill_all(inputs.texts, top)
+        return [{"blanks": [[word._asdict() for word in blank] for blank in blanks]} for blanks in found]
+
+    settings = {"top": top, "joint": joint, "rounds": rounds}
+    load = partial(machine.load, model)
+    asked = _ask(texts, input, output, load, say, text=text, settings=settings, fresh=fresh, json=json)
+    for inputs, answer in asked:
+        if json:
+            print_json({"text": inputs["text"], **answer})
+        elif joint:
+            rows = [(way["text"], f"{way['log_probability']:.3f}") for way in answer["ways"]]
+            print_table((inputs["text"], "log-probability"), rows)
+        else:
+            _print_blanks(inputs["text"], answer["blanks"])
 
 
-def _print_blanks(text: str, blanks: "list[list[Filled]]", json: bool) -> None:
-    if json:
-        print_json({"text": text, "blanks": [[word._asdict() for word in blank] for blank in blanks]})
-        return
+def _ways(model: "Model", text: str, top: int, rounds: int | None) -> Answer:
+    found = model.fill_together(text, top) if rounds is None else model.fill_together(text, top, rounds)
+    return {"ways": [{"tokens": w.tokens, "log_probability": w.log_probability, "text": w.text} for w in found]}
+
+
+def _print_blanks(text: str, blanks: Sequence[Sequence[Mapping[str, Any]]]) -> None:
     for number, blank in enumerate(blanks, start=1):
         title = text if len(blanks) == 1 else f"{text}  (blank {number})"
-        print_table((title, "probability"), [(word.token, f"{word.probability:.4f}") for word in blank])
-
-
-def _print_ways(text: str, ways: "list[FilledTogether]", json: bool) -> None:
-    if json:
-        told = [{"tokens": way.tokens, "log_probability": way.log_probability, "text": way.text} for way in ways]
-        print_json({"text": text, "ways": told})
-    else:
-        print_table((text, "log-probability"), [(way.text, f"{way.log_probability:.3f}") for way in ways])
+        print_table((title, "probability"), [(word["token"], f"{word['probability']:.4f}") for word in blank])
 
 
 def follows(
-    first: str, second: str, /, *, model: str = SHIPPED_MODEL, json: bool = False, machine: Place = HERE
+    first: Annotated[str | None, Parameter(help="The text before.")] = None,
+    second: Annotated[str | None, Parameter(help="The text that may follow.")] = None,
+    /,
+    *,
+    model: str = SHIPPED_MODEL,
+    input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
+    output: Path | None = None,
+    text: str = "first",
+    pair: str = "second",
+    fresh: bool = False,
+    json: bool = False,
+    machine: Place = HERE,
 ) -> None:
     """Say how likely the second text follows the first.
 
     Args:
-        first: The text before.
-        second: The text that may follow.
         model: A model folder with the head of pre-training, or a hub name.
+        input: A CSV, TSV, JSONL or Parquet file with a pair a row; its columns are kept in the output.
+        output: Where to write the rows: .jsonl, .csv or .tsv; if it was stopped, the same command goes on.
+        text: The column with the texts before.
+        pair: The column with the texts that may follow.
+        fresh: Begin anew in place of going on.
         json: Print JSON.
     """
-    probability = machine.load(model).follows(first, second)
-    if json:
-        print_json({"first": first, "second": second, "probability": probability})
-    else:
-        print(f"{probability:.4f}")
+    if (first is None) != (second is None) or (first is None) == (input is None):
+        raise ConfigError("two texts were expected, cloze follows FIRST SECOND; or --input FILE with a pair a row")
+
+    def say(loaded: "Model", inputs: Inputs) -> list[Answer]:
+        return [{"probability": one} for one in loaded.follows_all(inputs.texts, inputs.pairs or [])]
+
+    given = None
+    if first is not None and second is not None:
+        given = Inputs([first], [second], [{"first": first, "second": second}])
+    load = partial(machine.load, model)
+    asked = _ask(given, input, output, load, say, text=text, pair=pair, settings={}, fresh=fresh, json=json)
+    for inputs, answer in asked:
+        if json:
+            print_json({"first": inputs["text"], "second": inputs["pair"], **answer})
+        else:
+            print(f"{answer['probability']:.4f}")
 
 
 def score(
@@ -89,7 +131,10 @@ def score(
     *,
     model: str = SHIPPED_MODEL,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
+    output: Path | None = None,
+    text: str = "text",
     tokens: bool = False,
+    fresh: bool = False,
     json: bool = False,
     machine: Place = HERE,
 ) -> None:
@@ -97,20 +142,74 @@ def score(
 
     Args:
         model: A model folder with the head of pre-training, or a hub name.
-        input: A file with a text a line.
+        input: A file: a text a line, or CSV, TSV, JSONL or Parquet; its columns are kept in the output.
+        output: Where to write the rows: .jsonl, .csv or .tsv; if it was stopped, the same command goes on.
+        text: The column with the texts.
         tokens: Show every token's log-probability.
+        fresh: Begin anew in place of going on.
         json: Print JSON.
     """
-    texts = gather_texts(texts, input).texts
-    scores = machine.load(model).score(texts)
+
+    def say(loaded: "Model", inputs: Inputs) -> list[Answer]:
+        each = tokens or (output is None and not json)  # a table tells how many they are
+        return [_scored(one, each=each) for one in loaded.score(inputs.texts)]
+
+    load, settings = partial(machine.load, model), {"tokens": tokens}
+    asked = _ask(texts, input, output, load, say, text=text, settings=settings, fresh=fresh, json=json)
     if json:
-        for one in scores:
-            told = {"text": one.text, "log_probability": one.total, "perplexity": one.perplexity}
-            each = [list(pair) for pair in zip(one.tokens, one.log_probabilities, strict=True)]
-            print_json(told | ({"tokens": each} if tokens else {}))
+        for inputs, answer in asked:
+            print_json({"text": inputs["text"], **answer})
         return
-    rows = [(f"{one.total:.2f}", f"{one.perplexity:.2f}", len(one.tokens), one.text[:80]) for one in scores]
+    _print_scores([(inputs["text"], answer) for inputs, answer in asked], tokens=tokens)
+
+
+def _scored(score: "Score", *, each: bool) -> Answer:
+    found: Answer = {"log_probability": score.total, "perplexity": score.perplexity}
+    if each:
+        found["tokens"] = [list(pair) for pair in zip(score.tokens, score.log_probabilities, strict=True)]
+    return found
+
+
+def _print_scores(asked: Sequence[tuple[str, Answer]], *, tokens: bool) -> None:
+    if not asked:
+        return
+    rows = [
+        (f"{one['log_probability']:.2f}", f"{one['perplexity']:.2f}", len(one["tokens"]), text[:80])
+        for text, one in asked
+    ]
     print_table(("log-probability", "perplexity", "tokens", "text"), rows)
-    for one in scores if tokens else ():
-        pairs = zip(one.tokens, one.log_probabilities, strict=True)
-        print_table((one.text[:80], "log-probability"), [(token, f"{value:.3f}") for token, value in pairs])
+    for text, one in asked if tokens else ():
+        print_table((text[:80], "log-probability"), [(token, f"{value:.3f}") for token, value in one["tokens"]])
+
+
+def _ask(
+    given: Sequence[str] | Inputs | None,
+    source: Path | None,
+    output: Path | None,
+    load: "Callable[[], Model]",
+    say: "Callable[[Model, Inputs], list[Answer]]",
+    *,
+    text: str,
+    pair: str | None = None,
+    settings: Mapping[str, Any],
+    fresh: bool,
+    json: bool,
+) -> list[tuple[dict[str, str], Answer]]:
+    """Answer texts, or a file: into another, or each with its answer, to be printed."""
+    if output is not None:
+        check_ending(output, ROW_FILES)
+    if not given and source is not None and output is not None:
+        model = load()
+        named = {"text": text, "pair": pair}
+        count = answer_file(model, source, output, partial(say, model), **named, settings=settings, fresh=fresh)  # type: ignore[arg-type]
+        tell_written(output, count, json)
+        return []
+    inputs = given if isinstance(given, Inputs) else gather_texts(given, source, text=text, pair=pair)
+    answers = say(load(), inputs)
+    if output is not None:
+        write_rows(output, beside(inputs.kept, answers))
+        tell_written(output, len(answers), json)
+        return []
+    pairs = inputs.pairs or [""] * len(inputs.texts)
+    asked = zip(inputs.texts, pairs, answers, strict=True)
+    return [({"text": one, "pair": other}, answer) for one, other, answer in asked]

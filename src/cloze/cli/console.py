@@ -141,6 +141,14 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, default=str))
 
 
+def tell_written(output: "Path", rows: int, json: bool, **more: int) -> None:
+    """Say what was written, and what else there is to say of it."""
+    if json:
+        print_json({"file": str(output), "rows": rows, **more})
+    else:
+        print(", ".join([f"{output}: {rows:,} rows", *(f"{count:,} {name}" for name, count in more.items())]))
+
+
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
     """Print a table: drawn on a terminal, tab-separated where somebody reads it with a program."""
     if not sys.stdout.isatty():

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Machine, print_json, print_table
+from cloze.cli.console import Machine, print_json, print_table, tell_written
 from cloze.cli.inputs import gather_texts
 from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
-from cloze.cli.predictions import HERE, Place, Texts, tell_written
+from cloze.cli.predictions import HERE, Place, Texts
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction_settings import CorrectionSettings
 from cloze.tasks.source import RowSettings

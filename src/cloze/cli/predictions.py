@@ -1,15 +1,16 @@
 """``cloze classify``."""
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Engine, print_json, print_table
+from cloze.cli.console import Engine, print_json, print_table, tell_written
 from cloze.cli.inputs import Inputs, gather_texts
 from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
-from cloze.cli.streaming import stream_file
+from cloze.cli.streaming import answer_file
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 
@@ -49,13 +50,10 @@ def classify(
         check_ending(output, ROW_FILES)
     if input is not None and output is not None and not texts:
         loaded = machine.load(model)
-
-        def write(part: Inputs, path: Path) -> None:
-            answers = _answers(loaded, part, every_label=json)
-            write_rows(path, beside(part.kept, answers, part.columns), part.columns)
-
-        asked = {"every_label": json}
-        count = stream_file(loaded, input, output, write, text=text, pair=pair, settings=asked, fresh=fresh)
+        say = partial(_answers, loaded, every_label=json)
+        count = answer_file(
+            loaded, input, output, say, text=text, pair=pair, settings={"every_label": json}, fresh=fresh
+        )
         tell_written(output, count, json)
         return
     inputs = gather_texts(texts, input, text=text, pair=pair)
@@ -99,14 +97,6 @@ def _answers(model: "Model", inputs: Inputs, every_label: bool) -> list[dict[str
         | ({"probabilities": dict(one.probabilities)} if every_label else {})
         for one in model.classify(inputs.texts, inputs.pairs)
     ]
-
-
-def tell_written(output: Path, rows: int, json: bool, **more: int) -> None:
-    """Say what was written, and what else there is to say of it."""
-    if json:
-        print_json({"file": str(output), "rows": rows, **more})
-    else:
-        print(", ".join([f"{output}: {rows:,} rows", *(f"{count:,} {name}" for name, count in more.items())]))
 
 
 def _shown(value: object) -> str:

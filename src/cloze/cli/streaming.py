@@ -1,4 +1,4 @@
-"""Files that are answered part by part: what ``embed`` and ``classify`` share."""
+"""Files that are answered part by part: what ``embed``, ``classify``, ``fill``, ``follows`` and ``score`` share."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -6,11 +6,30 @@ from typing import TYPE_CHECKING, Any
 
 from cloze.cli import inputs
 from cloze.cli.console import Reporter
-from cloze.cli.outputs import join_parts, keep_kinds
+from cloze.cli.outputs import beside, join_parts, keep_kinds, write_rows
 from cloze.errors import ConfigError
 
 if TYPE_CHECKING:
     from cloze.predict import Model
+
+
+def answer_file(
+    model: "Model",
+    source: Path,
+    output: Path,
+    answers: "Callable[[inputs.Inputs], list[dict[str, object]]]",
+    *,
+    text: str,
+    pair: str | None = None,
+    settings: Mapping[str, Any],
+    fresh: bool,
+) -> int:
+    """Write the rows of a file of any size, each with its answer, and return how many they are."""
+
+    def write(part: inputs.Inputs, path: Path) -> None:
+        write_rows(path, beside(part.kept, answers(part), part.columns), part.columns)
+
+    return stream_file(model, source, output, write, text=text, pair=pair, settings=settings, fresh=fresh)
 
 
 def stream_file(

@@ -199,24 +199,31 @@ class Model:
 
     def follows(self, first: str, second: str) -> float:
         """The probability that the second text follows the first."""
+        return self.follows_all([first], [second])[0]
+
+    def follows_all(self, firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
+        """The probability that each second text follows its first."""
         if "sop" in self.bert.heads:
             raise RequestError(
                 "this model was taught whether two segments are in order (sop), not whether one follows the other; "
                 "ask in_order(first, second)"
             )
         self._need("nsp")
-        return self._sentence("nsp", first, second)
+        return self._sentences("nsp", firsts, seconds)
 
     def in_order(self, first: str, second: str) -> float:
         """The probability that two texts that belong together stand in their order, for models trained with sop."""
         self._need("sop")
-        return self._sentence("sop", first, second)
+        return self._sentences("sop", [first], [second])[0]
 
     @torch.inference_mode()
-    def _sentence(self, head: HeadName, first: str, second: str) -> float:
-        batch = self._collate(self._encode([first], [second]))
-        logits = self.bert.heads[head](self.bert.pooled(self.bert(batch.ids, batch.segments).last))
-        return float(logits.softmax(-1)[0, 0])
+    def _sentences(self, head: HeadName, firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
+        def step(batch: Batch) -> list[float]:
+            last = self.bert(batch.ids, batch.segments, batch.mask, read_by(head, batch.ids)).last
+            logits: Tensor = self.bert.heads[head](self.bert.pooled(last))
+            return logits.float().softmax(-1)[:, 0].tolist()
+
+        return self.run(self._encode(firsts, seconds), step)
 
     # -- the encoder itself ------------------------------------------------------------------------------------------
 
