@@ -16,7 +16,7 @@ import httpx
 import numpy as np
 
 from cloze.progress import Progress
-from cloze.serve.batcher import Batcher
+from cloze.serve.batcher import Batcher, Check
 from cloze.serve.queue import Kind
 from torture.campaign import Outcome
 from torture.services import Running, made_service
@@ -41,7 +41,7 @@ def break_model(batcher: Batcher) -> None:
     """Let texts that name a fault cause it."""
     compute = batcher._compute
 
-    def faulty(kind: Kind, inputs: Sequence[Any]) -> Sequence[Any]:
+    def faulty(kind: Kind, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
         said = " ".join(str(text) for text, _ in inputs)
         if "raises" in said:
             raise RuntimeError("a fault that was made")
@@ -49,7 +49,7 @@ def break_model(batcher: Batcher) -> None:
             raise PanicError("a panic that was made")
         if "no memory" in said:
             raise MemoryError
-        results = list(compute(kind, inputs))
+        results = list(compute(kind, inputs, check))
         if "loses results" in said:
             return results[1:]
         return [
@@ -61,8 +61,8 @@ def break_model(batcher: Batcher) -> None:
     from cloze.serve.operations import NOT_FINITE, is_finite
     from cloze.serve.refusals import Failed
 
-    batcher._compute = lambda kind, inputs: [
-        one if is_finite(one) else Failed(NOT_FINITE) for one in faulty(kind, inputs)
+    batcher._compute = lambda kind, inputs, check: [
+        one if is_finite(one) else Failed(NOT_FINITE) for one in faulty(kind, inputs, check)
     ]
 
 

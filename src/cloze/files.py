@@ -4,6 +4,8 @@ A folder is written beside its place under another name, flushed to the disk, an
 one or the new one, never half of one.
 """
 
+import errno
+import fcntl
 import gzip
 import io
 import json
@@ -18,6 +20,8 @@ from typing import Any, BinaryIO, cast
 
 from cloze.errors import CheckpointError, ClozeError, ConfigError
 
+# What holds a folder against others.
+LOCK = "lock"
 # Configuration files are a few kilobytes; a larger one is a mistake or an attack.
 JSON_LIMIT = 16 * 2**20
 # What we write ourselves of corpora names every file and every shard of them.
@@ -38,6 +42,35 @@ def flush_tree(folder: Path) -> None:
     for path in sorted(folder.rglob("*"), reverse=True):
         flush(path)
     flush(folder)
+
+
+@contextmanager
+def locked(folder: Path, complaint: ClozeError) -> Iterator[None]:
+    """Hold a folder against others, who get this complaint; the lock goes with the process, however it ends."""
+    descriptor = _lock(folder / LOCK, complaint)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(path: Path, complaint: ClozeError, flags: int = os.O_RDONLY) -> int:
+    try:
+        descriptor = os.open(path, flags | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise ClozeError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise complaint from error
+    except OSError as error:
+        # A file that is open for writing keeps a disk from being made read-only, so that it is not; but NFS wants it.
+        if error.errno == errno.EBADF and flags != os.O_RDWR:
+            os.close(descriptor)
+            return _lock(path, complaint, os.O_RDWR)
+        # Else a file system without locks: those who use one have to take care themselves.
+    return descriptor
 
 
 def check_named(folder: Path) -> Path:

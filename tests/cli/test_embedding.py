@@ -313,8 +313,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8", newline="") as file:
         if path.suffix == ".jsonl":
             return [json.loads(line) for line in file]
-        kind = {} if path.suffix == ".csv" else {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-        rows = list(csv.DictReader(file, **kind))  # type: ignore[arg-type]
+        if path.suffix == ".csv":
+            rows = list(csv.DictReader(file))
+        else:
+            rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
     return [
         {name: json.loads(cell) if cell[:1] in ("[", "{") and name != "body" else cell for name, cell in row.items()}
         for row in rows

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,7 +155,7 @@ def test_fingerprints_tell_adapters_apart(base: Path, model: Model) -> None:
 
 def test_fingerprints_tell_what_else_decides(tmp_path: Path) -> None:
     contents = model_folder(["sequence"], task=TaskLabels("classify", ("bad", "good")))
-    changes = [
+    changes: list[dict[str, Any]] = [
         {},
         {"embedding": EmbeddingSettings("cls")},
         {"embedding": EmbeddingSettings("mean", normalize=True)},

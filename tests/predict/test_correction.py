@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -246,7 +247,12 @@ def test_what_any_character_may_be_is_there_once(chinese: Model) -> None:
 
 def test_what_is_near_is_listed_once(english: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
-    monkeypatch.setattr("cloze.predict.correction.Proposals", lambda *given: made.append(given) or Proposals(*given))
+
+    def make(*given: Any) -> Proposals:
+        made.append(given)
+        return Proposals(*given)
+
+    monkeypatch.setattr("cloze.predict.correction.Proposals", make)
     model = Model(english._folder)
     assert model.correct(["the cat sta on the mat ."]) == model.correct(["the cat sta on the mat ."])
     assert len(made) == 1

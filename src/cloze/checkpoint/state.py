@@ -19,8 +19,7 @@ from torch import Tensor
 
 from cloze.checkpoint.weights import read_safetensors, write_safetensors
 from cloze.errors import CheckpointError
-from cloze.files import put_aside, read_json, replaced_folder, write_json
-from cloze.locking import locked
+from cloze.files import locked, put_aside, read_json, replaced_folder, write_json
 from cloze.progress import Progress, Silent
 
 _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (

@@ -25,9 +25,8 @@ from cloze.corpus.shard_making import HASHES, PLAN, WORDS, Plan, hashes_path, ke
 from cloze.corpus.shards import FORMAT, MANIFEST, SHARDS, SPLITS, read_manifest
 from cloze.corpus.workers import Answer, Task, do_tasks
 from cloze.errors import DataError
-from cloze.files import check_named, flush, put_aside, write_json
+from cloze.files import LOCK, check_named, flush, locked, put_aside, write_json
 from cloze.interrupts import Interrupted, heard_at_once
-from cloze.locking import LOCK, locked
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.text.counting import usable_cores

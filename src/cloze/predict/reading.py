@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cloze.errors import RequestError
 from cloze.kinds import LongTexts
 from cloze.predict.blanks import find_blanks
+from cloze.tasks.answer import plan_windows
 from cloze.text import Encoding, Tokenizer, encode_long
 
 
@@ -35,3 +36,10 @@ def read_blanks(tokenizer: Tokenizer, texts: Sequence[str], top: int) -> list[En
     if isinstance(texts, str):
         raise RequestError("one text was given where a list of texts was expected; put it into a list")
     return [find_blanks(tokenizer, text, top)[0] for text in texts]
+
+
+def count_windows(tokenizer: Tokenizer, question: int, context: int) -> tuple[int, bool]:
+    """The tokens of all windows in which a question of so many and its context are read; and whether it is cut."""
+    kept, places = plan_windows(tokenizer, question, context)
+    special = tokenizer.max_length - tokenizer.room(2)
+    return sum(kept + special + stop - start for start, stop in places), kept < question

@@ -11,11 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from cloze.predict.reading import read_blanks, read_texts
+from cloze.predict.reading import count_windows, read_blanks, read_texts
 from cloze.serve.library import Served
 from cloze.serve.metrics import Metrics
 from cloze.serve.refusals import Overloaded
-from cloze.tasks.answer import plan_windows
 
 # Characters that are read at once, without a thread: the way there and back takes longer than such a text.
 AT_ONCE = 500
@@ -107,9 +106,8 @@ def _count(served: Served, operation: str, parts: Sequence[Sequence[str]]) -> Us
 def _weigh(served: Served, operation: str, counts: Sequence[int]) -> tuple[int, bool]:
     """The tokens that are computed for texts of so many, and whether some are left out."""
     length = sum(counts) + SPECIAL - (len(counts) == 1)
-    if operation == "answer" and served.tokenizer.room(2) >= 2:
-        kept, places = plan_windows(served.tokenizer, *counts)
-        return sum(kept + SPECIAL + stop - start for start, stop in places), kept < counts[0]
+    if operation == "answer":
+        return count_windows(served.tokenizer, *counts)
     if operation == "correct":  # each of its tokens is hidden in turn
         return length * min(length, served.longest), False
     if operation == "tag":  # in windows that overlap by half
