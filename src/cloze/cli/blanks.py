@@ -1,24 +1,21 @@
 """``cloze fill``, ``follows`` and ``score``: what a model of masked words says of texts."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from cloze.cli.console import print_json, print_table, tell_written
-from cloze.cli.inputs import Inputs, gather_texts
-from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
+from cloze.cli.console import print_json, print_table
+from cloze.cli.inputs import Inputs
 from cloze.cli.predictions import HERE, Place, Texts
-from cloze.cli.streaming import answer_file
+from cloze.cli.streaming import Answer, ask
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 
 if TYPE_CHECKING:
     from cloze.predict import Model, Score
-
-Answer = dict[str, Any]
 
 
 def fill(
@@ -60,15 +57,20 @@ def fill(
 
     settings = {"top": top, "joint": joint, "rounds": rounds}
     load = partial(machine.load, model)
-    asked = _ask(texts, input, output, load, say, text=text, settings=settings, fresh=fresh, json=json)
-    for inputs, answer in asked:
+    asked = ask(texts, input, output, load, say, text=text, settings=settings, fresh=fresh, json=json)
+    for one, answer in _each(asked):
         if json:
-            print_json({"text": inputs["text"], **answer})
+            print_json({"text": one, **answer})
         elif joint:
             rows = [(way["text"], f"{way['log_probability']:.3f}") for way in answer["ways"]]
-            print_table((inputs["text"], "log-probability"), rows)
+            print_table((one, "log-probability"), rows)
         else:
-            _print_blanks(inputs["text"], answer["blanks"])
+            _print_blanks(one, answer["blanks"])
+
+
+def _each(asked: tuple[Inputs, list[Answer]] | None) -> list[tuple[str, Answer]]:
+    """Each text with its answer; nothing if they are in a file."""
+    return [] if asked is None else list(zip(asked[0].texts, asked[1], strict=True))
 
 
 def _ways(model: "Model", text: str, top: int, rounds: int | None) -> Answer:
@@ -117,10 +119,11 @@ def follows(
     if first is not None and second is not None:
         given = Inputs([first], [second], [{"first": first, "second": second}])
     load = partial(machine.load, model)
-    asked = _ask(given, input, output, load, say, text=text, pair=pair, settings={}, fresh=fresh, json=json)
-    for inputs, answer in asked:
+    asked = ask(given, input, output, load, say, text=text, pair=pair, settings={}, fresh=fresh, json=json)
+    seconds = (asked[0].pairs or []) if asked else []
+    for (one, answer), other in zip(_each(asked), seconds, strict=True):
         if json:
-            print_json({"first": inputs["text"], "second": inputs["pair"], **answer})
+            print_json({"first": one, "second": other, **answer})
         else:
             print(f"{answer['probability']:.4f}")
 
@@ -155,12 +158,12 @@ def score(
         return [_scored(one, each=each) for one in loaded.score(inputs.texts)]
 
     load, settings = partial(machine.load, model), {"tokens": tokens}
-    asked = _ask(texts, input, output, load, say, text=text, settings=settings, fresh=fresh, json=json)
+    asked = ask(texts, input, output, load, say, text=text, settings=settings, fresh=fresh, json=json)
     if json:
-        for inputs, answer in asked:
-            print_json({"text": inputs["text"], **answer})
-        return
-    _print_scores([(inputs["text"], answer) for inputs, answer in asked], tokens=tokens)
+        for one, answer in _each(asked):
+            print_json({"text": one, **answer})
+    elif asked is not None:
+        _print_scores(_each(asked), tokens=tokens)
 
 
 def _scored(score: "Score", *, each: bool) -> Answer:
@@ -171,8 +174,6 @@ def _scored(score: "Score", *, each: bool) -> Answer:
 
 
 def _print_scores(asked: Sequence[tuple[str, Answer]], *, tokens: bool) -> None:
-    if not asked:
-        return
     rows = [
         (f"{one['log_probability']:.2f}", f"{one['perplexity']:.2f}", len(one["tokens"]), text[:80])
         for text, one in asked
@@ -180,36 +181,3 @@ def _print_scores(asked: Sequence[tuple[str, Answer]], *, tokens: bool) -> None:
     print_table(("log-probability", "perplexity", "tokens", "text"), rows)
     for text, one in asked if tokens else ():
         print_table((text[:80], "log-probability"), [(token, f"{value:.3f}") for token, value in one["tokens"]])
-
-
-def _ask(
-    given: Sequence[str] | Inputs | None,
-    source: Path | None,
-    output: Path | None,
-    load: "Callable[[], Model]",
-    say: "Callable[[Model, Inputs], list[Answer]]",
-    *,
-    text: str,
-    pair: str | None = None,
-    settings: Mapping[str, Any],
-    fresh: bool,
-    json: bool,
-) -> list[tuple[dict[str, str], Answer]]:
-    """Answer texts, or a file: into another, or each with its answer, to be printed."""
-    if output is not None:
-        check_ending(output, ROW_FILES)
-    if not given and source is not None and output is not None:
-        model = load()
-        named = {"text": text, "pair": pair}
-        count = answer_file(model, source, output, partial(say, model), **named, settings=settings, fresh=fresh)  # type: ignore[arg-type]
-        tell_written(output, count, json)
-        return []
-    inputs = given if isinstance(given, Inputs) else gather_texts(given, source, text=text, pair=pair)
-    answers = say(load(), inputs)
-    if output is not None:
-        write_rows(output, beside(inputs.kept, answers))
-        tell_written(output, len(answers), json)
-        return []
-    pairs = inputs.pairs or [""] * len(inputs.texts)
-    asked = zip(inputs.texts, pairs, answers, strict=True)
-    return [({"text": one, "pair": other}, answer) for one, other, answer in asked]

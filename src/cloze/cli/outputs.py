@@ -7,7 +7,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -162,23 +162,15 @@ def _write_parquet(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]") -
         parquet.write_table(table.append_column(_free_name("vector", table.column_names), column), path)
 
 
-def keep_kinds(parts: Iterable[Sequence[Mapping[str, object]]], source: Path, output: Path) -> Any:
-    """Look through all rows that are to be kept and return their Arrow schema, if it is Parquet that keeps them."""
-    if output.suffix != ".parquet":
-        for _ in parts:
-            pass
-        return None
+def kinds_of(kept: Sequence[Mapping[str, object]], before: Any, path: Path) -> Any:
+    """The Arrow schema of rows that a Parquet file is to keep, and of those before them; refused if it cannot."""
     import pyarrow as arrow
     from pyarrow import parquet
 
-    with _keepable(output):
-        if source.suffix.lower() == ".parquet":
-            list(map(len, parts))
-            kinds = parquet.read_schema(source).remove_metadata()
-        else:
-            # A column may be empty at first and have texts, or whole numbers and then others, later.
-            schemas = [_table(kept).schema for kept in parts]
-            kinds = arrow.unify_schemas(schemas, promote_options="permissive") if schemas else None
+    with _keepable(path):
+        # A column may be empty at first and have texts, or whole numbers and then others, later.
+        schemas = [*([before] if before else []), _table(kept).schema]
+        kinds = arrow.unify_schemas(schemas, promote_options="permissive")
         parquet.write_table(kinds.empty_table(), io.BytesIO())  # some kinds Arrow has, and Parquet has not
     return kinds
 

@@ -1,5 +1,6 @@
 """``cloze classify``."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -7,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Engine, print_json, print_table, tell_written
+from cloze.cli.console import Engine, print_json, print_table
 from cloze.cli.inputs import Inputs, gather_texts
-from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
-from cloze.cli.streaming import answer_file
+from cloze.cli.outputs import beside
+from cloze.cli.streaming import Answer, ask
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 
@@ -46,26 +47,16 @@ def classify(
         fresh: Begin anew in place of going on.
         json: Print JSON.
     """
-    if output is not None:
-        check_ending(output, ROW_FILES)
-    if input is not None and output is not None and not texts:
-        loaded = machine.load(model)
-        say = partial(_answers, loaded, every_label=json)
-        count = answer_file(
-            loaded, input, output, say, text=text, pair=pair, settings={"every_label": json}, fresh=fresh
-        )
-        tell_written(output, count, json)
-        return
-    inputs = gather_texts(texts, input, text=text, pair=pair)
+    given: Sequence[str] | Inputs | None = texts
     if pair is not None and input is None:
-        inputs = with_pair(inputs, pair)
-    answers = _answers(machine.load(model), inputs, every_label=json)
-    rows = beside(inputs.kept, answers)
-    if output is not None:
-        write_rows(output, rows)
-        tell_written(output, len(rows), json)
-    elif json:
-        for row in rows:
+        given = with_pair(gather_texts(texts, input), pair)
+    settings, load, say = {"every_label": json}, partial(machine.load, model), partial(_answers, every_label=json)
+    asked = ask(given, input, output, load, say, text=text, pair=pair, settings=settings, fresh=fresh, json=json)
+    if asked is None:
+        return
+    inputs, answers = asked
+    if json:
+        for row in beside(inputs.kept, answers):
             print_json(row)
     else:
         header = tuple(answers[0]) if answers else ("label",)
@@ -83,7 +74,7 @@ def with_pair(inputs: Inputs, pair: str) -> Inputs:
     return replace(inputs, pairs=[pair])
 
 
-def _answers(model: "Model", inputs: Inputs, every_label: bool) -> list[dict[str, object]]:
+def _answers(model: "Model", inputs: Inputs, every_label: bool) -> list[Answer]:
     """What the model's head says to each text: a number, or a label with its probability."""
     if model.task is not None and model.task.kind == "multilabel":
         return [

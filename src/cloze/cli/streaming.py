@@ -1,35 +1,52 @@
 """Files that are answered part by part: what ``embed``, ``classify``, ``fill``, ``follows`` and ``score`` share."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cloze.cli import inputs
-from cloze.cli.console import Reporter
-from cloze.cli.outputs import beside, join_parts, keep_kinds, write_rows
+from cloze.cli.console import Reporter, tell_written
+from cloze.cli.outputs import ROW_FILES, beside, check_ending, join_parts, kinds_of, write_rows
 from cloze.errors import ConfigError
 
 if TYPE_CHECKING:
     from cloze.predict import Model
 
+Answer = dict[str, Any]
 
-def answer_file(
-    model: "Model",
-    source: Path,
-    output: Path,
-    answers: "Callable[[inputs.Inputs], list[dict[str, object]]]",
+
+def ask(
+    given: Sequence[str] | inputs.Inputs | None,
+    source: Path | None,
+    output: Path | None,
+    load: "Callable[[], Model]",
+    say: "Callable[[Model, inputs.Inputs], list[Answer]]",
     *,
     text: str,
     pair: str | None = None,
     settings: Mapping[str, Any],
     fresh: bool,
-) -> int:
-    """Write the rows of a file of any size, each with its answer, and return how many they are."""
+    json: bool,
+) -> tuple[inputs.Inputs, list[Answer]] | None:
+    """Texts with their answers, to be printed; None where they are written: rows, each with its answer beside."""
+    if output is not None:
+        check_ending(output, ROW_FILES)
+    if not given and source is not None and output is not None:
+        model = load()
 
-    def write(part: inputs.Inputs, path: Path) -> None:
-        write_rows(path, beside(part.kept, answers(part), part.columns), part.columns)
+        def write(part: inputs.Inputs, path: Path) -> None:
+            write_rows(path, beside(part.kept, say(model, part), part.columns), part.columns)
 
-    return stream_file(model, source, output, write, text=text, pair=pair, settings=settings, fresh=fresh)
+        count = stream_file(model, source, output, write, text=text, pair=pair, settings=settings, fresh=fresh)
+        tell_written(output, count, json)
+        return None
+    asked = given if isinstance(given, inputs.Inputs) else inputs.gather_texts(given, source, text=text, pair=pair)
+    answers = say(load(), asked)
+    if output is None:
+        return asked, answers
+    write_rows(output, beside(asked.kept, answers))
+    tell_written(output, len(answers), json)
+    return None
 
 
 def stream_file(
@@ -71,14 +88,14 @@ def stream_file(
 
 def _survey(source: Path, output: Path, text: str, pair: str | None) -> inputs.Survey:
     """Look through a file: that takes a moment, and what is wrong with any row is known before the work."""
-    rows, columns = 0, dict[str, None]()
+    rows, columns, kinds = 0, dict[str, None](), None
+    if output.suffix == ".parquet" and source.suffix.lower() == ".parquet":
+        from pyarrow import parquet
 
-    def kept() -> Iterator[list[Mapping[str, object]]]:
-        nonlocal rows
-        for part in inputs.read_parts(source, text=text, pair=pair):
-            rows += len(part.texts)
-            columns.update(dict.fromkeys(name for fields in part.kept for name in fields))
-            yield part.kept
-
-    kinds = keep_kinds(kept(), source, output)
+        kinds = parquet.read_schema(source).remove_metadata()
+    infers = output.suffix == ".parquet" and kinds is None
+    for part in inputs.read_parts(source, text=text, pair=pair):
+        rows += len(part.texts)
+        columns.update(dict.fromkeys(name for fields in part.kept for name in fields))
+        kinds = kinds_of(part.kept, kinds, output) if infers else kinds
     return inputs.Survey(rows, tuple(columns), kinds)
