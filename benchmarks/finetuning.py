@@ -4,8 +4,8 @@
 
 MiniLM on MRPC, batches of 32 rows of at most 128 tokens, the paper's dropout, AdamW, a process each, one step of one
 after one step of the other. The Trainer three ways: as its examples have it (rows padded to 128), with rows padded to
-the longest of their batch, and with rows of like length together (and bf16, where the hardware multiplies it, for
-both). What the models score is in scores.py.
+the longest of their batch, and with rows of like length together and, where the hardware multiplies it faster, bf16.
+What the models score is in scores.py.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from minilm import minilm  # beside this file
 from trainer_peer import BATCH, LENGTH, RATE, make_trainer
 
 ROOT = Path(__file__).parents[1]
-WAYS = ("cloze", "Trainer, padded to 128", "Trainer, padded to the longest", "Trainer, grouped by length")
+GROUPED = "Trainer, grouped by length"
 
 
 def read(folder: Path) -> Any:
@@ -51,6 +51,14 @@ def serve_trainer(connection: Connection, way: str, folder: Path, threads: int, 
     make_trainer(read(folder), way, 0, out, [InTurns()], steps).train()
 
 
+def ways() -> tuple[str, ...]:
+    """What is compared on this machine."""
+    from cloze.predict.engine import has_fast_bf16
+
+    grouped = f"{GROUPED}, bf16" if has_fast_bf16(torch.device("cpu")) else GROUPED
+    return ("cloze", "Trainer, padded to 128", "Trainer, padded to the longest", grouped)
+
+
 def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, out: Path) -> None:
     """Train with the product's own loop, each step when it is told to."""
     from cloze.checkpoint import HEAD_OF, load_folder
@@ -58,7 +66,8 @@ def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, 
     from cloze.progress import Silent
     from cloze.tasks.classify import sequence_items
     from cloze.train.allocator import keep_freed_memory
-    from cloze.train.loop import train
+    from cloze.train.loop import Company, train
+    from cloze.train.precision import Precision
     from cloze.train.run import Run
     from cloze.train.settings import LoopSettings
     from cloze.train.task_batches import TaskBatches
@@ -86,17 +95,19 @@ def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, 
 
     batches = InTurns(items, BATCH, 0, tokenizer.pad_id, torch.device("cpu"))
     settings = LoopSettings(steps=steps, rate=RATE, save_every=10**9)
-    train(TaskObjective(bert, head), batches, settings, Run.open(out / "run", {}), Silent())
+    company = Company(precision=Precision.choose("auto", torch.device("cpu")))
+    train(TaskObjective(bert, head), batches, settings, Run.open(out / "run", {}), Silent(), company=company)
     assert batches.begun is not None
     connection.send(time.perf_counter() - batches.begun)
 
 
 def measure_speed(folder: Path, steps: int, threads: int) -> None:
     context = multiprocessing.get_context("spawn")
-    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    compared = ways()
+    times: dict[str, list[float]] = {way: [] for way in compared}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         ends = {}
-        for number, way in enumerate(WAYS):
+        for number, way in enumerate(compared):
             ends[way], theirs = context.Pipe()
             out = Path(name, str(number))
             if way == "cloze":
@@ -106,7 +117,7 @@ def measure_speed(folder: Path, steps: int, threads: int) -> None:
             process.start()
             stack.callback(process.join)
         for step in range(steps):
-            for way in WAYS if step % 2 else reversed(WAYS):
+            for way in compared if step % 2 else reversed(compared):
                 ends[way].send(step)
                 times[way].append(ends[way].recv())
             if step == steps - 1 or step % 50 == 49:

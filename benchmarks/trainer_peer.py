@@ -69,6 +69,7 @@ def make_trainer(data: Any, way: str, seed: int, out: Path, callbacks: list[Any]
         disable_tqdm=True,
         logging_strategy="no",
         train_sampling_strategy="group_by_length" if "grouped" in way else "random",
+        bf16="bf16" in way,
     )
     return transformers.Trainer(
         model,

@@ -52,7 +52,7 @@ def measure(preset_name: str, batch: int, length: int, checkpointing: bool) -> d
         chosen = torch.arange(round(0.15 * rows * tokens)) * 6 + 1
         chosen = chosen[chosen % tokens != 0]
         needed = torch.cat([first_places(ids), chosen])
-        last = model(ids, torch.zeros_like(ids), torch.ones_like(ids), needed).last
+        last = model(ids, torch.zeros_like(ids), None, needed).last
         words = masked_word_loss(masked_word_logits(model, last, chosen), ids.flatten()[chosen])
         loss = words + next_sentence_loss(model, last, torch.zeros(rows, dtype=torch.long))[0]
         loss.backward()  # type: ignore[no-untyped-call]

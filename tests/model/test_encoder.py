@@ -34,6 +34,19 @@ def test_explicit_attention_equals_the_fused_kernel(batch: Batch) -> None:
         assert_close(explicit.last, fused.last)
 
 
+def test_bfloat16_on_a_cpu_is_trained_without_the_fused_kernel(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way back through it is several times slower there; the states are the same, as far as bfloat16 goes."""
+    encoder = random_bert().encoder
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with torch.no_grad():
+            fused = encoder(*batch).last
+        monkeypatch.setattr(functional, "scaled_dot_product_attention", None)
+        written_out = encoder(*batch).last
+    assert torch.nn.functional.cosine_similarity(written_out[batch[2]], fused[batch[2]], dim=-1).min() > 0.999
+    with pytest.raises(TypeError):  # float32 has it
+        encoder(*batch)
+
+
 def test_attention_rows_sum_to_one_over_real_tokens(batch: Batch) -> None:
     output = random_bert().encoder(*batch, keep_attentions=True)
     assert len(output.attentions) == SMALL.layers

@@ -53,7 +53,7 @@ def step(model: Bert) -> None:
     ids = torch.randint(1, 500, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
     chosen = torch.arange(CHOSEN) * 8 + 1
     needed = {"mlm": chosen, "mlm nsp": torch.cat([first_places(ids), chosen])}.get(" ".join(model.heads))
-    last = model(ids, torch.zeros_like(ids), torch.ones_like(ids), needed).last
+    last = model(ids, torch.zeros_like(ids), None, needed).last
     loss = masked_word_loss(masked_word_logits(model, last, chosen), ids.flatten()[chosen])
     if "nsp" in model.heads:
         loss = loss + next_sentence_loss(model, last, torch.zeros(BATCH, dtype=torch.long))[0]

@@ -1,4 +1,4 @@
-"""Prediction without padding: the same states as with it, in fewer rows."""
+"""Prediction and training without padding: the same states and gradients as with it, in fewer rows."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def made(name: str, way: str) -> Bert:
 
 
 def both(model: Bert, mask: Tensor, needed: Tensor | None = None) -> tuple[EncoderOutput, EncoderOutput]:
-    """Padded, as wherever gradients might be asked for, and packed."""
+    """Padded, as on accelerators, and packed."""
     with torch.no_grad():
         padded = model.encoder(IDS, SEGMENTS, mask, needed=needed, keep_states=True)
     with torch.inference_mode():
@@ -77,7 +77,7 @@ def test_company_changes_nothing() -> None:
 def test_a_row_without_tokens() -> None:
     mask = MASK.clone()
     mask[2] = False
-    assert Packing.of(mask).lengths == ((1, 9), (1, 4), (1, 6), (1, 4), (1, 1))
+    assert [part.shape for part in Packing.of(mask).parts] == [(1, 9), (1, 4), (1, 6), (1, 4), (1, 1)]
     _, packed = both(made("bert", "plain"), mask)
     assert not packed.last[2].any()
     assert packed.last[mask].all()
@@ -87,3 +87,34 @@ def test_attention_weights_are_those_of_whole_batches() -> None:
     with torch.inference_mode():
         found = made("bert", "plain").encoder(IDS, SEGMENTS, MASK, keep_attentions=True).attentions
     assert {tuple(weights.shape) for weights in found} == {(6, SMALL.heads, 9, 9)}
+
+
+@pytest.mark.parametrize("neighbours", [1, 2, 4, 8])
+@pytest.mark.parametrize("needed", [None, torch.tensor([0, 9, 10, 3, 30])])
+@pytest.mark.parametrize("way", ["plain", *ATTACHED])
+def test_training_has_the_same_gradients(
+    monkeypatch: pytest.MonkeyPatch, way: str, needed: Tensor | None, neighbours: int
+) -> None:
+    monkeypatch.setattr("cloze.model.packing.NEIGHBOURS", neighbours)
+    model = attached_bert(replace(SMALL, dropout=0.0, attention_dropout=0.0), way)
+    found = []
+    for training in (False, True):  # padded, packed
+        model.train(training).zero_grad()
+        last = model.encoder(IDS, SEGMENTS, MASK, needed=needed).last
+        (last * last.detach().cos())[MASK].sum().backward()
+        gradients = [one.grad.clone() for one in model.parameters() if one.grad is not None]
+        found.append([last.detach()[MASK], *gradients])
+    assert len(found[0]) == len(found[1]) > 30
+    for padded, packed in zip(*found, strict=True):
+        torch.testing.assert_close(packed, padded, atol=1e-4, rtol=1e-4)
+
+
+def test_training_computes_no_padding_and_asks_attention_for_several_rows() -> None:
+    model, rows, parts = made("bert", "plain").train(), list[int](), list[tuple[int, int]]()
+    first = model.encoder.layers[0]
+    assert isinstance(first, Layer)
+    first.expand.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[1]))
+    first.attention.register_forward_pre_hook(lambda _, inputs: parts.extend(part.shape for part in inputs[1]))
+    model.encoder(IDS, SEGMENTS, MASK)
+    assert rows == [sum(LENGTHS)]
+    assert parts == [(6, 9)]

@@ -16,7 +16,7 @@ from tests.train.made import LOOP, Training, make_batches, make_bert
 EACH_STEP = replace(LOOP, log_every=1)
 # The losses of the first five steps, with dropout. Made by the test below, on the day that the curve without dropout
 # was found equal to that of transformers; to make them anew, print what it compares.
-GOLDEN = [5.70491, 5.69509, 5.69067, 5.63615, 5.69417]
+GOLDEN = [5.71812, 5.69647, 5.69283, 5.63019, 5.6826]
 
 
 def test_first_steps_are_the_golden_ones(data: Path, tmp_path: Path) -> None:

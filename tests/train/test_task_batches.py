@@ -38,10 +38,21 @@ def test_every_epoch_has_every_row_once_in_another_order() -> None:
     assert rows_of(make(items(431), seed=1), 0) != first
 
 
-def test_texts_of_like_length_go_together() -> None:
+def padding(batches: TaskBatches) -> float:
+    return float(1 - np.mean([float(batches.at(step).inputs.real.float().mean()) for step in range(50)]))
+
+
+def test_rows_are_drawn_at_random_and_stand_by_length() -> None:
     batches = make(items(400), batch=8)
-    padding = 1 - np.mean([float(batches.at(step).inputs.real.float().mean()) for step in range(50)])
-    assert padding < 0.1  # at random it is 0.4
+    lengths = np.array([batches.at(step).inputs.real.sum(1).tolist() for step in range(50)])
+    assert (np.diff(lengths) >= 0).all()
+    # Means of eight lengths at random, from 1 to 59: as far apart as chance has it.
+    assert lengths.mean(1).std() == pytest.approx(lengths.std() / np.sqrt(8), rel=0.2)
+    assert padding(batches) > 0.3
+
+
+def test_texts_of_like_length_go_together_where_they_are_compared() -> None:
+    assert padding(make(items(400), batch=8, like_lengths=True)) < 0.1
 
 
 def test_parts_are_the_whole() -> None:

@@ -17,18 +17,18 @@ from torch.utils.checkpoint import checkpoint
 
 from cloze.model.config import BertConfig
 from cloze.model.dropout import Dropout
-from cloze.model.packing import Lengths, Packing, pick, put_back
+from cloze.model.packing import Packing, Part, pick, put_back
 
 # Whom a token may look at: the real tokens of its sequence (B, 1, 1, T); in a packed row, those of its own sequence, by
-# the lengths of all; or every token there is.
-Visible = Tensor | Lengths | None
+# the parts of the row; or every token there is.
+Visible = Tensor | tuple[Part, ...] | None
 
 
 @dataclass(frozen=True)
 class EncoderOutput:
     """What the encoder returns; the last two only when asked for."""
 
-    last: Tensor  # (B, T, H); zero at places that were not needed or, in prediction, are padding
+    last: Tensor  # (B, T, H); zero at places that were not needed or, where it was left out, are padding
     states: tuple[Tensor, ...] = ()  # L + 1 of (B, T, H), the embeddings first
     attentions: tuple[Tensor, ...] = ()  # L of (B, A, T, T); each row sums to one
 
@@ -97,9 +97,7 @@ class SelfAttention(nn.Module):
         projected = fused.view(batch, length, 3, self.heads, self.head_size)
         query, key, value = projected.permute(2, 0, 3, 1, 4)  # each (B, A, T, D)
         weights = None
-        # Dropout needs the weights one by one, and the fused kernel of a CPU has none: then it falls back to the same
-        # steps as these, with a slower dropout.
-        if explicit or self._drops_on_cpu(fused):
+        if explicit or self._written_out(fused):
             weights = attention_weights(query, key, mask)
             context = self.dropout(weights) @ value
         else:
@@ -107,17 +105,22 @@ class SelfAttention(nn.Module):
             context = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         return context.transpose(1, 2).reshape(batch, length, width // 3), weights  # (B, A, T, D) -> (B, T, H)
 
-    def _in_parts(self, fused: Tensor, lengths: Lengths) -> Tensor:
-        """The same for sequences in one row, (1, N, 3 H) -> (1, N, H), those of one length together."""
-        parts = torch.split(fused[0], [count * length for count, length in lengths])
+    def _in_parts(self, fused: Tensor, parts: tuple[Part, ...]) -> Tensor:
+        """The same for sequences in one row, (1, N, 3 H) -> (1, N, H), a few at a time."""
+        tokens = torch.split(fused[0], [part.tokens for part in parts])
         contexts = [
-            self._attend(part.view(count, length, -1), None)[0].flatten(0, 1)
-            for part, (count, length) in zip(parts, lengths, strict=True)
+            part.gather(self._attend(part.spread(some), part.mask)[0]) for some, part in zip(tokens, parts, strict=True)
         ]
         return torch.cat(contexts)[None]
 
-    def _drops_on_cpu(self, hidden: Tensor) -> bool:
-        return self.training and self.dropout.probability > 0 and hidden.device.type == "cpu"
+    def _written_out(self, fused: Tensor) -> bool:
+        """Whether a CPU is better off with the weights one by one."""
+        if fused.device.type != "cpu":
+            return False
+        # Its fused kernel has no dropout and falls back to these same steps, with a slower one; and in bfloat16 the way
+        # back through it takes four times as long as through plain products (docs/findings.md).
+        drops = self.training and self.dropout.probability > 0
+        return drops or (fused.dtype == torch.bfloat16 and torch.is_grad_enabled())
 
 
 def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
@@ -185,7 +188,8 @@ class Encoder(nn.Module):
     masked-word head one in seven. Other tokens are still looked at, but behind attention, where three quarters of a
     layer's work are, the last layer then leaves them out. What is needed comes out the same.
 
-    Prediction on a CPU leaves out padding too, see ``model/packing.py``; accelerators prefer one large padded product.
+    Padding is left out too, see ``model/packing.py``: in training, and in prediction on a CPU. Accelerators, which are
+    given texts of like length there, prefer one large padded product.
 
     With ``checkpointing``, training keeps the states between layers alone and computes what is inside a second time on
     the way back: the same numbers, for about a third more time and a fraction of the memory (Chen et al., 2016).
@@ -212,7 +216,7 @@ class Encoder(nn.Module):
 
         ``needed`` are flat places (M,), all different; None stands for all.
         """
-        packing = Packing.of(mask) if mask is not None and not keep_attentions and _packs(ids) else None
+        packing = None if mask is None or keep_attentions else self._pack(mask)
         hidden, visible = self._enter(ids, segments, mask, packing)
         wanted = needed if needed is None or packing is None else packing.find(needed)
         states, attentions = [], []
@@ -235,7 +239,12 @@ class Encoder(nn.Module):
         """The embeddings, and whom each token may look at."""
         if packing is None:
             return self.embeddings(ids, segments), None if mask is None else mask.bool()[:, None, None, :]
-        return self.embeddings(packing.take(ids), packing.take(segments), packing.positions), packing.lengths
+        return self.embeddings(packing.take(ids), packing.take(segments), packing.positions), packing.parts
+
+    def _pack(self, mask: Tensor) -> Packing | None:
+        if self.training:
+            return Packing.of(mask, padded=True)
+        return Packing.of(mask) if torch.is_inference_mode_enabled() and mask.device.type == "cpu" else None
 
     def _through(
         self, number: int, hidden: Tensor, visible: Visible, explicit: bool, needed: Tensor | None
@@ -247,10 +256,6 @@ class Encoder(nn.Module):
                 layer, hidden, visible, explicit, needed, use_reentrant=False, preserve_rng_state=True
             )
         return layer(hidden, visible, explicit, needed)  # type: ignore[no-any-return]
-
-
-def _packs(ids: Tensor) -> bool:
-    return torch.is_inference_mode_enabled() and ids.device.type == "cpu"
 
 
 def activation(name: str) -> nn.Module:

@@ -60,10 +60,15 @@ def _pair_loss(model: Bert, head: HeadName, last: Tensor, labels: Tensor, total:
     return summed / (len(labels) if total is None else total), logits
 
 
-def task_logits(model: Bert, head: HeadName, last: Tensor, sizes: Sequence[int]) -> Tensor:
+# What a place that is no answer has for a logit: no chance at all, and a difference of two such is zero.
+_NOWHERE = -1e4
+
+
+def task_logits(model: Bert, head: HeadName, last: Tensor, sizes: Sequence[int], real: Tensor | None = None) -> Tensor:
     """What a task head says, with the alternatives in the last dimension.
 
-    ``sizes`` tells how many rows of the batch belong to each item: the options of a choice, one elsewhere.
+    ``sizes`` tells how many rows of the batch belong to each item: the options of a choice, one elsewhere. ``real`` is
+    (B, T), true at tokens: padding is never an answer, in whatever company a text was read.
 
     - sequence: (N, labels)
     - token: (N, T, labels)
@@ -73,7 +78,8 @@ def task_logits(model: Bert, head: HeadName, last: Tensor, sizes: Sequence[int])
     if head == "token":
         return model.heads["token"](last)  # type: ignore[no-any-return]
     if head == "span":
-        return torch.stack(model.heads["span"](last), 1)
+        places = torch.stack(model.heads["span"](last), 1)
+        return places if real is None else places.masked_fill(~real[:, None], _NOWHERE)
     said: Tensor = model.heads[head](model.pooled(last))
     if head == "sequence":
         return said

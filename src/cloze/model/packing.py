@@ -1,10 +1,14 @@
 """Sequences of different lengths without their padding.
 
 Everything in a layer but attention looks at one token at a time and does not care where a sequence ends. So all tokens
-of a batch stand in one row, and attention alone parts them again, those of one length together. No padding is computed
-and, as nothing is padded, a text has the same sums in any company.
+of a batch stand in one row, and attention alone parts them again, a few sequences at a time.
 
-Dimensions: B sequences, T tokens with padding, N tokens without, M places that somebody will read, H hidden size.
+Prediction puts those of one length together: no padding is computed and, as nothing is padded, a text has the same sums
+in any company. Training has a few rows of many lengths, drawn at random, and would be calling attention for each of
+them; there a part is some neighbours, padded to the longest of them.
+
+Dimensions: B sequences, T tokens with padding, N tokens without, M places that somebody will read, H hidden size; of a
+part, b sequences, t tokens with padding, n without.
 """
 
 from dataclasses import dataclass
@@ -14,8 +18,37 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-# How many neighbours have one length, and that length.
-Lengths = tuple[tuple[int, int], ...]
+# Sequences that training pads together. Fewer are less padding and more calls.
+NEIGHBOURS = 8
+
+
+@dataclass(frozen=True)
+class Part:
+    """Sequences that attention sees at once."""
+
+    shape: tuple[int, int]  # (b, t)
+    tokens: int  # n
+    places: Tensor | None = None  # (n,), flat; None where all of the sequences have t tokens
+    mask: Tensor | None = None  # (b, 1, 1, t), true at tokens
+
+    @classmethod
+    def of(cls, counts: list[int], device: torch.device) -> "Part":
+        """For sequences with so many tokens each."""
+        rows, longest = len(counts), max(counts)
+        if min(counts) == longest:
+            return cls((rows, longest), rows * longest)
+        real = torch.arange(longest, device=device) < torch.tensor(counts, device=device)[:, None]
+        return cls((rows, longest), sum(counts), real.flatten().nonzero().flatten(), real[:, None, None])
+
+    def spread(self, tokens: Tensor) -> Tensor:
+        """(n, H) -> (b, t, H)."""
+        if self.places is None:
+            return tokens.view(*self.shape, -1)
+        return put_back(tokens, self.places, torch.Size(self.shape))
+
+    def gather(self, states: Tensor) -> Tensor:
+        """(b, t, H) -> (n, H)."""
+        return states.flatten(0, 1) if self.places is None else pick(states, self.places)
 
 
 @dataclass(frozen=True)
@@ -24,14 +57,18 @@ class Packing:
 
     shape: torch.Size  # (B, T)
     places: Tensor  # (N,), flat
-    lengths: Lengths
+    parts: tuple[Part, ...]
 
     @classmethod
-    def of(cls, mask: Tensor) -> "Packing":
-        """By a mask (B, T), true where there is a token."""
-        counts = mask.sum(1).tolist()
-        lengths = tuple((len(list(same)), length) for length, same in groupby(counts) if length)
-        return cls(mask.shape, mask.flatten().nonzero().flatten(), lengths)
+    def of(cls, mask: Tensor, *, padded: bool = False) -> "Packing":
+        """By a mask (B, T), true where there is a token; parts of one length each, or padded neighbours."""
+        counts = [count for count in mask.sum(1).tolist() if count]
+        if padded:
+            groups = [counts[start : start + NEIGHBOURS] for start in range(0, len(counts), NEIGHBOURS)]
+        else:
+            groups = [list(same) for _, same in groupby(counts)]
+        parts = tuple(Part.of(group, mask.device) for group in groups)
+        return cls(mask.shape, mask.flatten().nonzero().flatten(), parts)
 
     @cached_property
     def positions(self) -> Tensor:

@@ -127,7 +127,9 @@ def _batches(
     if texts is not None:
         items += ITEMS[data.kind](texts, tokenizer, how)
         progress.say(f"{len(texts)} rows without labels are read as well")
-    return DistillBatches(make_batches(items, data.kind, tokenizer, how, small.device, progress))
+    # Where attention is compared, it is that of padded batches: texts of like length need little of it.
+    batches = make_batches(items, data.kind, tokenizer, how, small.device, progress, like_lengths=True)
+    return DistillBatches(batches)
 
 
 def _finish(

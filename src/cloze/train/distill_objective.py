@@ -123,7 +123,7 @@ class DistillObjective(nn.Module):
         output: EncoderOutput = model.encoder(
             inputs.ids, inputs.segments, inputs.mask, keep_states=self._states, keep_attentions=self._attention
         )
-        return task_logits(model, self.head, output.last, task.sizes), output
+        return task_logits(model, self.head, output.last, task.sizes, inputs.real), output
 
     def _states_loss(self, output: EncoderOutput, shown: EncoderOutput, read: Tensor) -> Tensor:
         """The squared difference of a state's numbers, a mean over layers and numbers, summed over tokens."""

@@ -188,14 +188,23 @@ def make_batches(
     settings: FinetuneSettings,
     device: torch.device,
     progress: Progress,
+    *,
+    like_lengths: bool = False,
 ) -> TaskBatches:
     """Batches of what a model trains on; it is told if something of it was cut."""
     cut = sum(any(encoding.dropped for encoding in item.encodings) for item in items)
     if cut:
         what = "windows, with their questions," if kind == "answer" else "texts"
         progress.say(f"{cut} of {len(items)} training {what} are longer than {tokenizer.max_length} tokens and are cut")
-    labels_tokens = HEAD_OF[kind] == "token"
-    return TaskBatches(items, settings.batch, settings.seed, tokenizer.pad_id, device, labels_tokens=labels_tokens)
+    return TaskBatches(
+        items,
+        settings.batch,
+        settings.seed,
+        tokenizer.pad_id,
+        device,
+        labels_tokens=HEAD_OF[kind] == "token",
+        like_lengths=like_lengths,
+    )
 
 
 def _finish(

@@ -87,7 +87,7 @@ def plan(
         seconds += share_of_long * (long_seconds - seconds)
         tokens += share_of_long * (long_tokens - tokens)
     steps, hours = _extent(settings, seconds)
-    numbers = memory_of(bert, settings, place)
+    numbers = memory_of(bert, settings, precision)
     read = round(steps * tokens)
     return Plan(
         estimate=numbers,
@@ -103,7 +103,7 @@ def plan(
     )
 
 
-def memory_of(bert: Bert, settings: PretrainSettings, device: torch.device) -> Estimate:
+def memory_of(bert: Bert, settings: PretrainSettings, precision: Precision) -> Estimate:
     """Parameters, work and memory of the largest step."""
     longest = settings.longest
     rows = max(1, settings.batch * settings.length // longest) if settings.long_length else settings.batch
@@ -114,8 +114,8 @@ def memory_of(bert: Bert, settings: PretrainSettings, device: torch.device) -> E
         length=longest,
         chosen=settings.mask_rate,
         checkpointing=settings.checkpointing,
-        # Dropout of attention weights has them written out on a CPU; accelerators have a fused kernel.
-        explicit=device.type == "cpu" and bert.config.attention_dropout > 0,
+        # As the encoder decides: dropout and bfloat16 have them written out on a CPU; accelerators have a fused kernel.
+        explicit=precision.device.type == "cpu" and (bert.config.attention_dropout > 0 or precision.bf16),
     )
 
 

@@ -3,12 +3,14 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+import torch
 from torch import nn
 
 from cloze.predict import Model
 from cloze.progress import Progress
 from cloze.train.best import Best
 from cloze.train.loop import BatchSource, Company, train
+from cloze.train.precision import Precision
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
 from cloze.train.tuning import rate_scale
@@ -35,7 +37,8 @@ def train_scored(
     best = Best(run, bert, metric, settings.patience) if settings.patience else None
 
     def score_dev(pause: Callable[[], None]) -> Mapping[str, float]:
-        with model.paused(pause):
+        # In float32, whatever the training computes in: what is told is what the saved model will have.
+        with model.paused(pause), torch.autocast(model.device.type, enabled=False):
             scored = score()
         if best is not None:
             best.look(scored[metric])
@@ -48,7 +51,12 @@ def train_scored(
         run,
         progress,
         score_dev,
-        Company(enough=best.enough if best else None, rate_scale=rate_scale(bert, settings.layer_decay)),
+        Company(
+            # Frozen states are there once and for all; the little that is trained on them gains nothing.
+            precision=Precision.choose("fp32" if settings.frozen else settings.precision, model.device),
+            enough=best.enough if best else None,
+            rate_scale=rate_scale(bert, settings.layer_decay),
+        ),
     )
     if best is not None:
         best.restore()

@@ -233,6 +233,8 @@ class FinetuneSettings:
     """So many more of each row."""
     synonyms: str | None = None
     """For edits: a file with a word and its synonyms a line; without it, similar words are those of like vectors."""
+    precision: PrecisionName = "auto"
+    """fp32, bf16, or auto: bf16 where it is faster. Weights and heads stay float32, and dev rows are scored in it."""
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0

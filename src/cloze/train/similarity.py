@@ -64,7 +64,10 @@ class ContrastiveObjective(nn.Module):
 
 def contrast(firsts: Tensor, seconds: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """The summed loss of unit vectors, (B, H) each, and how many find their partner."""
-    cosines = firsts @ seconds.T / temperature  # (B, B)
+    with torch.autocast(
+        firsts.device.type, enabled=False
+    ):  # their differences are in the digits that it would round off
+        cosines = firsts @ seconds.T / temperature  # (B, B)
     own = torch.arange(len(firsts), device=firsts.device)
     return functional.cross_entropy(cosines, own, reduction="sum"), cosines.argmax(-1).eq(own).sum()
 
@@ -165,7 +168,7 @@ def _start(
 def _batches(
     data: SimilarityData, tuned: ModelFolder, settings: FinetuneSettings, wrapped: Model, progress: Progress
 ) -> TaskBatches:
-    """A text and its partner, or itself again, an item. Batches are of texts of like length: no text is told by it."""
+    """A text and its partner, or itself again, an item; of like length in a batch, or length would tell partners."""
     tokenizer = tuned.tokenizer
     firsts = tokenizer.encode_batch(data.texts)
     seconds = firsts if data.partners is None else tokenizer.encode_batch(data.partners)
@@ -173,7 +176,7 @@ def _batches(
     if cut:
         progress.say(f"{cut} of {len(firsts)} training texts are longer than {tokenizer.max_length} tokens and are cut")
     items = [Item(both, 0) for both in zip(firsts, seconds, strict=True)]
-    return TaskBatches(items, settings.batch, settings.seed, tokenizer.pad_id, wrapped.device)
+    return TaskBatches(items, settings.batch, settings.seed, tokenizer.pad_id, wrapped.device, like_lengths=True)
 
 
 def _score(model: Model, data: SimilarityData) -> dict[str, float]:

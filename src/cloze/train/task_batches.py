@@ -1,4 +1,8 @@
-"""Items of a task -> batches: texts of like length together, in a new order every epoch.
+"""Items of a task -> batches, in a new order every epoch.
+
+Rows of a batch are drawn at random and stand by length: padding is not computed (``model/packing.py``), but for a
+little of it in attention, between neighbours. Batches of like length would need none, and teach worse: short texts are
+often of another kind than long ones, and a batch of them pulls one way (a point of F1 on CoNLL, docs/findings.md).
 
 Dimensions: B rows of a batch, T tokens, N items.
 """
@@ -15,8 +19,8 @@ from cloze.kinds import IGNORED
 from cloze.predict.batching import Batch, collate
 from cloze.tasks.items import Item
 
-# So many batches are cut from neighbours in length; their rows are drawn from all of the training set.
-_GROUPED = 50
+# Where they are to be of like length, so many batches are cut from neighbours; their rows are drawn from all.
+_CUT_TOGETHER = 50
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,14 @@ class TaskBatches:
         device: torch.device,
         *,
         labels_tokens: bool = False,
+        like_lengths: bool = False,
     ) -> None:
-        """``labels_tokens``: a target has an entry a token, and is padded with it."""
+        """``labels_tokens``: a target has an entry a token, and is padded with it.
+
+        ``like_lengths``: rows of a batch are of like length, for losses that compare them with each other.
+        """
         self.items, self._batch, self._seed = items, batch, seed
+        self._cut_together = _CUT_TOGETHER if like_lengths else 1
         self._pad_id, self._device, self._labels_tokens = pad_id, device, labels_tokens
         self._lengths = np.array([sum(len(encoding.ids) for encoding in item.encodings) for item in items])
         self.steps_an_epoch = -(-len(items) // batch)
@@ -72,10 +81,11 @@ class TaskBatches:
         return self._collate([self.items[row] for row in rows])
 
     def _shuffled(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Rows at random; of some at a time, those of like length together; and these batches at random again."""
+        """Rows at random; those of a batch, or of some batches, by length; and these batches at random again."""
         generator = np.random.default_rng([self._seed, epoch])
         order = generator.permutation(len(self.items))
-        groups = np.split(order, range(_GROUPED * self._batch, len(order), _GROUPED * self._batch))
+        together = self._cut_together * self._batch
+        groups = np.split(order, range(together, len(order), together))
         near = np.concatenate([group[np.argsort(self._lengths[group], kind="stable")] for group in groups])
         batches = np.split(near, range(self._batch, len(near), self._batch))
         return [batches[index] for index in generator.permutation(len(batches))]

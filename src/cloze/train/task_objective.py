@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from cloze.model import Bert, HeadName, read_by
@@ -31,4 +32,6 @@ class TaskObjective(nn.Module):
         inputs = batch.inputs
         needed = read_by(self.head, inputs.ids)
         last = self.model(inputs.ids, inputs.segments, inputs.mask, needed).last
-        return task_logits(self.model, self.head, last, batch.sizes)
+        # The head is little work, and an answer rounded to bfloat16 has two digits.
+        with torch.autocast(last.device.type, enabled=False):
+            return task_logits(self.model, self.head, last.float(), batch.sizes, inputs.real)

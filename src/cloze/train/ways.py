@@ -24,6 +24,8 @@ def check_ways(settings: "FinetuneSettings") -> None:
         raise ConfigError(
             f"feature_head is {settings.feature_head!r}, which reads frozen states; choose last, last4 or mix as frozen"
         )
+    if settings.precision == "bf16" and settings.frozen is not None:
+        raise ConfigError("precision is bf16, but frozen states are computed once, in fp32; leave out one of them")
     chosen = [name for name in ("adapter", "frozen") if getattr(settings, name) is not None]
     chosen += ["freeze_layers"] if settings.freeze_layers else []
     chosen += ["layer_decay"] if settings.layer_decay != 1 else []
