@@ -36,10 +36,12 @@ def test_jsonl_is_a_document_a_line(tmp_path: Path, name: str) -> None:
     assert read(tmp_path / name) == (PARAGRAPHS, 0)
 
 
-@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.large_string()])
+@pytest.mark.parametrize(
+    "kind", [pyarrow.string(), pyarrow.large_string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())], ids=str
+)
 @pytest.mark.parametrize("group", [1, 3, 100])
 def test_parquet_is_a_document_a_row(tmp_path: Path, kind: pyarrow.DataType, group: int) -> None:
-    path = write_parquet(tmp_path / "a.parquet", pyarrow.array(ROWS, kind), "body", row_group_size=group)
+    path = write_parquet(tmp_path / "a.parquet", pyarrow.array(ROWS).cast(kind), "body", row_group_size=group)
     assert read(path, "body") == (PARAGRAPHS, 0)
 
 

@@ -151,9 +151,13 @@ def _told(error: Exception, command: str) -> str:
     """The error in one line; the parser's word for a flag that is not there reads as if it were."""
     from cyclopts import MissingArgumentError
 
-    if isinstance(error, MissingArgumentError) and error.argument is not None and not error.argument.tokens:
-        return f"{error.argument.name} is missing; 'cloze {command} --help' tells what it is"
-    return _one_line(error)
+    if not isinstance(error, MissingArgumentError) or error.argument is None or error.argument.tokens:
+        return _one_line(error)
+    name, given = error.argument.name, list(error.tokens_so_far)
+    if given:
+        expected, _ = error.argument.token_count()
+        return f"{name} is {' '.join(given)}; {expected} values were expected"
+    return f"{name} is missing; 'cloze {command} --help' tells what it is"
 
 
 def _take_flag(words: list[str], flag: str) -> bool:

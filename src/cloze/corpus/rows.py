@@ -93,6 +93,8 @@ def open_parquet(path: Path, column: str) -> Iterator[Any]:
                 if column not in schema.names:
                     raise DataError(_no_column(str(path), column, schema.names))
                 kind = schema.field(column).type
+                if pyarrow.types.is_dictionary(kind):  # as pandas writes texts that come often
+                    kind = kind.value_type
                 if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
                     raise DataError(
                         f"{path}: the column {column!r} holds {kind}; expected strings: choose another with --text"
