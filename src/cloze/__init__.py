@@ -30,8 +30,8 @@ _HOMES = {
     "PrepareSettings": "cloze.corpus.settings",
     "PretrainSettings": "cloze.train.settings",
     "FinetuneSettings": "cloze.train.settings",
-    "SearchSettings": "cloze.train.settings",
-    "AdaptSettings": "cloze.train.settings",
+    "SearchSettings": "cloze.train.search_settings",
+    "AdaptSettings": "cloze.train.adapt_settings",
     "DistillSettings": "cloze.train.distill_settings",
     "Source": "cloze.tasks.source",
     "ClozeError": "cloze.errors",
@@ -51,15 +51,15 @@ if TYPE_CHECKING:
     from cloze.predict import load as load
     from cloze.tasks.source import Source as Source
     from cloze.train.adapt import adapt as adapt
+    from cloze.train.adapt_settings import AdaptSettings as AdaptSettings
     from cloze.train.distill import distill as distill
     from cloze.train.distill_settings import DistillSettings as DistillSettings
     from cloze.train.finetune import finetune as finetune
     from cloze.train.pretrain import pretrain as pretrain
     from cloze.train.search import search as search
-    from cloze.train.settings import AdaptSettings as AdaptSettings
+    from cloze.train.search_settings import SearchSettings as SearchSettings
     from cloze.train.settings import FinetuneSettings as FinetuneSettings
     from cloze.train.settings import PretrainSettings as PretrainSettings
-    from cloze.train.settings import SearchSettings as SearchSettings
 
 
 def __getattr__(name: str) -> Any:

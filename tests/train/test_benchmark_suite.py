@@ -10,7 +10,8 @@ from cloze.tasks.source import Source
 from cloze.train.benchmark_suite import finetune_glue
 from cloze.train.finetune import finetune
 from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings, SearchSettings
+from cloze.train.search_settings import SearchSettings
+from cloze.train.settings import FinetuneSettings
 from tests.tasks.test_glue import MNLI_CELLS, MNLI_HEADER
 
 FAST = FinetuneSettings(epochs=1, batch=4, length=16, rate=1e-3)

@@ -17,7 +17,8 @@ from cloze.tasks.source import Source
 from cloze.tasks.task import read_task
 from cloze.train.run import Run
 from cloze.train.search import TABLE, search
-from cloze.train.settings import FinetuneSettings, SearchSettings
+from cloze.train.search_settings import SearchSettings
+from cloze.train.settings import FinetuneSettings
 from tests.train.made import Listener
 from tests.train.test_finetune import make_rows, write
 from tests.train.test_pretrain import weights
@@ -170,7 +171,8 @@ import sys
 from pathlib import Path
 from cloze.tasks.source import Source
 from cloze.train.search import search
-from cloze.train.settings import FinetuneSettings, SearchSettings
+from cloze.train.search_settings import SearchSettings
+from cloze.train.settings import FinetuneSettings
 train, dev, base, out = map(Path, sys.argv[1:])
 settings = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3, save_every=2)
 search(Source("classify", train, dev), base, out, settings=settings, how=SearchSettings(seeds=3))

@@ -25,7 +25,8 @@ from cloze.text import Tokenizer
 from cloze.train.finetune import finetune
 from cloze.train.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
 from cloze.train.search import search
-from cloze.train.settings import FinetuneSettings, SearchSettings
+from cloze.train.search_settings import SearchSettings
+from cloze.train.settings import FinetuneSettings
 from cloze.train.tuning import SIZES, prepare, rate_scale
 from tests.model.made import SMALL, random_bert
 from tests.train.made import Listener, interrupted_at, make_bert

@@ -8,7 +8,8 @@ from cyclopts import Parameter
 from cloze.cli.console import Machine, Reporter, print_json, print_table
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.source import RowSettings
-from cloze.train.settings import AdaptSettings, FinetuneSettings
+from cloze.train.adapt_settings import AdaptSettings
+from cloze.train.settings import FinetuneSettings
 
 HERE = Machine()
 ROWS = RowSettings()

@@ -16,7 +16,8 @@ from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction_settings import CorrectionSettings
 from cloze.tasks.source import RowSettings, Source
-from cloze.train.settings import BlankSettings, FinetuneSettings, SearchSettings
+from cloze.train.search_settings import SearchSettings
+from cloze.train.settings import BlankSettings, FinetuneSettings
 from cloze.train.similarity_settings import SimilaritySettings, check_meant
 
 if TYPE_CHECKING:

@@ -20,13 +20,15 @@ from cloze.progress import Progress, Silent
 from cloze.tasks.other_splits import read_other_splits
 from cloze.tasks.source import Source
 from cloze.tasks.task import TaskData, read_task
+from cloze.train.adapt_settings import AdaptSettings
 from cloze.train.checks import check_task
 from cloze.train.finetune import told
 from cloze.train.overlap import Rows, refuse_overlap, write_without_overlap
 from cloze.train.pretrain import pretrain
 from cloze.train.run import Run
 from cloze.train.search import search
-from cloze.train.settings import AdaptSettings, FinetuneSettings, SearchSettings
+from cloze.train.search_settings import SearchSettings
+from cloze.train.settings import FinetuneSettings
 
 _LOOKING = "looking for dev and test rows in the text"
 DIRECT, DOMAIN, TASK, BOTH = "direct", "domain", "task", "domain + task"

@@ -16,7 +16,8 @@ from cloze.tasks.task import find_task
 from cloze.train.checks import check_kind
 from cloze.train.run import RESULTS, Run
 from cloze.train.search import search
-from cloze.train.settings import FinetuneSettings, SearchSettings
+from cloze.train.search_settings import SearchSettings
+from cloze.train.settings import FinetuneSettings
 
 SUBMISSION = "submission"
 

@@ -23,7 +23,8 @@ from cloze.train.checks import check_task
 from cloze.train.finetune import finetune_on, told
 from cloze.train.run import Run
 from cloze.train.search_plot import draw_search
-from cloze.train.settings import FinetuneSettings, SearchSettings
+from cloze.train.search_settings import SearchSettings
+from cloze.train.settings import FinetuneSettings
 
 TABLE = "search.json"
 CELLS = "cells"
