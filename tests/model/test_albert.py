@@ -137,7 +137,6 @@ CLASSES: dict[str, list[HeadName]] = {
 }
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", CLASSES)
 def test_ours_there(name: str, shape: str, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from cloze.model import Bert, EncoderOutput, first_places
 from cloze.model.encoder import Layer
 from cloze.model.packing import Packing
-from tests.model.made import ATTACHED, SMALL, assert_close, attached_bert
+from tests.model.made import ATTACHED, SMALL, assert_close, attached_bert, random_bert
 
 CONFIGS = {"bert": SMALL, "shared layers": replace(SMALL, embedding_size=10, shared_layers=True)}
 LENGTHS = [9, 4, 4, 6, 4, 1]
@@ -23,10 +23,9 @@ def made(name: str, way: str) -> Bert:
 
 
 def both(model: Bert, mask: Tensor, needed: Tensor | None = None) -> tuple[EncoderOutput, EncoderOutput]:
-    """Padded, as on accelerators, and packed."""
+    """Padded, as on accelerators or with gradients that nobody trains by, and packed."""
+    padded = model.requires_grad_(False).encoder(IDS, SEGMENTS, mask, needed=needed, keep_states=True)
     with torch.no_grad():
-        padded = model.encoder(IDS, SEGMENTS, mask, needed=needed, keep_states=True)
-    with torch.inference_mode():
         packed = model.encoder(IDS, SEGMENTS, mask, needed=needed, keep_states=True)
     return padded, packed
 
@@ -118,3 +117,24 @@ def test_training_computes_no_padding_and_asks_attention_for_several_rows() -> N
     model.encoder(IDS, SEGMENTS, MASK)
     assert rows == [sum(LENGTHS)]
     assert parts == [(6, 9)]
+
+
+def test_gradients_are_the_same_to_the_bit_at_any_number_of_threads() -> None:
+    """Positions come many times; where threads add up their gradients as they come, sums differ from run to run."""
+    config = replace(SMALL, hidden_size=320, heads=4, dropout=0.0)
+    embeddings, threads = random_bert(config).encoder.embeddings.train(), torch.get_num_threads()
+    generator = torch.Generator().manual_seed(0)
+    ids, positions = (torch.randint(1, 32, (4000,), generator=generator) for _ in range(2))
+    weights = torch.randn(4000, 320, generator=generator)
+    found = list[Tensor]()
+    torch.set_num_threads(2)
+    try:
+        for _ in range(10):
+            embeddings.zero_grad()
+            states = embeddings(ids[None], torch.zeros_like(ids)[None], positions)
+            (states[0] * weights).sum().backward()
+            assert embeddings.position.weight.grad is not None
+            found.append(embeddings.position.weight.grad.clone())
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(one, found[0]) for one in found)

@@ -14,7 +14,7 @@ from tests.corpus.texts import WORDS
 from tests.train.made import Listener
 from tests.train.test_finetune import make_rows, write
 
-FAST = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3)
+FAST = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3, precision="fp32")
 QUICK = AdaptSettings(domain_steps=4, task_steps=2, adapt_batch=4, adapt_length=16, held_out=0.2, seeds=2)
 
 
@@ -44,6 +44,7 @@ def test_every_step_is_compared_and_the_best_model_stays(base: Path, tmp_path: P
     # Both readings start where they should.
     starts = {name: json.loads((run / name / "run.json").read_text("utf-8")) for name in ("domain", "domain-task")}
     assert starts["domain"]["model"] == str(base)
+    assert starts["domain"]["precision"] == "fp32"
     assert starts["domain-task"]["model"] == str(run / "domain")
     again = Listener()
     adapt(source, [domain], base, run, adaptation=QUICK, settings=FAST, progress=again)

@@ -49,11 +49,12 @@ class Embeddings(nn.Module):
 
     def forward(self, ids: Tensor, segments: Tensor, positions: Tensor | None = None) -> Tensor:
         """(B, T), (B, T) -> (B, T, H); positions (T,) are 0, 1, 2 unless they are given."""
-        table = self.position.weight
         total = self.token(ids) + self.segment(segments)
-        total = total + (table[: ids.shape[1]] if positions is None else table[positions])
+        # Looked up, not indexed: threads would add up the gradients of an index in any order.
+        total = total + (self.position.weight[: ids.shape[1]] if positions is None else self.position(positions))
         narrow: Tensor = self.dropout(self.norm(total))  # (B, T, E)
-        return narrow if self.to_hidden is None else self.to_hidden(narrow)
+        # Back to float32 where the product was of bfloat16: sums along the layers keep their digits.
+        return narrow if self.to_hidden is None else self.to_hidden(narrow).to(narrow.dtype)
 
 
 def table(rows: int, width: int, padding_id: int | None = None) -> nn.Embedding:
@@ -242,9 +243,10 @@ class Encoder(nn.Module):
         return self.embeddings(packing.take(ids), packing.take(segments), packing.positions), packing.parts
 
     def _pack(self, mask: Tensor) -> Packing | None:
-        if self.training:
+        # Shapes change from batch to batch, for each of which MPS would compile anew.
+        if self.training and torch.is_grad_enabled() and mask.device.type != "mps":
             return Packing.of(mask, padded=True)
-        return Packing.of(mask) if torch.is_inference_mode_enabled() and mask.device.type == "cpu" else None
+        return Packing.of(mask) if not torch.is_grad_enabled() and mask.device.type == "cpu" else None
 
     def _through(
         self, number: int, hidden: Tensor, visible: Visible, explicit: bool, needed: Tensor | None

@@ -49,7 +49,7 @@ def estimate(
     """Count what a training step takes.
 
     ``chosen`` is the share of tokens that the masked-word head reads. ``explicit`` says whether attention weights are
-    written out; they are on a CPU, wherever they have dropout, and left to themselves that is what is assumed.
+    written out; they are on a CPU, wherever they have dropout or are bfloat16, and the first is assumed if it is left.
     """
     if batch < 1 or not 1 <= length <= config.positions:
         raise ConfigError(

@@ -39,7 +39,10 @@ def span_boundary_logits(model: Bert, last: Tensor, boundaries: Tensor) -> Tenso
     """
     states = last.flatten(0, 1)
     before, after, places = boundaries.unbind(-1)
-    return model.heads["sbo"](states[before], states[after], places)  # type: ignore[no-any-return]
+    # Looked up, not indexed: a token may be the edge of several spans, and threads would add up their gradients in any
+    # order.
+    edges = (functional.embedding(some, states) for some in (before, after))
+    return model.heads["sbo"](*edges, places)  # type: ignore[no-any-return]
 
 
 def next_sentence_loss(model: Bert, last: Tensor, is_random: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
@@ -61,7 +64,7 @@ def _pair_loss(model: Bert, head: HeadName, last: Tensor, labels: Tensor, total:
 
 
 # What a place that is no answer has for a logit: no chance at all, and a difference of two such is zero.
-_NOWHERE = -1e4
+NOWHERE = -1e4
 
 
 def task_logits(model: Bert, head: HeadName, last: Tensor, sizes: Sequence[int], real: Tensor | None = None) -> Tensor:
@@ -79,7 +82,7 @@ def task_logits(model: Bert, head: HeadName, last: Tensor, sizes: Sequence[int],
         return model.heads["token"](last)  # type: ignore[no-any-return]
     if head == "span":
         places = torch.stack(model.heads["span"](last), 1)
-        return places if real is None else places.masked_fill(~real[:, None], _NOWHERE)
+        return places if real is None else places.masked_fill(~real[:, None], NOWHERE)
     said: Tensor = model.heads[head](model.pooled(last))
     if head == "sequence":
         return said

@@ -37,8 +37,10 @@ class Part:
         rows, longest = len(counts), max(counts)
         if min(counts) == longest:
             return cls((rows, longest), rows * longest)
-        real = torch.arange(longest, device=device) < torch.tensor(counts, device=device)[:, None]
-        return cls((rows, longest), sum(counts), real.flatten().nonzero().flatten(), real[:, None, None])
+        real = torch.arange(longest) < torch.tensor(counts)[:, None]
+        # Found here and then moved: an accelerator would have to be waited for.
+        places = real.flatten().nonzero().flatten()
+        return cls((rows, longest), sum(counts), places.to(device), real[:, None, None].to(device))
 
     def spread(self, tokens: Tensor) -> Tensor:
         """(n, H) -> (b, t, H)."""

@@ -39,7 +39,7 @@ class Proposer:
             there = ", ".join(model.heads) or "none"
             raise RequestError(f"this model has no 'mlm' head (its heads: {there}); load a folder that has one")
         self._model, self._share = model, share
-        self._sayable = torch.from_numpy(sayable(model.tokenizer)).to(model.device)
+        self._sayable = torch.from_numpy(sayable(model.tokenizer))
 
     def replace(
         self, texts: Sequence[tuple[str, ...]], generators: Sequence[np.random.Generator]
@@ -72,7 +72,7 @@ class Proposer:
         found = []
         for ids, states in zip(batch.ids, last, strict=True):
             logits = bert.heads["mlm"](states[ids == mask_id])[:, : len(self._sayable)]
-            shares = logits.double().masked_fill(~self._sayable, float("-inf")).softmax(-1)  # (M, V)
+            shares = logits.cpu().double().masked_fill(~self._sayable, float("-inf")).softmax(-1)  # (M, V)
             best = shares.topk(min(_PROPOSALS + 1, shares.shape[-1]))
             found.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
         return found

@@ -42,6 +42,7 @@ class Shortcut:
         """(B, T, H) -> (B, T, H), or (M, H) of what is needed; None where the layer has to be asked itself."""
         if isinstance(visible, Tensor) or torch.is_grad_enabled() or not self._fits(layer):
             return None
+        # Nothing is padded here: without gradients, the sequences of a part have one length.
         lengths = [hidden.shape[:2]] if visible is None else [part.shape for part in visible]
         found: Tensor = self._call(hidden.flatten(0, 1), lengths, needed)
         return found.view_as(hidden) if needed is None else found

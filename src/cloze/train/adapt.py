@@ -28,7 +28,7 @@ from cloze.train.pretrain import pretrain
 from cloze.train.run import Run
 from cloze.train.search import search
 from cloze.train.search_settings import SearchSettings
-from cloze.train.settings import FinetuneSettings
+from cloze.train.settings import FinetuneSettings, PrecisionName
 
 _LOOKING = "looking for dev and test rows in the text"
 DIRECT, DOMAIN, TASK, BOTH = "direct", "domain", "task", "domain + task"
@@ -61,7 +61,7 @@ def adapt(
         return run.folder
     if adaptation.overlap == "drop":
         texts = [_without_overlap(texts, _scored(source, data), run.folder / "domain.txt", progress)]
-    steps = _Steps(run.folder, adaptation, device, progress)
+    steps = _Steps(run.folder, adaptation, settings.precision, device, progress)
     task_text = _write_task_text(data, run.folder / "task.txt")
     starts: dict[str, str | Path] = {DIRECT: model}
     starts[DOMAIN] = steps.read(texts, model, "domain", adaptation.domain_steps)
@@ -81,8 +81,11 @@ def adapt(
 class _Steps:
     """Readings of text without labels, each prepared and pre-trained in a folder of its own."""
 
-    def __init__(self, folder: Path, settings: AdaptSettings, device: str | None, progress: Progress) -> None:
-        self._folder, self._settings, self._device, self._progress = folder, settings, device, progress
+    def __init__(
+        self, folder: Path, settings: AdaptSettings, precision: PrecisionName, device: str | None, progress: Progress
+    ) -> None:
+        self._folder, self._settings, self._precision = folder, settings, precision
+        self._device, self._progress = device, progress
 
     def read(self, texts: Sequence[Path], model: str | Path, name: str, steps: int) -> Path:
         """Further pre-training of a model on some text."""
@@ -94,7 +97,7 @@ class _Steps:
             )
         prepared = PrepareSettings(held_out=self._settings.held_out)
         data = prepare(texts, found[0], self._folder / f"{name}-text", settings=prepared, progress=self._progress)
-        settings = self._settings.pretraining(steps)
+        settings = self._settings.pretraining(steps, self._precision)
         place = self._folder / name
         return pretrain(data, place, model=model, settings=settings, device=self._device, progress=self._progress)
 

@@ -9,7 +9,7 @@ from typing import Literal
 from cloze.corpus.settings import Masking
 from cloze.errors import ConfigError
 from cloze.train.search_settings import SearchSettings
-from cloze.train.settings import PretrainSettings
+from cloze.train.settings import PrecisionName, PretrainSettings
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class AdaptSettings:
             raise ConfigError(f"masking is {self.masking}; here it is token, word, ngram or span")
         SearchSettings(seeds=self.seeds)
         for steps in (self.domain_steps, self.task_steps):
-            self.pretraining(steps)
+            self.pretraining(steps, "auto")
 
-    def pretraining(self, steps: int) -> PretrainSettings:
+    def pretraining(self, steps: int, precision: PrecisionName) -> PretrainSettings:
         """One of the readings: masked words alone, for a task's rows have no next sentences."""
         return PretrainSettings(
             steps=steps,
@@ -51,4 +51,5 @@ class AdaptSettings:
             rate=self.adapt_rate,
             masking=self.masking,
             objective="none",
+            precision=precision,
         )

@@ -21,7 +21,7 @@ from cloze.tasks.source import Source
 from cloze.tasks.task import TaskData, find_task, read_task
 from cloze.train.allocator import keep_freed_memory
 from cloze.train.curves import draw_curves
-from cloze.train.distill_objective import DistillBatches, DistillObjective
+from cloze.train.distill_objective import DistillBatches, DistillObjective, compares_attention
 from cloze.train.distill_report import compare
 from cloze.train.distill_settings import DistillSettings
 from cloze.train.finetune import ITEMS, finetuning_card, make_batches, told
@@ -71,7 +71,9 @@ def distill(
     keep_freed_memory()
     wise, small = Model(teacher, device=device), Model(student, device=device)
     how = _reading(teacher, settings)
-    batches = _batches(data, texts, student, how, small, progress)
+    # Where attention is compared, it is that of padded batches: texts of like length need little padding.
+    like_lengths = compares_attention(small.bert, wise.bert, settings)
+    batches = _batches(data, texts, student, how, small, progress, like_lengths=like_lengths)
     train_scored(
         DistillObjective(small.bert, wise.bert, HEAD_OF[data.kind], settings).to(small.device),
         batches,
@@ -121,14 +123,15 @@ def _batches(
     how: FinetuneSettings,
     small: Model,
     progress: Progress,
+    *,
+    like_lengths: bool,
 ) -> DistillBatches:
     tokenizer = student.tokenizer
     items = ITEMS[data.kind](data.train, tokenizer, how)
     if texts is not None:
         items += ITEMS[data.kind](texts, tokenizer, how)
         progress.say(f"{len(texts)} rows without labels are read as well")
-    # Where attention is compared, it is that of padded batches: texts of like length need little of it.
-    batches = make_batches(items, data.kind, tokenizer, how, small.device, progress, like_lengths=True)
+    batches = make_batches(items, data.kind, tokenizer, how, small.device, progress, like_lengths=like_lengths)
     return DistillBatches(batches)
 
 

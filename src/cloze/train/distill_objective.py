@@ -89,7 +89,7 @@ class DistillObjective(nn.Module):
         # A tuple hides the teacher from PyTorch: it is neither trained nor part of a checkpoint.
         self._teacher = (teacher.eval(),)
         self._states = settings.states_weight > 0
-        self._attention = settings.attention_weight > 0 and student.config.heads == teacher.config.heads
+        self._attention = compares_attention(student, teacher, settings)
         self._places = match_layers(student.config.layers, teacher.config.layers)
         widths = student.config.hidden_size, teacher.config.hidden_size
         self.to_teacher = nn.Linear(*widths) if self._states and widths[0] != widths[1] else None
@@ -144,6 +144,11 @@ class DistillObjective(nn.Module):
             difference = wanted.clamp(min=_LEAST).log() - own.clamp(min=_LEAST).log()
             total = total + (wanted * difference).sum() / wanted.shape[1]
         return total / len(self._places)
+
+
+def compares_attention(student: Bert, teacher: Bert, settings: DistillSettings) -> bool:
+    """Whether heads are to look where the teacher's do; there must be as many of them."""
+    return settings.attention_weight > 0 and student.config.heads == teacher.config.heads
 
 
 def match_layers(student: int, teacher: int) -> list[int]:

@@ -124,7 +124,7 @@ def finetune_on(
     rows = with_more_rows(data, base, settings, device, progress)
     batches = _batches(replace(data, train=rows), tuned.tokenizer, settings, choose_device(device), progress)
     keep_states(wrapped.bert, batches.items, tuned.tokenizer.pad_id, progress)
-    objective = TaskObjective(wrapped.bert, HEAD_OF[data.kind], weights)
+    objective = TaskObjective(wrapped.bert, HEAD_OF[data.kind], weights).to(wrapped.device)
     train_scored(
         with_own_teacher(objective, settings.self_teaching, settings.teacher_decay),
         batches,

@@ -183,7 +183,7 @@ class _Training:
                 # Processes average what they add up; the loss is a sum already.
                 (outcome.loss * team.size).backward()  # type: ignore[no-untyped-call]
             for name, value in {"loss": outcome.loss, **outcome.figures}.items():
-                sums[name] = sums.get(name, 0) + value.detach().double()
+                sums[name] = sums.get(name, 0) + value.detach().cpu().double()
         values = team.total([float(value) for value in sums.values()])
         return dict(zip(sums, values, strict=True)), tokens
 

@@ -50,7 +50,8 @@ class PretrainingObjective(nn.Module):
         )
         last = self.model(ids, segments, self._mask(batch), self._needed(ids, positions)).last
         words = max(1, totals["words"])
-        logits = masked_word_logits(self.model, last, positions)
+        # Float32 from here on: what the loss needs, and where a CPU finds the largest five times as fast.
+        logits = masked_word_logits(self.model, last, positions).float()
         loss = masked_word_loss(logits, targets, words)
         figures = {"mlm_loss": loss, "mlm_accuracy": _hits(logits, targets) / words}
         if self._sentence is not None:
@@ -86,5 +87,4 @@ class PretrainingObjective(nn.Module):
 
 
 def _hits(logits: Tensor, targets: Tensor) -> Tensor:
-    # As float32: PyTorch looks for the largest of bfloat16 numbers one at a time on a CPU, five times as long.
-    return (logits.detach().float().argmax(-1) == targets).float().sum()
+    return (logits.detach().argmax(-1) == targets).float().sum()

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from cloze.errors import ConfigError
 from cloze.predict.engine import has_fast_bf16
-from cloze.train.settings import PrecisionName
+from cloze.train.settings import PrecisionName, check_precision
 
 
 @dataclass(frozen=True)
@@ -24,8 +23,7 @@ class Precision:
     @classmethod
     def choose(cls, name: PrecisionName, device: torch.device) -> "Precision":
         """Choose by name; ``auto`` takes bf16 where it is faster."""
-        if name not in ("auto", "fp32", "bf16"):
-            raise ConfigError(f"unknown precision {name!r}; auto, fp32 or bf16 was expected")
+        check_precision(name)
         return cls(name == "bf16" or (name == "auto" and has_fast_bf16(device)), device)
 
     def autocast(self) -> AbstractContextManager[object]:

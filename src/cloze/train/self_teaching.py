@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.kinds import IGNORED
-from cloze.model.losses import task_loss
+from cloze.model.losses import NOWHERE, task_loss
 from cloze.train.loop import Outcome
 from cloze.train.task_batches import TaskBatch
 from cloze.train.task_objective import TaskObjective
@@ -65,11 +65,11 @@ class SelfTaughtObjective(nn.Module):
 
 def distance(said: Tensor, taught: Tensor, targets: Tensor, total: int) -> Tensor:
     """A part's share of the mean squared difference of two answers to a batch that has ``total`` targets."""
-    # Options that an item has not are at minus infinity with both.
-    difference = (said.masked_fill(said.isinf(), 0.0) - taught.masked_fill(taught.isinf(), 0.0)).float()
-    squares = difference**2
+    # Options that an item has not, and places without a token, are out of the question with both, and do not count.
+    possible = taught > NOWHERE
+    squares = (said - taught).float().masked_fill(~possible, 0.0) ** 2
     if not targets.is_floating_point():
-        squares = squares.mean(-1)[targets.ne(IGNORED)]
+        squares = (squares.sum(-1) / possible.sum(-1))[targets.ne(IGNORED)]
     return squares.sum() / max(1, total)
 
 

@@ -17,6 +17,12 @@ Parallel = Literal["ddp", "fsdp"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
 
 
+def check_precision(name: str) -> None:
+    """Refuse a precision that there is not."""
+    if name not in ("auto", "fp32", "bf16"):
+        raise ConfigError(f"unknown precision {name!r}; auto, fp32 or bf16 was expected")
+
+
 @dataclass(frozen=True)
 class LoopSettings:
     """The numbers that the loop itself needs."""
@@ -126,6 +132,7 @@ class PretrainSettings:
     """Start, order, pairs, masks and dropout all follow from it."""
 
     def __post_init__(self) -> None:
+        check_precision(self.precision)
         if self.batch < 1:
             raise ConfigError(f"batch is {self.batch}; at least 1 was expected")
         if self.accumulate > self.batch:
@@ -246,6 +253,7 @@ class FinetuneSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)}; at least {least} was expected")
         if self.patience < 0:
             raise ConfigError(f"patience is {self.patience}; a number of epochs was expected, or 0")
+        check_precision(self.precision)
         check_ways(self)
         check_small_data(self)
         self.loop(1)

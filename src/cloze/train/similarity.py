@@ -64,9 +64,8 @@ class ContrastiveObjective(nn.Module):
 
 def contrast(firsts: Tensor, seconds: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """The summed loss of unit vectors, (B, H) each, and how many find their partner."""
-    with torch.autocast(
-        firsts.device.type, enabled=False
-    ):  # their differences are in the digits that it would round off
+    # Not in bfloat16: cosines differ in the digits that it rounds off.
+    with torch.autocast(firsts.device.type, enabled=False):
         cosines = firsts @ seconds.T / temperature  # (B, B)
     own = torch.arange(len(firsts), device=firsts.device)
     return functional.cross_entropy(cosines, own, reduction="sum"), cosines.argmax(-1).eq(own).sum()

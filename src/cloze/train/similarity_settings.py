@@ -11,7 +11,7 @@ from cloze.train.settings import FinetuneSettings
 # What fine-tuning can be told and contrastive training understands.
 _UNDERSTOOD = {
     *("epochs", "batch", "length", "rate", "warmup", "weight_decay", "dropout"),
-    *("patience", "freeze_layers", "layer_decay", "save_every", "seed"),
+    *("patience", "freeze_layers", "layer_decay", "precision", "save_every", "seed"),
 }
 
 

@@ -63,7 +63,7 @@ class TaskBatches:
     ) -> None:
         """``labels_tokens``: a target has an entry a token, and is padded with it.
 
-        ``like_lengths``: rows of a batch are of like length, for losses that compare them with each other.
+        ``like_lengths``: rows of a batch are of like length, for objectives that compare them, or need them padded.
         """
         self.items, self._batch, self._seed = items, batch, seed
         self._cut_together = _CUT_TOGETHER if like_lengths else 1
