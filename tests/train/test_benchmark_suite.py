@@ -65,6 +65,13 @@ def test_answers_are_those_of_the_model_and_splits_have_their_names(base: Path, 
     assert told == [one.label for one in model.classify(["a river"] * 3, ["a 0", "a 1", "a 2"])]
     (matched,) = write_submission(model, GLUE["mnli"], glue, tmp_path / "out")
     assert matched.name == "MNLI-m.tsv"
+    (glue / "diagnostic").mkdir()
+    rows = "index\tsentence1\tsentence2\n0\ta river\ta 0\n1\ta river\ta 1\n"
+    (glue / "diagnostic" / "diagnostic.tsv").write_text(rows, encoding="utf-8")
+    for folder in (glue, glue / "MNLI"):
+        matched, diagnostic = write_submission(model, GLUE["mnli"], folder, tmp_path / "out")
+        assert diagnostic.name == "AX.tsv"
+        assert diagnostic.read_text(encoding="utf-8") == f"index\tprediction\n0\t{told[0]}\n1\t{told[1]}\n"
 
 
 def test_a_tuned_model_answers_the_test_rows_of_its_task(base: Path, glue: Path, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from cloze.tasks.glue import find_glue_task
 from cloze.tasks.published import PublishedTask, find_split, read_unlabelled_split
 from cloze.tasks.source import Source
 
-# What the server calls the test files of a task, by split; MNLI has two.
-_NAMES = {"test_matched": "-m", "test_mismatched": "-mm"}
+# What the server calls the answers of a task that has several test files, by split.
+_NAMES = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", "test_diagnostic": "AX"}
 
 
 def answer_test_rows(model: str | Path, source: Source, out: Path, *, device: str | None = None) -> list[Path]:
@@ -55,7 +55,7 @@ def _write(model: Model, task: PublishedTask, data: Path, split: str, out: Path)
     else:
         answers = [told.names[index] for index in chosen_classes(told, logits)]
     out.mkdir(parents=True, exist_ok=True)
-    path = out / f"{task.folder}{_NAMES.get(split, '')}.tsv"
+    path = out / f"{_NAMES.get(split, task.folder)}.tsv"
     lines = ["index\tprediction", *(f"{index}\t{answer}" for index, answer in enumerate(answers))]
     with replaced_file(path) as temporary:
         temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -20,6 +20,7 @@ MNLI_FILES = {
     "test": "test_matched.tsv",
     "test_matched": "test_matched.tsv",
     "test_mismatched": "test_mismatched.tsv",
+    "test_diagnostic": "../diagnostic/diagnostic.tsv",  # GLUE's own, which it has answered by whoever does MNLI
 }
 ENTAILMENT = LabelSet(("entailment", "not_entailment"))
 COLA_COLUMNS = ("source", "label", "mark", "sentence")
