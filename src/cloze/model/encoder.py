@@ -243,6 +243,8 @@ class Encoder(nn.Module):
         return self.embeddings(packing.take(ids), packing.take(segments), packing.positions), packing.parts
 
     def _pack(self, mask: Tensor) -> Packing | None:
+        if torch.compiler.is_compiling():  # an exported graph is one for all shapes
+            return None
         # Shapes change from batch to batch, for each of which MPS would compile anew.
         if self.training and torch.is_grad_enabled() and mask.device.type != "mps":
             return Packing.of(mask, padded=True)
