@@ -5,7 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 import transformers
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
@@ -55,7 +54,6 @@ def logits(model: Bert, last: Tensor) -> dict[str, Tensor]:
     return found or {"last_hidden_state": last, "pooler_output": model.pooled(last)}
 
 
-@torch.no_grad()
 @pytest.mark.parametrize("name", FOLDERS)
 def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
     contents = FOLDERS[name]
