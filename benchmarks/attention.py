@@ -26,8 +26,9 @@ def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def written_out(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """As the encoder does it."""
-    return attention_weights(query, key, None).to(value.dtype) @ value
+    """As the encoder does it, which has the softmax in float32."""
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=value.dtype == torch.bfloat16):
+        return attention_weights(query, key, None) @ value
 
 
 def measure(shape: tuple[int, int, int, int], kind: torch.dtype) -> list[float]:
