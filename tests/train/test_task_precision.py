@@ -13,7 +13,7 @@ from cloze.checkpoint import load_folder
 from cloze.errors import ConfigError
 from cloze.interrupts import Interrupted
 from cloze.kinds import IGNORED
-from cloze.model.losses import NOWHERE
+from cloze.model.losses import IMPOSSIBLE
 from cloze.predict.evaluation import evaluate_examples
 from cloze.tasks.source import Source
 from cloze.train import finetune as module
@@ -117,6 +117,6 @@ def test_cosines_are_never_rounded() -> None:
 def test_own_teacher_counts_the_same_in_any_company() -> None:
     said, taught = torch.randn(2, 1, 2, 5, generator=torch.Generator().manual_seed(0))
     alone = distance(said, taught, torch.tensor([[1, 2]]), 2)
-    one, other = (functional.pad(answer, (0, 7), value=NOWHERE) for answer in (said, taught))
+    one, other = (functional.pad(answer, (0, 7), value=IMPOSSIBLE) for answer in (said, taught))
     assert torch.equal(distance(one, other, torch.tensor([[1, 2]]), 2), alone)
     assert distance(one, other, torch.tensor([[IGNORED, 2]]), 1).item() > 0

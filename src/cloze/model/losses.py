@@ -64,7 +64,7 @@ def _pair_loss(model: Bert, head: HeadName, last: Tensor, labels: Tensor, total:
 
 
 # What a place that is no answer has for a logit: no chance at all, and a difference of two such is zero.
-NOWHERE = -1e4
+IMPOSSIBLE = -1e4
 
 
 def task_logits(model: Bert, head: HeadName, last: Tensor, sizes: Sequence[int], real: Tensor | None = None) -> Tensor:
@@ -82,7 +82,7 @@ def task_logits(model: Bert, head: HeadName, last: Tensor, sizes: Sequence[int],
         return model.heads["token"](last)  # type: ignore[no-any-return]
     if head == "span":
         places = torch.stack(model.heads["span"](last), 1)
-        return places if real is None else places.masked_fill(~real[:, None], NOWHERE)
+        return places if real is None else places.masked_fill(~real[:, None], IMPOSSIBLE)
     said: Tensor = model.heads[head](model.pooled(last))
     if head == "sequence":
         return said

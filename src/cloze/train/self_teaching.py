@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.kinds import IGNORED
-from cloze.model.losses import NOWHERE, task_loss
+from cloze.model.losses import IMPOSSIBLE, task_loss
 from cloze.train.loop import Outcome
 from cloze.train.task_batches import TaskBatch
 from cloze.train.task_objective import TaskObjective
@@ -66,7 +66,7 @@ class SelfTaughtObjective(nn.Module):
 def distance(said: Tensor, taught: Tensor, targets: Tensor, total: int) -> Tensor:
     """A part's share of the mean squared difference of two answers to a batch that has ``total`` targets."""
     # Options that an item has not, and places without a token, are out of the question with both, and do not count.
-    possible = taught > NOWHERE
+    possible = taught > IMPOSSIBLE
     squares = (said - taught).float().masked_fill(~possible, 0.0) ** 2
     if not targets.is_floating_point():
         squares = (squares.sum(-1) / possible.sum(-1))[targets.ne(IGNORED)]
