@@ -49,7 +49,9 @@ def test_a_kernel_that_overflows_is_not_right() -> None:
 
 def test_floats_are_for_machines_without_a_kernel_of_integers(monkeypatch: pytest.MonkeyPatch) -> None:
     # However fast they seem: they read four times the weights, and this machine may only be busy for a moment.
-    monkeypatch.setattr(quantized, "_seconds", lambda product, _: 0.0 if "floats" in repr(product) else 1.0)
+    monkeypatch.setattr(
+        quantized, "best_seconds", lambda calls: [0.0 if "floats" in repr(call) else 1.0 for call in calls]
+    )
     choose = choose_kernel.__wrapped__
     assert choose() != "floats" or not any(is_right(KERNELS[name]) for name in ("fbgemm", "onednn"))
     monkeypatch.setattr(quantized, "is_right", lambda pack: pack is KERNELS["floats"])

@@ -4,9 +4,8 @@ Only the four matrix products of each layer change, which is where the time goes
 heads stay float32. The layers keep their parameters, so that whatever saves or attaches adapters sees the same model.
 """
 
-import time
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import nn
@@ -20,6 +19,7 @@ from cloze.model.encoder import Layer
 from cloze.predict.quantized import Bf16Linear, FrozenLinear, Int8Linear
 from cloze.predict.rounding import round_product, round_products
 from cloze.predict.scripted import Shortcut
+from cloze.predict.timing import best_seconds
 
 PRECISIONS: tuple[PrecisionName, ...] = ("auto", "fp32", "bf16", "int8")
 # How alike the vectors of a text must be, in int8 and in float32, for "auto" to take int8.
@@ -108,12 +108,6 @@ def _is_faster(name: PrecisionName, other: PrecisionName, bert: Bert) -> bool:
     return _MEASURED[*shape, other]
 
 
-@torch.inference_mode()
 def _faster(first: nn.Linear, second: nn.Linear, states: torch.Tensor) -> bool:
-    best = {first: float("inf"), second: float("inf")}
-    for _ in range(5):  # in turns, so that both meet the same neighbours on the machine
-        for linear in best:
-            start = time.perf_counter()
-            linear(states)
-            best[linear] = min(best[linear], time.perf_counter() - start)
-    return best[first] < best[second]
+    one, other = best_seconds([partial(linear, states) for linear in (first, second)])
+    return one < other

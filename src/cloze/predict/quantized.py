@@ -9,11 +9,10 @@ little below it.
 Dimensions: M rows (tokens), K features in, N features out.
 """
 
-import time
 import warnings
 from collections.abc import Callable
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cloze.checkpoint.quantized_file import SMALLEST, Int8Weight
+from cloze.predict.timing import best_seconds
 
 # Rows within +-row_steps, (M, K) -> their product with the weight that was packed, (M, N).
 Product = Callable[[Tensor], Tensor]
@@ -83,7 +83,8 @@ def choose_kernel() -> str:
         if name == "floats" or not is_right(pack):
             continue
         product = pack(weight)
-        times[name] = sum(_seconds(product, torch.full((count, 384), 10.0)) / count for count in (8, 256))
+        few, many = best_seconds([partial(product, torch.full((count, 384), 10.0)) for count in (8, 256)])
+        times[name] = few / 8 + many / 256
     return min(times, key=lambda name: times[name], default="floats")
 
 
@@ -103,15 +104,6 @@ def is_right(pack: Callable[[Int8Weight], Product]) -> bool:
         if not torch.equal(found, rows @ values.t().float()):
             return False
     return True
-
-
-def _seconds(product: Product, rows: Tensor) -> float:
-    best = float("inf")
-    for _ in range(4):
-        start = time.perf_counter()
-        product(rows)
-        best = min(best, time.perf_counter() - start)
-    return best
 
 
 class FrozenLinear(nn.Linear):
