@@ -1,7 +1,8 @@
 """Folder + text -> results."""
 
+from cloze.predict.device import choose_device
 from cloze.predict.evaluation import evaluate, evaluate_examples
-from cloze.predict.model import Model, choose_device, load
+from cloze.predict.model import Model, load
 from cloze.predict.reports import Evaluation, write_report
 from cloze.predict.results import (
     Answer,

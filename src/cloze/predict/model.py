@@ -24,16 +24,18 @@ from cloze.checkpoint import (
     save_folder,
 )
 from cloze.checkpoint.fingerprint import fingerprint
-from cloze.errors import ConfigError, RequestError
+from cloze.errors import RequestError
 from cloze.kinds import LongTexts, PrecisionName
 from cloze.model import Bert, EncoderOutput, HeadName, read_by
 from cloze.model.head_masks import Head, prune_heads, without_heads
 from cloze.models import SHIPPED_MODEL
 from cloze.predict.adapters import Adapters
 from cloze.predict.batching import Batch, Result, collate, run_batched
+from cloze.predict.device import choose_device
 from cloze.predict.engine import precision_of, set_precision, use_products
 from cloze.predict.filling import fill_blanks
 from cloze.predict.labelled import labels_that_hold, likeliest_labels
+from cloze.predict.needs import need_head, need_task
 from cloze.predict.pooling import layer_indices, make_vectors
 from cloze.predict.reading import read_blanks, read_texts
 from cloze.predict.results import (
@@ -48,7 +50,7 @@ from cloze.predict.results import (
     Score,
     Tagged,
 )
-from cloze.predict.windows import join_vectors
+from cloze.predict.windows import join_logits, join_vectors
 from cloze.text import Encoding, Tokenizer
 
 if TYPE_CHECKING:
@@ -56,14 +58,6 @@ if TYPE_CHECKING:
     from cloze.tasks.correction_settings import CorrectionSettings
 
 logger = logging.getLogger("cloze")
-
-# Where a head comes from.
-REMEDY = "load a folder that has one"
-REMEDIES: dict[HeadName, str] = {
-    "sequence": f"{REMEDY}, or make one with cloze finetune classify",
-    "span": f"{REMEDY}, or make one with cloze finetune answer",
-    "choice": f"{REMEDY}, or make one with cloze finetune choose",
-}
 
 Floats = NDArray[np.float32]
 
@@ -84,21 +78,6 @@ def load(
     for note in folder.notes:
         logger.warning("%s: %s", source, note)
     return Model(folder, device=device, precision=precision)
-
-
-def choose_device(name: str | None) -> torch.device:
-    """The device with this name, or the best one that is there."""
-    if name is None:
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        probe = torch.zeros(1, device=name)
-        probe.item()  # fails on "meta", which has no memory
-        return probe.device
-    # ImportError: some devices are packages of their own.
-    except (RuntimeError, AssertionError, ImportError) as error:
-        raise ConfigError(f"device {name!r} is not to be had here; use 'cpu', or leave --device out") from error
 
 
 class Model:
@@ -167,7 +146,7 @@ class Model:
 
     def fill_all(self, texts: Sequence[str], top: int = 5) -> list[list[list[Filled]]]:
         """The best words for each ``[MASK]`` of each text, as ``fill`` gives them."""
-        self._need("mlm")
+        need_head(self.bert, "mlm")
         read = read_blanks(self.tokenizer, texts, top)
         self.tell_cut(read)
         return fill_blanks(self, read, top)
@@ -176,21 +155,21 @@ class Model:
         """The best ways to fill all ``[MASK]`` of a text so that the words fit each other, best first."""
         from cloze.predict.joint_blanks import fill_together
 
-        self._need("mlm")
+        need_head(self.bert, "mlm")
         return fill_together(self, text, top, rounds)
 
     def score(self, texts: Sequence[str]) -> list[Score]:
         """How likely each text is: the log-probability of every token, hidden in turn."""
         from cloze.predict.scoring import score_texts
 
-        self._need("mlm")
+        need_head(self.bert, "mlm")
         return score_texts(self, texts)
 
     def correct(self, texts: Sequence[str], settings: "CorrectionSettings | None" = None) -> list[Corrected]:
         """Each text with its unlikely characters or words corrected, and what was changed."""
         from cloze.predict.correction import Corrector
 
-        self._need("mlm")
+        need_head(self.bert, "mlm")
         if settings is not None:
             return Corrector(self, settings).correct(texts)
         # To list what each word of a vocabulary is near to takes longer than to correct a line.
@@ -208,12 +187,12 @@ class Model:
                 "this model was taught whether two segments are in order (sop), not whether one follows the other; "
                 "ask in_order(first, second)"
             )
-        self._need("nsp")
+        need_head(self.bert, "nsp")
         return self._sentences("nsp", firsts, seconds)
 
     def in_order(self, first: str, second: str) -> float:
         """The probability that two texts that belong together stand in their order, for models trained with sop."""
-        self._need("sop")
+        need_head(self.bert, "sop")
         return self._sentences("sop", [first], [second])[0]
 
     @torch.inference_mode()
@@ -308,28 +287,28 @@ class Model:
 
     def classify(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Label]:
         """The label of each text, with the probability of every label."""
-        task = self._need_task("classify")
+        task = need_task(self.bert, self.task, "classify")
         return likeliest_labels(task, self.logits(texts, pairs))
 
     def classify_all(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Labels]:
         """All labels that hold for each text, for models trained on any number of them."""
-        task = self._need_task("multilabel")
+        task = need_task(self.bert, self.task, "multilabel")
         return labels_that_hold(task, self.logits(texts, pairs))
 
     def regress(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
         """The number of each text, (N,)."""
-        self._need_task("regress")
+        need_task(self.bert, self.task, "regress")
         return self.logits(texts, pairs)[:, 0]
 
     def logits(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
         """The sequence head's raw outputs, (N, labels); of a text that is read in windows, their mean."""
-        self._need("sequence")
+        need_head(self.bert, "sequence")
         return self.logits_encoded(self._encode_long(texts, pairs, self.task.long_texts if self.task else "cut"))
 
     @torch.inference_mode()
     def logits_encoded(self, windows: Sequence[Sequence[Encoding]]) -> Floats:
         """As ``logits``, of texts that are sequences already: for each text one, or its windows."""
-        self._need("sequence")
+        need_head(self.bert, "sequence")
 
         def step(batch: Batch) -> list[Floats]:
             last = self.bert(batch.ids, batch.segments, batch.mask, read_by("sequence", batch.ids)).last
@@ -338,9 +317,7 @@ class Model:
         rows = self.run([window for text in windows for window in text], step)
         if not rows:
             return np.zeros((0, self.bert.labels), np.float32)
-        starts = np.cumsum([0, *map(len, windows[:-1])])
-        counts = np.array([len(text) for text in windows], np.float32)
-        return (np.add.reduceat(np.stack(rows), starts) / counts[:, None]).astype(np.float32)
+        return join_logits(windows, rows)
 
     def tag(self, texts: Sequence[str] | Sequence[Sequence[str]]) -> list[Tagged]:
         """The words of each text with their tags, and its entities; texts, or sentences as lists of words."""
@@ -356,7 +333,7 @@ class Model:
         """The best answers to each question, as ``answer`` gives them."""
         from cloze.predict.answering import answer_all
 
-        self._need("span")
+        need_head(self.bert, "span")
         return answer_all(self, questions, contexts, top)
 
     def choose(self, prompt: str, options: Sequence[str]) -> list[Option]:
@@ -367,7 +344,7 @@ class Model:
         """The options of each prompt, as ``choose`` gives them."""
         from cloze.predict.choosing import choose_all
 
-        self._need("choice")
+        need_head(self.bert, "choice")
         return choose_all(self, prompts, options)
 
     # -- shared steps ------------------------------------------------------------------------------------------------
@@ -413,17 +390,3 @@ class Model:
         alone = layers == (self.bert.config.layers,)
         output: EncoderOutput = self.bert.encoder(batch.ids, batch.segments, batch.mask, keep_states=not alone)
         return output.last if alone else torch.stack([output.states[layer] for layer in layers]).mean(0)
-
-    def _need(self, head: HeadName) -> None:
-        if head not in self.bert.heads:
-            there = ", ".join(self.heads) or "none"
-            raise RequestError(f"this model has no {head!r} head (its heads: {there}); {REMEDIES.get(head, REMEDY)}")
-
-    def _need_task(self, kind: str) -> TaskLabels:
-        self._need("sequence")
-        task = self.task
-        if task is None or task.kind != kind:
-            raise RequestError(
-                f"this model was not trained to {kind}; its head does: {task.kind if task else 'nothing'}"
-            )
-        return task
