@@ -35,9 +35,9 @@ def test_bfloat16_learns_what_float32_does(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("fast", [True, False])
 def test_auto_is_bfloat16_where_that_is_fast(monkeypatch: pytest.MonkeyPatch, fast: bool) -> None:
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: fast)
-    assert str(Precision.choose("auto", CPU)) == ("bf16" if fast else "fp32")
-    assert str(Precision.choose("bf16", CPU)) == "bf16"
-    assert str(Precision.choose("fp32", CPU)) == "fp32"
+    assert Precision.choose("auto", CPU).name == ("bf16" if fast else "fp32")
+    assert Precision.choose("bf16", CPU).name == "bf16"
+    assert Precision.choose("fp32", CPU).name == "fp32"
 
 
 def test_unknown_precision() -> None:

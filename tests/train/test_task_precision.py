@@ -1,6 +1,7 @@
 """Fine-tuning in bfloat16: which parts of it are, and which stay float32."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,17 +80,11 @@ def test_auto_is_what_is_faster_but_frozen_states_are_float32(
     base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: True)
-    chosen = list[str]()
-    choose = precision_module.Precision.choose
-
-    def watched(name: Any, device: torch.device) -> precision_module.Precision:
-        chosen.append(str(choose(name, device)))
-        return choose(name, device)
-
-    monkeypatch.setattr(precision_module.Precision, "choose", watched)
+    told = list[str]()
     for number, settings in enumerate((FAST, replace(FAST, frozen="last"), replace(FAST, precision="fp32"))):
-        finetune(source, base, tmp_path / str(number), settings=settings)
-    assert chosen == ["bf16", "fp32", "fp32"]
+        run = finetune(source, base, tmp_path / str(number), settings=settings)
+        told += re.findall("computed in (.*)", (run / "model" / "README.md").read_text(encoding="utf-8"))
+    assert told == ["bf16", "fp32", "fp32"]
     with pytest.raises(ConfigError, match=r"^precision is bf16, but frozen states are computed once, in fp32; leave"):
         FinetuneSettings(frozen="last", precision="bf16")
     with pytest.raises(ConfigError, match=r"^unknown precision 'fp8'; auto, fp32 or bf16 was expected$"):

@@ -49,7 +49,7 @@ def pretraining_card(
         f"{'/'.join(f'{100 * share:g}' for share in settings.mask_mix)}"
         f"{f', {settings.static} frozen variants' if settings.static else ''}\n"
         f"- peak rate {settings.rate:g}, warm-up {settings.warmup:.0%}, weight decay {settings.weight_decay:g}, "
-        f"dropout {bert.config.dropout:g}, seed {settings.seed}\n\n"
+        f"dropout {bert.config.dropout:g}, seed {settings.seed}, computed in {settings.precision}\n\n"
         f"Held-out documents:\n\n{told}\n"
     )
 

@@ -125,7 +125,7 @@ def finetune_on(
     batches = _batches(replace(data, train=rows), tuned.tokenizer, settings, choose_device(device), progress)
     keep_states(wrapped.bert, batches.items, tuned.tokenizer.pad_id, progress)
     objective = TaskObjective(wrapped.bert, HEAD_OF[data.kind], weights).to(wrapped.device)
-    train_scored(
+    precision = train_scored(
         with_own_teacher(objective, settings.self_teaching, settings.teacher_decay),
         batches,
         settings,
@@ -135,7 +135,7 @@ def finetune_on(
         data.metrics[0],
         lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
     )
-    _finish(run, wrapped, tuned, data, settings, fit=fit)
+    _finish(run, wrapped, tuned, data, replace(settings, precision=precision.name), fit=fit)
     return run.folder
 
 
@@ -240,6 +240,6 @@ def finetuning_card(tuned: ModelFolder, evaluation: Evaluation, settings: Finetu
     return (
         f"# BERT, fine-tuned to {tuned.task.kind}\n\n"
         f"- answers: {labels}\n- training: {rows:,} rows, {settings.epochs} epochs, batch {settings.batch}, "
-        f"rate {settings.peak_rate:g}, seed {settings.seed}\n\n"
+        f"rate {settings.peak_rate:g}, seed {settings.seed}, computed in {settings.precision}\n\n"
         f"On {len(evaluation.predictions):,} dev rows:\n\n{scores}\n"
     )

@@ -85,12 +85,14 @@ def train(
     progress: Progress,
     evaluate: Evaluate | None = None,
     company: Company | None = None,
-) -> None:
-    """Train until the schedule ends, from the newest checkpoint if there is one."""
+) -> Precision:
+    """Train until the schedule ends, from the newest checkpoint if there is one; return in which numbers it was."""
     company = company or Company()
     leads = company.team.leads
+    training = _Training(objective, source, settings, run, progress if leads else Silent(), evaluate, company)
     with run.store.held() if leads else nullcontext():
-        _Training(objective, source, settings, run, progress if leads else Silent(), evaluate, company).go()
+        training.go()
+    return training.company.precision
 
 
 class _EvaluationInterruptedError(Exception):
@@ -254,7 +256,7 @@ class _Training:
             "seconds": self.seconds + time.monotonic() - self.start,
             "evaluated": self.evaluated,
             "owed": self.owed,
-            "precision": [str(self.company.precision), self.company.precision.device.type],
+            "precision": [self.company.precision.name, self.company.precision.device.type],
         }
         state = TrainingState(step, whole_state(self.objective), optimizer_tensors(self.optimizer), figures)
         if self.team.leads:

@@ -99,7 +99,7 @@ def plan(
         hours=hours,
         epochs=read / manifest["splits"]["train"]["tokens"],
         expected=None if start else expected_loss(numbers.parameters, read, recorded_runs()),
-        precision=str(precision),
+        precision=precision.name,
     )
 
 

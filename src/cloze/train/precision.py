@@ -35,7 +35,9 @@ class Precision:
         """The type of the matrix products."""
         return torch.bfloat16 if self.bf16 else torch.float32
 
-    def __str__(self) -> str:
+    @property
+    def name(self) -> PrecisionName:
+        """As settings have it."""
         return "bf16" if self.bf16 else "fp32"
 
 

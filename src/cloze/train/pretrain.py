@@ -80,10 +80,11 @@ def _pretrain(
     heads = pretraining_heads(settings)
     objective = PretrainingObjective(bert.to(team.device), heads, team.device)
     evaluate = (lambda pause: held_out.evaluate(objective, pause)) if held_out else None
-    train(objective, batches, settings.loop(), run, progress, evaluate, _company(objective, settings, run, team))
+    company = _company(objective, settings, run, team)
+    precision = train(objective, batches, settings.loop(), run, progress, evaluate, company)
     plain = _plain(bert)
     if team.leads:
-        _finish(run, data, plain, tokenizer, settings, model)
+        _finish(run, data, plain, tokenizer, replace(settings, precision=precision.name), model)
     team.wait()
     return run.folder
 

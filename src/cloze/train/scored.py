@@ -31,8 +31,11 @@ def train_scored(
     model: Model,
     metric: str,
     score: Callable[[], Mapping[str, float]],
-) -> None:
-    """Train, and end with the weights of the last step, or with patience those that scored best by ``metric``."""
+) -> Precision:
+    """Train, and end with the weights of the last step, or with patience those that scored best by ``metric``.
+
+    Returns in which numbers it was computed.
+    """
     bert = model.bert
     best = Best(run, bert, metric, settings.patience) if settings.patience else None
 
@@ -44,7 +47,7 @@ def train_scored(
             best.look(scored[metric])
         return {f"dev_{name}": value for name, value in scored.items()}
 
-    train(
+    precision = train(
         objective,
         batches,
         settings.loop(batches.steps_an_epoch),
@@ -60,3 +63,4 @@ def train_scored(
     )
     if best is not None:
         best.restore()
+    return precision

@@ -112,7 +112,7 @@ def finetune_similarity(
         return run.folder
     keep_freed_memory()
     batches = _batches(data, tuned, settings, wrapped, progress)
-    train_scored(
+    precision = train_scored(
         ContrastiveObjective(wrapped.bert, tuned.embedding.pooling, similarity.temperature),
         batches,
         settings,
@@ -122,7 +122,7 @@ def finetune_similarity(
         data.metrics[0],
         lambda: _score(wrapped, data),
     )
-    _finish(run, wrapped, tuned, data, settings)
+    _finish(run, wrapped, tuned, data, replace(settings, precision=precision.name))
     return run.folder
 
 
@@ -198,7 +198,7 @@ def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: SimilarityData, 
         "# BERT, trained for similarity\n\n"
         f"- gives: one vector a text ({tuned.embedding.pooling} of the tokens, of length 1)\n"
         f"- training: {len(data.texts):,} texts, {settings.epochs} epochs, batch {settings.batch}, "
-        f"rate {settings.peak_rate:g}, seed {settings.seed}\n\n{scores}\n"
+        f"rate {settings.peak_rate:g}, seed {settings.seed}, computed in {settings.precision}\n\n{scores}\n"
     )
     tuned.model.cpu()
     save_folder(replace(tuned, card=card), run.model_folder)
