@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from cloze.checkpoint import TrainingState
 from cloze.interrupts import Interrupted, Interrupts, heard_between_steps
 from cloze.progress import Progress, Silent
+from cloze.train.allocator import give_back_idle_memory
 from cloze.train.guard import Guard
 from cloze.train.meter import Meter
 from cloze.train.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
@@ -30,6 +31,9 @@ from cloze.train.run import Run
 from cloze.train.schedule import Schedule
 from cloze.train.settings import LoopSettings
 from cloze.train.team import Team, load_whole_state, whole, whole_state
+
+# Steps between two times that idle memory is given back: the time for it is then one in a hundred.
+IDLE_EVERY = 10
 
 
 @dataclass(frozen=True)
@@ -136,6 +140,8 @@ class _Training:
             while self.schedule.progress(step, seconds) < 1 and not self._is_enough(step):
                 self._step(step, seconds)
                 step += 1
+                if _due(step, IDLE_EVERY):
+                    give_back_idle_memory()
                 seconds, stopping = self._agree()
                 self._report(step, seconds)
                 self._conclude(step, stopping, over=self.schedule.progress(step, seconds) >= 1)
