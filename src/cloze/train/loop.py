@@ -33,7 +33,7 @@ from cloze.train.settings import LoopSettings
 from cloze.train.team import Team, load_whole_state, whole, whole_state
 
 # Steps between two times that idle memory is given back: the time for it is then one in a hundred.
-IDLE_EVERY = 10
+IDLE_EVERY = 20
 
 
 @dataclass(frozen=True)
