@@ -58,7 +58,11 @@ def measure(source: Source, ways: list[str], seed: int, out: Path) -> dict[str, 
         report = json.loads((run / "distillation.json").read_text(encoding="utf-8"))
         return float(report["student"]["scores"][report["metric"]])
 
-    scores = {"teacher": TEACHERS.get(f"{source.task} cloze {seed}", partial(score, source, "cloze", seed, out))}
+    def teacher() -> float:
+        return TEACHERS.get(f"{source.task} cloze {seed}", partial(score, source, "cloze", seed, out))
+
+    # Kept with its students: a teacher that is trained anew is not the one that they had.
+    scores = {"teacher": KEPT.get(f"{source.task} teacher {seed}", teacher)}
     for way in ways:
         scores[way] = KEPT.get(f"{source.task} {way} {seed}", partial(student, way))
         print(f"  {source.task}, seed {seed}, {way}: {scores[way]:.4f} of {scores['teacher']:.4f}", flush=True)
