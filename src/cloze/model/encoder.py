@@ -133,13 +133,6 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor
     return scores.softmax(-1)
 
 
-class Shortcut(Protocol):
-    """The same as a layer that it was made for, in less time; None where the layer has to be asked itself."""
-
-    def __call__(self, layer: "Layer", hidden: Tensor, visible: Visible, needed: Tensor | None, /) -> Tensor | None:
-        """As the layer's ``forward``, without weights."""
-
-
 class Layer(nn.Module):
     """Attention and a feed-forward network, each followed by dropout, residual sum and LayerNorm."""
 
@@ -154,16 +147,11 @@ class Layer(nn.Module):
         self.dropout = Dropout(config.dropout)
         self.attention_adapter: nn.Module | None = None  # model/adapters.py
         self.feedforward_adapter: nn.Module | None = None
-        self.shortcut: Shortcut | None = None  # predict/scripted.py
 
     def forward(
         self, hidden: Tensor, visible: Visible, explicit: bool, needed: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """(B, T, H) -> (B, T, H), or (M, H) of what is needed, and the attention weights if they are to be explicit."""
-        if self.shortcut is not None and not explicit:
-            answer = self.shortcut(self, hidden, visible, needed)
-            if answer is not None:
-                return answer, None
         attended, weights = self.attention(hidden, visible, explicit, needed)
         if needed is not None:
             hidden = pick(hidden, needed)
@@ -180,6 +168,15 @@ class Layer(nn.Module):
 def first_places(ids: Tensor) -> Tensor:
     """The flat places of the first tokens, ``[CLS]``: (B, T) -> (B,)."""
     return torch.arange(0, ids.numel(), ids.shape[1], device=ids.device)
+
+
+class Shortcut(Protocol):
+    """The layers of an encoder that it was made for, in less time; None where they have to be asked themselves."""
+
+    def __call__(
+        self, encoder: "Encoder", hidden: Tensor, visible: Visible, needed: Tensor | None, keep: bool, /
+    ) -> list[Tensor] | None:
+        """Embeddings (B, T, H) -> what comes out of the last layer, or with ``keep`` all states, embeddings first."""
 
 
 class Encoder(nn.Module):
@@ -202,6 +199,7 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.distinct_layers))
         self.checkpointing = False
+        self.shortcut: Shortcut | None = None  # predict/scripted.py
 
     def forward(
         self,
@@ -220,19 +218,15 @@ class Encoder(nn.Module):
         packing = None if mask is None or keep_attentions else self._pack(mask)
         hidden, visible = self._enter(ids, segments, mask, packing)
         wanted = needed if needed is None or packing is None else packing.find(needed)
-        states, attentions = [], []
-        for number in range(self.depth):
-            if keep_states:
-                states.append(hidden if packing is None else packing.unpack(hidden))
-            is_last = number == self.depth - 1
-            hidden, weights = self._through(number, hidden, visible, keep_attentions, wanted if is_last else None)
-            if keep_attentions:
-                attentions.append(weights)
+        states, attentions = self._through_all(hidden, visible, wanted, keep_states, keep_attentions)
+        last = states.pop()
         if needed is not None:
-            hidden = put_back(hidden, needed, ids.shape)
+            last = put_back(last, needed, ids.shape)
         elif packing is not None:
-            hidden = packing.unpack(hidden)
-        return EncoderOutput(hidden, (*states, hidden) if keep_states else (), tuple(attentions))
+            last = packing.unpack(last)
+        if packing is not None:
+            states = [packing.unpack(state) for state in states]
+        return EncoderOutput(last, (*states, last) if keep_states else (), tuple(attentions))
 
     def _enter(
         self, ids: Tensor, segments: Tensor, mask: Tensor | None, packing: Packing | None
@@ -249,6 +243,23 @@ class Encoder(nn.Module):
         if self.training and torch.is_grad_enabled() and mask.device.type != "mps":
             return Packing.of(mask, padded=True)
         return Packing.of(mask) if not torch.is_grad_enabled() and mask.device.type == "cpu" else None
+
+    def _through_all(
+        self, hidden: Tensor, visible: Visible, needed: Tensor | None, keep: bool, explicit: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """What comes out of the last layer, or all states, the embeddings first; and the weights if they are wanted."""
+        if self.shortcut is not None and not explicit:
+            found = self.shortcut(self, hidden, visible, needed, keep)
+            if found is not None:
+                return found, []
+        states, attentions = [hidden], []
+        for number in range(self.depth):
+            is_last = number == self.depth - 1
+            hidden, weights = self._through(number, hidden, visible, explicit, needed if is_last else None)
+            states = [*states, hidden] if keep else [hidden]
+            if explicit:
+                attentions.append(weights)
+        return states, attentions
 
     def _through(
         self, number: int, hidden: Tensor, visible: Visible, explicit: bool, needed: Tensor | None

@@ -15,7 +15,6 @@ from cloze.checkpoint.quantized_file import Int8Weight, QuantizedFile, layer_pro
 from cloze.errors import ConfigError, did_you_mean
 from cloze.kinds import PrecisionName
 from cloze.model import Bert
-from cloze.model.encoder import Layer
 from cloze.predict.quantized import Bf16Linear, FrozenLinear, Int8Linear
 from cloze.predict.rounding import round_product, round_products
 from cloze.predict.scripted import Shortcut
@@ -71,9 +70,7 @@ def use_products(bert: Bert, name: PrecisionName, weights: Mapping[str, Int8Weig
         weights = round_products(bert)
     for place, linear in list(layer_products(bert)):
         _put(bert, place, _product(linear, name, place, weights.get(place)))
-    for layer in bert.encoder.layers:
-        assert isinstance(layer, Layer)
-        layer.shortcut = Shortcut.of(layer)
+    bert.encoder.shortcut = Shortcut.of(bert.encoder)
 
 
 def _put(bert: Bert, place: str, linear: nn.Linear) -> None:

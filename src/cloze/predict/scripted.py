@@ -1,8 +1,8 @@
-"""A layer in int8 as one call, for prediction.
+"""The layers of a model in int8 as one call, for prediction.
 
 Of a short text, the forty operations of a layer take longer to call from Python than to compute. TorchScript calls them
 without Python, in half of the time, and without Python's lock, so that a service takes requests meanwhile. They are the
-same operations in the same order as those of the layer itself, and give the same bits.
+same operations in the same order as those of the layers themselves, and give the same bits.
 
 Dimensions: N tokens of all sequences, M that somebody will read, H hidden size, A heads, D head size.
 """
@@ -14,47 +14,65 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloze.model.encoder import Layer, Visible
+from cloze.model.encoder import Encoder, Layer, Visible
 from cloze.predict.quantized import Fbgemm, Int8Linear, gathered, spread
 
 
 class Shortcut:
-    """Stands for a layer for as long as the layer is what it was made of: adapters, gates and training go around it."""
+    """Stands for layers for as long as they are what it was made of: adapters, gates and training go around it."""
 
-    def __init__(self, layer: Layer) -> None:
-        self._parts = _parts(layer)
+    def __init__(self, encoder: Encoder) -> None:
+        self._parts = _parts(encoder)
         with warnings.catch_warnings():
             # TorchScript is to leave PyTorch one day. Until then it is by far the fastest of what needs no compiler.
             warnings.simplefilter("ignore")
-            self._call: Any = torch.jit.script(_ScriptedLayer(layer))
+            self._call: Any = torch.jit.script(_ScriptedLayers(encoder))
 
     @classmethod
-    def of(cls, layer: Layer) -> "Shortcut | None":
-        """One for this layer, where its products are of the kind that TorchScript can call."""
-        products = (layer.attention.query_key_value, layer.attention.output, layer.expand, layer.contract)
+    def of(cls, encoder: Encoder) -> "Shortcut | None":
+        """One for these layers, where their products are of the kind that TorchScript can call."""
+        products = [
+            product
+            for layer in _layers(encoder)
+            for product in (layer.attention.query_key_value, layer.attention.output, layer.expand, layer.contract)
+        ]
         fits = all(isinstance(one, Int8Linear) and isinstance(one.product, Fbgemm) for one in products)
-        return cls(layer) if fits and hasattr(torch.jit, "script") else None
+        return cls(encoder) if fits and hasattr(torch.jit, "script") else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """Who copies a layer wants to change it."""
+        """Who copies an encoder wants to change it."""
 
-    def __call__(self, layer: Layer, hidden: Tensor, visible: Visible, needed: Tensor | None) -> Tensor | None:
-        """(B, T, H) -> (B, T, H), or (M, H) of what is needed; None where the layer has to be asked itself."""
-        if isinstance(visible, Tensor) or torch.is_grad_enabled() or not self._fits(layer):
+    def __call__(
+        self, encoder: Encoder, hidden: Tensor, visible: Visible, needed: Tensor | None, keep: bool
+    ) -> list[Tensor] | None:
+        """(B, T, H) -> (B, T, H), or (M, H) of what is needed; with ``keep``, all before it, too."""
+        if isinstance(visible, Tensor) or torch.is_grad_enabled() or not self._fits(encoder):
             return None
         # Nothing is padded here: without gradients, the sequences of a part have one length.
         lengths = [hidden.shape[:2]] if visible is None else [part.shape for part in visible]
-        found: Tensor = self._call(hidden.flatten(0, 1), lengths, needed)
-        return found.view_as(hidden) if needed is None else found
+        *states, last = self._call(hidden.flatten(0, 1), lengths, needed, keep)
+        return [*(state.view_as(hidden) for state in states), last.view_as(hidden) if needed is None else last]
 
-    def _fits(self, layer: Layer) -> bool:
-        return not layer.training and _parts(layer) == self._parts and not layer.attention.output._forward_pre_hooks
+    def _fits(self, encoder: Encoder) -> bool:
+        if _parts(encoder) != self._parts:
+            return False
+        return not any(layer.training or layer.attention.output._forward_pre_hooks for layer in _layers(encoder))
 
 
-def _parts(layer: Layer) -> list[nn.Module]:
+def _layers(encoder: Encoder) -> list[Layer]:
+    return [layer for layer in encoder.layers if isinstance(layer, Layer)]
+
+
+def _parts(encoder: Encoder) -> list[nn.Module]:
     """All that others may add, take away or exchange; modules are equal only to themselves."""
     # From where modules keep them: asking for each by name would take a third of what the shortcut saves.
-    return [part for module in (layer, layer.attention) for part in module._modules.values() if part is not None]
+    return [
+        part
+        for layer in _layers(encoder)
+        for module in (layer, layer.attention)
+        for part in module._modules.values()
+        if part is not None
+    ]
 
 
 class _ScriptedProduct(nn.Module):
@@ -108,3 +126,25 @@ class _ScriptedLayer(nn.Module):
             context = functional.scaled_dot_product_attention(parted[0], parted[1], parted[2])
             contexts.append(context.transpose(1, 2).reshape(count * length, self.heads * self.head_size))
         return contexts[0] if len(contexts) == 1 else torch.cat(contexts)
+
+
+class _ScriptedLayers(nn.Module):
+    """All layers, one after the other; where they are one, again and again."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        distinct = [_ScriptedLayer(layer) for layer in _layers(encoder)]
+        self.layers = nn.ModuleList(distinct[number % len(distinct)] for number in range(encoder.depth))
+        self.last = encoder.depth - 1
+
+    def forward(
+        self, hidden: Tensor, lengths: list[tuple[int, int]], needed: Tensor | None, keep: bool
+    ) -> list[Tensor]:
+        """(N, H) -> (N, H), or (M, H); all states before it, or none."""
+        states = [hidden]
+        for number, layer in enumerate(self.layers):
+            hidden = layer(hidden, lengths, needed if number == self.last else None)
+            if not keep:
+                states.clear()
+            states.append(hidden)
+        return states
