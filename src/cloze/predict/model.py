@@ -233,7 +233,7 @@ class Model:
         make = make_vectors(self.embedding, pooling, size, last=layers == (self.bert.config.layers,))
 
         def step(batch: Batch) -> list[Floats]:
-            return list(make(self._states(batch, layers), batch.real).cpu().numpy())
+            return list(make(self._states(batch, layers), batch.mask).cpu().numpy())
 
         rows = self.run([window for text in windows for window in text], step)
         if not rows:

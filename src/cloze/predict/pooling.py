@@ -1,5 +1,8 @@
 """Token states -> one vector a text.
 
+A mask is true at the tokens of each sequence; None where nothing is padded, which is most often a single short text, of
+whose time every operation takes a share.
+
 Dimensions: B sequences, T tokens, H hidden size.
 """
 
@@ -14,29 +17,31 @@ from cloze.checkpoint.projection_files import Projection
 from cloze.errors import CheckpointError, RequestError, did_you_mean
 
 
-def cls_pool(states: Tensor, mask: Tensor) -> Tensor:  # noqa: ARG001 (the poolings share one signature)
+def cls_pool(states: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG001 (the poolings share one signature)
     """The first token: (B, T, H) -> (B, H)."""
     return states[:, 0]
 
 
-def mean_pool(states: Tensor, mask: Tensor) -> Tensor:
+def mean_pool(states: Tensor, mask: Tensor | None) -> Tensor:
     """Average the real tokens of each sequence: (B, T, H), (B, T) -> (B, H)."""
+    if mask is None:
+        return states.mean(1)
     weights = mask.unsqueeze(-1).to(states.dtype)  # (B, T, 1)
     # An all-padding row would divide by zero and spread NaN through the batch.
     return (states * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
-def max_pool(states: Tensor, mask: Tensor) -> Tensor:
+def max_pool(states: Tensor, mask: Tensor | None) -> Tensor:
     """The largest value of each feature over the real tokens: (B, T, H), (B, T) -> (B, H)."""
-    return states.masked_fill(~mask.unsqueeze(-1), float("-inf")).amax(1)
+    return (states if mask is None else states.masked_fill(~mask.unsqueeze(-1), float("-inf"))).amax(1)
 
 
-def mean_max_pool(states: Tensor, mask: Tensor) -> Tensor:
+def mean_max_pool(states: Tensor, mask: Tensor | None) -> Tensor:
     """Both, side by side, in the order of ``sentence-transformers`` (max first): (B, T, H), (B, T) -> (B, 2 H)."""
     return torch.cat([max_pool(states, mask), mean_pool(states, mask)], -1)
 
 
-POOL: dict[Pooling, Callable[[Tensor, Tensor], Tensor]] = {
+POOL: dict[Pooling, Callable[[Tensor, Tensor | None], Tensor]] = {
     "cls": cls_pool,
     "mean": mean_pool,
     "max": max_pool,
@@ -52,12 +57,16 @@ class VectorMaker:
     projections: tuple[Projection, ...] = ()
     normalize: bool = False
 
-    def __call__(self, states: Tensor, mask: Tensor) -> Tensor:
+    def __call__(self, states: Tensor, mask: Tensor | None) -> Tensor:
         """(B, T, H), (B, T) -> (B, width)."""
         vectors = POOL[self.pooling](states, mask).float()
         for projection in self.projections:
             vectors = projection(vectors)
-        return torch.nn.functional.normalize(vectors, dim=-1) if self.normalize else vectors
+        return (
+            vectors / torch.linalg.vector_norm(vectors, dim=-1, keepdim=True).clamp_(min=1e-12)
+            if self.normalize
+            else vectors
+        )
 
     def width(self, hidden_size: int) -> int:
         """How many numbers a vector has."""
