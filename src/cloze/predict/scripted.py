@@ -50,7 +50,9 @@ class Shortcut:
             return None
         # Nothing is padded here: without gradients, the sequences of a part have one length.
         lengths = [hidden.shape[:2]] if visible is None else [part.shape for part in visible]
-        *states, last = self._call(hidden.flatten(0, 1), lengths, needed, keep)
+        # To optimise so many operations would take a tenth of a second at first, and gains nothing.
+        with torch.jit.optimized_execution(False):
+            *states, last = self._call(hidden.flatten(0, 1), lengths, needed, keep)
         return [*(state.view_as(hidden) for state in states), last.view_as(hidden) if needed is None else last]
 
     def _fits(self, encoder: Encoder) -> bool:
