@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from cloze.predict import load
 from cloze.progress import Silent
 from cloze.tasks.source import Source
 from cloze.tasks.task import read_task
+from cloze.train import precision as precision_module
+from cloze.train import search as search_module
+from cloze.train.guard import DivergedError
 from cloze.train.run import Run
-from cloze.train.search import TABLE, search
+from cloze.train.search import TABLE, Cell, Scored, search
 from cloze.train.search_settings import SearchSettings
 from cloze.train.settings import FinetuneSettings
 from tests.train.made import Listener
@@ -105,6 +109,9 @@ def test_folds_score_every_row_once_and_leave_a_model_of_all(base: Path, tmp_pat
     run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(folds=3))
     rows = table(run)
     assert [row["results"]["rows"] for row in rows] == [11, 10, 10]  # type: ignore[index]
+    assert "On 31 training rows, which tell little of others:" in (run / "model" / "README.md").read_text(
+        encoding="utf-8"
+    )
     recorded = json.loads((run / "cells" / "all-rows" / "run.json").read_text(encoding="utf-8"))
     assert recorded["rows"] == 31
     assert Run(run).results()["kept"] == "all-rows"
@@ -117,6 +124,68 @@ def test_failed_runs_are_named(base: Path, source: Source, tmp_path: Path) -> No
     failed = [row["name"] for row in table(run) if row["failed"]]
     assert Run(run).results()["failed"] == failed
     assert failed, "a model that is not trained says one thing of every row, or guesses"
+
+
+def test_a_failed_run_is_not_the_best_however_it_scores(
+    base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    score = search_module._scored
+
+    def first_says_one_thing(cell: Cell, folder: Path) -> Scored:
+        found = score(cell, folder)
+        if cell.settings.seed:
+            return replace(found, failed=None)
+        return replace(found, score=2.0, failed="says 'winter' of every row")
+
+    monkeypatch.setattr(search_module, "_scored", first_says_one_thing)
+    run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
+    rows, results = table(run), Run(run).results()
+    assert (results["best"], results["most"]) == (rows[1]["name"], 2.0)
+    assert results["failed"] == [rows[0]["name"]]
+
+
+@pytest.mark.parametrize("diverging", [(1,), (0, 1)])
+def test_a_diverging_run_is_named_and_the_others_go_on(
+    base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, diverging: tuple[int, ...]
+) -> None:
+    tune = search_module.finetune_on
+
+    def tune_or_diverge(*given: Any, settings: FinetuneSettings, **named: Any) -> Path:
+        if settings.seed in diverging:
+            raise DivergedError("step 7: the loss is nan")
+        return tune(*given, settings=settings, **named)
+
+    monkeypatch.setattr(search_module, "finetune_on", tune_or_diverge)
+    listener = Listener()
+    asked = partial(search, source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
+    if len(diverging) == 2:
+        with pytest.raises(DivergedError, match=r"run: every one of 2 trainings diverged; lower --rate, with --fresh$"):
+            asked(progress=listener)
+        return
+    run = asked(progress=listener)
+    results, rows = Run(run).results(), table(run)
+    assert rows[1]["name"] in results["failed"]
+    assert (rows[1]["failed"], results["least"]) == ("diverged", 0.0)
+    assert f"{rows[1]['name']}: step 7: the loss is nan" in listener.said
+    assert load(run).task is not None
+
+
+def test_all_cells_compute_in_the_numbers_that_were_chosen_first(
+    base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: True)
+
+    def stop(*_: Any, **__: Any) -> Path:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(search_module, "finetune_on", stop)
+        with pytest.raises(KeyboardInterrupt):
+            search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
+    monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)  # busy now
+    run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
+    asked = [json.loads(path.read_text(encoding="utf-8")) for path in run.glob("cells/*/run.json")]
+    assert [one["precision"] for one in asked] == ["bf16", "bf16"]
 
 
 @pytest.mark.parametrize(
@@ -169,13 +238,15 @@ def test_changed_settings_are_refused_and_a_finished_search_is_left_alone(
 PROGRAM = """
 import sys
 from pathlib import Path
+import cloze.train.search as module
 from cloze.tasks.source import Source
 from cloze.train.search import search
 from cloze.train.search_settings import SearchSettings
 from cloze.train.settings import FinetuneSettings
 train, dev, base, out = map(Path, sys.argv[1:])
 settings = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3, save_every=2)
-search(Source("classify", train, dev), base, out, settings=settings, how=SearchSettings(seeds=3))
+module.BATCHES, module.RATES, module.EPOCHS = (8,), (1e-3, 3e-3), (1,)
+search(Source("classify", train, dev), base, out, settings=settings, how=SearchSettings(grid=True, seeds=2))
 """
 
 

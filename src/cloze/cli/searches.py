@@ -22,10 +22,11 @@ def print_search(folder: Path, json: bool) -> None:
 
 
 def _print_suite(results: dict[str, Any]) -> None:
-    rows = [
-        (task, score["metric"], f"{score['mean']:.4f}", f"{score['deviation']:.4f}")
-        for task, score in results["tasks"].items()
-    ]
+    rows = []
+    for task, score in results["tasks"].items():
+        rows.append((task, score["metric"], f"{score['mean']:.4f}", f"{score['deviation']:.4f}"))
+        if "mismatched" in score:  # of the model that is kept
+            rows.append((f"{task}, mismatched", score["metric"], f"{score['mismatched']:.4f}", ""))
     print_table(("task", "metric", "mean", "deviation"), [*rows, ("average", "", f"{results['average']:.4f}", "")])
 
 

@@ -18,6 +18,10 @@ PATIENCE = 5  # bad steps in a row
 _WEIGHT = 0.05  # of the newest loss in the running mean
 
 
+class DivergedError(DataError):
+    """A training whose losses were no losses any more, and which would end so each time."""
+
+
 class Guard:
     """Watches the losses of one training."""
 
@@ -45,7 +49,7 @@ class Guard:
         """Count a bad step and return what to tell; too many of them are an error."""
         self._bad += 1
         if self._bad >= PATIENCE:
-            raise DataError(
+            raise DivergedError(
                 f"step {step + 1}: {objection}, for the {PATIENCE}th time in a row; the last checkpoint is from before "
                 "the first of them: lower --rate and start over with --fresh, or look for broken rows in the data"
             )

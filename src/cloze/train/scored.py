@@ -55,8 +55,7 @@ def train_scored(
         progress,
         score_dev,
         Company(
-            # Frozen states are there once and for all; the little that is trained on them gains nothing.
-            precision=Precision.choose("fp32" if settings.frozen else settings.precision, model.device),
+            precision=finetuning_precision(settings, model.device),
             enough=best.enough if best else None,
             rate_scale=rate_scale(bert, settings.layer_decay),
         ),
@@ -64,3 +63,9 @@ def train_scored(
     if best is not None:
         best.restore()
     return precision
+
+
+def finetuning_precision(settings: FinetuneSettings, device: torch.device) -> Precision:
+    """In which numbers a fine-tuning computes."""
+    # Frozen states are there once and for all; the little that is trained on them gains nothing.
+    return Precision.choose("fp32" if settings.frozen else settings.precision, device)

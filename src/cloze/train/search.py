@@ -15,20 +15,24 @@ from typing import Any
 
 from cloze.errors import ConfigError
 from cloze.files import read_json, replace_json
+from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.tasks.items import fingerprint
 from cloze.tasks.source import Source
 from cloze.tasks.task import TaskData, read_task
 from cloze.train.checks import check_task
 from cloze.train.finetune import finetune_on, told
+from cloze.train.guard import DivergedError
 from cloze.train.run import Run
+from cloze.train.scored import finetuning_precision
 from cloze.train.search_plot import draw_search
 from cloze.train.search_settings import SearchSettings
-from cloze.train.settings import FinetuneSettings
+from cloze.train.settings import FinetuneSettings, PrecisionName
 
 TABLE = "search.json"
 CELLS = "cells"
 WHOLE = "all-rows"
+DIVERGED = "diverged"
 BATCHES, RATES, EPOCHS = (16, 32), (5e-5, 3e-5, 2e-5), (2, 3, 4)
 # Where the model itself is frozen, what is new can take larger steps, and needs them.
 FROZEN_RATES = (3e-3, 1e-3, 3e-4)
@@ -52,8 +56,13 @@ class Scored:
     part: str
     score: float  # by the metric that counts
     results: Mapping[str, Any]
-    failed: str | None  # why it counts as failed: its training never left the start
+    failed: str | None  # why it counts as failed: its training never left the start, or went astray
     settings: Mapping[str, Any]
+
+    @property
+    def diverged(self) -> bool:
+        """Whether there is no model."""
+        return self.failed == DIVERGED
 
 
 def search(
@@ -86,22 +95,28 @@ def search(
 
     def score(cell: Cell) -> Scored:
         folder = run.folder / CELLS / cell.name
-        finetune_on(
-            cell.data,
-            told(source),
-            model,
-            folder,
-            settings=cell.settings,
-            device=device,
-            progress=progress,
-            fit=not how.folds,
-        )
+        try:
+            finetune_on(
+                cell.data,
+                told(source),
+                model,
+                folder,
+                settings=cell.settings,
+                device=device,
+                progress=progress,
+                fit=not how.folds,
+            )
+        except DivergedError as error:
+            progress.say(f"{cell.name}: {error}")
+            return _diverged(cell)
         return _scored(cell, folder)
 
-    found = _Table(run.folder, progress)
+    found = _Table(run.folder, progress, settings, device)
+    settings = replace(settings, precision=found.precision)
     if how.folds:
         found.fill(_folds(data, settings, how.folds), score)
-        score(Cell(WHOLE, "whole", settings, data))
+        if score(Cell(WHOLE, "whole", settings, data)).diverged:
+            raise DivergedError(f"{run.folder}: the training on all rows diverged; lower --rate, with --fresh")
     else:
         if how.grid:
             _tell_unused(settings, progress)
@@ -169,18 +184,33 @@ def _varied(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _scored(cell: Cell, folder: Path) -> Scored:
     results = Run(folder).results()
     score = float(results[cell.data.metrics[0]])
-    settings = {**_varied(asdict(cell.settings)), "rate": cell.settings.peak_rate, "seed": cell.settings.seed}
-    return Scored(cell.name, cell.part, score, results, results.get("degenerate"), settings)
+    return Scored(cell.name, cell.part, score, results, results.get("degenerate"), _told_settings(cell))
+
+
+def _diverged(cell: Cell) -> Scored:
+    """It has no model to score, which is worth nothing."""
+    return Scored(cell.name, cell.part, 0.0, {}, DIVERGED, _told_settings(cell))
+
+
+def _told_settings(cell: Cell) -> dict[str, Any]:
+    return {**_varied(asdict(cell.settings)), "rate": cell.settings.peak_rate, "seed": cell.settings.seed}
 
 
 class _Table:
     """What has been scored so far, on disk; only the best model stays."""
 
-    def __init__(self, folder: Path, progress: Progress) -> None:
+    def __init__(self, folder: Path, progress: Progress, settings: FinetuneSettings, device: str | None) -> None:
         self._folder, self._progress = folder, progress
         self._path = folder / TABLE
-        rows = read_json(self._path)["cells"] if self._path.is_file() else []
-        self.rows = [Scored(**row) for row in rows]
+        kept = read_json(self._path) if self._path.is_file() else None
+        self.rows = [Scored(**row) for row in kept["cells"]] if kept else []
+        # What was measured to be faster at first: all cells are to be computed alike, whenever each is run. (The first
+        # searches left it to each.)
+        if kept is not None:
+            self.precision: PrecisionName = kept.get("precision", settings.precision)
+        else:
+            self.precision = finetuning_precision(settings, choose_device(device)).name
+            self._write()
 
     def fill(self, cells: Iterator[Cell], score: Callable[[Cell], Scored]) -> None:
         """Run the cells that are not there yet."""
@@ -195,11 +225,16 @@ class _Table:
             self._forget_models()
 
     def best(self, part: str) -> Scored:
-        """The best cell of a part; the first of equals."""
-        return max((row for row in self.rows if row.part == part), key=lambda row: row.score)
+        """The best cell of a part, a failed one only if all have failed; the first of equals.
+
+        Who says the same of every row may well score best: on MRPC, "yes" to all of them has a higher F1 than many a
+        model that has learned something.
+        """
+        rows = [row for row in self.rows if row.part == part]
+        return max(rows, key=lambda row: (not row.diverged, row.failed is None, row.score))
 
     def _write(self) -> None:
-        replace_json(self._path, {"cells": [asdict(row) for row in self.rows]})
+        replace_json(self._path, {"precision": self.precision, "cells": [asdict(row) for row in self.rows]})
 
     def _forget_models(self) -> None:
         """Remove all models but the best one of each part, which is all that can still be asked for."""
@@ -212,6 +247,8 @@ class _Table:
 def _finish(run: Run, found: _Table, metric: str, part: str) -> None:
     rows = [row for row in found.rows if row.part == part]
     best = found.best(part)
+    if best.diverged:
+        raise DivergedError(f"{run.folder}: every one of {len(rows)} trainings diverged; lower --rate, with --fresh")
     chosen = WHOLE if part == "folds" else best.name
     found_best = {"best": best.name, "best_results": best.results, "kept": chosen}
     run.write_results({"metric": metric, **summary(rows), **found_best})
