@@ -23,6 +23,15 @@ def test_expected_loss_is_that_of_the_nearest_size_after_as_much_text() -> None:
     assert expected_loss(500_000, 10**9, []) is None
 
 
+def test_more_text_is_never_expected_to_be_worse() -> None:
+    """Where a run went on with its rate up again, its loss did, too."""
+    for run in recorded_runs():
+        tokens = range(run["points"][0][0], run["points"][-1][0], 50_000)
+        found = [expected_loss(run["parameters"], seen, [run]) for seen in tokens]
+        losses = [one.loss for one in found if one is not None]
+        assert losses == sorted(losses, reverse=True)
+
+
 def test_recorded_runs_fall_and_are_in_order() -> None:
     for run in recorded_runs():
         tokens, losses = zip(*run["points"], strict=True)

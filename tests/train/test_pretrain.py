@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from cloze.checkpoint import ModelFolder, load_folder, save_folder
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, load_folder, save_folder
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
@@ -240,6 +240,18 @@ def test_what_a_card_says_of_its_beginnings(data: Path, finished: Path, tmp_path
     ((name, digest),) = read_manifest(data)["recipe"]["texts"]
     assert f"- files: `{name}` ({digest[:12]})\n" in card
     assert "prediction, from scratch." in (finished / "model" / "README.md").read_text("utf-8")
+
+
+def test_what_a_training_does_not_take_over_is_told(data: Path, finished: Path, tmp_path: Path) -> None:
+    base = load_folder(finished)
+    save_folder(replace(base, embedding=EmbeddingSettings("cls", normalize=True)), tmp_path / "base")
+    listener = Listener()
+    settings = replace(SETTINGS, objective="none", steps=1)
+    run = pretrain(data, tmp_path / "run", model=tmp_path / "base", settings=settings, progress=listener)
+    assert f"{tmp_path / 'base'}: its heads nsp have no part in this training and are left out" in listener.said
+    found = load_folder(run)
+    assert found.model.head_names == ("mlm",)
+    assert found.embedding == EmbeddingSettings("cls", normalize=True)
 
 
 def test_a_text_without_anything_held_out_is_told_of(tmp_path: Path) -> None:

@@ -54,3 +54,11 @@ def test_a_run_that_is_trained_is_held_against_others(tmp_path: Path) -> None:
             Run.open(tmp_path / "run", {"steps": 3}, fresh=True)
     assert Run.open(tmp_path / "run", {"steps": 3}, fresh=True).other_flags == ", without --fresh,"
     assert Run.open(tmp_path / "run", {"steps": 3}).other_flags == ""
+
+
+def test_of_two_long_lists_the_first_difference_is_told(tmp_path: Path) -> None:
+    texts = [[f"{number}.txt", str(number) * 64] for number in range(5)]
+    Run.open(tmp_path / "run", {"texts": texts})
+    changed = [*texts[:3], ["3.txt", "f" * 64], texts[4]]
+    with pytest.raises(ConfigError, match=f"otherwise: texts.3..1. was '{'3' * 64}' and is now '{'f' * 64}'; choose"):
+        Run.open(tmp_path / "run", {"texts": changed})

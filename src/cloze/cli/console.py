@@ -5,6 +5,7 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +66,16 @@ class Reporter:
             self._advance_plain(stage, done, total, shown)
             return
         if stage not in self._tasks:
-            self._tasks[stage] = self._bar.add_task(stage, total=total, figures="")
-        self._bar.update(self._tasks[stage], completed=done, total=total, figures=shown)
+            self._tasks[stage] = self._bar.add_task(stage, total=total, figures="", left="")
+        left = self._seconds_left(stage, done, total)
+        told = "" if left is None else f"{timedelta(seconds=round(left))} left"
+        self._bar.update(self._tasks[stage], completed=done, total=total, figures=shown, left=told)
+
+    def _seconds_left(self, stage: str, done: int, total: int | None) -> float | None:
+        """By the speed so far. The bar's own guess knows the last half minute alone, or nothing after a new total."""
+        now = time.monotonic()
+        start, first = self._starts.setdefault(stage, (now, done))
+        return (now - start) / (done - first) * (total - done) if total and first < done < total else None
 
     def _forget(self, stage: str) -> None:
         self._starts.pop(stage, None)
@@ -75,18 +84,16 @@ class Reporter:
             self._bar.remove_task(task)
 
     def _advance_plain(self, stage: str, done: int, total: int | None, shown: str) -> None:
-        now = time.monotonic()
-        start, first = self._starts.setdefault(stage, (now, done))
+        left = self._seconds_left(stage, done, total)
         if done == 0:  # "0 done" looks as if it were stuck
             return
+        now = time.monotonic()
         if now - self._last < PLAIN_EVERY and done != total:
             return
         self._last = now
         of = f" of {total:,}" if total else ""
-        left = ""
-        if total and done > first and done < total:
-            left = f", {(now - start) / (done - first) * (total - done):.0f} s left"
-        self._print(f"{stage}: {done:,}{of}{left}{'  ' + shown if shown else ''}")
+        told = "" if left is None else f", {left:.0f} s left"
+        self._print(f"{stage}: {done:,}{of}{told}{'  ' + shown if shown else ''}")
 
     def say(self, message: str) -> None:
         """Print one line to standard error, above the bar if there is one; the same line is said once."""
@@ -110,7 +117,6 @@ def _make_bar() -> "Bar":
         Progress,
         TextColumn,
         TimeElapsedColumn,
-        TimeRemainingColumn,
     )
 
     return Progress(
@@ -119,8 +125,7 @@ def _make_bar() -> "Bar":
         MofNCompleteColumn(),
         TextColumn("{task.fields[figures]}"),
         TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
+        TextColumn("{task.fields[left]}"),
         console=Console(stderr=True),
     )
 

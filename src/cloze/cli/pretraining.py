@@ -96,6 +96,7 @@ def _values(plan: "Plan") -> dict[str, object]:
         "epochs": plan.epochs,
         "expected_mlm_loss": None if plan.expected is None else plan.expected.loss,
         "expected_like": None if plan.expected is None else plan.expected.like,
+        "expected_is_bound": None if plan.expected is None else plan.expected.beyond,
     }
 
 
@@ -105,7 +106,8 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
         ("parameters", f"{numbers.parameters:,}"),
         (
             "memory",
-            f"{_size(plan.peak_bytes)} at the highest point of the steps timed here; weights "
+            f"{_size(plan.peak_bytes)} at the highest point of the steps timed here (in a long run, with batches of "
+            "many sizes, half a gigabyte and the states once or twice more); weights "
             f"{_size(numbers.weight_bytes)}, gradients {_size(numbers.gradient_bytes)}, moments "
             f"{_size(numbers.optimizer_bytes)}, states {_size(numbers.activation_bytes)}",
         ),

@@ -109,7 +109,9 @@ def _count_lengths(counts: _Counts, batches: PretrainingBatches, batch: Pretrain
 def _count_masks(counts: _Counts, batches: PretrainingBatches, batch: PretrainingBatch, sequences: Sequences) -> None:
     chosen = np.zeros(batch.ids.shape, bool)
     chosen.reshape(-1)[batch.positions] = True
-    budget, used = batches.masker.budgets(sequences), chosen.sum(axis=1)
+    # Worked out here, not asked of who is looked at.
+    budget = np.maximum(1, np.rint(batch.lengths * batches.masks.rate)).astype(np.int64)
+    used = chosen.sum(axis=1)
     counts.budget += int(budget.sum())
     counts.chosen += int(used.sum())
     counts.fullest = max(counts.fullest, float((used / budget).max()))

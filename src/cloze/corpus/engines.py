@@ -1,8 +1,8 @@
 """Shards made by the jobs of a cluster, Slurm's or Ray's, through the executors of ``datatrove``.
 
 A job makes one shard with the same function as a process here, from the same work folder, which all machines must
-see, as they must see the text files. Whatever ends the waiting, jobs go on; the same command looks at what is there,
-waits for jobs that are still running, and sends new ones for what is missing.
+see, as they must see the text files. Whatever ends the waiting, Slurm's jobs go on; the same command looks at what is
+there, waits for jobs that are still running, and sends new ones for what is missing.
 """
 
 import os

@@ -184,10 +184,13 @@ def recorded_runs(path: Path = RECORDED) -> list[dict[str, Any]]:
 
 
 def expected_loss(parameters: int, tokens: int, runs: Sequence[Mapping[str, Any]]) -> ExpectedLoss | None:
-    """The loss of the recorded run whose model is nearest in size, after as many tokens."""
+    """The loss of the recorded run whose model is nearest in size, after as many tokens, at its best until then.
+
+    A run may be several, one after the other, and each goes up a little when its rate does.
+    """
     if not runs:
         return None
     nearest = min(runs, key=lambda run: abs(math.log(run["parameters"] / parameters)))
     seen, losses = zip(*nearest["points"], strict=True)
-    loss = float(np.interp(math.log(max(1, tokens)), np.log(seen), losses))
+    loss = float(np.interp(math.log(max(1, tokens)), np.log(seen), np.minimum.accumulate(losses)))
     return ExpectedLoss(loss, nearest["name"], beyond=tokens > seen[-1])

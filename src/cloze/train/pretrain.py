@@ -7,7 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from cloze.checkpoint import ModelFolder, find_source, load_folder, save_folder
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_model, find_source, load_folder, save_folder
+from cloze.checkpoint.embedding_files import read_embedding
 from cloze.corpus.shards import read_manifest, verify_corpus
 from cloze.errors import ConfigError, DataError
 from cloze.model import Bert, BertConfig, preset
@@ -104,6 +105,9 @@ def start_model(
         missing = missing_heads(loaded.model, heads)
         if missing:
             progress.say(f"{model}: lacks the heads {', '.join(missing)}; new ones start at random")
+        unused = [name for name in loaded.model.head_names if name not in heads]
+        if unused:
+            progress.say(f"{model}: its heads {', '.join(unused)} have no part in this training and are left out")
         bert = with_heads(loaded.model, heads, keep=True, seed=settings.seed, dropout=settings.dropout)
         longest = max(loaded.tokenizer.max_length, settings.longest)
         tokenizer = tokenizer.with_segments(loaded.tokenizer.segments)
@@ -191,8 +195,14 @@ def _finish(
     results = run_results(metrics)
     run.write_results(results)
     card = pretraining_card(bert, tokenizer, settings, read_manifest(data), results, model)
-    save_folder(ModelFolder(bert, tokenizer, card=card), run.model_folder)
+    save_folder(ModelFolder(bert, tokenizer, embedding=_embedding(model), card=card), run.model_folder)
     run.store.clear()
+
+
+def _embedding(model: str | Path | None) -> EmbeddingSettings:
+    """How the model that it started from makes vectors, but for what was fitted to its own states."""
+    found = None if model is None else find_model(find_source(model))
+    return EmbeddingSettings() if found is None else replace(read_embedding(found[0]), projections=())
 
 
 def run_results(metrics: list[dict[str, float]]) -> dict[str, float]:

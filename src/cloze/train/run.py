@@ -23,7 +23,7 @@ RESULTS = "eval_results.json"
 BEST = "best.safetensors"  # the weights that scored best so far, where somebody waits for better ones
 _LONGEST_SHOWN = 100
 # Facts that older runs have not written down; what is not known of them is not held against them.
-_LATER = frozenset({"content"})
+_LATER = frozenset({"content", "teacher"})
 _BEGUN = f"{SETTINGS}.tmp"  # what a run consists of before its settings are written
 
 
@@ -147,7 +147,18 @@ def _changes(recorded: Mapping[str, Any], wanted: Mapping[str, Any], within: str
         if isinstance(there, dict) and isinstance(here, dict):
             yield from _changes(there, here, f"{within}{key}: ")
         elif there != here:
-            yield f"{within}{key} was {_shown(there)} and is now {_shown(here)}"
+            place, there, here = _first_difference(there, here)
+            yield f"{within}{key}{place} was {_shown(there)} and is now {_shown(here)}"
+
+
+def _first_difference(there: Any, here: Any) -> tuple[str, Any, Any]:
+    """Of two lists of one length, such as the files of a corpus, where they differ first; all of other values."""
+    if not (isinstance(there, list) and isinstance(here, list) and len(there) == len(here)):
+        return "", there, here
+    pairs = enumerate(zip(there, here, strict=True))
+    number, pair = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
+    place, before, after = _first_difference(*pair)
+    return f"[{number}]{place}", before, after
 
 
 def _shown(value: Any) -> str:

@@ -106,7 +106,8 @@ class Team:
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor of which this process may hold a share; every process has to ask."""
     full = getattr(tensor, "full_tensor", None)
-    return tensor if full is None else full()
+    # To the CPU at once: all of a model and its moments may be more than a device holds.
+    return tensor if full is None else full().cpu()
 
 
 def share(tensor: Tensor, like: Tensor) -> Tensor:
