@@ -40,6 +40,7 @@ FOLDERS = {
     "rte": "glue/RTE",
     "cola": "glue/CoLA",
     "conll": "conll2003",
+    "arc": "arc",
 }
 WHOLE: dict[str, Any] = {"epochs": EPOCHS, "batch": BATCH, "length": LENGTH, "rate": RATE}
 LSTM: dict[str, Any] = {"feature_head": "lstm", "rate": 1e-3}
@@ -60,6 +61,8 @@ def source_of(task: str, data: Path, out: Path) -> Source:
         folder = first_rows(folder, out / "SST-2")
     if task == "conll":
         folder = first_sentences(folder, out / "CoNLL")
+    if task == "arc":  # these files are ARC-Easy's training and dev questions, whatever they are called
+        return Source(task, folder / "arc_easy_dev.csv", dev=folder / "arc_easy_test.csv")
     return Source(task, folder)
 
 

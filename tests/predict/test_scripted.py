@@ -93,7 +93,10 @@ def test_who_trains_looks_or_copies_has_the_layers_themselves() -> None:
 
 
 def test_one_layer_gone_through_again_and_again() -> None:
-    fast, plain = (Model(model_folder(config=replace(SMALL, shared_layers=True, embedding_size=8)), precision="int8") for _ in range(2))
+    fast, plain = (
+        Model(model_folder(config=replace(SMALL, shared_layers=True, embedding_size=8)), precision="int8")
+        for _ in range(2)
+    )
     without_shortcut(plain)
     numpy.testing.assert_array_equal(fast.embed(TEXTS), plain.embed(TEXTS))
     numpy.testing.assert_array_equal(fast.hidden("the cat", layer=None), plain.hidden("the cat", layer=None))

@@ -67,6 +67,18 @@ def test_rows_to_be_scored_must_not_be_read(base: Path, tmp_path: Path) -> None:
     assert load(run).task is not None
 
 
+def test_training_rows_that_hold_what_is_scored_are_not_read(base: Path, tmp_path: Path) -> None:
+    rows, dev = make_rows(64), make_rows(16, 1)
+    rows[5] = {**rows[5], "text": f"{dev[3]['text']} {dev[4]['text']}"}
+    source = Source("classify", write(tmp_path / "a.csv", rows), write(tmp_path / "b.csv", dev))
+    domain, listener = write_domain(tmp_path / "domain.txt"), Listener()
+    once = replace(QUICK, seeds=1)
+    run = adapt(source, [domain], base, tmp_path / "run", adaptation=once, settings=FAST, progress=listener)
+    read = (run / "task-clean.txt").read_text(encoding="utf-8")
+    assert read.strip().split("\n\n") == [row["text"] for row in rows if row is not rows[5]]
+    assert "task-clean.txt: documents in which such rows occur, and which are left out: 1" in listener.said
+
+
 def test_what_fine_tuning_refuses_is_refused_before_anything_is_read(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     domain = write_domain(tmp_path / "domain.txt")

@@ -76,6 +76,9 @@ def test_separable_labels_are_learned(learned: Path) -> None:
     assert not (learned / "checkpoints").exists()
     card = (learned / "model" / "README.md").read_text(encoding="utf-8")
     assert "answers: garden, winter" in card
+    asked = json.loads((learned / "run.json").read_text(encoding="utf-8"))
+    assert f"- from: {asked['model']}\n- rows: classify, {asked['data']} ({asked['content'][:12]})\n" in card
+    assert "On 40 dev rows:" in card
     assert f"accuracy: {results['accuracy']:.4f}" in card
 
 

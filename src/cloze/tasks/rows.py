@@ -151,13 +151,14 @@ def _text_of(record: Record, name: str, otherwise: str) -> str:
 
 def _label_of(record: Record, name: str, columns: Columns) -> str:
     value = record.cells[name]
-    if columns.several and isinstance(value, list) and all(isinstance(label, str) for label in value):
-        for label in value:
+    if columns.several and isinstance(value, list) and all(type(label) in (str, int) for label in value):
+        labels = [str(label) for label in value]
+        for label in labels:
             if SEVERAL in label:
                 raise RowError(
                     f"{record.place}: the label {label!r:.40} has a {SEVERAL!r}, which stands between labels"
                 )
-        return SEVERAL.join(value)
+        return SEVERAL.join(labels)
     if isinstance(value, bool):
         return str(value).lower()
     if not isinstance(value, str | int | float):

@@ -63,6 +63,10 @@ def adapt(
         texts = [_without_overlap(texts, _scored(source, data), run.folder / "domain.txt", progress)]
     steps = _Steps(run.folder, adaptation, settings.precision, device, progress)
     task_text = _write_task_text(data, run.folder / "task.txt")
+    if adaptation.overlap != "allow":
+        # Training rows are learned from in any case; to read those that hold what is scored would be a head start.
+        clean = run.folder / "task-clean.txt"
+        task_text = _without_overlap([task_text], _scored(source, data), clean, progress)
     starts: dict[str, str | Path] = {DIRECT: model}
     starts[DOMAIN] = steps.read(texts, model, "domain", adaptation.domain_steps)
     starts[TASK] = steps.read([task_text], model, "task", adaptation.task_steps)
@@ -113,7 +117,7 @@ def _without_overlap(texts: Sequence[Path], scored: Rows, path: Path, progress: 
     if not path.is_file():
         progress.say(_LOOKING)
         dropped = write_without_overlap(texts, scored, path)
-        progress.say(f"documents in which such rows occur, and which are left out: {dropped:,}")
+        progress.say(f"{path.name}: documents in which such rows occur, and which are left out: {dropped:,}")
     return path
 
 

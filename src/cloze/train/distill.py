@@ -4,10 +4,20 @@ The loop and the run are those of fine-tuning; the rows are held to the teacher'
 them. The student that is saved is a model folder like any other.
 """
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from cloze.checkpoint import HEAD_OF, ModelFolder, TaskLabels, find_source, load_any, save_folder
+from cloze.checkpoint import (
+    HEAD_OF,
+    ModelFolder,
+    TaskLabels,
+    find_source,
+    load_any,
+    save_folder,
+    weights_fingerprint,
+)
 from cloze.errors import ConfigError, RequestError
 from cloze.files import replace_json
 from cloze.model.adapters import without_attachment
@@ -16,6 +26,7 @@ from cloze.predict.answering import fit_threshold
 from cloze.progress import Progress, Silent
 from cloze.tasks.answer import Questions
 from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.items import fingerprint
 from cloze.tasks.labels import LabelSet
 from cloze.tasks.source import Source
 from cloze.tasks.task import TaskData, find_task, read_task
@@ -64,6 +75,9 @@ def distill(
         "unlabelled": None if unlabelled is None else str(unlabelled),
         "rows": len(data.train),
         "unlabelled_rows": 0 if texts is None else len(texts),
+        # What has changed meanwhile, rows or teacher, would be mixed in.
+        "content": fingerprint(data.train, data.dev, *([] if texts is None else [texts])),
+        "teacher": weights_fingerprint(teacher.place) if teacher.place is not None else None,
     }
     run = Run.open(Path(out), asked | asdict(settings), fresh=fresh)
     if run.done_already(progress):
@@ -84,7 +98,7 @@ def distill(
         data.metrics[0],
         lambda: evaluate_examples(small, data.kind, data.dev, data.metrics).metrics,
     )
-    _finish(run, wise, small, student, data, how, str(model))
+    _finish(run, wise, small, student, data, how, asked)
     return run.folder
 
 
@@ -142,7 +156,7 @@ def _finish(
     contents: ModelFolder,
     data: TaskData,
     how: FinetuneSettings,
-    name: str,
+    asked: Mapping[str, Any],
 ) -> None:
     """Write scores, curves, the comparison and, last, the model: its presence says that the run is over."""
     student.bert.eval()
@@ -157,7 +171,7 @@ def _finish(
     draw_curves(run.metrics(), run.folder / "curves.png")
     # Its size on disk is part of the comparison.
     partial = run.folder / _PARTIAL
-    card = finetuning_card(contents, evaluation, how, len(data.train)) + f"\nDistilled from {name}.\n"
+    card = finetuning_card(contents, evaluation, how, data, asked) + f"\nDistilled from {asked['model']}.\n"
     save_folder(replace(contents, card=card), partial)
     replace_json(run.folder / REPORT, compare(teacher, student, partial, data, evaluation.metrics))
     partial.rename(run.model_folder)

@@ -117,7 +117,8 @@ def finetune_on(
     tuned = _start(base, str(model), data, settings, progress)
     wrapped = Model(tuned, device=device)
     weights = balanced_weights(data) if settings.class_weights == "balanced" else None
-    run = Run.open(Path(out), _recorded(asked, model, data) | asdict(settings), fresh=fresh)
+    recorded = _recorded(asked, model, data)
+    run = Run.open(Path(out), recorded | asdict(settings), fresh=fresh)
     if run.done_already(progress):
         return run.folder
     keep_freed_memory()
@@ -135,7 +136,7 @@ def finetune_on(
         data.metrics[0],
         lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
     )
-    _finish(run, wrapped, tuned, data, replace(settings, precision=precision.name), fit=fit)
+    _finish(run, wrapped, tuned, data, replace(settings, precision=precision.name), recorded, fit=fit)
     return run.folder
 
 
@@ -208,7 +209,14 @@ def make_batches(
 
 
 def _finish(
-    run: Run, wrapped: Model, tuned: ModelFolder, data: TaskData, settings: FinetuneSettings, *, fit: bool
+    run: Run,
+    wrapped: Model,
+    tuned: ModelFolder,
+    data: TaskData,
+    settings: FinetuneSettings,
+    recorded: Mapping[str, Any],
+    *,
+    fit: bool,
 ) -> None:
     """Write scores, curves and, last, the model: its presence says that the run is over."""
     wrapped.bert.eval()
@@ -224,7 +232,7 @@ def _finish(
     if calibration is not None:
         run.write_results(evaluation.results() | calibration.results())
     draw_curves(run.metrics(), run.folder / "curves.png")
-    card = finetuning_card(tuned, evaluation, settings, len(data.train))
+    card = finetuning_card(tuned, evaluation, settings, data, recorded)
     tuned.model.cpu()
     contents = replace(tuned, embedding=EmbeddingSettings(), card=card)
     (save_folder if tuned.adapter is None else save_adapter)(contents, run.model_folder)
@@ -232,14 +240,20 @@ def _finish(
     run.store.clear()
 
 
-def finetuning_card(tuned: ModelFolder, evaluation: Evaluation, settings: FinetuneSettings, rows: int) -> str:
-    """The model card of a fine-tuned model."""
+def finetuning_card(
+    tuned: ModelFolder, evaluation: Evaluation, settings: FinetuneSettings, data: TaskData, asked: Mapping[str, Any]
+) -> str:
+    """The model card of a fine-tuned model; ``asked`` is what its run wrote down."""
     assert tuned.task is not None
+    # Where there was nothing else to score, as after folds.
+    scored = "training rows, which tell little of others" if data.dev is data.train else "dev rows"
     scores = "\n".join(f"- {name}: {value:.4f}" for name, value in evaluation.metrics.items())
     labels = ", ".join(tuned.task.names) or ANSWERS[tuned.task.kind]
     return (
         f"# BERT, fine-tuned to {tuned.task.kind}\n\n"
-        f"- answers: {labels}\n- training: {rows:,} rows, {settings.epochs} epochs, batch {settings.batch}, "
+        f"- answers: {labels}\n- from: {asked['model']}\n"
+        f"- rows: {asked['task']}, {asked['data']} ({asked['content'][:12]})\n"
+        f"- training: {len(data.train):,} rows, {settings.epochs} epochs, batch {settings.batch}, "
         f"rate {settings.peak_rate:g}, seed {settings.seed}, computed in {settings.precision}\n\n"
-        f"On {len(evaluation.predictions):,} dev rows:\n\n{scores}\n"
+        f"On {len(evaluation.predictions):,} {scored}:\n\n{scores}\n"
     )
