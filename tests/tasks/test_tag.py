@@ -20,6 +20,7 @@ from cloze.tasks.tag import (
     MSRA,
     TaggedSentences,
     group_neighbours,
+    is_word_table,
     join_words,
     read_own_tags,
     read_published_tags,
@@ -42,7 +43,8 @@ def write(path: Path, text: str) -> Path:
 
 
 def read(path: Path, labels: LabelSet | None = None, on_bad_row: str = "stop") -> TaggedSentences:
-    source = Source("tag", path, text="words", label="tags", on_bad_row=on_bad_row)  # type: ignore[arg-type]
+    names = {"text": "words", "label": "tags"} if is_word_table(path) else {}
+    source = Source("tag", path, on_bad_row=on_bad_row, **names)  # type: ignore[arg-type]
     examples = read_own_tags(source, "train", labels).examples
     assert isinstance(examples, TaggedSentences)
     return examples
@@ -226,6 +228,24 @@ def test_lists_of_words(tmp_path: Path) -> None:
     assert examples.places == [f"{path}:1", f"{path}:2"]
     numbers = read(write(path, '{"words": ["a", "b"], "tags": [3, 12]}\n'))
     assert numbers.labels.names == ("3", "12")
+
+
+def test_sentences_in_csv_have_spaces_between_words(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.csv", 'id,words,tags\n1,"Ann runs , fast",I-PER O O O\n2,Paris,B-LOC\n')
+    examples = read(path)
+    assert examples.words == [["Ann", "runs", ",", "fast"], ["Paris"]]
+    assert tags(examples) == [["B-PER", "O", "O", "O"], ["B-LOC"]]
+    assert examples.places == [f"{path}:2", f"{path}:3"]
+    with pytest.raises(DataError, match=r"a.csv:2: 2 words in 'words', but 1 tags in 'tags'; give one each"):
+        read(write(path, "words,tags\nAnn runs,O\n"))
+
+
+def test_columns_of_a_word_a_line_have_no_names(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.tsv", "word\tpos\nAnn\tNN\n")
+    with pytest.raises(
+        ConfigError, match=r"^label is 'pos', but .*a.tsv is read as a word a line, whose columns have no"
+    ):
+        read_task(Source("tag", path, label="pos"))
 
 
 A_LIST = 'expected a list such as ["a", "b"]: name it by --text, --label'

@@ -137,23 +137,28 @@ def read_published_tags(files: Files, source: Source, split: str, labels: LabelS
 
 
 def read_own_tags(source: Source, split: str, labels: LabelSet | None) -> Read:
-    """The user's own: a column file, or a table with a list of words and a list of tags in each row."""
+    """The user's own: a column file, or a table with the words of a sentence and their tags in each row."""
     path = source.dev if split == "dev" and source.dev is not None else source.data
     on_bad_row = source.on_bad_row or "stop"
     if is_word_table(path):
         found = read_word_lists(path, text=source.text, label=source.label, on_bad_row=on_bad_row)
     else:
+        for name, value in source.columns_named().items():
+            raise ConfigError(
+                f"{name} is {value!r}, but {path} is read as a word a line, whose columns have no names; "
+                "leave it out, or give CSV, JSONL or Parquet with a sentence a row"
+            )
         found = read_columns(path, on_bad_row=on_bad_row)
     return _read(path, found, labels, on_bad_row)
 
 
 def is_word_table(path: Path) -> bool:
-    """Whether a file is of a kind that can hold lists of words."""
-    return table_ending(path) in {".jsonl", ".ndjson", ".parquet"}
+    """Whether a file has a sentence a row, with columns by name. In ``.tsv`` a word a line is what people have."""
+    return table_ending(path) in {".csv", ".jsonl", ".ndjson", ".parquet"}
 
 
 def read_word_lists(path: Path, *, text: str, label: str, on_bad_row: OnBadRow = "stop") -> Sentences:
-    """Read JSONL or Parquet: in each row a list of words and, beside it, a list of tags."""
+    """Read JSONL, Parquet or CSV: in each row a list of words and a list of tags, or both with spaces between them."""
     sentences: list[Sentence] = []
     order, skipped, problem = 0, 0, ""
     with closing(open_table(path)) as table:
@@ -184,7 +189,8 @@ def take_word_lists(path: Path, text: str) -> tuple[list[list[str]], list[dict[s
 
 
 def _take_words(path: Path, record: Record, text: str, label: str, order: int) -> Sentence:
-    words, tags = _texts(record, text), _texts(record, label)
+    spaced = table_ending(path) == ".csv"  # which has no lists
+    words, tags = _texts(record, text, spaced=spaced), _texts(record, label, spaced=spaced)
     if len(words) != len(tags):
         raise RowError(
             f"{record.place}: {len(words)} words in {text!r}, but {len(tags)} tags in {label!r}; give one each"
@@ -193,9 +199,11 @@ def _take_words(path: Path, record: Record, text: str, label: str, order: int) -
     return Sentence(path, line, order, words, tags, [""] * len(words), one_line=True)
 
 
-def _texts(record: Record, name: str) -> list[str]:
+def _texts(record: Record, name: str, *, spaced: bool = False) -> list[str]:
     """A list of texts out of a record; numbers, as some corpora have for tags, are taken as they are written."""
     values = record.cells.get(name)
+    if spaced and isinstance(values, str):
+        values = values.split()
     if not isinstance(values, list) or not values:
         there = f"is {values!r:.40}" if name in record.cells else "is not there"
         raise RowError(
