@@ -23,6 +23,8 @@ from torture.preparation import run as prepare_under_fire
 from torture.processes import Death, do_in_processes
 from torture.string_checks import Candidate, check_texts, is_defined, offset_problem
 from torture.strings import StringSettings, Task, check_task, standard_candidates, torture_strings
+from torture.tables import TableSettings, csv_cases, read_table
+from torture.tables import run as read_tables
 from torture.vocabulary import LearningSettings, choose_conditions
 from torture.vocabulary import run as learn_often
 
@@ -343,6 +345,22 @@ def test_a_missing_vocabulary_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr("torture.strings.PUBLISHED", "no_such_package")
     with pytest.raises(ConfigError, match=r"no_such_package is not installed.*'make torture' installs it"):
         standard_candidates(tmp_path, [], 100)
+
+
+# T13, rows as people's files have them.
+
+
+def test_bad_rows_are_named_by_their_lines_and_long_lines_take_no_memory() -> None:
+    outcome = read_tables(TableSettings(long_line=11 * 2**20), Silent())
+    assert outcome.failures == []
+    assert outcome.figures["files"] == 20
+
+
+def test_a_message_without_its_line_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torture.tables.READ", "print('something is wrong')")
+    (case,) = [case for case in csv_cases(100) if case.name == "bad UTF-8"]
+    _, failure = read_table(case, tmp_path)
+    assert failure == "bad UTF-8 (.csv): 'something is wrong'; expected LINE3: .*UTF-8.*"
 
 
 # T23, preparation under fire.

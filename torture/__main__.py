@@ -33,6 +33,7 @@ from torture import (
     spikes,
     strings,
     swaps,
+    tables,
     team_sizes,
     vocabulary,
 )
@@ -118,6 +119,13 @@ TRIALS = {
             "tests/text/passages.py",
             "tests/text/reference.py",
         ),
+    ),
+    "T13": Trial(
+        "CSV and JSONL: mark, CRLF, NUL, ragged, bad UTF-8, unknown labels, lines of 100 MB; text of one such line",
+        "a line number in each message; memory bounded",
+        tables.TableSettings(),
+        tables.run,
+        ("torture/tables.py",),
     ),
     "T14": Trial(
         "50,000 requests made from the service's own description, and bodies that have broken others",
