@@ -18,6 +18,7 @@ from cloze.tasks.source import Source
 from cloze.tasks.task import read_task
 from cloze.train import precision as precision_module
 from cloze.train import search as search_module
+from cloze.train.finetune import finetune_on
 from cloze.train.guard import DivergedError
 from cloze.train.run import Run
 from cloze.train.search import TABLE, Cell, Scored, search
@@ -148,12 +149,10 @@ def test_a_failed_run_is_not_the_best_however_it_scores(
 def test_a_diverging_run_is_named_and_the_others_go_on(
     base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, diverging: tuple[int, ...]
 ) -> None:
-    tune = search_module.finetune_on
-
     def tune_or_diverge(*given: Any, settings: FinetuneSettings, **named: Any) -> Path:
         if settings.seed in diverging:
             raise DivergedError("step 7: the loss is nan")
-        return tune(*given, settings=settings, **named)
+        return finetune_on(*given, settings=settings, **named)
 
     monkeypatch.setattr(search_module, "finetune_on", tune_or_diverge)
     listener = Listener()

@@ -51,7 +51,7 @@ class Shortcut:
         # Nothing is padded here: without gradients, the sequences of a part have one length.
         lengths = [hidden.shape[:2]] if visible is None else [part.shape for part in visible]
         # To optimise so many operations would take a tenth of a second at first, and gains nothing.
-        with torch.jit.optimized_execution(False):
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             *states, last = self._call(hidden.flatten(0, 1), lengths, needed, keep)
         return [*(state.view_as(hidden) for state in states), last.view_as(hidden) if needed is None else last]
 
