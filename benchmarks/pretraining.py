@@ -196,7 +196,7 @@ def _print(
     peak: float,
     precision: Precision,
 ) -> None:
-    print(f"\n{name}, {precision}, {torch.get_num_threads()} threads; peak {peak / 1e9:.0f} GFLOP/s")
+    print(f"\n{name}, {precision.name}, {torch.get_num_threads()} threads; peak {peak / 1e9:.0f} GFLOP/s")
     for who in ("ours", "theirs"):
         best, usual = tokens / min(times[who]), tokens / median(times[who])
         print(f"  {who:<7} {usual:7,.0f} tokens/s (median), {best:7,.0f} (best), {best * work / peak:.0%} of the peak")
