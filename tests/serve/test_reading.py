@@ -15,6 +15,7 @@ from torture.services import Running, running
 
 from cloze.checkpoint import TaskLabels
 from cloze.predict import Model, load
+from cloze.serve.batcher import AbandonedError
 from cloze.serve.reading import AT_ONCE
 from cloze.serve.settings import Limits, ServiceSettings
 from cloze.tasks.answer import read_contexts
@@ -159,3 +160,15 @@ def test_many_passes_end_when_the_time_is_over(folders: dict[str, str], monkeypa
         assert service.post("/correct", {"texts": "the cat"}).status_code == 408
         assert service.post("/embed", {"texts": "the cat"}).status_code == 200
     assert len(passes) < 500
+
+
+def test_who_computes_may_see_first_that_the_time_is_over(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def give_up(*_: Any) -> Any:
+        raise AbandonedError("nobody waits for this any more")
+
+    monkeypatch.setattr("cloze.predict.correction.Corrector.correct", give_up)
+    with running(ServiceSettings({"base": folders["base"]}, limits=Limits(timeout=60.0))) as service:
+        refused = service.post("/correct", {"texts": "the cat"})
+        assert (refused.status_code, refused.json()["error"]["type"]) == (408, "deadline")

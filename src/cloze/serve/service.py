@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request
 
-from cloze.serve.batcher import Batcher
+from cloze.serve.batcher import AbandonedError, Batcher
 from cloze.serve.bodies import Bodies
 from cloze.serve.library import Library, Served
 from cloze.serve.metrics import Metrics
@@ -88,7 +88,9 @@ class Service:
         try:
             left = job.deadline - time.monotonic()
             done, _ = await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            if answer in done and not answer.cancelled():
+            # Who computes may be the first to see that the time is over.
+            abandoned = answer in done and (answer.cancelled() or isinstance(answer.exception(), AbandonedError))
+            if answer in done and not abandoned:
                 return answer.result()
             self.metrics.dropped.labels("client" if gone in done else "deadline").inc()
             if gone in done:
