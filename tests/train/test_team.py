@@ -61,6 +61,14 @@ def test_parts_of_a_batch_are_the_batch(data: Path, tmp_path: Path, one: Path) -
     assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-6)
 
 
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_with_dropout_two_ranks_learn_what_one_learns_in_two_parts(data: Path, tmp_path: Path, parallel: str) -> None:
+    assert alone(data, tmp_path / "one", "--dropout", "0.1", "--accumulate", "2").returncode == 0
+    done = together(data, tmp_path / "two", "--dropout", "0.1", "--parallel", parallel)
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
+
+
 def test_a_run_may_go_on_with_another_number_of_processes(data: Path, tmp_path: Path, one: Path) -> None:
     out = tmp_path / "run"
     stops = "import cloze.train.loop as loop, os, signal, sys\nfrom cloze.cli import main\n"
