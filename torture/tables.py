@@ -10,7 +10,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -151,12 +151,12 @@ def prepare_line(length: int, folder: Path) -> tuple[int, str | None]:
     return memory, None if said == "read" else f"a line of {length} characters: {said[-300:]!r}"
 
 
-def measured(program: str, given: tuple[Path, ...], finish: Callable[[str], str] = str.strip) -> tuple[int, str]:
+def measured(program: str, given: tuple[Path, ...]) -> tuple[int, str]:
     """The largest resident set of a program, in bytes, and what it printed."""
     words = [sys.executable, "-c", program, *map(str, given)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as child:
         assert child.stdout is not None
-        said = finish(child.stdout.read().decode("utf-8", errors="replace"))
+        said = child.stdout.read().decode("utf-8", errors="replace").strip()
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
     return 1024 * usage.ru_maxrss, said
