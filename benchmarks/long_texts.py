@@ -56,7 +56,9 @@ def write_rows(archive: Path, rows: int, out: Path) -> Source:
 
 def score(source: Source, model: str, way: LongTexts, seed: int, out: Path) -> float:
     """Fine-tune and score on the test rows."""
-    run = finetune(source, model, out / f"{way}-{seed}", settings=replace(SETTINGS, long_texts=way, seed=seed))
+    run = finetune(
+        source, model, out / f"{source.data.stem}-{way}-{seed}", settings=replace(SETTINGS, long_texts=way, seed=seed)
+    )
     return float(Run(run).results()["accuracy"])
 
 
@@ -75,7 +77,7 @@ def main() -> None:
     source = write_rows(asked.data, asked.rows, asked.out)
     for way in asked.ways:
         found = [
-            100 * KEPT.get(f"{way} {seed}", partial(score, source, asked.model, way, seed, asked.out))
+            100 * KEPT.get(f"{asked.rows} {way} {seed}", partial(score, source, asked.model, way, seed, asked.out))
             for seed in range(asked.seeds)
         ]
         spread = stdev(found) if len(found) > 1 else 0.0
