@@ -6,8 +6,9 @@ from cloze.corpus.entities import read_entity_table
 from cloze.corpus.masking import WordTables
 from cloze.corpus.settings import Masking
 from cloze.corpus.shards import Corpus
-from cloze.corpus.similar import learn_similar_table, read_similar_table
+from cloze.corpus.similar import SimilarTable, learn_similar_table, read_similar_table
 from cloze.text import Tokenizer
+from cloze.text.characters import is_ideograph
 
 
 def open_word_tables(
@@ -18,6 +19,13 @@ def open_word_tables(
         return WordTables(entities=read_entity_table(entities, tokenizer))
     if masking == "correction":
         if similar is not None:
-            return WordTables(similar=read_similar_table(similar, tokenizer))
+            table = read_similar_table(similar, tokenizer)
+            return WordTables(similar=table, characters=_characters(table, tokenizer))
         return WordTables(similar=learn_similar_table(Corpus.open(data), tokenizer, seed))
     return WordTables()
+
+
+def _characters(table: SimilarTable, tokenizer: Tokenizer) -> frozenset[int]:
+    """Chinese characters of a list; learned tables are of words that mean alike, and tell of no mistakes."""
+    singles = ((word[0], tokenizer.pieces[word[0]]) for word in table if len(word) == 1)
+    return frozenset(number for number, piece in singles if len(piece) == 1 and is_ideograph(piece))

@@ -1,0 +1,21 @@
+"""SIGHAN's set of characters that are mistaken for each other, as the file that ``--similar`` takes.
+
+    python scripts/make_similar.py ../shared/data/sighan_csc/confusion.txt runs/zh/similar.txt
+
+A character, a colon and the others become a character, a tab, and the others with spaces between.
+"""
+
+import sys
+from pathlib import Path
+
+
+def main(source: Path, target: Path) -> None:
+    """Write the one from the other."""
+    rows = (line.partition(":") for line in source.read_text(encoding="utf-8").splitlines() if ":" in line)
+    lines = [f"{sign.strip()}\t{' '.join(others.strip())}\n" for sign, _, others in rows if others.strip()]
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text("".join(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
