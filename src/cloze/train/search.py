@@ -8,6 +8,7 @@ point, and the same command ends with the same table and the same model.
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -93,26 +94,9 @@ def search(
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
 
-    def score(cell: Cell) -> Scored:
-        folder = run.folder / CELLS / cell.name
-        try:
-            finetune_on(
-                cell.data,
-                told(source),
-                model,
-                folder,
-                settings=cell.settings,
-                device=device,
-                progress=progress,
-                fit=not how.folds,
-            )
-        except DivergedError as error:
-            progress.say(f"{cell.name}: {error}")
-            return _diverged(cell)
-        return _scored(cell, folder)
-
     found = _Table(run.folder, progress, settings, device)
     settings = replace(settings, precision=found.precision)
+    score = _Scoring(source, model, run.folder, device, progress, fit=not how.folds)
     if how.folds:
         found.fill(_folds(data, settings, how.folds), score)
         if score(Cell(WHOLE, "whole", settings, data)).diverged:
@@ -125,6 +109,28 @@ def search(
         found.fill(_seeds(data, settings, how), score)
     _finish(run, found, data.metrics[0], "folds" if how.folds else "seeds")
     return run.folder
+
+
+@dataclass(frozen=True)
+class _Scoring:
+    """Trains cells from one start on one task, each in a folder of its own."""
+
+    source: Source
+    model: str | Path
+    folder: Path
+    device: str | None
+    progress: Progress
+    fit: bool
+
+    def __call__(self, cell: Cell) -> Scored:
+        folder = self.folder / CELLS / cell.name
+        train = partial(finetune_on, device=self.device, progress=self.progress, fit=self.fit)
+        try:
+            train(cell.data, told(self.source), self.model, folder, settings=cell.settings)
+        except DivergedError as error:
+            self.progress.say(f"{cell.name}: {error}")
+            return _diverged(cell)
+        return _scored(cell, folder)
 
 
 def _read(source: Source, settings: FinetuneSettings, how: SearchSettings) -> TaskData:
