@@ -3,6 +3,8 @@ import sys
 
 import pytest
 
+from cloze.train.allocator import IdleMemory, resident_memory
+
 PROGRAM = """
 import resource
 import torch
@@ -54,3 +56,45 @@ print(kept - resident())
 def test_what_lies_idle_is_given_back() -> None:
     done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, check=True)
     assert 150 < int(done.stdout) < 250  # MB, of 200
+
+
+def given_back(resident: list[int]) -> list[int]:
+    """After which steps memory is given back, if this is what there is after each."""
+    found: list[int] = []
+    steps = iter(enumerate(resident))
+    now = 0
+
+    def measure() -> int:
+        nonlocal now
+        now, value = next(steps)
+        return value
+
+    def give_back() -> bool:
+        found.append(now)
+        return True
+
+    idle = IdleMemory(measure, give_back)
+    for _ in resident:
+        idle.after_step()
+    return found
+
+
+def test_idle_memory_is_given_back_when_it_has_grown() -> None:
+    assert given_back([50, 100, 101, 104, 106, 90, 100, 105, 107, 100]) == [4, 8]
+
+
+def test_a_step_that_takes_more_by_itself_is_no_idle_memory() -> None:
+    # After the first time a step alone takes 120, so that nothing is idle until it is well above that.
+    assert given_back([100, 100, 110, 120, 120, 125, 127]) == [2, 6]
+
+
+def test_nothing_is_given_back_where_the_system_does_not_tell() -> None:
+    assert given_back([0] * 6) == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the system does not tell")
+def test_resident_memory_is_that_of_this_process() -> None:
+    before = resident_memory()
+    block = bytearray(b"x" * 2**26)
+    assert before + 2**25 < resident_memory() < before + 2**28
+    assert len(block) == 2**26

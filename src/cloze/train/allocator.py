@@ -5,26 +5,38 @@ takes a tenth of the time of a small model's step (docs/findings.md). Kept, they
 what is short, as with gradient checkpointing, giving back is right. Other systems have other allocators: left alone.
 
 No two batches have the same number of tokens, so that what one has freed is often a little too small for the next, and
-what is kept would grow to several times what a step takes. So now and then all that lies idle is given back.
+what is kept would grow to several times what a step takes. So all that lies idle is given back whenever it has grown.
 """
 
 import ctypes
+import os
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 # The names of malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _NEVER = 2**31 - 1
 _SMALL = 65_536
+_STATISTICS = Path("/proc/self/statm")
+# The first steps make what lasts: the optimizer's averages in the first, the last of its kernels in the second.
+_FIRST_STEPS = 2
+# So much more than a step alone has taken is idle memory, worth the time that giving it back takes of the next step.
+_GROWN = 1.02
+# Kernels that oneDNN makes for each shape it meets, and PyTorch's own list of them. A step has some fifty shapes, and
+# the next step others: a thousand of each, which they keep otherwise, take half a gigabyte and are not asked for again.
+_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
 
 
 def keep_freed_memory() -> bool:
     """Have freed blocks used again; whether that could be arranged."""
+    _keep_few_kernels()
     return _set((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER))
 
 
 def give_back_freed_memory() -> bool:
     """Have freed blocks given back to the system at once; whether that could be arranged."""
+    _keep_few_kernels()
     return _set((_MMAP_MAX, 65_536), (_MMAP_THRESHOLD, _SMALL))
 
 
@@ -32,6 +44,41 @@ def give_back_idle_memory() -> bool:
     """Have all that is free now given back to the system; whether that could be arranged."""
     trim = _function("malloc_trim")
     return trim is not None and trim(0) == 1
+
+
+def resident_memory() -> int:
+    """Bytes of memory that this process has, 0 where the system does not tell."""
+    try:
+        return int(_STATISTICS.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class IdleMemory:
+    """Keeps a training near what one of its steps takes, however many sizes its batches have."""
+
+    def __init__(
+        self, measure: Callable[[], int] = resident_memory, give_back: Callable[[], bool] = give_back_idle_memory
+    ) -> None:
+        self._measure, self._give_back = measure, give_back
+        self._usual = 0
+        self._telling = _FIRST_STEPS  # steps whose memory tells what a step takes
+
+    def after_step(self) -> None:
+        """Give back what lies idle, if there is much more than the largest step has taken alone."""
+        resident = self._measure()
+        if self._telling:
+            self._telling -= 1
+            self._usual = max(self._usual, resident)
+        elif resident > _GROWN * self._usual:
+            self._give_back()
+            self._telling = 1
+
+
+def _keep_few_kernels() -> None:
+    """To be said before the first product is computed; whoever has said otherwise is heard."""
+    for name, value in _KERNELS.items():
+        os.environ.setdefault(name, value)
 
 
 def _set(*values: tuple[int, int]) -> bool:

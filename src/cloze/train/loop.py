@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from cloze.checkpoint import TrainingState
 from cloze.interrupts import Interrupted, Interrupts, heard_between_steps
 from cloze.progress import Progress, Silent
-from cloze.train.allocator import give_back_idle_memory
+from cloze.train.allocator import IdleMemory
 from cloze.train.guard import Guard
 from cloze.train.meter import Meter
 from cloze.train.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
@@ -31,9 +31,6 @@ from cloze.train.run import Run
 from cloze.train.schedule import Schedule
 from cloze.train.settings import LoopSettings
 from cloze.train.team import Team, load_whole_state, whole, whole_state
-
-# Steps between two times that idle memory is given back: each takes about a tenth of a second of a small model's step.
-IDLE_EVERY = 20
 
 
 @dataclass(frozen=True)
@@ -133,6 +130,7 @@ class _Training:
         """Resume, then step until the schedule ends."""
         step = self._resume()
         self.start = time.monotonic()
+        idle = IdleMemory()
         with heard_between_steps() as self.interrupts:
             if self.owed:
                 self._evaluate(step)
@@ -140,8 +138,7 @@ class _Training:
             while self.schedule.progress(step, seconds) < 1 and not self._is_enough(step):
                 self._step(step, seconds)
                 step += 1
-                if _due(step, IDLE_EVERY):
-                    give_back_idle_memory()
+                idle.after_step()
                 seconds, stopping = self._agree()
                 self._report(step, seconds)
                 self._conclude(step, stopping, over=self.schedule.progress(step, seconds) >= 1)

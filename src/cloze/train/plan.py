@@ -74,6 +74,7 @@ def plan(
 ) -> Plan:
     """Time a few steps of the very training that these settings describe, and work out the rest."""
     settings, progress, data = settings or PretrainSettings(), progress or Silent(), Path(data)
+    give_back_freed_memory() if settings.checkpointing else keep_freed_memory()
     place = choose_device(device)
     manifest = read_manifest(data)
     start = None if model is None else find_source(model)
@@ -125,7 +126,6 @@ def _phase(
     """Seconds and tokens of a step, the best of three after one to warm up."""
     objective = PretrainingObjective(bert.to(precision.device), pretraining_heads(settings), precision.device)
     bert.encoder.checkpointing = settings.checkpointing
-    give_back_freed_memory() if settings.checkpointing else keep_freed_memory()
     optimizer = make_optimizer(objective, settings.rate, settings.weight_decay)
     objective.train()
     times, tokens = [], []
