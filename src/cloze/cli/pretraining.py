@@ -58,7 +58,7 @@ def plan(
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
-    """Say what a pre-training with the same flags would take: three steps are timed, nothing is written.
+    """Say what a pre-training with the same flags would take: a few steps are timed, nothing is written.
 
     Args:
         model: A model folder to go on with, instead of a new model.
@@ -106,8 +106,7 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
         ("parameters", f"{numbers.parameters:,}"),
         (
             "memory",
-            f"{_size(plan.peak_bytes)} at the highest point of the steps timed here (in a long run, with batches of "
-            "many sizes, half a gigabyte and the states once or twice more); weights "
+            f"{_size(plan.peak_bytes)} at the highest point; weights "
             f"{_size(numbers.weight_bytes)}, gradients {_size(numbers.gradient_bytes)}, moments "
             f"{_size(numbers.optimizer_bytes)}, states {_size(numbers.activation_bytes)}",
         ),

@@ -21,8 +21,9 @@ _SMALL = 65_536
 _STATISTICS = Path("/proc/self/statm")
 # The first steps make what lasts: the optimizer's averages in the first, the last of its kernels in the second.
 _FIRST_STEPS = 2
-# So much more than a step alone has taken is idle memory, worth the time that giving it back takes of the next step.
-_GROWN = 1.02
+# So much more than a step alone has taken is idle memory. Giving it back makes the next step slower by a tenth, so that
+# where it would come again within some steps, because batches are of very different sizes, more is let grow.
+_GROWN, _MORE_GROWN, _SELDOM = 1.02, 0.05, 10
 # Kernels that oneDNN makes for each shape it meets, and PyTorch's own list of them. A step has some fifty shapes, and
 # the next step others: a thousand of each, which they keep otherwise, take half a gigabyte and are not asked for again.
 _KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
@@ -61,18 +62,22 @@ class IdleMemory:
         self, measure: Callable[[], int] = resident_memory, give_back: Callable[[], bool] = give_back_idle_memory
     ) -> None:
         self._measure, self._give_back = measure, give_back
-        self._usual = 0
+        self._usual, self._grown = 0, _GROWN
         self._telling = _FIRST_STEPS  # steps whose memory tells what a step takes
+        self._since = _SELDOM  # steps since the last time
 
     def after_step(self) -> None:
         """Give back what lies idle, if there is much more than the largest step has taken alone."""
         resident = self._measure()
+        self._since += 1
         if self._telling:
             self._telling -= 1
             self._usual = max(self._usual, resident)
-        elif resident > _GROWN * self._usual:
+        elif resident > self._grown * self._usual:
             self._give_back()
-            self._telling = 1
+            if self._since < _SELDOM:
+                self._grown += _MORE_GROWN
+            self._telling, self._since = 1, 0
 
 
 def _keep_few_kernels() -> None:
