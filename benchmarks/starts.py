@@ -8,15 +8,14 @@ with what is missing.
 """
 
 import argparse
-import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import mean, stdev
 
 import torch
 
 from cloze.checkpoint import find_source, load_folder, save_folder
-from cloze.files import replace_json
 from cloze.model import Bert
 from cloze.tasks.source import Source
 from cloze.tasks.task import find_task
@@ -24,6 +23,7 @@ from cloze.train.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
 from first_rows import first_rows  # beside this file
+from kept_scores import KeptScores  # beside this file
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"mrpc": "MRPC", "sst-2": "SST-2", "sts-b": "STS-B"}
@@ -40,21 +40,21 @@ def untrained(model: Path, out: Path) -> Path:
     return folder
 
 
+def score(data: Source, model: Path, out: Path, key: str, settings: FinetuneSettings) -> float:
+    """One fine-tuning, by the metric that counts."""
+    run = finetune(data, model, out / key.replace(" ", "-"), settings=settings)
+    return float(Run(run).results()[find_task(data.task).metrics[0]])
+
+
 def measure(starts: dict[str, Path], tasks: list[str], glue: Path, seeds: int, out: Path) -> None:
     """Fine-tune what has not been, and print a line for each task and start."""
-    kept = out / "scores.json"
-    scores: dict[str, float] = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {}
+    kept = KeptScores(out / "scores.json")
     for task in tasks:
         folder = glue / FOLDERS[task]
         data = Source(task, first_rows(folder, out / "SST-2") if task == "sst-2" else folder)
         for start, model in starts.items():
-            for seed in range(seeds):
-                key = f"{task} {start} {seed}"
-                if key not in scores:
-                    run = finetune(data, model, out / key.replace(" ", "-"), settings=replace(SETTINGS, seed=seed))
-                    scores[key] = float(Run(run).results()[find_task(task).metrics[0]])
-                    replace_json(kept, scores)
-            found = [100 * scores[f"{task} {start} {seed}"] for seed in range(seeds)]
+            keys = {f"{task} {start} {seed}": replace(SETTINGS, seed=seed) for seed in range(seeds)}
+            found = [100 * kept.get(key, partial(score, data, model, out, key, how)) for key, how in keys.items()]
             spread = stdev(found) if seeds > 1 else 0.0
             told = " ".join(f"{one:.1f}" for one in found)
             print(
