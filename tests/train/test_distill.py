@@ -14,6 +14,7 @@ from transformers import AutoTokenizer, BertForSequenceClassification
 from cloze.checkpoint import ModelFolder, TaskLabels, load_folder, save_folder
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError, RequestError
 from cloze.interrupts import Interrupted
+from cloze.kinds import AdapterKind
 from cloze.lines import RowError
 from cloze.model import Bert
 from cloze.predict import load
@@ -26,6 +27,7 @@ from cloze.train.distill import distill
 from cloze.train.distill_report import share_kept
 from cloze.train.distill_settings import DistillSettings
 from cloze.train.finetune import finetune
+from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
 from cloze.train.students import make_student, with_layers
 from cloze.train.unlabelled import read_unlabelled
@@ -273,13 +275,22 @@ def test_every_kind_is_distilled(deep: Path, tmp_path: Path, kind: str) -> None:
     assert found[-1] < found[0]
 
 
-def test_student_of_a_low_rank_adapter(deep: Path, rows: Source, tmp_path: Path) -> None:
-    tuned = replace(LEARNING, epochs=1, adapter="lora", adapter_size=2)
+@pytest.mark.parametrize("adapter", ["lora", "houlsby"])
+def test_student_of_a_teacher_with_an_adapter(adapter: AdapterKind, deep: Path, rows: Source, tmp_path: Path) -> None:
+    tuned = replace(LEARNING, adapter=adapter, adapter_size=2)
     wise = finetune(rows, deep, tmp_path / "teacher", settings=tuned)
-    assert load(distill(rows, wise, tmp_path / "run", settings=QUICK)).bert.config.layers == 2
-    other = finetune(rows, deep, tmp_path / "houlsby", settings=replace(tuned, adapter="houlsby"))
-    with pytest.raises(ConfigError, match="a model with a houlsby adapter is no plain BERT"):
-        distill(rows, other, tmp_path / "other", settings=QUICK)
+    run = distill(rows, wise, tmp_path / "run", settings=QUICK)
+    student, report = load(run), read(run / "distillation.json")
+    assert student.bert.config.layers == 2
+    assert not [name for name in student.bert.state_dict() if "adapter" in name or "low_rank" in name]
+    # The teacher is the whole of it, not its base.
+    assert report["teacher"]["scores"]["accuracy"] == pytest.approx(Run(wise).results()["accuracy"])
+
+
+def test_a_reader_of_frozen_states_is_no_teacher(deep: Path, rows: Source, tmp_path: Path) -> None:
+    wise = finetune(rows, deep, tmp_path / "teacher", settings=replace(LEARNING, epochs=1, frozen="last"))
+    with pytest.raises(RequestError, match="reads frozen states"):
+        distill(rows, wise, tmp_path / "run", settings=QUICK)
 
 
 def test_what_was_fitted_to_the_teacher_is_not_the_students(deep: Path, rows: Source, tmp_path: Path) -> None:

@@ -103,13 +103,20 @@ def distill(
 
 
 def _load_teacher(model: str | Path, source: Source) -> ModelFolder:
-    """The teacher, as a plain BERT: low-rank adapters become part of it, others are refused."""
+    """The teacher with whatever adapter it has; students start from its layers without Houlsby's."""
     kind = find_task(source.task).kind
     found = load_any(find_source(model))
     task = found.task
     if task is None or task.kind != kind or HEAD_OF[kind] not in found.model.head_names:
         there = f"does {task.kind}" if task else f"has the heads: {', '.join(found.model.head_names) or 'none'}"
         raise RequestError(f"{model}: {source.task} needs a teacher fine-tuned to {kind}; this one {there}")
+    if found.model.reader is not None:
+        raise RequestError(
+            f"{model}: reads frozen states, which is nothing that a student of some layers could learn to do alike; "
+            "give a teacher that was fine-tuned, or one with a houlsby or lora adapter"
+        )
+    if found.adapter is not None and found.adapter.attachment.kind == "houlsby":
+        return replace(found, adapter=None)
     return replace(found, model=without_attachment(found.model), adapter=None)
 
 
