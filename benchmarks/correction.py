@@ -1,6 +1,7 @@
 """Correction of mistakes: a model against counting, on SIGHAN 2015 and on English with made misspellings.
 
-    python benchmarks/correction.py chinese --model runs/chinese --text CHINESE.txt
+    python scripts/make_similar.py ../shared/data/sighan_csc/confusion.txt similar.txt
+    python benchmarks/correction.py chinese --model runs/chinese --text CHINESE.txt --similar similar.txt
     python benchmarks/correction.py english --model cloze-mini --text ENGLISH.txt --test HELD_OUT.txt
 
 The baseline proposes the same characters and words (SIGHAN's confusion set; words within two mistakes) and decides in
@@ -24,7 +25,7 @@ from cloze.predict.correction import Corrector
 from cloze.tasks.correction_files import Corrections, read_corrections
 from cloze.tasks.correction_metrics import score_corrections
 from cloze.tasks.correction_settings import CorrectionSettings
-from cloze.tasks.edits import Similar
+from cloze.tasks.edits import Similar, read_synonyms
 from ngram_correction import NgramCorrector  # beside this file
 
 Changes = list[list[tuple[int, str, str, float]]]  # by text: where, what stood there, what should, how sure
@@ -88,12 +89,6 @@ def chinese_rows(data: Path, rows: int, scratch: Path) -> tuple[Corrections, Cor
     return replace(tune, sources=sources), cut(read_corrections(data / "sighan15"), 0, rows)
 
 
-def read_confusion(path: Path) -> dict[str, list[str]]:
-    """SIGHAN's set of characters that are mistaken for each other: a character, a colon, and the others."""
-    lines = (line.partition(":") for line in path.read_text(encoding="utf-8").splitlines() if ":" in line)
-    return {sign.strip(): list(others.strip()) for sign, _, others in lines}
-
-
 def model_changes(model: Model, texts: Sequence[str], settings: CorrectionSettings, similar: Similar) -> Changes:
     """What the model would change, however unsure."""
     corrector = Corrector(model, replace(settings, threshold=0.0), similar=similar)
@@ -135,6 +130,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="what the baseline counts")
     parser.add_argument("--test", type=Path, help="English: held-out text to misspell")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/sighan_csc"))
+    parser.add_argument("--similar", type=Path, help="Chinese: characters that are mistaken for each other")
     parser.add_argument("--reading", choices=["hidden", "seen"], default="hidden")
     parser.add_argument("--rows", type=int, default=1100, help="to choose the threshold on, and to test on")
     parser.add_argument("--lines", type=int, default=200_000, help="of the text that is counted")
@@ -143,10 +139,12 @@ def main() -> None:
     if given.language == "english" and given.test is None:
         raise SystemExit("--test is missing: a text that the model has not read")
     chinese = given.language == "chinese"
+    if chinese and given.similar is None:
+        raise SystemExit("--similar is missing: a list of characters, as scripts/make_similar.py makes it")
     tune, test = (
         chinese_rows(given.data, given.rows, given.scratch) if chinese else english_rows(given.test, given.rows)
     )
-    similar = read_confusion(given.data / "confusion.txt") if chinese else {}
+    similar: Similar = read_synonyms(given.similar) if chinese else {}
     settings = CorrectionSettings(reading=given.reading)
     model = load(given.model)
     lines = list(islice((line for document in read_documents([given.text]) for line in document), given.lines))
