@@ -8,7 +8,6 @@ point, and the same command ends with the same table and the same model.
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -124,9 +123,17 @@ class _Scoring:
 
     def __call__(self, cell: Cell) -> Scored:
         folder = self.folder / CELLS / cell.name
-        train = partial(finetune_on, device=self.device, progress=self.progress, fit=self.fit)
         try:
-            train(cell.data, told(self.source), self.model, folder, settings=cell.settings)
+            finetune_on(
+                cell.data,
+                told(self.source),
+                self.model,
+                folder,
+                settings=cell.settings,
+                device=self.device,
+                progress=self.progress,
+                fit=self.fit,
+            )
         except DivergedError as error:
             self.progress.say(f"{cell.name}: {error}")
             return _diverged(cell)
