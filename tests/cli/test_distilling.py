@@ -37,6 +37,20 @@ def test_student_and_table(run: Cloze, way: Way, tmp_path: Path) -> None:
     assert load(tmp_path / "run").bert.config.layers == 1
 
 
+def test_teacher_that_reads_frozen_states(run: Cloze, way: Way, tmp_path: Path) -> None:
+    teacher, student = tmp_path / "teacher", tmp_path / "student"
+    short = ("--epochs", 1, "--batch", 8)
+    frozen = ("--frozen", "mix", "--feature-head", "lstm", "--length", 32)
+    result = run("finetune", "classify", way.rows, "--model", way.pretrained, "--out", teacher, *frozen, *short)
+    assert result.code == 0, result.err
+    result = run("distill", "classify", way.rows, "--model", teacher, "--out", student, "--layers", 1, *short)
+    assert result.code == 0, result.err
+    assert result.out.splitlines()[1].split("\t") == ["layers", "2", "1", "0.50"]
+    result = run("classify", "It was the best of times.", "--model", student, "--json")
+    assert result.code == 0, result.err
+    assert json.loads(result.out)["label"] in way.rows.read_text(encoding="utf-8")
+
+
 def test_mistakes_are_one_line(run: Cloze, way: Way, tmp_path: Path) -> None:
     words = ("distill", "classify", way.rows, "--out", tmp_path / "run")
     result = run(*words, "--model", way.pretrained)

@@ -11,12 +11,12 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer, BertForSequenceClassification
 
-from cloze.checkpoint import ModelFolder, TaskLabels, load_folder, save_folder
+from cloze.checkpoint import ModelFolder, TaskLabels, load_any, load_folder, save_folder
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError, RequestError
 from cloze.interrupts import Interrupted
-from cloze.kinds import AdapterKind
+from cloze.kinds import AdapterKind, Features
 from cloze.lines import RowError
-from cloze.model import Bert
+from cloze.model import Bert, HeadName
 from cloze.predict import load
 from cloze.tasks.classify import LabelledTexts
 from cloze.tasks.labels import LabelSet
@@ -287,9 +287,71 @@ def test_student_of_a_teacher_with_an_adapter(adapter: AdapterKind, deep: Path, 
     assert report["teacher"]["scores"]["accuracy"] == pytest.approx(Run(wise).results()["accuracy"])
 
 
-def test_a_reader_of_frozen_states_is_no_teacher(deep: Path, rows: Source, tmp_path: Path) -> None:
-    wise = finetune(rows, deep, tmp_path / "teacher", settings=replace(LEARNING, epochs=1, frozen="last"))
-    with pytest.raises(RequestError, match="reads frozen states"):
+@pytest.mark.parametrize("reads", ["last4", "mix"])
+def test_student_of_a_reader_of_frozen_states(reads: Features, deep: Path, rows: Source, tmp_path: Path) -> None:
+    wise = finetune(rows, deep, tmp_path / "teacher", settings=replace(LEARNING, rate=1e-2, frozen=reads))
+    # From its answers alone: what the student has learned, it can have from nowhere else.
+    settings = replace(QUICK, epochs=6, rate=2e-3, labels_weight=0.0)
+    run = distill(rows, wise, tmp_path / "run", settings=settings)
+    student, report = load_folder(run).model, read(run / "distillation.json")
+    assert (student.config.layers, student.head_names, student.reader) == (2, ("sequence",), None)
+    assert report["teacher"]["scores"]["accuracy"] == pytest.approx(Run(wise).results()["accuracy"])
+    assert report["teacher"]["parameters"] == load(wise).bert.parameter_count()
+    texts = [row["text"] for row in make_rows(60, seed=2)]
+    answers = [[answer.label for answer in load(one).classify(texts)] for one in (wise, run)]
+    assert len(set(answers[0])) == 2
+    assert np.mean([one == other for one, other in zip(*answers, strict=True)]) > 0.9
+
+
+def test_tagger_that_learns_from_an_lstm_on_frozen_states(deep: Path, tmp_path: Path) -> None:
+    source = make_source("tag", tmp_path)
+    tuned = FinetuneSettings(epochs=8, batch=8, length=32, rate=1e-2, frozen="mix", feature_head="lstm")
+    wise = finetune(source, deep, tmp_path / "teacher", settings=tuned)
+    settings = replace(QUICK, epochs=8, rate=1e-2, labels_weight=0.0)
+    run = distill(source, wise, tmp_path / "run", settings=settings)
+    report = read(run / "distillation.json")
+    assert report["teacher"]["scores"]["f1"] == pytest.approx(Run(wise).results()["f1"])
+    assert report["student"]["scores"]["f1"] > 0.8
+    (winter,) = load(run).tag([next(row["text"] for row in make_rows(20, seed=2) if row["label"] == "winter")])
+    assert [(entity.text, entity.label) for entity in winter.entities] == [("winter", "X")]
+    assert not [name for name in load(run).bert.state_dict() if "reader" in name]
+
+
+@pytest.mark.parametrize("pooled", [True, False])
+def test_student_of_a_reader_starts_without_what_is_attached(
+    pooled: bool, deep: Path, base: Path, rows: Source, tmp_path: Path
+) -> None:
+    plain = load_folder(deep)
+    heads: tuple[HeadName, ...] = ("nsp",) if pooled else ()
+    save_folder(replace(plain, model=Bert.fresh(plain.model.config, heads, seed=3)), tmp_path / "base")
+    wise = finetune(rows, tmp_path / "base", tmp_path / "teacher", settings=replace(LEARNING, epochs=1, frozen="last4"))
+    contents, large = load_any(wise), load_folder(tmp_path / "base").model.state_dict()
+    small = make_student(contents, DistillSettings(layers=2)).state_dict()
+    for name in ("expand.weight", "attention.output.weight"):
+        for new, old in enumerate((1, 3)):
+            assert torch.equal(small[f"encoder.layers.{new}.{name}"], large[f"encoder.layers.{old}.{name}"])
+    assert torch.equal(small["encoder.embeddings.token.weight"], large["encoder.embeddings.token.weight"])
+    # What its teacher's head has read was never pooled; a head of its own reads a pooler, old or new.
+    assert small["heads.sequence.output.weight"].shape == (2, plain.model.config.hidden_size)
+    assert small["heads.sequence.output.weight"].abs().max() > 0
+    assert small["pooler.dense.weight"].abs().max() > 0
+    assert pooled == torch.equal(small["pooler.dense.weight"], large.get("pooler.dense.weight", torch.zeros(1)))
+    again = make_student(contents, DistillSettings(layers=2)).state_dict()
+    assert all(torch.equal(tensor, again[name]) for name, tensor in small.items())
+    for who in ({"preset": "tiny"}, {"student": str(base)}):
+        assert make_student(contents, DistillSettings(**who)).head_names == ("sequence",)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("way", [{"adapter": "lora"}, {"frozen": "last"}], ids=["lora", "frozen"])
+def test_run_knows_what_is_attached_to_its_teacher(
+    way: dict[str, Any], base: Path, rows: Source, tmp_path: Path
+) -> None:
+    tuned = replace(LEARNING, epochs=1, **way)
+    wise = finetune(rows, base, tmp_path / "teacher", settings=tuned)
+    with pytest.raises(Interrupted), interrupted_at(2):
+        distill(rows, wise, tmp_path / "run", settings=QUICK)
+    finetune(rows, base, tmp_path / "teacher", settings=replace(tuned, seed=1), fresh=True)
+    with pytest.raises(ConfigError, match=r"teacher was '[0-9a-f]{64}' and is now '[0-9a-f]{64}'"):
         distill(rows, wise, tmp_path / "run", settings=QUICK)
 
 

@@ -3,15 +3,16 @@
 import math
 import random
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor
 
 from cloze.checkpoint import HEAD_OF
-from cloze.kinds import IGNORED, TaskKind
+from cloze.kinds import IGNORED, FeatureHead, Features, TaskKind
 from cloze.model import Bert, BertConfig
+from cloze.model.adapters import Attachment, attach
 from cloze.model.losses import task_logits
 from cloze.predict.batching import Batch
 from cloze.train.distill_objective import DistillBatch, DistillObjective, answer_loss, match_layers
@@ -39,6 +40,19 @@ ONLY = dict.fromkeys(("labels_weight", "logits_weight", "states_weight", "attent
 def make_teacher(kind: TaskKind, **changes: Any) -> Bert:
     config = replace(CONFIG, **changes)
     return Bert.fresh(config, (HEAD_OF[kind],), labels=LABELS[kind], seed=5).eval()
+
+
+def make_reader(kind: TaskKind, reads: Features, by: FeatureHead) -> Bert:
+    """A teacher of decided answers, whose head stands on frozen states, none of which count the same."""
+    bert = Bert.fresh(CONFIG, seed=5)
+    attach(bert, Attachment("features", HEAD_OF[kind], LABELS[kind], 8, reads=reads, feature_head=by), seed=6)
+    assert bert.reader is not None
+    if bert.reader.weights is not None:
+        torch.nn.init.normal_(bert.reader.weights, std=2.0, generator=torch.Generator().manual_seed(7))
+    with torch.no_grad():
+        for parameter in bert.heads.parameters():
+            parameter.mul_(20.0)
+    return bert.eval()
 
 
 def make_batch(kind: TaskKind, rows: int = 6, seed: int = 0) -> TaskBatch:
@@ -89,25 +103,53 @@ def distance(own: list[float], wanted: list[float], temperature: float) -> float
     return -(temperature**2) * sum(b * math.log(a) for a, b in zip(shares(own), shares(wanted), strict=True))
 
 
+def compared(kind: TaskKind, own: Tensor, wanted: Tensor, batch: TaskBatch, temperature: float) -> float:
+    """How far answers are apart, by the formula of each kind."""
+    if kind == "regress":
+        return float(((own - wanted) ** 2).mean())
+    if kind == "multilabel":
+        pairs = zip(own.flatten().tolist(), wanted.flatten().tolist(), strict=True)
+        return sum(distance([a, 0.0], [b, 0.0], temperature) for a, b in pairs) / own.numel()
+    asked = batch.targets.ne(IGNORED)
+    rows = [
+        distance([a for a in one if a > -1e3], [b for b in other if b > -1e3], temperature)
+        for one, other in zip(own[asked].tolist(), wanted[asked].tolist(), strict=True)
+    ]
+    return sum(rows) / len(rows)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_answers_are_compared_as_the_formula_says(kind: TaskKind) -> None:
     teacher, batch = make_teacher(kind), make_batch(kind)
     student = with_layers(teacher, [1, 3], HEAD_OF[kind])
     objective = DistillObjective(student, teacher, HEAD_OF[kind], DistillSettings(temperature=3.0))
-    own, wanted = said(student, kind, batch), said(teacher, kind, batch)
-    if kind == "regress":
-        expected = float(((own - wanted) ** 2).mean())
-    elif kind == "multilabel":
-        pairs = zip(own.flatten().tolist(), wanted.flatten().tolist(), strict=True)
-        expected = sum(distance([a, 0.0], [b, 0.0], 3.0) for a, b in pairs) / own.numel()
-    else:
-        asked = batch.targets.ne(IGNORED)
-        rows = [
-            distance([a for a in one if a > -1e3], [b for b in other if b > -1e3], 3.0)
-            for one, other in zip(own[asked].tolist(), wanted[asked].tolist(), strict=True)
-        ]
-        expected = sum(rows) / len(rows)
+    expected = compared(kind, said(student, kind, batch), said(teacher, kind, batch), batch, 3.0)
     assert losses(objective, batch)["logits_loss"] == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("by", get_args(FeatureHead))
+@pytest.mark.parametrize("reads", get_args(Features))
+@pytest.mark.parametrize("kind", KINDS)
+def test_reader_of_frozen_states_teaches_what_it_says_itself(kind: TaskKind, reads: Features, by: FeatureHead) -> None:
+    teacher, batch = make_reader(kind, reads, by), make_batch(kind)
+    # Decided as well: to one that finds all options alike, it is the same what another says.
+    config = replace(CONFIG, layers=2, initial_deviation=0.9)
+    student = Bert.fresh(config, (HEAD_OF[kind],), labels=LABELS[kind], seed=8)
+    expected = compared(kind, said(student, kind, batch), said(teacher, kind, batch), batch, 2.0)
+    asked = list[int]()
+    teacher.encoder.register_forward_hook(lambda *_: asked.append(1))
+    found = losses(DistillObjective(student, teacher, HEAD_OF[kind], DistillSettings()), batch)
+    assert found["logits_loss"] == pytest.approx(expected, rel=1e-4)
+    assert len(asked) == 1, "one reading of the rows is enough for answers, states and attention"
+    alone = DistillSettings(**(ONLY | {"logits_weight": 1.0}))  # type: ignore[arg-type]
+    answers = losses(DistillObjective(student, teacher, HEAD_OF[kind], alone), batch)
+    assert answers["logits_loss"] == pytest.approx(expected, rel=1e-4)
+    # What it is to think and look at like is the encoder below the reader, whatever that reads.
+    plain = make_teacher(kind)
+    plain.encoder.load_state_dict(teacher.encoder.state_dict())
+    below = losses(DistillObjective(student, plain, HEAD_OF[kind], DistillSettings()), batch)
+    for name in ("states_loss", "attention_loss"):
+        assert found[name] == pytest.approx(below[name], rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

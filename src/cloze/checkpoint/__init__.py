@@ -1,6 +1,6 @@
 """Folders <-> models: the HF layout, TensorFlow bundles, hub names, and the state of a training."""
 
-from cloze.checkpoint.adapter_folder import load_any, save_adapter, weights_fingerprint
+from cloze.checkpoint.adapter_folder import any_fingerprint, load_any, save_adapter, weights_fingerprint
 from cloze.checkpoint.config_file import HEAD_OF, TaskLabels
 from cloze.checkpoint.embedding_files import POOLINGS, EmbeddingSettings, Pooling
 from cloze.checkpoint.folder import RUN_MODEL, AdapterOf, ModelFolder, find_model, load_folder, save_folder
@@ -18,6 +18,7 @@ __all__ = [
     "StateStore",
     "TaskLabels",
     "TrainingState",
+    "any_fingerprint",
     "find_model",
     "find_source",
     "load_any",

@@ -305,6 +305,12 @@ def weights_fingerprint(place: Path) -> str:
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
 
 
+def any_fingerprint(place: Path) -> str:
+    """The SHA-256 of what ``load_any`` loads: a model's weights, or an adapter's, which go with one base alone."""
+    folder = find_adapter(place)
+    return weights_fingerprint(place) if folder is None else _digest(folder / TENSORS)
+
+
 def _weight_files(folder: Path, checkpoint: Path | None) -> list[Path]:
     if checkpoint is not None:
         return sorted(folder.glob(f"{checkpoint.name}.*"))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from cloze.errors import ConfigError, did_you_mean
 from cloze.model.config import BertConfig
 from cloze.model.encoder import Encoder, EncoderOutput, first_places, initialise
+from cloze.model.features import Reader
 from cloze.model.heads import (
     ChoiceHead,
     MaskedWordHead,
@@ -64,7 +65,7 @@ class Bert(nn.Module):
         needs_pooler = any(name in POOLED_HEADS for name in heads)
         self.pooler = Pooler(config) if needs_pooler or pooler else None
         self.heads = nn.ModuleDict({name: self.new_head(name, labels) for name in HEAD_NAMES if name in heads})
-        self.reader: nn.Module | None = None  # model/features.py
+        self.reader: Reader | None = None  # attached by model/adapters.py
 
     def new_head(self, name: HeadName, labels: int) -> nn.Module:
         """A head for this encoder, not attached to it."""

@@ -14,7 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from cloze.kinds import FeatureHead, Features
 from cloze.model.config import BertConfig
-from cloze.model.encoder import Encoder, initialise
+from cloze.model.encoder import Encoder, EncoderOutput, initialise
 
 
 class Reader(nn.Module):
@@ -55,7 +55,10 @@ class Reader(nn.Module):
         states = self._kept_states(ids, segments, mask) if self.training and self.kept else None
         if states is None:
             states = self.states(encoder, ids, segments, mask)
-        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        return self.read(states, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
+
+    def read(self, states: Tensor, real: Tensor) -> Tensor:
+        """What a head reads of chosen states: (B, K, T, H), (B, T) -> (B, T, F), or (B, 1, F) where it pools."""
         read = self._side_by_side(states)
         if self.lstm is not None:
             read = _through(self.lstm, read, real)
@@ -68,7 +71,15 @@ class Reader(nn.Module):
     @torch.no_grad()
     def states(self, encoder: Encoder, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
         """What is read of the encoder: (B, K, T, H)."""
-        output = encoder(ids, segments, mask, keep_states=self.reads != "last")
+        return self.choose(encoder(ids, segments, mask, keep_states=self.needs_states))
+
+    @property
+    def needs_states(self) -> bool:
+        """Whether the encoder has to keep its states for it."""
+        return self.reads != "last"
+
+    def choose(self, output: EncoderOutput) -> Tensor:
+        """The states that are read, of those that an encoder returned: (B, K, T, H)."""
         return torch.stack(output.states[-self.count :] if output.states else [output.last], 1)
 
     def _side_by_side(self, states: Tensor) -> Tensor:

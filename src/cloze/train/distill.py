@@ -13,10 +13,10 @@ from cloze.checkpoint import (
     HEAD_OF,
     ModelFolder,
     TaskLabels,
+    any_fingerprint,
     find_source,
     load_any,
     save_folder,
-    weights_fingerprint,
 )
 from cloze.errors import ConfigError, RequestError
 from cloze.files import replace_json
@@ -77,7 +77,7 @@ def distill(
         "unlabelled_rows": 0 if texts is None else len(texts),
         # What has changed meanwhile, rows or teacher, would be mixed in.
         "content": fingerprint(data.train, data.dev, *([] if texts is None else [texts])),
-        "teacher": weights_fingerprint(teacher.place) if teacher.place is not None else None,
+        "teacher": any_fingerprint(find_source(model)),
     }
     run = Run.open(Path(out), asked | asdict(settings), fresh=fresh)
     if run.done_already(progress):
@@ -103,21 +103,15 @@ def distill(
 
 
 def _load_teacher(model: str | Path, source: Source) -> ModelFolder:
-    """The teacher with whatever adapter it has; students start from its layers without Houlsby's."""
+    """The teacher with whatever is attached to it; low-rank changes become part of its layers."""
     kind = find_task(source.task).kind
     found = load_any(find_source(model))
     task = found.task
     if task is None or task.kind != kind or HEAD_OF[kind] not in found.model.head_names:
         there = f"does {task.kind}" if task else f"has the heads: {', '.join(found.model.head_names) or 'none'}"
         raise RequestError(f"{model}: {source.task} needs a teacher fine-tuned to {kind}; this one {there}")
-    if found.model.reader is not None:
-        raise RequestError(
-            f"{model}: reads frozen states, which is nothing that a student of some layers could learn to do alike; "
-            "give a teacher that was fine-tuned, or one with a houlsby or lora adapter"
-        )
-    if found.adapter is not None and found.adapter.attachment.kind == "houlsby":
-        return replace(found, adapter=None)
-    return replace(found, model=without_attachment(found.model), adapter=None)
+    merges = found.adapter is not None and found.adapter.attachment.kind == "lora"
+    return replace(found, model=without_attachment(found.model) if merges else found.model, adapter=None)
 
 
 def _start(teacher: ModelFolder, settings: DistillSettings, progress: Progress) -> ModelFolder:

@@ -119,11 +119,17 @@ class DistillObjective(nn.Module):
 
     def _ask(self, model: Bert, task: TaskBatch) -> tuple[Tensor, EncoderOutput]:
         """What a model says, and the states and attention that it came to it by."""
-        inputs = task.inputs
+        inputs, reader = task.inputs, model.reader
         output: EncoderOutput = model.encoder(
-            inputs.ids, inputs.segments, inputs.mask, keep_states=self._states, keep_attentions=self._attention
+            inputs.ids,
+            inputs.segments,
+            inputs.mask,
+            keep_states=self._states or (reader is not None and reader.needs_states),
+            keep_attentions=self._attention,
         )
-        return task_logits(model, self.head, output.last, task.sizes, inputs.real), output
+        # A teacher may read frozen states: those that are compared are the very ones that it reads.
+        read = output.last if reader is None else reader.read(reader.choose(output), inputs.real)
+        return task_logits(model, self.head, read, task.sizes, inputs.real), output
 
     def _states_loss(self, output: EncoderOutput, shown: EncoderOutput, read: Tensor) -> Tensor:
         """The squared difference of a state's numbers, a mean over layers and numbers, summed over tokens."""

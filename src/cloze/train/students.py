@@ -41,7 +41,11 @@ def make_student(teacher: ModelFolder, settings: DistillSettings) -> Bert:
     if layers > config.layers:
         raise ConfigError(f"layers is {layers}, but the teacher has {config.layers}; at most as many were expected")
     chosen = layers_to_take(config.layers, layers, settings.take or "alternate")
-    return with_layers(teacher.model, chosen, head, settings.dropout)
+    if teacher.model.reader is None:
+        return with_layers(teacher.model, chosen, head, settings.dropout)
+    # Its head reads what the reader makes of the states, which has another width, and has never seen a pooler.
+    headless = with_layers(teacher.model, chosen, None, settings.dropout)
+    return with_heads(headless, (head,), labels=teacher.model.labels, keep=False, seed=settings.seed).eval()
 
 
 def layers_to_take(teacher: int, student: int, take: Take) -> list[int]:
@@ -51,10 +55,10 @@ def layers_to_take(teacher: int, student: int, take: Take) -> list[int]:
     return [(number + 1) * teacher // student - 1 for number in range(student)]
 
 
-def with_layers(model: Bert, layers: Sequence[int], head: HeadName, dropout: float | None = None) -> Bert:
-    """A model of some of the layers of another, with its embeddings, its pooler and one of its heads."""
+def with_layers(model: Bert, layers: Sequence[int], head: HeadName | None, dropout: float | None = None) -> Bert:
+    """A model of some of the layers of another, with its embeddings, its pooler and one of its heads, or none."""
     config = _with_dropout(replace(model.config, layers=len(layers)), dropout)
-    smaller = Bert(config, (head,), labels=model.labels, pooler=model.pooler is not None)
+    smaller = Bert(config, () if head is None else (head,), labels=model.labels, pooler=model.pooler is not None)
     places = {str(old): new for new, old in enumerate(layers)}
     state = {}
     for name, tensor in model.state_dict().items():
