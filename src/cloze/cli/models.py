@@ -140,6 +140,7 @@ def _facts() -> dict[str, object]:
 
     from cloze import __version__
     from cloze.predict.engine import has_fast_bf16
+    from cloze.predict.native.library import library
 
     facts: dict[str, object] = {
         "cloze": __version__,
@@ -153,6 +154,7 @@ def _facts() -> dict[str, object]:
         "bf16 in hardware": torch.cpu._is_avx512_bf16_supported(),
         "bf16 faster than fp32": has_fast_bf16(torch.device("cpu")),
         "int8 in hardware (VNNI)": torch.cpu._is_vnni_supported(),
+        "int8 compiled for it": library() is not None,
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "mps": torch.backends.mps.is_available(),
     }

@@ -15,9 +15,11 @@ from cloze.checkpoint.quantized_file import Int8Weight, QuantizedFile, layer_pro
 from cloze.errors import ConfigError, did_you_mean
 from cloze.kinds import PrecisionName
 from cloze.model import Bert
+from cloze.predict.native.layers import NativeLayers, are_native
 from cloze.predict.quantized import Bf16Linear, FrozenLinear, Int8Linear
 from cloze.predict.rounding import round_product, round_products
-from cloze.predict.scripted import Shortcut
+from cloze.predict.scripted import ScriptedLayers
+from cloze.predict.shortcut import Shortcut
 from cloze.predict.timing import best_seconds
 
 PRECISIONS: tuple[PrecisionName, ...] = ("auto", "fp32", "bf16", "int8")
@@ -68,9 +70,11 @@ def use_products(bert: Bert, name: PrecisionName, weights: Mapping[str, Int8Weig
         _put(bert, place, linear.plain() if isinstance(linear, FrozenLinear) else linear)
     if name == "int8" and not weights:
         weights = round_products(bert)
+    native = name == "int8" and are_native(bert.encoder)
     for place, linear in list(layer_products(bert)):
-        _put(bert, place, _product(linear, name, place, weights.get(place)))
-    bert.encoder.shortcut = Shortcut.of(bert.encoder)
+        _put(bert, place, _product(linear, name, place, weights.get(place), native=native))
+    call = NativeLayers.of(bert.encoder) or ScriptedLayers.of(bert.encoder)
+    bert.encoder.shortcut = None if call is None else Shortcut(bert.encoder, call)
 
 
 def _put(bert: Bert, place: str, linear: nn.Linear) -> None:
@@ -78,9 +82,11 @@ def _put(bert: Bert, place: str, linear: nn.Linear) -> None:
     setattr(bert.get_submodule(parent), last, linear)
 
 
-def _product(plain: nn.Linear, name: PrecisionName, place: str, weight: Int8Weight | None = None) -> nn.Linear:
+def _product(
+    plain: nn.Linear, name: PrecisionName, place: str, weight: Int8Weight | None = None, *, native: bool = False
+) -> nn.Linear:
     if name == "int8":
-        return Int8Linear(plain, weight or round_product(place, plain))
+        return Int8Linear(plain, weight or round_product(place, plain), native=native)
     return Bf16Linear(plain) if name == "bf16" else plain
 
 
@@ -100,7 +106,8 @@ def _is_faster(name: PrecisionName, other: PrecisionName, bert: Bert) -> bool:
     shape = bert.config.hidden_size, bert.config.feedforward_size
     if (*shape, other) not in _MEASURED:
         plain = nn.Linear(*shape)
-        first, second = (_product(plain, kind, ".expand") for kind in (name, other))
+        native = are_native(bert.encoder)
+        first, second = (_product(plain, kind, ".expand", native=native) for kind in (name, other))
         _MEASURED[*shape, other] = _faster(first, second, torch.randn(256, shape[0]))
     return _MEASURED[*shape, other]
 

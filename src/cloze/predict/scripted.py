@@ -1,4 +1,4 @@
-"""The layers of a model in int8 as one call, for prediction.
+"""The layers of a model in int8 as one call of TorchScript, where there is no compiled code for them.
 
 Of a short text, the forty operations of a layer take longer to call from Python than to compute. TorchScript calls them
 without Python, in half of the time, and without Python's lock, so that a service takes requests meanwhile. They are the
@@ -8,73 +8,45 @@ Dimensions: N tokens of all sequences, M that somebody will read, H hidden size,
 """
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloze.model.encoder import Encoder, Layer, Visible
+from cloze.model.encoder import Encoder, Layer
 from cloze.predict.quantized import Fbgemm, Int8Linear, gathered, spread
+from cloze.predict.shortcut import layers_of
 
 
-class Shortcut:
-    """Stands for layers for as long as they are what it was made of: adapters, gates and training go around it."""
+class ScriptedLayers:
+    """The layers as TorchScript has them."""
 
     def __init__(self, encoder: Encoder) -> None:
-        self._parts = _parts(encoder)
         with warnings.catch_warnings():
             # TorchScript is to leave PyTorch one day. Until then it is by far the fastest of what needs no compiler.
             warnings.simplefilter("ignore")
             self._call: Any = torch.jit.script(_ScriptedLayers(encoder))
 
     @classmethod
-    def of(cls, encoder: Encoder) -> "Shortcut | None":
+    def of(cls, encoder: Encoder) -> "ScriptedLayers | None":
         """One for these layers, where their products are of the kind that TorchScript can call."""
         products = [
             product
-            for layer in _layers(encoder)
+            for layer in layers_of(encoder)
             for product in (layer.attention.query_key_value, layer.attention.output, layer.expand, layer.contract)
         ]
         fits = all(isinstance(one, Int8Linear) and isinstance(one.product, Fbgemm) for one in products)
         return cls(encoder) if fits and hasattr(torch.jit, "script") else None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """Who copies an encoder wants to change it."""
-
     def __call__(
-        self, encoder: Encoder, hidden: Tensor, visible: Visible, needed: Tensor | None, keep: bool
-    ) -> list[Tensor] | None:
-        """(B, T, H) -> (B, T, H), or (M, H) of what is needed; with ``keep``, all before it, too."""
-        if isinstance(visible, Tensor) or torch.is_grad_enabled() or not self._fits(encoder):
-            return None
-        # Nothing is padded here: without gradients, the sequences of a part have one length.
-        lengths = [hidden.shape[:2]] if visible is None else [part.shape for part in visible]
+        self, hidden: Tensor, lengths: Sequence[tuple[int, int]], needed: Tensor | None, keep: bool
+    ) -> list[Tensor]:
+        """(N, H) -> (N, H), or (M, H) of what is needed; all states before it, or none."""
         # To optimise so many operations would take a tenth of a second at first, and gains nothing.
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            *states, last = self._call(hidden.flatten(0, 1), lengths, needed, keep)
-        return [*(state.view_as(hidden) for state in states), last.view_as(hidden) if needed is None else last]
-
-    def _fits(self, encoder: Encoder) -> bool:
-        if _parts(encoder) != self._parts:
-            return False
-        return not any(layer.training or layer.attention.output._forward_pre_hooks for layer in _layers(encoder))
-
-
-def _layers(encoder: Encoder) -> list[Layer]:
-    return [layer for layer in encoder.layers if isinstance(layer, Layer)]
-
-
-def _parts(encoder: Encoder) -> list[nn.Module]:
-    """All that others may add, take away or exchange; modules are equal only to themselves."""
-    # From where modules keep them: asking for each by name would take a third of what the shortcut saves.
-    return [
-        part
-        for layer in _layers(encoder)
-        for module in (layer, layer.attention)
-        for part in module._modules.values()
-        if part is not None
-    ]
+            return self._call(hidden, lengths, needed, keep)  # type: ignore[no-any-return]
 
 
 class _ScriptedProduct(nn.Module):
@@ -135,7 +107,7 @@ class _ScriptedLayers(nn.Module):
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
-        distinct = [_ScriptedLayer(layer) for layer in _layers(encoder)]
+        distinct = [_ScriptedLayer(layer) for layer in layers_of(encoder)]
         self.layers = nn.ModuleList(distinct[number % len(distinct)] for number in range(encoder.depth))
         self.last = encoder.depth - 1
 
