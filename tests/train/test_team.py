@@ -25,12 +25,16 @@ def alone(data: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([sys.executable, "-m", "cloze", *command(data, out, *more)], capture_output=True, text=True)
 
 
-def together(data: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "cloze"]
+def together(
+    data: Path, out: Path, *more: str, program: tuple[str, ...] = ("-m", "cloze")
+) -> subprocess.CompletedProcess[str]:
+    return launched(2, *program, *command(data, out, *more))
+
+
+def launched(processes: int, *words: str) -> subprocess.CompletedProcess[str]:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [*launcher, *command(data, out, *more)], capture_output=True, text=True, env=environment, timeout=300
-    )
+    return subprocess.run([*launcher, *words], capture_output=True, text=True, env=environment, timeout=300)
 
 
 def losses(out: Path) -> list[float]:
@@ -54,6 +58,60 @@ def test_two_ranks_learn_what_one_learns(data: Path, tmp_path: Path, one: Path, 
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (tmp_path / "run", one))
     assert ours.keys() == theirs.keys()
     assert all((ours[name] - theirs[name]).abs().max() < 1e-4 for name in ours)
+
+
+def test_layers_are_fetched_one_by_one_where_all_would_be_too_much(data: Path, tmp_path: Path, one: Path) -> None:
+    program = tmp_path / "large.py"
+    program.write_text(
+        "import sys\nimport cloze.train.team as team\nfrom cloze.cli import main\n"
+        "team._SMALL = 0\nmain(sys.argv[1:])\n",
+        encoding="utf-8",
+    )
+    done = together(data, tmp_path / "run", "--dropout", "0", "--parallel", "fsdp", program=(str(program),))
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-6)
+
+
+def test_shares_are_exchanged_among_three(tmp_path: Path) -> None:
+    program = tmp_path / "exchange.py"
+    program.write_text(EXCHANGE, encoding="utf-8")
+    done = launched(3, str(program))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("as it should be") == 3
+
+
+EXCHANGE = """
+import torch
+import torch.distributed as distributed
+
+from cloze.train.exchange import Gather, ReduceScatter
+
+distributed.init_process_group("gloo")
+group, rank = distributed.group.WORLD, distributed.get_rank()
+parts = [torch.arange(4.0) + 10 * one for one in range(3)]
+for asynchronous in (False, True):
+    gathered = Gather().allocate((12,), dtype=torch.float32, device=torch.device("cpu"))
+    work = Gather()(gathered, parts[rank], group, async_op=asynchronous)
+    assert (work is not None) == asynchronous
+    if work is not None:
+        work.wait()
+    assert torch.equal(gathered, torch.cat(parts))
+place = torch.full((12,), -1.0)
+place.view(3, 4)[rank] = parts[rank]
+Gather()(place, place.view(3, 4)[rank], group)  # made where it belongs
+assert torch.equal(place, torch.cat(parts))
+own = torch.arange(12.0) * (rank + 1)
+whole = torch.arange(12.0).view(3, 4)[rank]
+for operation, factor in ((distributed.ReduceOp.SUM, 6.0), (distributed.ReduceOp.AVG, 2.0)):
+    reduced = torch.empty(4)
+    assert ReduceScatter()(reduced, own, group, operation) is None
+    assert torch.equal(reduced, factor * whole), reduced
+try:
+    ReduceScatter()(reduced, own, group, distributed.ReduceOp.MAX)
+except NotImplementedError:
+    print("as it should be", flush=True)
+distributed.destroy_process_group()
+"""
 
 
 def test_parts_of_a_batch_are_the_batch(data: Path, tmp_path: Path, one: Path) -> None:

@@ -15,6 +15,10 @@ from torch import Tensor, nn
 from cloze.errors import ConfigError
 from cloze.train.settings import Parallel
 
+# Bytes of weights that FSDP gathers at once, and once a step: less than what a step needs besides, and many small
+# messages take longer than few large ones. Gradients and the optimizer's moments are shared out in any case.
+_SMALL = 256 * 2**20
+
 
 class Team:
     """This process among the others."""
@@ -88,9 +92,15 @@ class Team:
             return nn.parallel.DistributedDataParallel(module)
         from torch.distributed.fsdp import fully_shard
 
-        for layer in layers:
-            fully_shard(layer)
-        fully_shard(module)  # it changes the module itself
+        units = [*(layers if _bytes(module) > _SMALL else ()), module]
+        for unit in units:
+            fully_shard(unit)  # it changes the module itself
+        if self.device.type == "cpu":
+            from cloze.train.exchange import Gather, ReduceScatter
+
+            for unit in units:
+                unit.set_custom_all_gather(Gather())  # type: ignore[operator]
+                unit.set_custom_reduce_scatter(ReduceScatter())  # type: ignore[operator]
         return module
 
     def quietly(self, module: nn.Module, last: bool) -> AbstractContextManager[None]:
@@ -101,6 +111,10 @@ class Team:
         if wait is not None:
             wait(last)
         return nullcontext()
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
 def whole(tensor: Tensor) -> Tensor:
