@@ -20,7 +20,7 @@ INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fm
 FLAGS = ("-std=c11", "-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", *(f"-m{name}" for name in INSTRUCTIONS))
 
 
-class Int8BuildHook(BuildHookInterface):  # type: ignore[misc]
+class Int8BuildHook(BuildHookInterface[Any]):
     """What hatchling calls before it packs or links the sources."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 (the interface)

@@ -459,6 +459,9 @@ static int64_t make_room(const Layer *layer, int64_t rows, int64_t longest, int6
 
 /* ---- what Python calls ---- */
 
+/* Counted up with every change of what follows or of the structures above: an older library must not be called. */
+int64_t cloze_version(void) { return 1; }
+
 int64_t cloze_room(const Layer *layer, int64_t rows, int64_t longest, int64_t threads) {
     Room room;
     return make_room(layer, rows, longest, threads, (char *)0, &room);

@@ -9,6 +9,7 @@ import torch
 PATH = Path(__file__).with_name("libint8.so")
 Pointer = ctypes.c_void_p
 Count = ctypes.c_int64
+_VERSION = 1  # of what is declared here
 
 
 class ProductFields(ctypes.Structure):
@@ -51,7 +52,10 @@ def library() -> ctypes.CDLL | None:
     try:
         # PyTorch's threads are used, not others beside them: its OpenMP is loaded already, under the same name.
         found = ctypes.CDLL(str(PATH))
-    except OSError:  # compiled on another system
+        found.cloze_version.restype = Count
+        if found.cloze_version() != _VERSION:
+            return None
+    except (OSError, AttributeError):  # compiled on another system, or long ago
         return None
     found.cloze_room.restype = Count
     found.cloze_room.argtypes = (Pointer, Count, Count, Count)
