@@ -1,0 +1,129 @@
+#ifndef CLOZE_ATTENTION
+#define CLOZE_ATTENTION
+
+/* Attention of one head of one sequence, in float32. */
+
+#include "lanes.h"
+
+#define QUERIES 4
+
+/* The products of some queries with some blocks of keys, (D, T) as they lie in ``keys``. */
+INLINE void score_block(const float *queries, int64_t stride, const float *keys, int64_t padded, int64_t size,
+                        float *scores, const int rows, const int blocks) {
+    __m512 sums[QUERIES][BLOCKS];
+    UNROLL
+    for (int row = 0; row < rows; row++) {
+        UNROLL
+        for (int one = 0; one < blocks; one++) sums[row][one] = _mm512_setzero_ps();
+    }
+    for (int64_t at = 0; at < size; at++) {
+        __m512 taken[BLOCKS];
+        UNROLL
+        for (int one = 0; one < blocks; one++) taken[one] = _mm512_loadu_ps(keys + at * padded + one * LANES);
+        UNROLL
+        for (int row = 0; row < rows; row++) {
+            __m512 query = _mm512_set1_ps(queries[row * stride + at]);
+            UNROLL
+            for (int one = 0; one < blocks; one++) sums[row][one] = _mm512_fmadd_ps(query, taken[one], sums[row][one]);
+        }
+    }
+    UNROLL
+    for (int row = 0; row < rows; row++) {
+        UNROLL
+        for (int one = 0; one < blocks; one++) _mm512_storeu_ps(scores + row * padded + one * LANES, sums[row][one]);
+    }
+}
+
+/* Scores of a query -> weights that are still to be divided by the sum, which is returned. */
+static float soften(float *scores, int64_t length, int64_t padded, float factor) {
+    __mmask16 tail = (__mmask16)(length % LANES ? (1u << (length % LANES)) - 1 : 0xFFFF);
+    int64_t last = padded - LANES;
+    __m512 most = _mm512_set1_ps(-3.4e38f);
+    for (int64_t at = 0; at < last; at += LANES) most = _mm512_max_ps(most, _mm512_loadu_ps(scores + at));
+    most = _mm512_mask_max_ps(most, tail, most, _mm512_loadu_ps(scores + last));
+    __m512 high = _mm512_set1_ps(_mm512_reduce_max_ps(most)), scale = _mm512_set1_ps(factor),
+           total = _mm512_setzero_ps();
+    for (int64_t at = 0; at < padded; at += LANES) {
+        __m512 x = exponential(_mm512_mul_ps(_mm512_sub_ps(_mm512_loadu_ps(scores + at), high), scale));
+        if (at == last)
+            x = _mm512_maskz_mov_ps(tail, x);
+        _mm512_storeu_ps(scores + at, x);
+        total = _mm512_add_ps(total, x);
+    }
+    return _mm512_reduce_add_ps(total);
+}
+
+/* Some queries' weights (rows, T) times values (T, D) -> contexts; D is ``blocks`` x 16. */
+INLINE void mix_block(const float *weights, int64_t padded, const float *sums, const float *values, int64_t stride,
+                      int64_t length, float *contexts, int64_t out_stride, const int rows, const int blocks) {
+    __m512 mixed[QUERIES][BLOCKS];
+    UNROLL
+    for (int row = 0; row < rows; row++) {
+        UNROLL
+        for (int one = 0; one < blocks; one++) mixed[row][one] = _mm512_setzero_ps();
+    }
+    for (int64_t at = 0; at < length; at++) {
+        __m512 taken[BLOCKS];
+        UNROLL
+        for (int one = 0; one < blocks; one++) taken[one] = _mm512_loadu_ps(values + at * stride + one * LANES);
+        UNROLL
+        for (int row = 0; row < rows; row++) {
+            __m512 weight = _mm512_set1_ps(weights[row * padded + at]);
+            UNROLL
+            for (int one = 0; one < blocks; one++)
+                mixed[row][one] = _mm512_fmadd_ps(weight, taken[one], mixed[row][one]);
+        }
+    }
+    UNROLL
+    for (int row = 0; row < rows; row++) {
+        __m512 sum = _mm512_set1_ps(sums[row]);
+        UNROLL
+        for (int one = 0; one < blocks; one++)
+            _mm512_storeu_ps(contexts + row * out_stride + one * LANES, _mm512_div_ps(mixed[row][one], sum));
+    }
+}
+
+INLINE void mix_rows(const float *weights, int64_t padded, const float *sums, const float *values, int64_t stride,
+                     int64_t length, float *contexts, int64_t out_stride, const int rows, int64_t blocks) {
+    switch (blocks) {
+    case 1: mix_block(weights, padded, sums, values, stride, length, contexts, out_stride, rows, 1); break;
+    case 2: mix_block(weights, padded, sums, values, stride, length, contexts, out_stride, rows, 2); break;
+    case 3: mix_block(weights, padded, sums, values, stride, length, contexts, out_stride, rows, 3); break;
+    default: mix_block(weights, padded, sums, values, stride, length, contexts, out_stride, rows, 4);
+    }
+}
+
+INLINE void attend_rows(const float *queries, int64_t stride, const float *keys, const float *values, int64_t length,
+                        int64_t padded, int64_t size, float *scores, float *contexts, int64_t out_stride, float factor,
+                        const int rows) {
+    float sums[QUERIES];
+    int64_t at = 0;
+    for (; at + BLOCKS * LANES <= padded; at += BLOCKS * LANES)
+        score_block(queries, stride, keys + at, padded, size, scores + at, rows, BLOCKS);
+    for (; at < padded; at += LANES) score_block(queries, stride, keys + at, padded, size, scores + at, rows, 1);
+    for (int row = 0; row < rows; row++) sums[row] = soften(scores + row * padded, length, padded, factor);
+    mix_rows(scores, padded, sums, values, stride, length, contexts, out_stride, rows, size / LANES);
+}
+
+static int64_t padded_length(int64_t length) { return (length + LANES - 1) / LANES * LANES; }
+
+/* One head of one sequence: queries, keys and values (T, 3 H) -> contexts (T, H). */
+static void attend(const float *fused, int64_t hidden, int64_t head, int64_t size, int64_t length, float *contexts,
+                   float *scratch) {
+    int64_t stride = 3 * hidden, padded = padded_length(length);
+    float *keys = scratch, *scores = scratch + size * padded; /* (D, T) and (QUERIES, T) */
+    for (int64_t token = 0; token < padded; token++)
+        for (int64_t at = 0; at < size; at++)
+            keys[at * padded + token] = token < length ? fused[token * stride + hidden + head * size + at] : 0.0f;
+    const float *queries = fused + head * size, *values = fused + 2 * hidden + head * size;
+    float *out = contexts + head * size, root = 1.0f / __builtin_sqrtf((float)size);
+    int64_t token = 0;
+    for (; token + QUERIES <= length; token += QUERIES)
+        attend_rows(queries + token * stride, stride, keys, values, length, padded, size, scores, out + token * hidden,
+                    hidden, root, QUERIES);
+    for (; token < length; token++)
+        attend_rows(queries + token * stride, stride, keys, values, length, padded, size, scores, out + token * hidden,
+                    hidden, root, 1);
+}
+
+#endif
