@@ -86,7 +86,7 @@ def run(asked: BodySettings, progress: Progress) -> Outcome:
     """Send them all to a service with a model of every kind."""
     failures: list[str] = []
     with made_service() as service:
-        odd = asyncio.run(_send_odd(service, failures))
+        odd = asyncio.run(_send_odd(service, service.post_paths(), failures))
         made = send_generated(service, asked, failures, progress)
     figures: dict[str, str | int | float] = {
         "odd bodies": odd,
@@ -98,8 +98,7 @@ def run(asked: BodySettings, progress: Progress) -> Outcome:
     return Outcome(not failures, figures, failures[:_MOST_FAILURES])
 
 
-async def _send_odd(service: Running, failures: list[str]) -> int:
-    paths = service.post_paths()
+async def _send_odd(service: Running, paths: list[str], failures: list[str]) -> int:
     async with service.client() as client:
         for path in paths:
             for body in BODIES:

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from torture import bodies
 from torture.bodies import BODIES, BodySettings, check, send_generated
 from torture.services import Running, running
 
@@ -222,6 +223,14 @@ def test_generated_requests_cause_no_fault(served: Running) -> None:
     assert sum(statuses.values()) > 100
     assert statuses[200] > 5
     assert statuses[400] > 30
+
+
+def test_the_campaign_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODIES", BODIES[:2])
+    outcome = bodies.run(BodySettings(20, ("/embed",)), Silent())
+    assert outcome.passed
+    assert int(outcome.figures["odd bodies"]) >= 2 * 10  # of each route that takes a body
+    assert int(outcome.figures["generated"]) > 10
 
 
 def test_a_fault_would_be_noticed() -> None:
