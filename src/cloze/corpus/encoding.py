@@ -41,7 +41,7 @@ _BETWEEN = "\0"  # stands between sentences; no known sentence has it
 class Encoded(NamedTuple):
     """Sentences as arrays: their ids one after the other, whether each starts a word, and tokens by sentence."""
 
-    ids: NDArray[np.int64]
+    ids: NDArray[np.int32] | NDArray[np.int64]
     starts: NDArray[np.bool_]
     lengths: NDArray[np.int64]
 
@@ -69,27 +69,29 @@ class _Memory:
     def _forget(self) -> None:
         self._numbers: dict[str, int] = {_BETWEEN: 0, "": 1}  # the empty word: what Arrow finds beside outer spaces
         self._characters = 0
-        self._ids = array("q")
+        self._ids = array("i")
         self._starts = array("b")
-        self._begins = array("q", [0, 0, 0])  # of each word in _ids, and the end
+        self._begins = array("i", [0, 0, 0])  # of each word in _ids, and the end
 
     def encode(self, words: Any) -> Encoded:
         """Encode the words of sentences, an array of Arrow's with ``_BETWEEN`` between sentences."""
         met = words.dictionary_encode()
         numbers = self._number(met.dictionary.to_pylist())[met.indices.to_numpy()]
-        begins = np.frombuffer(self._begins, np.int64)
-        sizes = begins[numbers + 1] - begins[numbers]  # tokens of each word
-        ends = np.cumsum(sizes)
+        # Narrow numbers all the way: what is moved here is most of what there is to do.
+        begins = np.frombuffer(self._begins, np.int32)
+        firsts = begins[numbers]
+        sizes = begins[numbers + 1] - firsts  # tokens of each word
+        ends = np.cumsum(sizes, dtype=np.int32)
         total = int(ends[-1]) if len(ends) else 0
-        places = np.arange(total) + np.repeat(begins[numbers] - (ends - sizes), sizes)
+        places = np.arange(total, dtype=np.int32) + np.repeat(firsts - (ends - sizes), sizes)
         lengths = np.diff(np.concatenate([[0], ends[numbers == 0], [total]]))
-        ids, starts = np.frombuffer(self._ids, np.int64), np.frombuffer(self._starts, bool)
+        ids, starts = np.frombuffer(self._ids, np.int32), np.frombuffer(self._starts, bool)
         return Encoded(ids[places], starts[places], lengths)
 
-    def _number(self, words: list[str]) -> NDArray[np.int64]:
+    def _number(self, words: list[str]) -> NDArray[np.int32]:
         if len(self._numbers) > MOST_WORDS or self._characters > MOST_CHARACTERS:
             self._forget()
-        numbers = np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int64, len(words))
+        numbers = np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int32, len(words))
         if len(unknown := np.flatnonzero(numbers < 0)):
             numbers[unknown] = np.arange(len(self._numbers), len(self._numbers) + len(unknown))
             self._note([words[place] for place in unknown])

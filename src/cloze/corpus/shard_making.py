@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.corpus.documents import Span
+from cloze.corpus.documents import Paragraph, Span
 from cloze.corpus.duplicates import ExactHasher, NearHasher
 from cloze.corpus.encoding import SentenceEncoder
 from cloze.corpus.parts import Part, PartReader, Segment
@@ -32,7 +32,7 @@ PLAN = "plan.json"
 WORDS = "words.txt"
 HASHES = "hashes"
 # Characters that are encoded together: enough to be quick, little enough to be no memory.
-_ENCODED_AT_ONCE = 200_000
+_ENCODED_AT_ONCE = 400_000
 _TOLD_EVERY = 2**16
 
 # Text that needs no splitting, for it has no mark that could end a sentence but at its end. Text that comes a sentence
@@ -192,7 +192,7 @@ class ShardMaker:
     def _documents(self, part: int, told: Told) -> Iterator[tuple[Place, Iterator[str]]]:
         """Yield each document's place and paragraphs, to be read one after the other."""
         for place, paragraphs in groupby(self._reader.read(self._plan.parts[part]), lambda one: (one[0], one[1][0])):
-            yield place, _counted((paragraph.text for _, paragraph in paragraphs), told)
+            yield place, _counted(paragraphs, told)
 
     def _kept(self, part: int) -> NDArray[np.bool_] | None:
         if self._plan.recipe["duplicates"] == "keep":
@@ -216,9 +216,9 @@ def is_held_out(place: Place, seed: int, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def _counted(paragraphs: Iterator[str], told: Told) -> Iterator[str]:
+def _counted(paragraphs: Iterator[tuple[int, Paragraph]], told: Told) -> Iterator[str]:
     pending = 0
-    for text in paragraphs:
+    for _, (_, text) in paragraphs:
         yield text
         # Bytes of UTF-8, but for what only a bar of progress would notice.
         pending += len(text) + 1
