@@ -64,10 +64,12 @@ def press(service: Process, settings: OverloadSettings, progress: Progress) -> O
 async def _press(service: Process, settings: OverloadSettings, progress: Progress) -> Outcome:
     body = json.dumps({"texts": ["cat " * settings.words] * settings.texts})
     tokens = settings.tokens
-    await load(service, body, seconds=2, connections=_CONNECTIONS)  # warm
-    capacity = await load(service, body, seconds=settings.seconds, connections=_CONNECTIONS)
+    # As many as the queue holds: whoever is refused asks again, and takes time from those who are answered.
+    fitting = max(1, min(_CONNECTIONS, settings.queue // tokens))
+    await load(service, body, seconds=2, connections=fitting)  # warm
+    capacity = await load(service, body, seconds=settings.seconds, connections=fitting)
     able = float(capacity["per_second"])
-    before = 0
+    before = service.memory()
     figures: dict[str, str | int | float] = {"capacity, requests/s": round(able, 1)}
     failures: list[str] = []
     for done, times in enumerate(settings.loads, start=1):
@@ -78,8 +80,6 @@ async def _press(service: Process, settings: OverloadSettings, progress: Progres
         share, waited = float(found["per_second"]) / able, float(found["waited_p99"])
         # What a full queue takes, and two batches.
         allowed = settings.slack * (settings.queue + 2 * _BATCH) / (max(found["per_second"], 1e-9) * tokens)
-        # Batches are full for the first time when the queue is: memory is compared from there on.
-        before = before or service.memory()
         figures |= {
             f"{times:g}x: goodput": f"{share:.0%}",
             f"{times:g}x: p99, s": round(waited, 3),
