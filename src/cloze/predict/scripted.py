@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from cloze.model.encoder import Encoder, Layer
 from cloze.predict.quantized import Fbgemm, Int8Linear, gathered, spread
-from cloze.predict.shortcut import layers_of
+from cloze.predict.shortcut import layers_of, linears_of
 
 
 class ScriptedLayers:
@@ -32,11 +32,7 @@ class ScriptedLayers:
     @classmethod
     def of(cls, encoder: Encoder) -> "ScriptedLayers | None":
         """One for these layers, where their products are of the kind that TorchScript can call."""
-        products = [
-            product
-            for layer in layers_of(encoder)
-            for product in (layer.attention.query_key_value, layer.attention.output, layer.expand, layer.contract)
-        ]
+        products = [product for layer in layers_of(encoder) for product in linears_of(layer).values()]
         fits = all(isinstance(one, Int8Linear) and isinstance(one.product, Fbgemm) for one in products)
         return cls(encoder) if fits and hasattr(torch.jit, "script") else None
 

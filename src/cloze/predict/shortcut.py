@@ -47,6 +47,17 @@ def layers_of(encoder: Encoder) -> list[Layer]:
     return [layer for layer in encoder.layers if isinstance(layer, Layer)]
 
 
+def linears_of(layer: Layer) -> dict[str, nn.Linear]:
+    """The matrix products of a layer, by name."""
+    attention = layer.attention
+    return {
+        "query_key_value": attention.query_key_value,
+        "output": attention.output,
+        "expand": layer.expand,
+        "contract": layer.contract,
+    }
+
+
 def _parts(encoder: Encoder) -> list[nn.Module]:
     """All that others may add, take away or exchange; modules are equal only to themselves."""
     # From where modules keep them: asking for each by name would take a third of what the shortcut saves.

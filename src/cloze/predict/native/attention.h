@@ -7,31 +7,45 @@
 
 #define QUERIES 4
 
-/* The products of some queries with some blocks of keys, (D, T) as they lie in ``keys``. */
-INLINE void score_block(const float *queries, int64_t stride, const float *keys, int64_t padded, int64_t size,
-                        float *scores, const int rows, const int blocks) {
+/* Some rows (rows, K) times some blocks of features (K, N), each ``*_stride`` numbers from the next. */
+INLINE void float_block(const float *left, int64_t left_stride, const float *right, int64_t right_stride, int64_t width,
+                        float *out, int64_t out_stride, const int rows, const int blocks) {
     __m512 sums[QUERIES][BLOCKS];
     UNROLL
     for (int row = 0; row < rows; row++) {
         UNROLL
         for (int one = 0; one < blocks; one++) sums[row][one] = _mm512_setzero_ps();
     }
-    for (int64_t at = 0; at < size; at++) {
+    for (int64_t at = 0; at < width; at++) {
         __m512 taken[BLOCKS];
         UNROLL
-        for (int one = 0; one < blocks; one++) taken[one] = _mm512_loadu_ps(keys + at * padded + one * LANES);
+        for (int one = 0; one < blocks; one++) taken[one] = _mm512_loadu_ps(right + at * right_stride + one * LANES);
         UNROLL
         for (int row = 0; row < rows; row++) {
-            __m512 query = _mm512_set1_ps(queries[row * stride + at]);
+            __m512 number = _mm512_set1_ps(left[row * left_stride + at]);
             UNROLL
-            for (int one = 0; one < blocks; one++) sums[row][one] = _mm512_fmadd_ps(query, taken[one], sums[row][one]);
+            for (int one = 0; one < blocks; one++) sums[row][one] = _mm512_fmadd_ps(number, taken[one], sums[row][one]);
         }
     }
     UNROLL
     for (int row = 0; row < rows; row++) {
         UNROLL
-        for (int one = 0; one < blocks; one++) _mm512_storeu_ps(scores + row * padded + one * LANES, sums[row][one]);
+        for (int one = 0; one < blocks; one++) _mm512_storeu_ps(out + row * out_stride + one * LANES, sums[row][one]);
     }
+}
+
+/* The same for all features (N), as many blocks at a time as fit. */
+INLINE void float_product(const float *left, int64_t left_stride, const float *right, int64_t right_stride,
+                          int64_t width, int64_t features, float *out, int64_t out_stride, const int rows) {
+    int64_t at = 0;
+    for (; at + BLOCKS * LANES <= features; at += BLOCKS * LANES)
+        float_block(left, left_stride, right + at, right_stride, width, out + at, out_stride, rows, BLOCKS);
+    if (at + 2 * LANES <= features) {
+        float_block(left, left_stride, right + at, right_stride, width, out + at, out_stride, rows, 2);
+        at += 2 * LANES;
+    }
+    if (at < features)
+        float_block(left, left_stride, right + at, right_stride, width, out + at, out_stride, rows, 1);
 }
 
 /* Scores of a query -> weights that are still to be divided by the sum, which is returned. */
@@ -53,56 +67,15 @@ static float soften(float *scores, int64_t length, int64_t padded, float factor)
     return _mm512_reduce_add_ps(total);
 }
 
-/* Some queries' weights (rows, T) times values (T, D) -> contexts; D is ``blocks`` x 16. */
-INLINE void mix_block(const float *weights, int64_t padded, const float *sums, const float *values, int64_t stride,
-                      int64_t length, float *contexts, int64_t out_stride, const int rows, const int blocks) {
-    __m512 mixed[QUERIES][BLOCKS];
-    UNROLL
-    for (int row = 0; row < rows; row++) {
-        UNROLL
-        for (int one = 0; one < blocks; one++) mixed[row][one] = _mm512_setzero_ps();
-    }
-    for (int64_t at = 0; at < length; at++) {
-        __m512 taken[BLOCKS];
-        UNROLL
-        for (int one = 0; one < blocks; one++) taken[one] = _mm512_loadu_ps(values + at * stride + one * LANES);
-        UNROLL
-        for (int row = 0; row < rows; row++) {
-            __m512 weight = _mm512_set1_ps(weights[row * padded + at]);
-            UNROLL
-            for (int one = 0; one < blocks; one++)
-                mixed[row][one] = _mm512_fmadd_ps(weight, taken[one], mixed[row][one]);
-        }
-    }
-    UNROLL
-    for (int row = 0; row < rows; row++) {
-        __m512 sum = _mm512_set1_ps(sums[row]);
-        UNROLL
-        for (int one = 0; one < blocks; one++)
-            _mm512_storeu_ps(contexts + row * out_stride + one * LANES, _mm512_div_ps(mixed[row][one], sum));
-    }
-}
-
-INLINE void mix_rows(const float *weights, int64_t padded, const float *sums, const float *values, int64_t stride,
-                     int64_t length, float *contexts, int64_t out_stride, const int rows, int64_t blocks) {
-    switch (blocks) {
-    case 1: mix_block(weights, padded, sums, values, stride, length, contexts, out_stride, rows, 1); break;
-    case 2: mix_block(weights, padded, sums, values, stride, length, contexts, out_stride, rows, 2); break;
-    case 3: mix_block(weights, padded, sums, values, stride, length, contexts, out_stride, rows, 3); break;
-    default: mix_block(weights, padded, sums, values, stride, length, contexts, out_stride, rows, 4);
-    }
-}
-
 INLINE void attend_rows(const float *queries, int64_t stride, const float *keys, const float *values, int64_t length,
                         int64_t padded, int64_t size, float *scores, float *contexts, int64_t out_stride, float factor,
                         const int rows) {
     float sums[QUERIES];
-    int64_t at = 0;
-    for (; at + BLOCKS * LANES <= padded; at += BLOCKS * LANES)
-        score_block(queries, stride, keys + at, padded, size, scores + at, rows, BLOCKS);
-    for (; at < padded; at += LANES) score_block(queries, stride, keys + at, padded, size, scores + at, rows, 1);
+    float_product(queries, stride, keys, padded, size, padded, scores, padded, rows);
     for (int row = 0; row < rows; row++) sums[row] = soften(scores + row * padded, length, padded, factor);
-    mix_rows(scores, padded, sums, values, stride, length, contexts, out_stride, rows, size / LANES);
+    float_product(scores, padded, values, stride, length, size, contexts, out_stride, rows);
+    for (int row = 0; row < rows; row++)
+        for (int64_t at = 0; at < size; at++) contexts[row * out_stride + at] /= sums[row];
 }
 
 static int64_t padded_length(int64_t length) { return (length + LANES - 1) / LANES * LANES; }

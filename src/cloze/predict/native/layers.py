@@ -12,7 +12,7 @@ from cloze.model.encoder import Encoder, Layer
 from cloze.predict.native.library import LayerFields, NormFields, SequenceFields, library
 from cloze.predict.native.product import LANES, NativeProduct
 from cloze.predict.quantized import Int8Linear
-from cloze.predict.shortcut import layers_of
+from cloze.predict.shortcut import layers_of, linears_of
 
 _LARGEST_HEAD = 64
 _GELU, _GELU_BY_TANH, _RELU = 1, 2, 3  # as int8.c numbers them
@@ -68,7 +68,7 @@ def are_native(encoder: Encoder) -> bool:
 
 def _fits(layer: Layer) -> bool:
     attention = layer.attention
-    widths = [size for linear in _linears(layer).values() for size in linear.weight.shape]
+    widths = [size for linear in linears_of(layer).values() for size in linear.weight.shape]
     return (
         all(size % LANES == 0 for size in (*widths, attention.head_size))
         and attention.head_size <= _LARGEST_HEAD
@@ -82,18 +82,8 @@ def _norms(layer: Layer) -> tuple[nn.LayerNorm, nn.LayerNorm]:
     return layer.attention_norm, layer.feedforward_norm
 
 
-def _linears(layer: Layer) -> dict[str, nn.Linear]:
-    attention = layer.attention
-    return {
-        "query_key_value": attention.query_key_value,
-        "output": attention.output,
-        "expand": layer.expand,
-        "contract": layer.contract,
-    }
-
-
 def _products(layer: Layer) -> dict[str, NativeProduct | None]:
-    return {name: one.native if isinstance(one, Int8Linear) else None for name, one in _linears(layer).items()}
+    return {name: one.native if isinstance(one, Int8Linear) else None for name, one in linears_of(layer).items()}
 
 
 def _activation(layer: Layer) -> int | None:
