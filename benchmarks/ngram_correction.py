@@ -1,8 +1,10 @@
 """Correction by counting: look-alikes and near words, weighed by a Kneser-Ney model of both sides.
 
-It proposes what cloze proposes and decides as cloze decides; only the probabilities are those of n-grams.
+It proposes what cloze proposes and decides as cloze decides; only the probabilities are those of n-grams. Given rows of
+texts with mistakes and the same without, it counts as well what people write for what.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
@@ -10,6 +12,7 @@ import numpy as np
 
 from cloze.predict.correction import best_reading
 from cloze.predict.proposals import Proposals
+from cloze.tasks.correction_files import Corrections
 from cloze.tasks.correction_settings import CorrectionSettings
 from cloze.tasks.edits import Similar, cased_like
 from cloze.text import Tokenizer
@@ -18,16 +21,51 @@ from kneser_ney import Floats, Ints, KneserNey  # beside this file
 
 # Words that the vocabulary has in pieces are one kind; the probability of the kind is shared by so many of them.
 _UNKNOWN_WORDS = 100_000
+# What is known of a character before any row of it was seen counts as much as so many of its occurrences.
+_BEFOREHAND = 100
+
+
+class Mistaken:
+    """How often characters were written for others, in rows of equal length."""
+
+    def __init__(self, rows: Corrections, mistakes: float) -> None:
+        self._mistakes = mistakes
+        even = [(one, other) for one, other in zip(rows.sources, rows.targets, strict=True) if len(one) == len(other)]
+        written = Counter((own, right) for one, other in even for own, right in zip(one, other, strict=True))
+        self._meant = Counter(right for _, other in even for right in other)
+        self._written = Counter({pair: count for pair, count in written.items() if pair[0] != pair[1]})
+
+    def pairs(self) -> dict[str, list[str]]:
+        """What was written, with all that was meant by it."""
+        found: dict[str, list[str]] = {}
+        for own, right in self._written:
+            found.setdefault(own, []).append(right)
+        return found
+
+    def cost(self, own: str, right: str) -> float:
+        """The logarithm of how likely one is written for the other."""
+        count = self._written[own, right] + self._mistakes * _BEFOREHAND
+        return float(np.log(count / (self._meant[right] + _BEFOREHAND)))
 
 
 class NgramCorrector:
     """Corrects texts with the counts of others."""
 
     def __init__(
-        self, tokenizer: Tokenizer, texts: Sequence[str], settings: CorrectionSettings, similar: Similar, order: int = 3
+        self,
+        tokenizer: Tokenizer,
+        texts: Sequence[str],
+        settings: CorrectionSettings,
+        similar: Similar,
+        rows: Corrections | None = None,
+        order: int = 3,
     ) -> None:
-        self._tokenizer, self._settings, self._order = tokenizer, settings, order
-        self._proposals = Proposals(tokenizer, similar, settings)
+        self._tokenizer, self._order = tokenizer, order
+        self._mistaken = None if rows is None else Mistaken(rows, settings.mistakes)
+        known = dict(similar)
+        for own, rights in {} if self._mistaken is None else self._mistaken.pairs().items():
+            known[own] = [*known.get(own, ()), *rights]
+        self._proposals = Proposals(tokenizer, known, settings)
         stream = chain.from_iterable(self._ids(self._words(text)) for text in texts)
         self._counts = KneserNey(np.fromiter(stream, np.int64), tokenizer.size, order)
 
@@ -39,6 +77,9 @@ class NgramCorrector:
             candidates, costs = self._proposals.of(word, text)
             if not len(candidates):
                 continue
+            if self._mistaken is not None:
+                read = (self._tokenizer.piece(int(one)) for one in candidates)
+                costs = np.array([self._mistaken.cost(word.text, one) for one in read], np.float32)
             logs = self._logs(ids, place).astype(np.float32)
             own = float(logs[ids[place]]) - (np.log(_UNKNOWN_WORDS) if len(word.ids) > 1 else 0.0)
             piece, confidence = best_reading(word, own, logs, candidates, costs)

@@ -1,5 +1,6 @@
 """Detection and correction as SIGHAN counts them, and files with mistakes."""
 
+import lzma
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from sklearn.metrics import precision_recall_fscore_support
 from cloze.errors import DataError
 from cloze.tasks.correction_files import Corrections, read_corrections
 from cloze.tasks.correction_metrics import find_edits, score_corrections
+from cloze.tasks.correction_settings import CorrectionSettings
+from cloze.tasks.correction_threshold import applied, choose_threshold
 
 # Of two sentences without a mistake one is changed; of two with mistakes both are found, and one is put right.
 SOURCES = ["他们那么好玩", "生活作息很不建康康", "在这里有很多人", "我仿别很高兴"]
@@ -85,6 +88,46 @@ def test_sighans_folder(tmp_path: Path) -> None:
     assert found.sources == ["我跟朋唷去玩", "你好！"]
     assert found.targets == ["我跟朋友去玩", "你好！"]
     assert found.places[1] == f"{tmp_path / 'TestInput.txt'}:2"
+
+
+def test_sighans_training_files(tmp_path: Path) -> None:
+    sentences = "(sighan13-id=0)\t我跟朋唷去玩\n(sighan15-id=0)\t你号！\n"
+    (tmp_path / "TrainingInputAll.txt.xz").write_bytes(lzma.compress(sentences.encode()))
+    (tmp_path / "TrainingTruthAll.txt").write_text("(sighan13-id=0), 4, 友\n(sighan15-id=0), 2, 好\n", encoding="utf-8")
+    found = read_corrections(tmp_path, training=True)
+    assert found.targets == ["我跟朋友去玩", "你好！"]
+    assert found.select([1]).documents() == [["你好！"]]
+    with pytest.raises(DataError, match=r"has no TestInput.txt and TestTruth.txt; give a folder of SIGHAN's, or a tab"):
+        read_corrections(tmp_path)
+    # Whoever has a test alone may train on it.
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "TestInput.txt").write_text("(pid=A1)\t你好\n", encoding="utf-8")
+    (tmp_path / "other" / "TestTruth.txt").write_text("A1, 0\n", encoding="utf-8")
+    assert read_corrections(tmp_path / "other", training=True).right == 1
+
+
+@pytest.mark.parametrize(
+    ("before", "threshold", "expected"),
+    [
+        (CorrectionSettings(), None, ("hidden", 0.9)),
+        (CorrectionSettings(), 0.6, ("seen", 0.6)),
+        (CorrectionSettings(reading="hidden"), 0.6, ("hidden", 0.9)),
+        (CorrectionSettings(threshold=0.0), 0.6, ("seen", 0.0)),
+    ],
+)
+def test_what_is_left_out_suits_the_model(
+    before: CorrectionSettings, threshold: float | None, expected: tuple[str, float]
+) -> None:
+    completed = before.completed(threshold)
+    assert (completed.reading, completed.threshold) == expected
+
+
+def test_threshold_with_few_false_alarms() -> None:
+    sources, targets = ["ab"] * 40, ["ac"] * 20 + ["ab"] * 20
+    changes = [[(1, "b", "c", 0.95)]] * 20 + [[(1, "b", "c", 0.8)]] * 2 + [[]] * 18
+    threshold = choose_threshold(sources, targets, changes)
+    assert 0.8 < threshold <= 0.95
+    assert applied(sources, changes, threshold) == targets
 
 
 @pytest.mark.parametrize(

@@ -64,6 +64,8 @@ HEAD_OF: dict[TaskKind, HeadName] = {
 }
 # What others do not know of a task, as an object of this name.
 _OWN = "cloze_task"
+# How sure a model should be that was fine-tuned to correct.
+_CORRECTING = "cloze_correcting"
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,11 @@ def read_task(values: dict[str, Any], head: HeadName, count: int, path: Path) ->
     )
 
 
+def read_correcting(values: dict[str, Any], path: Path) -> float | None:
+    """From which threshold on a model corrects; None of one that was not fine-tuned to it."""
+    return _number(values.get(_CORRECTING), _CORRECTING, path)
+
+
 def _read_kind(values: dict[str, Any], head: HeadName, count: int) -> TaskKind:
     if head == "sequence":
         if values.get("problem_type") == "regression" or count == 1:
@@ -197,7 +204,9 @@ def _number(value: Any, name: str, path: Path) -> float | None:
     return float(value)
 
 
-def write_config(config: BertConfig, heads: tuple[HeadName, ...], task: TaskLabels | None) -> dict[str, Any]:
+def write_config(
+    config: BertConfig, heads: tuple[HeadName, ...], task: TaskLabels | None, correcting: float | None = None
+) -> dict[str, Any]:
     """The ``config.json`` that lets ``transformers`` load the folder as it is."""
     layout = layout_of(config)
     # The type to compute in: a file of half the size says float32 too, since processors are slow or wrong with less.
@@ -215,6 +224,8 @@ def write_config(config: BertConfig, heads: tuple[HeadName, ...], task: TaskLabe
     for sentence_task in ("nsp", "sop"):
         if sentence_task in heads and sentence_task != _USUAL_TASK[layout]:
             values[_SENTENCE_TASK] = sentence_task
+    if correcting is not None:
+        values[_CORRECTING] = correcting
     return values if task is None else values | _task_values(task)
 
 

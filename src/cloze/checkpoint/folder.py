@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cloze.checkpoint.assemble import assemble, check_segments, check_vocabulary
-from cloze.checkpoint.config_file import TaskLabels, layout_of, write_config
+from cloze.checkpoint.config_file import TaskLabels, layout_of, read_correcting, write_config
 from cloze.checkpoint.embedding_files import EmbeddingSettings, read_embedding, write_embedding
 from cloze.checkpoint.names import to_hugging_face
 from cloze.checkpoint.tensorflow import find_checkpoint, read_tensorflow
@@ -60,6 +60,7 @@ class ModelFolder:
     card: str | None = None
     place: Path | None = None  # where it was loaded from
     adapter: AdapterOf | None = None  # what of the model is an adapter's, and not its base's
+    correcting: float | None = None  # of a model that was fine-tuned to correct: how sure it should be
 
 
 def load_folder(path: Path) -> ModelFolder:
@@ -82,6 +83,7 @@ def load_folder(path: Path) -> ModelFolder:
         notes=assembled.notes,
         card=card.read_text(encoding="utf-8", errors="replace") if card.is_file() else None,
         place=path,
+        correcting=read_correcting(values, folder),
     )
 
 
@@ -126,7 +128,7 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
     tensors = _rounded(to_hugging_face(model.state_dict(), layout_of(model.config)), dtype)
     apart = {name for name in tensors if name.startswith("sbo.")}
     with replaced_folder(destination) as folder:
-        write_json(folder / CONFIG, write_config(model.config, model.head_names, contents.task))
+        write_json(folder / CONFIG, write_config(model.config, model.head_names, contents.task, contents.correcting))
         write_safetensors(folder / SAFETENSORS, {name: tensors[name] for name in tensors if name not in apart})
         if apart:
             write_safetensors(folder / PRETRAINING_HEADS, {name: tensors[name] for name in sorted(apart)})

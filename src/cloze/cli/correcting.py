@@ -82,13 +82,10 @@ def evaluate_correction(
     """Score a model on texts with mistakes and the same without."""
     from cloze.files import replace_json
     from cloze.predict import load
-    from cloze.tasks.correction_files import SOURCE, TARGET, read_corrections
+    from cloze.tasks.correction_files import correction_columns, read_corrections
     from cloze.tasks.correction_metrics import score_corrections
 
-    named = RowSettings()
-    source = SOURCE if rows.text == named.text else rows.text
-    target = TARGET if rows.label == named.label else rows.label
-    wanted = read_corrections(data, source, target, rows.on_bad_row)
+    wanted = read_corrections(data, *correction_columns(rows.text, rows.label), rows.on_bad_row)
     made = load(model, device=machine.use()).correct(wanted.sources, settings)
     results = score_corrections(wanted.sources, wanted.targets, [one.target for one in made])
     if out is not None:

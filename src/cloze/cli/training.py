@@ -34,7 +34,10 @@ BLANKS = BlankSettings()
 
 
 def finetune(
-    task: Annotated[str, Parameter(help=f"similarity for any text; glue for all of it; else {TASKS}")],
+    task: Annotated[
+        str,
+        Parameter(help=f"similarity, correction, or glue for all of it; else {TASKS}"),
+    ],
     data: Annotated[Path, Parameter(help="A file of your own, or the folder of a published task.")],
     /,
     *,
@@ -69,8 +72,8 @@ def finetune(
 def _choose(task: str, how: SearchSettings, similarity: SimilaritySettings) -> Callable[..., Path]:
     """One run, a search over several, or all of GLUE."""
     check_meant(task, similarity)
-    if task == "similarity" and how.several:
-        raise ConfigError("similarity is one run; leave out --grid, --seeds and --folds")
+    if task in ("similarity", "correction") and how.several:
+        raise ConfigError(f"{task} is one run; leave out --grid, --seeds and --folds")
     if task == "glue":
         from cloze.train.benchmark_suite import finetune_glue
 

@@ -64,7 +64,7 @@ class Corrector:
         protected: Collection[str] = (),
     ) -> None:
         """``similar`` and ``protected`` stand for the files of the settings, or beside them."""
-        self._model, self._settings = model, settings or CorrectionSettings()
+        self._model, self._settings = model, (settings or CorrectionSettings()).completed(model.correcting)
         path, words = self._settings.similar, set(protected)
         table = dict(similar or {}) | (read_synonyms(path) if path is not None else {})
         if self._settings.protect is not None:
@@ -121,6 +121,7 @@ class Corrector:
     def _decide(self, unit: _Unit, own: float, logs: Floats) -> Correction | None:
         """The best candidate, if it is likely enough beside what stands there and all others."""
         piece, confidence = best_reading(unit.word, own, logs, unit.candidates, unit.costs)
+        assert self._settings.threshold is not None, "it was completed"
         if not confidence >= self._settings.threshold:  # of numbers that are none, nothing follows
             return None
         right = cased_like(unit.word.text, self._model.tokenizer.piece(piece))

@@ -110,6 +110,11 @@ class Model:
         return self._folder.task
 
     @property
+    def correcting(self) -> float | None:
+        """From which threshold on a model corrects that was fine-tuned to it; None of all others."""
+        return self._folder.correcting
+
+    @property
     def embedding(self) -> EmbeddingSettings:
         """How this folder pools its tokens into one vector."""
         return self._folder.embedding

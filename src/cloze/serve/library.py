@@ -34,6 +34,7 @@ class Served:
     tokenizer: Any
     segments: int  # texts that it tells apart in one sequence
     long_texts: LongTexts  # how texts to classify are read that are too long for one
+    corrects_as_seen: bool  # in one look at a text, instead of hiding each of its words
     created: int
 
     @property
@@ -178,6 +179,7 @@ def _describe(name: str, base: str, adapter: str | None, model: Model, batcher: 
         model.tokenizer,
         config.segments,
         task.long_texts if task else "cut",
+        model.correcting is not None,
         int(time.time()),
     )
 

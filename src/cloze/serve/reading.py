@@ -108,9 +108,9 @@ def _weigh(served: Served, operation: str, counts: Sequence[int]) -> tuple[int, 
     length = sum(counts) + SPECIAL - (len(counts) == 1)
     if operation == "answer":
         return count_windows(served.tokenizer, *counts)
-    if operation == "correct":  # each of its tokens is hidden in turn
+    if operation == "correct" and not served.corrects_as_seen:  # each of its tokens is hidden in turn
         return length * min(length, served.longest), False
-    if operation == "tag":  # in windows that overlap by half
+    if operation in ("tag", "correct"):  # in windows that overlap by half
         return (length if length <= served.longest else 2 * length), False
     # Options are sequences of their own.
     limit = served.longest * (len(counts) // 2 if operation == "choose" else 1)

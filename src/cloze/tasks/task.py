@@ -53,6 +53,7 @@ TASKS = OWN | PUBLISHED
 # What `cloze finetune` knows besides, and why it is no task with rows to score.
 NOT_ONE = {
     "glue": f"glue is several tasks; name one of them: {', '.join(GLUE)}; cloze finetune glue goes through all",
+    "correction": "correction has no labels to learn; it is for cloze finetune and evaluate, and one run",
     "similarity": "similarity has no labels to learn; it is for cloze finetune alone, and one run",
 }
 # Without a dev file, this share of the training rows stands in for one.

@@ -89,6 +89,10 @@ def finetune(
             fresh=fresh,
             progress=progress,
         )
+    if source.task.lower() == "correction":
+        from cloze.train.correction import finetune_correction  # which builds on this module
+
+        return finetune_correction(source, model, out, settings=settings, device=device, fresh=fresh, progress=progress)
     progress = progress or Silent()
     data = read_task(source)
     for note in data.notes:

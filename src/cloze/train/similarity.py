@@ -99,7 +99,7 @@ def finetune_similarity(
     """Train on a text file, a text a line, or on a table; return the run's folder. The same call goes on."""
     settings, progress = settings or FinetuneSettings(), progress or Silent()
     similarity = similarity or SimilaritySettings()
-    check_understood(settings)
+    check_understood(settings, "similarity")
     data = read_similarity(source)
     if settings.patience and not isinstance(data.dev, ScoredPairs):
         raise ConfigError(f"patience is {settings.patience}, but there is no --dev file of scored pairs to wait on")

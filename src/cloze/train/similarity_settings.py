@@ -37,9 +37,9 @@ def check_meant(task: str, similarity: SimilaritySettings) -> None:
             raise ConfigError(f"{field.name} is {value!r}, which is for similarity; leave it out")
 
 
-def check_understood(settings: FinetuneSettings) -> None:
+def check_understood(settings: FinetuneSettings, task: str) -> None:
     """Refuse what would be silently left undone."""
     for field in fields(settings):
         value = getattr(settings, field.name)
         if field.name not in _UNDERSTOOD and value != field.default:
-            raise ConfigError(f"{field.name} is {value!r}, which training for similarity does not know; leave it out")
+            raise ConfigError(f"{field.name} is {value!r}, which training for {task} does not know; leave it out")
