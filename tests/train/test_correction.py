@@ -92,7 +92,7 @@ def test_loss_is_that_of_others(base: Path, mistakes: list[tuple[str, str]]) -> 
     items = correction_items(examples, folder.tokenizer, Listener())
     batch = TaskBatches(items, 6, 0, folder.tokenizer.pad_id, torch.device("cpu"), labels_tokens=True).at(0)
     outcome = CorrectionObjective(folder.model)(batch, batch.counts)
-    theirs = BertForMaskedLM.from_pretrained(base).eval()
+    theirs = BertForMaskedLM.from_pretrained(base).train(False)
     inputs = batch.inputs
     told = theirs(inputs.ids, inputs.real.long(), inputs.segments, labels=batch.targets)
     assert_close(outcome.loss, told.loss)
