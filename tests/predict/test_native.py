@@ -12,11 +12,12 @@ from torch import Tensor
 from cloze.checkpoint.quantized_file import Int8Weight, layer_products
 from cloze.model import BertConfig
 from cloze.model.encoder import Encoder
-from cloze.predict import engine, quantized
+from cloze.predict import engine
 from cloze.predict.native import layers as native_layers
 from cloze.predict.native import library as native_library
 from cloze.predict.native.layers import NativeLayers, are_native
-from cloze.predict.native.product import NativeProduct, packed
+from cloze.predict.native.product import NativeLinear, NativeProduct, packed
+from cloze.predict.quantized import Int8Linear
 from cloze.predict.rounding import round_products
 from tests.model.made import random_bert
 
@@ -62,7 +63,7 @@ def test_rows_are_rounded_as_everywhere() -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(96, 48)
     weight = Int8Weight.of(linear.weight, 90, torch.rand(96) + 0.5)
-    compiled, plain = (quantized.Int8Linear(linear, weight, native=native) for native in (True, False))
+    compiled, plain = NativeLinear(linear, weight), Int8Linear(linear, weight)
     states = torch.randn(5, 33, 96) * torch.logspace(-4, 4, 33)[:, None]
     states[0, 5], states[0, 6] = 0.0, 2.5  # rows without a spread
     with torch.inference_mode():
@@ -80,7 +81,7 @@ def layers(config: BertConfig, *, native: bool) -> tuple[Encoder, NativeLayers |
     bert = random_bert(config)
     weights = round_products(bert)
     for place, linear in list(layer_products(bert)):
-        engine._put(bert, place, quantized.Int8Linear(linear, weights[place], native=native))
+        engine._put(bert, place, (NativeLinear if native else Int8Linear)(linear, weights[place]))
     return bert.encoder, NativeLayers.of(bert.encoder)
 
 
@@ -185,7 +186,7 @@ def test_shapes_that_are_left_to_torch(config: BertConfig) -> None:
     assert not are_native(random_bert(config).encoder)
     encoder, call = layers(CONFIG, native=False)
     assert call is None
-    assert not any(linear.native for linear in encoder.modules() if isinstance(linear, quantized.Int8Linear))
+    assert not any(isinstance(linear, NativeLinear) for linear in encoder.modules())
 
 
 def test_without_the_library_nothing_is_native(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

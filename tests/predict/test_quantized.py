@@ -14,6 +14,7 @@ from cloze.errors import ConfigError
 from cloze.predict import Model, load, quantized
 from cloze.predict import engine as engine_module
 from cloze.predict.engine import PRECISIONS
+from cloze.predict.native.product import NativeLinear
 from cloze.predict.quantized import KERNELS, Int8Linear, Product, choose_kernel, is_right
 from cloze.predict.rounding import round_product
 from tests.model.made import assert_close, model_folder, saved
@@ -186,6 +187,6 @@ def test_adapters_work_on_a_rounded_base(tmp_path: Path) -> None:
     """They are put beside the layers, whatever those are made of."""
     folder = saved(model_folder(["mlm"]), tmp_path / "base")
     model = load(folder, precision="int8")
-    assert isinstance(next(linear for _, linear in layer_products(model.bert)), Int8Linear)
+    assert isinstance(next(linear for _, linear in layer_products(model.bert)), Int8Linear | NativeLinear)
     model.use(None)
     assert model.precision == "int8"

@@ -16,6 +16,7 @@ from cloze.errors import ConfigError, did_you_mean
 from cloze.kinds import PrecisionName
 from cloze.model import Bert
 from cloze.predict.native.layers import NativeLayers, are_native
+from cloze.predict.native.product import NativeLinear
 from cloze.predict.quantized import Bf16Linear, FrozenLinear, Int8Linear
 from cloze.predict.rounding import round_product, round_products
 from cloze.predict.scripted import ScriptedLayers
@@ -59,7 +60,7 @@ def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device
 def precision_of(bert: Bert) -> PrecisionName:
     """In which numbers a model computes now."""
     _, first = next(layer_products(bert))  # the others are alike
-    if isinstance(first, Int8Linear):
+    if isinstance(first, Int8Linear | NativeLinear):
         return "int8"
     return "bf16" if isinstance(first, Bf16Linear) else "fp32"
 
@@ -86,7 +87,7 @@ def _product(
     plain: nn.Linear, name: PrecisionName, place: str, weight: Int8Weight | None = None, *, native: bool = False
 ) -> nn.Linear:
     if name == "int8":
-        return Int8Linear(plain, weight or round_product(place, plain), native=native)
+        return (NativeLinear if native else Int8Linear)(plain, weight or round_product(place, plain))
     return Bf16Linear(plain) if name == "bf16" else plain
 
 

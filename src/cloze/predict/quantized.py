@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cloze.checkpoint.quantized_file import SMALLEST, Int8Weight
-from cloze.predict.native.product import NativeProduct
 from cloze.predict.timing import best_seconds
 
 # Rows within +-row_steps, (M, K) -> their product with the weight that was packed, (M, N).
@@ -139,15 +138,12 @@ class FrozenLinear(nn.Linear):
 class Int8Linear(FrozenLinear):
     """Int8 on both sides: a scale for every row that comes in, and one for every feature that goes out.
 
-    ``native`` ones are compiled code; the others do the same with what PyTorch has, on any machine.
+    By what PyTorch has, on any machine; ``native/product.py`` has the same in compiled code.
     """
 
-    def __init__(self, linear: nn.Linear, weight: Int8Weight, *, native: bool = False) -> None:
+    def __init__(self, linear: nn.Linear, weight: Int8Weight) -> None:
         super().__init__(linear)
-        self.native = NativeProduct(weight, linear.bias) if native else None
-        self.product = None if native else KERNELS[choose_kernel()](weight)
-        if native:
-            return
+        self.product = KERNELS[choose_kernel()](weight)
         self.step = 0.5 / weight.row_steps  # of a row's spread
         self.smallest = torch.tensor(SMALLEST)
         self.shares = None if weight.factors is None else weight.factors.reciprocal()  # (K,)
@@ -158,9 +154,6 @@ class Int8Linear(FrozenLinear):
 
     def rounded(self, states: Tensor) -> Tensor:
         """(..., K) -> (..., N)."""
-        if self.native is not None:
-            return self.native(states)
-        assert self.product is not None
         rows, scales, middles = spread(states.reshape(-1, self.in_features), self.shares, self.smallest, self.step)
         product = gathered(self.product(rows), scales, middles, self.sums, self.own_bias)
         return product.view(*states.shape[:-1], self.out_features)

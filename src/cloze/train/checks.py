@@ -3,6 +3,7 @@
 A run writes down what it was asked to do, and then refuses anything else: what can never be must not get that far.
 """
 
+from dataclasses import fields
 from pathlib import Path
 
 from cloze.checkpoint import ModelFolder, find_source, load_folder
@@ -14,6 +15,11 @@ from cloze.train.settings import FinetuneSettings
 
 _TEXTS: tuple[TaskKind, ...] = ("classify", "multilabel", "regress")
 _LABELS: tuple[TaskKind, ...] = ("classify", "multilabel")
+# What is understood where there are no labels to learn: similarity, correction.
+_WITHOUT_LABELS = {
+    *("epochs", "batch", "length", "rate", "warmup", "weight_decay", "dropout"),
+    *("patience", "freeze_layers", "layer_decay", "precision", "save_every", "seed"),
+}
 
 
 def check_task(data: TaskData, model: str | Path, settings: FinetuneSettings) -> ModelFolder:
@@ -33,6 +39,14 @@ def check_length(length: int, base: ModelFolder) -> None:
             f"length is {length}, but the model reads at most {most} tokens; "
             "use that, or give it more with cloze extend --positions"
         )
+
+
+def check_understood(settings: FinetuneSettings, task: str) -> None:
+    """Refuse what training without labels would silently leave undone."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if field.name not in _WITHOUT_LABELS and value != field.default:
+            raise ConfigError(f"{field.name} is {value!r}, which training for {task} does not know; leave it out")
 
 
 def check_kind(kind: TaskKind, settings: FinetuneSettings) -> None:

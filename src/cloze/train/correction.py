@@ -32,14 +32,13 @@ from cloze.tasks.source import Source
 from cloze.tasks.task import DEV_SHARE
 from cloze.text import Tokenizer
 from cloze.train.allocator import keep_freed_memory
-from cloze.train.checks import check_length
+from cloze.train.checks import check_length, check_understood
 from cloze.train.curves import draw_curves
 from cloze.train.finetune import told
 from cloze.train.loop import Outcome
 from cloze.train.run import BEST, Run
 from cloze.train.scored import train_scored
 from cloze.train.settings import FinetuneSettings
-from cloze.train.similarity_settings import check_understood
 from cloze.train.task_batches import TaskBatch, TaskBatches
 from cloze.train.tuning import freeze_lowest
 

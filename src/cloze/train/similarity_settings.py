@@ -6,13 +6,6 @@ The text under a field is its help on the command line.
 from dataclasses import dataclass, fields
 
 from cloze.errors import ConfigError
-from cloze.train.settings import FinetuneSettings
-
-# What fine-tuning can be told and contrastive training understands.
-_UNDERSTOOD = {
-    *("epochs", "batch", "length", "rate", "warmup", "weight_decay", "dropout"),
-    *("patience", "freeze_layers", "layer_decay", "precision", "save_every", "seed"),
-}
 
 
 @dataclass(frozen=True)
@@ -35,11 +28,3 @@ def check_meant(task: str, similarity: SimilaritySettings) -> None:
         value = getattr(similarity, field.name)
         if task.lower() != "similarity" and value != field.default:
             raise ConfigError(f"{field.name} is {value!r}, which is for similarity; leave it out")
-
-
-def check_understood(settings: FinetuneSettings, task: str) -> None:
-    """Refuse what would be silently left undone."""
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if field.name not in _UNDERSTOOD and value != field.default:
-            raise ConfigError(f"{field.name} is {value!r}, which training for {task} does not know; leave it out")

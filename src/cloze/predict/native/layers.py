@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from cloze.model.encoder import Encoder, Layer
 from cloze.predict.native.library import LayerFields, NormFields, SequenceFields, library
-from cloze.predict.native.product import LANES, NativeProduct
-from cloze.predict.quantized import Int8Linear
+from cloze.predict.native.product import LANES, NativeLinear, NativeProduct
 from cloze.predict.shortcut import layers_of, linears_of
 
 _LARGEST_HEAD = 64
@@ -83,7 +82,7 @@ def _norms(layer: Layer) -> tuple[nn.LayerNorm, nn.LayerNorm]:
 
 
 def _products(layer: Layer) -> dict[str, NativeProduct | None]:
-    return {name: one.native if isinstance(one, Int8Linear) else None for name, one in linears_of(layer).items()}
+    return {name: one.product if isinstance(one, NativeLinear) else None for name, one in linears_of(layer).items()}
 
 
 def _activation(layer: Layer) -> int | None:

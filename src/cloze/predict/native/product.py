@@ -6,10 +6,11 @@ Dimensions: M rows (tokens), K features in, N features out.
 import ctypes
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from cloze.checkpoint.quantized_file import Int8Weight
 from cloze.predict.native.library import ProductFields, library
+from cloze.predict.quantized import FrozenLinear
 
 LANES = 16  # numbers of 32 bits in a register
 _BYTES = 4  # that one lane multiplies at once
@@ -43,6 +44,18 @@ class NativeProduct:
         given = (rows.data_ptr(), len(rows), out.data_ptr(), steps.data_ptr(), spreads.data_ptr())
         found.cloze_product(ctypes.byref(self.fields), *given, torch.get_num_threads())
         return out.view(*states.shape[:-1], self.out_features)
+
+
+class NativeLinear(FrozenLinear):
+    """A linear layer that answers by such a product."""
+
+    def __init__(self, linear: nn.Linear, weight: Int8Weight) -> None:
+        super().__init__(linear)
+        self.product = NativeProduct(weight, linear.bias)
+
+    def rounded(self, states: Tensor) -> Tensor:
+        """(..., K) -> (..., N)."""
+        return self.product(states)
 
 
 def packed(values: Tensor) -> Tensor:
