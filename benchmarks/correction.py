@@ -7,7 +7,7 @@
 The baseline proposes the same characters and words (SIGHAN's confusion set; words within two mistakes) and decides in
 the same way, but by a Kneser-Ney model of both sides, counted on ``--text``: give what the model was trained on. Of
 ``--pairs``, rows with mistakes that the model was fine-tuned on, it counts what is written for what. Both choose their
-threshold on other rows than the test's: SIGHAN's training sentences, or other lines of the held-out text.
+threshold on other rows than the test's: SIGHAN's test of the year before, or other lines of the held-out text.
 """
 
 import argparse
@@ -64,12 +64,9 @@ def english_rows(path: Path, rows: int, seed: int = 0) -> tuple[Corrections, Cor
     return made.select(range(rows)), made.select(range(rows, 2 * rows))
 
 
-def chinese_rows(data: Path, rows: int) -> tuple[Corrections, Corrections]:
-    """SIGHAN's training sentences, of which half have no mistake any more, and the test of 2015."""
-    tune = read_corrections(data / "merged", training=True).select(range(rows))
-    both = zip(tune.sources, tune.targets, strict=True)
-    half = [source if number % 2 else target for number, (source, target) in enumerate(both)]
-    return replace(tune, sources=half), read_corrections(data / "sighan15").select(range(rows))
+def chinese_rows(data: Path) -> tuple[Corrections, Corrections]:
+    """SIGHAN's tests of 2014 and of 2015."""
+    return read_corrections(data / "sighan14"), read_corrections(data / "sighan15")
 
 
 def model_changes(model: Model, settings: CorrectionSettings, similar: Similar, texts: Sequence[str]) -> Changes:
@@ -106,8 +103,8 @@ def main() -> None:
     parser.add_argument("--test", type=Path, help="English: held-out text to misspell")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/sighan_csc"))
     parser.add_argument("--similar", type=Path, help="Chinese: characters that are mistaken for each other")
-    parser.add_argument("--reading", choices=["hidden", "seen"], nargs="+", default=["hidden"])
-    parser.add_argument("--rows", type=int, default=1100, help="to choose the threshold on, and to test on")
+    parser.add_argument("--reading", choices=["hidden", "seen"], nargs="*", default=["hidden"])
+    parser.add_argument("--rows", type=int, default=1100, help="English: to choose the threshold on, and to test")
     parser.add_argument("--lines", type=int, default=200_000, help="of the text that is counted")
     given = parser.parse_args()
     if given.language == "english" and given.test is None:
@@ -115,7 +112,7 @@ def main() -> None:
     chinese = given.language == "chinese"
     if chinese and given.similar is None:
         raise SystemExit("--similar is missing: a list of characters, as scripts/make_similar.py makes it")
-    tune, test = chinese_rows(given.data, given.rows) if chinese else english_rows(given.test, given.rows)
+    tune, test = chinese_rows(given.data) if chinese else english_rows(given.test, given.rows)
     similar: Similar = read_synonyms(given.similar) if chinese else {}
     model = load(given.model)
     for reading in given.reading:
@@ -125,7 +122,9 @@ def main() -> None:
             tell(f"model, {reading}, any character", tune, test, partial(model_changes, model, settings, {}))
     if given.text is not None:
         lines = list(islice((line for document in read_documents([given.text]) for line in document), given.lines))
-        ways = {"counting": None} | ({"counting, with pairs": read_corrections(given.pairs)} if given.pairs else {})
+        ways = {"counting": None} | (
+            {"counting, with pairs": read_corrections(given.pairs, training=True)} if given.pairs else {}
+        )
         for way, rows in ways.items():
             counts = NgramCorrector(model.tokenizer, lines, CorrectionSettings(), similar, rows)
             tell(way, tune, test, partial(counted_changes, counts))

@@ -1,11 +1,10 @@
 """Chinese text for a model that is to correct what people write: one file, documents with blank lines between.
 
-    python scripts/make_sighan_rows.py ../shared/data/sighan_csc runs/zh/pairs
-    python scripts/make_chinese_text.py ../shared/data runs/zh/pairs/sighan.txt runs/zh/text.txt
+    python scripts/make_chinese_text.py ../shared/data runs/zh/text.txt
 
 Of what is there, what is nearest to everyday prose: a weekly, news, reviews, questions, encyclopedia, half of the
 retold classics, a little of manuals and laws; and SIGHAN's training sentences put right, six times, since nothing else
-is written by learners. No row that any task here is scored on: LCQMC's and CMRC's are of other tasks than correction.
+is written by learners. No sentence of SIGHAN's tests is in it.
 """
 
 import json
@@ -15,6 +14,8 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
+
+from cloze.tasks.correction_files import read_corrections
 
 # Characters of each corpus, at most.
 CORPORA = {"zh_weekly": 10**9, "zh_apachecn_ds": 700_000, "zh_laws": 300_000, "zh_classics_modern": 4_000_000}
@@ -70,7 +71,14 @@ def contexts(path: Path) -> Iterator[str]:
             yield paragraph["context"]
 
 
-def main(data: Path, sighan: Path, out: Path) -> None:
+def sighan(folder: Path) -> list[str]:
+    """Training sentences put right, without those of any test."""
+    tests = [read_corrections(folder / f"sighan{year}") for year in (13, 14, 15)]
+    tested = {text for test in tests for text in (*test.sources, *test.targets)}
+    return [text for text in read_corrections(folder / "merged", training=True).targets if text not in tested]
+
+
+def main(data: Path, out: Path) -> None:
     """Write the text."""
     draw = random.Random(1)
     documents = [
@@ -82,7 +90,7 @@ def main(data: Path, sighan: Path, out: Path) -> None:
     documents += grouped(questions(data / "zh_pairs"), 30)
     for path in sorted((data / "zh_qa").glob("cmrc*")):
         documents += grouped(contexts(path), 1)
-    documents += TIMES * [one.strip() for one in sighan.read_text(encoding="utf-8").split("\n\n")]
+    documents += TIMES * list(grouped(sighan(data / "sighan_csc"), 10))
     draw.shuffle(documents)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
@@ -90,4 +98,4 @@ def main(data: Path, sighan: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    main(*map(Path, sys.argv[1:3]))

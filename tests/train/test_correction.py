@@ -156,8 +156,12 @@ def test_dev_rows_get_some_without_a_mistake(tmp_path: Path) -> None:
     data = read_correction_data(Source("correction", path), listener)
     assert (len(data.train), data.dev.sources) == (36, ["a c", "a b", "a c", "a b"])
     assert "hardly a dev row is without a mistake: every other one is put right, to count false alarms" in listener.said
+    with path.open("a", encoding="utf-8") as file:
+        file.write("[]\n")
+    read_correction_data(Source("correction", path, path, on_bad_row="skip"), listener)
+    assert "1 bad training rows were skipped" in listener.said
     mixed = write_rows(tmp_path / "mixed.jsonl", [("a b", "a c"), ("a c", "a c")])
-    data = read_correction_data(Source("correction", path, mixed), Listener())
+    data = read_correction_data(Source("correction", path, mixed, on_bad_row="skip"), Listener())
     assert (len(data.train), data.dev.sources) == (40, ["a b", "a c"])
 
 

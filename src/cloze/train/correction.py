@@ -113,12 +113,14 @@ def finetune_correction(
 
 
 def read_correction_data(source: Source, progress: Progress) -> CorrectionData:
-    """Rows to train on and others to score on; both with texts in which nothing is wrong, since most texts are so."""
+    """Rows to train on and others to score on; of these some without a mistake, since most texts have none."""
     source_column, target_column = correction_columns(source.text, source.label)
     read = partial(read_corrections, source=source_column, target=target_column, on_bad_row=source.on_bad_row)
     train = read(source.data, training=True)
     if train.right == len(train):
         raise DataError(f"{source.data}: no row has a mistake; expected texts with mistakes, and the same without")
+    if train.skipped:
+        progress.say(f"{train.skipped} bad training rows were skipped")
     if source.dev is not None:
         dev = read(source.dev)
     else:
