@@ -13,7 +13,6 @@ threshold on other rows than the test's: SIGHAN's test of the year before, or ot
 import argparse
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from cloze.corpus.documents import read_documents
-from cloze.predict import Model, load
-from cloze.predict.correction import Corrector
+from cloze.predict import load
+from cloze.predict.correction import proposed_changes
 from cloze.tasks.correction_files import Corrections, read_corrections
 from cloze.tasks.correction_metrics import score_corrections
 from cloze.tasks.correction_settings import CorrectionSettings
@@ -69,15 +68,6 @@ def chinese_rows(data: Path) -> tuple[Corrections, Corrections]:
     return read_corrections(data / "sighan14"), read_corrections(data / "sighan15")
 
 
-def model_changes(model: Model, settings: CorrectionSettings, similar: Similar, texts: Sequence[str]) -> Changes:
-    """What the model would change, however unsure."""
-    corrector = Corrector(model, replace(settings, threshold=0.0), similar=similar)
-    return [
-        [(one.position, one.wrong, one.right, one.confidence) for one in text.corrections]
-        for text in corrector.correct(texts)
-    ]
-
-
 def counted_changes(counts: NgramCorrector, texts: Sequence[str]) -> Changes:
     """What counting would change, however unsure."""
     return [[(word.start, word.text, right, sure) for word, right, sure in counts.scored(text)] for text in texts]
@@ -117,9 +107,10 @@ def main() -> None:
     model = load(given.model)
     for reading in given.reading:
         settings = CorrectionSettings(reading=reading)
-        tell(f"model, {reading}", tune, test, partial(model_changes, model, settings, similar))
+        ask = partial(proposed_changes, model, settings=settings)
+        tell(f"model, {reading}", tune, test, partial(ask, similar=similar))
         if chinese:
-            tell(f"model, {reading}, any character", tune, test, partial(model_changes, model, settings, {}))
+            tell(f"model, {reading}, any character", tune, test, ask)
     if given.text is not None:
         lines = list(islice((line for document in read_documents([given.text]) for line in document), given.lines))
         ways = {"counting": None} | (

@@ -178,7 +178,7 @@ def test_what_is_refused(base: Path, rows: Path, tmp_path: Path) -> None:
     clean = write_rows(tmp_path / "clean.jsonl", [("a", "a")] * 30)
     refused("clean.jsonl: no row has a mistake; expected texts with mistakes", DataError, clean)
     few = write_rows(tmp_path / "few.jsonl", [("a", "b")] * 3)
-    refused("few.jsonl: 3 rows are too few to keep some for scoring; give a --dev file$", DataError, few)
+    refused("^3 rows are too few to keep some for scoring: 20 at the least; give a --dev file$", DataError, few)
     uneven = write_rows(tmp_path / "uneven.jsonl", [("a b", "a")] * 30)
     refused("uneven.jsonl:1: this row and all others have not as many words as they should", DataError, uneven)
     folder = load_folder(base)

@@ -21,6 +21,7 @@ from cloze.predict.proposals import Ids, Proposals
 from cloze.predict.results import Corrected, Correction
 from cloze.predict.word_vectors import word_pattern
 from cloze.tasks.correction_settings import CorrectionSettings
+from cloze.tasks.correction_threshold import Changes
 from cloze.tasks.edits import Similar, cased_like, read_synonyms
 from cloze.text import Encoding
 from cloze.text.pieces import Word
@@ -128,6 +129,17 @@ class Corrector:
         if right == unit.word.text:
             return None
         return Correction(unit.word.text, right, unit.word.start, confidence)
+
+
+def proposed_changes(
+    model: Model, texts: Sequence[str], settings: CorrectionSettings, similar: Similar | None = None
+) -> Changes:
+    """What would be changed, however unsure: what a threshold is chosen by."""
+    corrector = Corrector(model, replace(settings, threshold=0.0), similar=similar)
+    return [
+        [(one.position, one.wrong, one.right, one.confidence) for one in text.corrections]
+        for text in corrector.correct(texts)
+    ]
 
 
 def best_reading(word: Word, own: float, logs: Floats, candidates: Ids, costs: Floats) -> tuple[int, float]:

@@ -39,6 +39,9 @@ class Examples(Protocol):
         """The texts of each row, for those who want to read them without their labels."""
 
 
+AnyExamples = TypeVar("AnyExamples", bound=Examples)
+
+
 def fingerprint(*all_examples: Examples) -> str:
     """What tells rows from others: all that they say and are to be answered, wherever they stand."""
     found = hashlib.blake2b(digest_size=16)

@@ -10,7 +10,7 @@ from cloze.tasks.chinese import CHINESE
 from cloze.tasks.choice_files import read_arc, read_own_choices, read_swag
 from cloze.tasks.entities import ENTITY_METRICS, tag_metrics
 from cloze.tasks.glue import GLUE, task_key
-from cloze.tasks.items import Examples
+from cloze.tasks.items import AnyExamples, Examples
 from cloze.tasks.labels import LabelSet
 from cloze.tasks.published import PublishedTask
 from cloze.tasks.sequences import read_own_texts, read_published_texts
@@ -116,7 +116,7 @@ def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = No
     if source.dev is None and (not spec.published or source.data.is_file()):
         dev = train
         if part:
-            train, dev = _split(train)
+            train, dev = split_dev(train)
             notes += (f"no --dev file: {len(dev)} of the training rows, every tenth, are kept for scoring",)
     else:
         dev, _ = spec.read(source, "dev", labels)
@@ -141,7 +141,8 @@ def _skipped(name: str, examples: Examples) -> tuple[str, ...]:
     return (f"{examples.skipped} bad {name} rows were skipped",) if examples.skipped else ()
 
 
-def _split(examples: Examples) -> tuple[Examples, Examples]:
+def split_dev(examples: AnyExamples) -> tuple[AnyExamples, AnyExamples]:
+    """Rows to train on, and every tenth to score on."""
     every = round(1 / DEV_SHARE)
     if len(examples) < 2 * every:
         raise DataError(

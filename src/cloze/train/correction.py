@@ -21,15 +21,15 @@ from cloze.model import Bert
 from cloze.model.losses import masked_word_logits, masked_word_loss
 from cloze.model.surgery import with_heads
 from cloze.predict import Model
-from cloze.predict.correction import Corrector
+from cloze.predict.correction import proposed_changes
 from cloze.progress import Progress, Silent
 from cloze.tasks.correction_files import Corrections, correction_columns, read_corrections
 from cloze.tasks.correction_metrics import score_corrections
 from cloze.tasks.correction_settings import CorrectionSettings
-from cloze.tasks.correction_threshold import Changes, applied, choose_threshold
+from cloze.tasks.correction_threshold import applied, choose_threshold
 from cloze.tasks.items import Item, fingerprint
 from cloze.tasks.source import Source
-from cloze.tasks.task import DEV_SHARE
+from cloze.tasks.task import split_dev
 from cloze.text import Tokenizer
 from cloze.train.allocator import keep_freed_memory
 from cloze.train.checks import check_length, check_understood
@@ -124,7 +124,7 @@ def read_correction_data(source: Source, progress: Progress) -> CorrectionData:
     if source.dev is not None:
         dev = read(source.dev)
     else:
-        train, dev = _parted(train, source.data)
+        train, dev = split_dev(train)
         progress.say(f"no --dev file: {len(dev)} of the training rows, every tenth, are kept for scoring")
     if dev.right < _FEW_RIGHT * len(dev):
         dev = _every_other_put_right(dev)
@@ -135,14 +135,6 @@ def read_correction_data(source: Source, progress: Progress) -> CorrectionData:
 def _every_other_put_right(rows: Corrections) -> Corrections:
     both = zip(rows.sources, rows.targets, strict=True)
     return replace(rows, sources=[source if number % 2 else target for number, (source, target) in enumerate(both)])
-
-
-def _parted(rows: Corrections, path: Path) -> tuple[Corrections, Corrections]:
-    every = round(1 / DEV_SHARE)
-    if len(rows) < 2 * every:
-        raise DataError(f"{path}: {len(rows)} rows are too few to keep some for scoring; give a --dev file")
-    kept = range(every - 1, len(rows), every)
-    return rows.select([index for index in range(len(rows)) if index not in kept]), rows.select(kept)
 
 
 def correction_items(rows: Corrections, tokenizer: Tokenizer, progress: Progress) -> list[Item]:
@@ -185,18 +177,9 @@ def _start(base: ModelFolder, name: str, settings: FinetuneSettings) -> ModelFol
     return ModelFolder(bert, base.tokenizer.with_max_length(length), None, EmbeddingSettings())
 
 
-def _changes(model: Model, texts: list[str]) -> Changes:
-    """What the model would change, however unsure."""
-    corrector = Corrector(model, CorrectionSettings(threshold=0.0, reading="seen"))
-    return [
-        [(one.position, one.wrong, one.right, one.confidence) for one in text.corrections]
-        for text in corrector.correct(texts)
-    ]
-
-
 def _score(model: Model, dev: Corrections) -> dict[str, float]:
     """All figures at the threshold that suits these rows best."""
-    changes = _changes(model, dev.sources)
+    changes = proposed_changes(model, dev.sources, CorrectionSettings(reading="seen"))
     threshold = choose_threshold(dev.sources, dev.targets, changes)
     told_right = score_corrections(dev.sources, dev.targets, applied(dev.sources, changes, threshold))
     return told_right | {"threshold": threshold}
