@@ -220,17 +220,17 @@ def test_generated_requests_cause_no_fault(served: Running) -> None:
     failures: list[str] = []
     statuses = send_generated(served, BodySettings(200, ("/embed", "/v1/embeddings")), failures, Silent())
     assert failures == []
-    assert sum(statuses.values()) > 100
+    assert sum(statuses.values()) >= 200
     assert statuses[200] > 5
     assert statuses[400] > 30
 
 
 def test_the_campaign_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "BODIES", BODIES[:2])
-    outcome = bodies.run(BodySettings(20, ("/embed",)), Silent())
+    outcome = bodies.run(BodySettings(20, ("/embed", "/health", "/ready")), Silent())
     assert outcome.passed
     assert int(outcome.figures["odd bodies"]) >= 2 * 10  # of each route that takes a body
-    assert int(outcome.figures["generated"]) > 10
+    assert int(outcome.figures["generated"]) >= 20  # though two of the routes have nothing to vary
 
 
 def test_a_fault_would_be_noticed() -> None:
