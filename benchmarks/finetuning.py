@@ -115,6 +115,7 @@ def measure_speed(folder: Path, steps: int, threads: int) -> None:
             else:
                 process = context.Process(target=serve_trainer, args=(theirs, way, folder, threads, steps, out))
             process.start()
+            theirs.close()  # or nobody would notice that the process has died
             stack.callback(process.join)
         for step in range(steps):
             for way in compared if step % 2 else reversed(compared):

@@ -108,11 +108,12 @@ class _Worker:
 
     def __init__(self, who: str, folder: Path, corpus: Path, name: str, threads: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, who, folder, corpus, name, threads))
+        self._connection, self._theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(self._theirs, who, folder, corpus, name, threads))
 
     def __enter__(self) -> "_Worker":
         self._process.start()
+        self._theirs.close()  # or nobody would notice that the process has died
         return self
 
     def do(self, step: int) -> tuple[float, float, float]:
