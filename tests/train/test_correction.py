@@ -113,6 +113,19 @@ def test_what_is_asked(base: Path) -> None:
     assert set(said[3:-2]) == {None}  # of a word in pieces nothing is asked
 
 
+def test_of_a_text_that_is_cut_the_words_that_were_read_are_asked(base: Path) -> None:
+    tokenizer = Tokenizer.from_folder(base).with_max_length(6)
+    one, other = single_words(tokenizer)[:2]
+    mistaken = next(word for word in (one + letter for letter in "abcdefgh") if len(tokenizer(word).ids) > 3)
+    # What was meant takes fewer pieces, so that of the text as it should be more words would fit.
+    texts = f"{one} {mistaken} {other} {one}", f"{one} {one} {other} {one}"
+    listener = Listener()
+    (item,) = correction_items(Corrections([texts[0]], [texts[1]], [""]), tokenizer, listener)
+    assert listener.said == ["1 of 1 training texts are longer than 6 tokens and are cut"]
+    first, second = tokenizer.id(one), tokenizer.id(other)
+    assert item.target == [IGNORED, first, IGNORED, IGNORED, second, IGNORED]
+
+
 def test_mistakes_are_learned_and_the_folder_remembers(speaker: Path, tmp_path: Path) -> None:
     pairs = [(text.replace("苹", "平").replace("在", "再"), text) for text in SPOKEN]
     rows = write_rows(tmp_path / "rows.jsonl", pairs)

@@ -107,6 +107,17 @@ def test_resumed_is_uninterrupted_to_the_bit(base: Path, text: Path, tmp_path: P
         finetune_similarity(source, base, tmp_path / "run", settings=QUICK, similarity=other)
 
 
+def test_texts_or_pairs_that_have_changed_are_other_ones(tmp_path: Path) -> None:
+    text, pairs = tmp_path / "text.txt", tmp_path / "pairs.csv"
+
+    def content(first: str, score: float) -> Any:
+        text.write_text(f"{first}\nb\nc\n", encoding="utf-8")
+        pairs.write_text(f"text,pair,label\na,b,1\nb,c,{score}\nc,a,3\n", encoding="utf-8")
+        return read_similarity(Source("similarity", text, pairs, pair="pair")).recorded()["content"]
+
+    assert len({content("a", 2), content("a", 2), content("a", 5), content("d", 2)}) == 3
+
+
 def test_each_text_is_read_once(tmp_path: Path) -> None:
     (tmp_path / "rows.csv").write_text("text,pair\na,b\nc,d\na,e\n", encoding="utf-8")
     data = read_similarity(Source("similarity", tmp_path / "rows.csv", pair="pair"))

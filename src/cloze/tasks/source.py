@@ -2,7 +2,7 @@
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 OnBadRow = Literal["stop", "skip"]
 
@@ -44,6 +44,10 @@ class Source:
         # Whoever writes Python writes names of files as texts.
         object.__setattr__(self, "data", Path(self.data))
         object.__setattr__(self, "dev", None if self.dev is None else Path(self.dev))
+
+    def recorded(self) -> dict[str, Any]:
+        """The same as a run writes it down, to be compared when it goes on."""
+        return {name: None if value is None else str(value) for name, value in asdict(self).items()}
 
     def columns_named(self) -> dict[str, str]:
         """The columns that were named, and not left to their defaults."""

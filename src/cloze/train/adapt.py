@@ -22,7 +22,6 @@ from cloze.tasks.source import Source
 from cloze.tasks.task import TaskData, read_task
 from cloze.train.adapt_settings import AdaptSettings
 from cloze.train.checks import check_task
-from cloze.train.finetune import told
 from cloze.train.overlap import Rows, refuse_overlap, write_without_overlap
 from cloze.train.pretrain import pretrain
 from cloze.train.run import Run
@@ -54,7 +53,12 @@ def adapt(
     if adaptation.overlap == "refuse":
         progress.say(_LOOKING)
         refuse_overlap(texts, _scored(source, data))
-    asked = {"command": "adapt", "model": str(Path(model)), "domain": [str(text) for text in texts], **told(source)}
+    asked = {
+        "command": "adapt",
+        "model": str(Path(model)),
+        "domain": [str(text) for text in texts],
+        **source.recorded(),
+    }
     run = Run.open(Path(out), asked | asdict(adaptation) | asdict(settings), fresh=fresh)
     if run.finished:
         progress.say(f"{run.folder}: finished already; use --fresh to start over")

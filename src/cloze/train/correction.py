@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import nn
 
-from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_source, load_folder, save_folder
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_source, load_folder
 from cloze.errors import CheckpointError, DataError
 from cloze.kinds import IGNORED
 from cloze.model import Bert
@@ -33,17 +33,17 @@ from cloze.tasks.task import split_dev
 from cloze.text import Tokenizer
 from cloze.train.allocator import keep_freed_memory
 from cloze.train.checks import check_length, check_understood
-from cloze.train.curves import draw_curves
-from cloze.train.finetune import told
+from cloze.train.ending import end_run
 from cloze.train.loop import Outcome
-from cloze.train.run import BEST, Run
+from cloze.train.run import Run
 from cloze.train.scored import train_scored
 from cloze.train.settings import FinetuneSettings
-from cloze.train.task_batches import TaskBatch, TaskBatches
+from cloze.train.task_batches import TaskBatch, TaskBatches, tell_cut
 from cloze.train.tuning import freeze_lowest
 
 # A share of rows without a mistake that is too small to tell how often a model raises a false alarm.
 _FEW_RIGHT = 0.2
+_WHOLE = 1_000_000  # tokens, more than any row has
 
 
 class CorrectionObjective(nn.Module):
@@ -89,7 +89,7 @@ def finetune_correction(
     tuned = _start(load_folder(find_source(model)), str(model), settings)
     wrapped = Model(tuned, device=device)
     items = correction_items(data.train, tuned.tokenizer, progress)
-    facts = {"command": "finetune", "model": str(Path(model)), **told(source)}
+    facts = {"command": "finetune", "model": str(Path(model)), **source.recorded()}
     content = {"rows": len(data.train), "content": fingerprint(data.train, data.dev)}
     run = Run.open(Path(out), facts | content | asdict(settings), fresh=fresh)
     if run.done_already(progress):
@@ -140,22 +140,23 @@ def _every_other_put_right(rows: Corrections) -> Corrections:
 def correction_items(rows: Corrections, tokenizer: Tokenizer, progress: Progress) -> list[Item]:
     """Texts as they stand, with what should stand at each word that is one token; nothing is asked elsewhere."""
     items = []
-    sources, targets = tokenizer.encode_batch(rows.sources), tokenizer.encode_batch(rows.targets)
-    for number, (given, wanted) in enumerate(zip(sources, targets, strict=True)):
-        before, after = tokenizer.words(given, rows.sources[number]), tokenizer.words(wanted, rows.targets[number])
+    read = tokenizer.encode_batch(rows.sources)
+    # Words are counted in whole texts: cut ones, in other pieces before and after, end at different words.
+    sources, targets = (tokenizer.encode_batch(texts, max_length=_WHOLE) for texts in (rows.sources, rows.targets))
+    for number, (given, whole, wanted) in enumerate(zip(read, sources, targets, strict=True)):
+        before, after = tokenizer.words(whole, rows.sources[number]), tokenizer.words(wanted, rows.targets[number])
         if len(before) != len(after):  # a word too many, or too few: nothing says which belongs to which
             continue
         target = [IGNORED] * len(given.ids)
         for word, right in zip(before, after, strict=True):
-            if len(word.ids) == len(right.ids) == 1 and right.ids[0] != tokenizer.unknown_id:
+            known = len(word.ids) == len(right.ids) == 1 and right.ids[0] != tokenizer.unknown_id
+            if known and word.first < len(given.ids) - 1:  # the last is [SEP]
                 target[word.first] = right.ids[0]
         items.append(Item((given,), target))
     if len(items) < len(rows):
         left = len(rows) - len(items)
         progress.say(f"{left} of {len(rows)} training rows have not as many words as they should: left out")
-    cut = sum(item.encodings[0].dropped > 0 for item in items)
-    if cut:
-        progress.say(f"{cut} of {len(items)} training texts are longer than {tokenizer.max_length} tokens and are cut")
+    tell_cut(items, tokenizer.max_length, progress)
     if not items:
         raise DataError(
             f"{rows.places[0]}: this row and all others have not as many words as they should; "
@@ -186,20 +187,15 @@ def _score(model: Model, dev: Corrections) -> dict[str, float]:
 
 
 def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: CorrectionData, settings: FinetuneSettings) -> None:
-    """Write scores, curves and, last, the model: its presence says that the run is over."""
+    """Write scores, and end the run."""
     wrapped.bert.eval()
     scored = _score(wrapped, data.dev)
     run.write_results({**scored, "rows": len(data.dev)})
-    draw_curves(run.metrics(), run.folder / "curves.png")
     scores = "\n".join(f"- {name}: {value:.4f}" for name, value in scored.items())
     card = (
         "# BERT, trained to correct\n\n"
         f"- corrects: what it is surer of than {scored['threshold']:.4f}, looking at the text as it stands\n"
-        f"- training: {len(data.train):,} rows, {settings.epochs} epochs, batch {settings.batch}, "
-        f"rate {settings.peak_rate:g}, seed {settings.seed}, computed in {settings.precision}\n\n"
+        f"- training: {len(data.train):,} rows, {settings.summary}\n\n"
         f"On {len(data.dev):,} dev rows, at the threshold that suits them best:\n\n{scores}\n"
     )
-    tuned.model.cpu()
-    save_folder(replace(tuned, card=card, correcting=scored["threshold"]), run.model_folder)
-    (run.folder / BEST).unlink(missing_ok=True)
-    run.store.clear()
+    end_run(run, replace(tuned, card=card, correcting=scored["threshold"]))

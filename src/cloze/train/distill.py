@@ -35,7 +35,7 @@ from cloze.train.curves import draw_curves
 from cloze.train.distill_objective import DistillBatches, DistillObjective, compares_attention
 from cloze.train.distill_report import compare
 from cloze.train.distill_settings import DistillSettings
-from cloze.train.finetune import ITEMS, finetuning_card, make_batches, told
+from cloze.train.finetune import ITEMS, finetuning_card, make_batches
 from cloze.train.run import Run
 from cloze.train.scored import train_scored
 from cloze.train.settings import FinetuneSettings
@@ -71,7 +71,7 @@ def distill(
     asked = {
         "command": "distill",
         "model": str(Path(model)),
-        **told(source),
+        **source.recorded(),
         "unlabelled": None if unlabelled is None else str(unlabelled),
         "rows": len(data.train),
         "unlabelled_rows": 0 if texts is None else len(texts),
@@ -176,4 +176,4 @@ def _finish(
     save_folder(replace(contents, card=card), partial)
     replace_json(run.folder / REPORT, compare(teacher, student, partial, data, evaluation.metrics))
     partial.rename(run.model_folder)
-    run.store.clear()
+    run.clear()

@@ -13,8 +13,6 @@ from cloze.checkpoint import (
     EmbeddingSettings,
     ModelFolder,
     TaskLabels,
-    save_adapter,
-    save_folder,
     weights_fingerprint,
 )
 from cloze.kinds import TaskKind
@@ -35,14 +33,16 @@ from cloze.text import Tokenizer
 from cloze.train.allocator import keep_freed_memory
 from cloze.train.checks import check_task
 from cloze.train.class_weights import balanced_weights
-from cloze.train.curves import draw_curves
+from cloze.train.correction import finetune_correction
+from cloze.train.ending import end_run
 from cloze.train.more_rows import with_more_rows
-from cloze.train.run import BEST, Run
+from cloze.train.run import Run
 from cloze.train.scored import train_scored
 from cloze.train.self_teaching import with_own_teacher
 from cloze.train.settings import FinetuneSettings
+from cloze.train.similarity import finetune_similarity
 from cloze.train.similarity_settings import SimilaritySettings, check_meant
-from cloze.train.task_batches import TaskBatches
+from cloze.train.task_batches import TaskBatches, tell_cut
 from cloze.train.task_objective import TaskObjective
 from cloze.train.tuning import keep_states, prepare
 
@@ -77,8 +77,6 @@ def finetune(
     """Fine-tune a model folder on a task and return the run's folder. The same call goes on where another stopped."""
     check_meant(source.task, similarity or SimilaritySettings())
     if source.task.lower() == "similarity":
-        from cloze.train.similarity import finetune_similarity  # which builds on this module
-
         return finetune_similarity(
             source,
             model,
@@ -90,14 +88,13 @@ def finetune(
             progress=progress,
         )
     if source.task.lower() == "correction":
-        from cloze.train.correction import finetune_correction  # which builds on this module
-
         return finetune_correction(source, model, out, settings=settings, device=device, fresh=fresh, progress=progress)
     progress = progress or Silent()
     data = read_task(source)
     for note in data.notes:
         progress.say(note)
-    return finetune_on(data, told(source), model, out, settings=settings, device=device, fresh=fresh, progress=progress)
+    asked = source.recorded()
+    return finetune_on(data, asked, model, out, settings=settings, device=device, fresh=fresh, progress=progress)
 
 
 def finetune_on(
@@ -142,11 +139,6 @@ def finetune_on(
     )
     _finish(run, wrapped, tuned, data, replace(settings, precision=precision.name), recorded, fit=fit)
     return run.folder
-
-
-def told(source: Source) -> dict[str, Any]:
-    """Where the rows are from, as a run writes it down."""
-    return {key: None if value is None else str(value) for key, value in asdict(source).items()}
 
 
 def _recorded(asked: Mapping[str, Any], model: str | Path, data: TaskData) -> dict[str, Any]:
@@ -197,10 +189,8 @@ def make_batches(
     like_lengths: bool = False,
 ) -> TaskBatches:
     """Batches of what a model trains on; it is told if something of it was cut."""
-    cut = sum(any(encoding.dropped for encoding in item.encodings) for item in items)
-    if cut:
-        what = "windows, with their questions," if kind == "answer" else "texts"
-        progress.say(f"{cut} of {len(items)} training {what} are longer than {tokenizer.max_length} tokens and are cut")
+    what = "windows, with their questions," if kind == "answer" else "texts"
+    tell_cut(items, tokenizer.max_length, progress, what)
     return TaskBatches(
         items,
         settings.batch,
@@ -222,7 +212,7 @@ def _finish(
     *,
     fit: bool,
 ) -> None:
-    """Write scores, curves and, last, the model: its presence says that the run is over."""
+    """Fit what dev rows decide, write their scores, and end the run."""
     wrapped.bert.eval()
     calibration = calibrate_texts(wrapped, data.dev, data.metrics) if settings.calibrate else None
     if calibration is not None:
@@ -235,13 +225,8 @@ def _finish(
     write_report(evaluation, run.folder)
     if calibration is not None:
         run.write_results(evaluation.results() | calibration.results())
-    draw_curves(run.metrics(), run.folder / "curves.png")
     card = finetuning_card(tuned, evaluation, settings, data, recorded)
-    tuned.model.cpu()
-    contents = replace(tuned, embedding=EmbeddingSettings(), card=card)
-    (save_folder if tuned.adapter is None else save_adapter)(contents, run.model_folder)
-    (run.folder / BEST).unlink(missing_ok=True)
-    run.store.clear()
+    end_run(run, replace(tuned, embedding=EmbeddingSettings(), card=card))
 
 
 def finetuning_card(
@@ -257,7 +242,6 @@ def finetuning_card(
         f"# BERT, fine-tuned to {tuned.task.kind}\n\n"
         f"- answers: {labels}\n- from: {asked['model']}\n"
         f"- rows: {asked['task']}, {asked['data']} ({asked['content'][:12]})\n"
-        f"- training: {len(data.train):,} rows, {settings.epochs} epochs, batch {settings.batch}, "
-        f"rate {settings.peak_rate:g}, seed {settings.seed}, computed in {settings.precision}\n\n"
+        f"- training: {len(data.train):,} rows, {settings.summary}\n\n"
         f"On {len(evaluation.predictions):,} {scored}:\n\n{scores}\n"
     )

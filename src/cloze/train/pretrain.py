@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_model, find_source, load_folder, save_folder
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_model, find_source, load_folder
 from cloze.checkpoint.embedding_files import read_embedding
 from cloze.corpus.shards import read_manifest, verify_corpus
 from cloze.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ from cloze.text import Tokenizer
 from cloze.train.allocator import give_back_freed_memory, keep_freed_memory
 from cloze.train.board import Board
 from cloze.train.card import pretraining_card
-from cloze.train.curves import draw_curves
+from cloze.train.ending import end_run
 from cloze.train.held_out import open_held_out
 from cloze.train.loop import Company, train
 from cloze.train.objective import PretrainingObjective, pretraining_heads
@@ -189,14 +189,11 @@ def _company(objective: PretrainingObjective, settings: PretrainSettings, run: R
 def _finish(
     run: Run, data: Path, bert: Bert, tokenizer: Tokenizer, settings: PretrainSettings, model: str | Path | None
 ) -> None:
-    """Write the curves, the results and, last, the model: its presence says that the run is over."""
-    metrics = run.metrics()
-    draw_curves(metrics, run.folder / "curves.png")
-    results = run_results(metrics)
+    """Write the results, and end the run."""
+    results = run_results(run.metrics())
     run.write_results(results)
     card = pretraining_card(bert, tokenizer, settings, read_manifest(data), results, model)
-    save_folder(ModelFolder(bert, tokenizer, embedding=_embedding(model), card=card), run.model_folder)
-    run.store.clear()
+    end_run(run, ModelFolder(bert, tokenizer, embedding=_embedding(model), card=card))
 
 
 def _embedding(model: str | Path | None) -> EmbeddingSettings:

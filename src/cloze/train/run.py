@@ -68,10 +68,14 @@ class Run:
     def done_already(self, progress: Progress) -> bool:
         """Whether there is nothing left to do; then it is said, and what only training needs is cleared away."""
         if self.finished:
-            self.store.clear()  # there if the end came between the model and this
-            (self.folder / BEST).unlink(missing_ok=True)
+            self.clear()  # there is something if the end came between the model and this
             progress.say(f"{self.folder}: finished already; use --fresh to start over")
         return self.finished
+
+    def clear(self) -> None:
+        """Delete what only training needs."""
+        (self.folder / BEST).unlink(missing_ok=True)
+        self.store.clear()
 
     def log(self, step: int, **figures: float) -> None:
         """Add a measurement."""

@@ -21,7 +21,7 @@ from cloze.tasks.items import fingerprint
 from cloze.tasks.source import Source
 from cloze.tasks.task import TaskData, read_task
 from cloze.train.checks import check_task
-from cloze.train.finetune import finetune_on, told
+from cloze.train.finetune import finetune_on
 from cloze.train.guard import DivergedError
 from cloze.train.run import Run
 from cloze.train.scored import finetuning_precision
@@ -86,7 +86,7 @@ def search(
     check_task(data, model, settings)
     for note in data.notes:
         progress.say(note)
-    asked = {"command": "search", "model": str(Path(model)), **told(source), "rows": len(data.train)}
+    asked = {"command": "search", "model": str(Path(model)), **source.recorded(), "rows": len(data.train)}
     asked["content"] = fingerprint(data.train, data.dev)
     run = Run.open(Path(out), asked | asdict(how) | asdict(settings), fresh=fresh)
     if run.finished:
@@ -126,7 +126,7 @@ class _Scoring:
         try:
             finetune_on(
                 cell.data,
-                told(self.source),
+                self.source.recorded(),
                 self.model,
                 folder,
                 settings=cell.settings,

@@ -266,6 +266,14 @@ class FinetuneSettings:
         return 5e-5 if self.trains_all else 1e-3
 
     @property
+    def summary(self) -> str:
+        """What a model card says of a training."""
+        return (
+            f"{self.epochs} epochs, batch {self.batch}, rate {self.peak_rate:g}, seed {self.seed}, "
+            f"computed in {self.precision}"
+        )
+
+    @property
     def trains_all(self) -> bool:
         """Whether the model itself is trained, and not only what is added to it."""
         return self.adapter is None and self.frozen is None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloze.checkpoint import POOLINGS, EmbeddingSettings, ModelFolder, Pooling, find_source, load_folder, save_folder
+from cloze.checkpoint import POOLINGS, EmbeddingSettings, ModelFolder, Pooling, find_source, load_folder
 from cloze.corpus.documents import read_documents
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.model.surgery import with_heads
@@ -23,7 +23,7 @@ from cloze.predict import Model
 from cloze.predict.geometry import geometry
 from cloze.predict.pooling import POOL
 from cloze.progress import Progress, Silent
-from cloze.tasks.items import Item
+from cloze.tasks.items import Item, fingerprint
 from cloze.tasks.rows import read_rows
 from cloze.tasks.similarity import ScoredPairs, agreement, read_scored_pairs
 from cloze.tasks.source import RowSettings, Source
@@ -31,14 +31,13 @@ from cloze.tasks.tables import is_table
 from cloze.tasks.task import DEV_SHARE
 from cloze.train.allocator import keep_freed_memory
 from cloze.train.checks import check_length, check_understood
-from cloze.train.curves import draw_curves
-from cloze.train.finetune import told
+from cloze.train.ending import end_run
 from cloze.train.loop import Outcome
-from cloze.train.run import BEST, Run
+from cloze.train.run import Run
 from cloze.train.scored import train_scored
 from cloze.train.settings import FinetuneSettings
 from cloze.train.similarity_settings import SimilaritySettings
-from cloze.train.task_batches import TaskBatch, TaskBatches
+from cloze.train.task_batches import TaskBatch, TaskBatches, tell_cut
 from cloze.train.tuning import freeze_lowest
 
 # Texts that are looked at for how they spread, where nobody says how alike they are.
@@ -84,6 +83,12 @@ class SimilarityData:
         """The first is the one that counts."""
         return ("spearman",) if isinstance(self.dev, ScoredPairs) else ("anisotropy", "uniformity")
 
+    def recorded(self) -> dict[str, Any]:
+        """What tells these texts from others, as a run writes it down."""
+        # Texts to look at are some of those to train on.
+        scored = (self.dev,) if isinstance(self.dev, ScoredPairs) else ()
+        return {"rows": len(self.texts), "content": fingerprint(self, *scored)}
+
 
 def finetune_similarity(
     source: Source,
@@ -106,7 +111,7 @@ def finetune_similarity(
     base = load_folder(find_source(model))
     tuned = _start(base, data, settings, similarity)
     wrapped = Model(tuned, device=device)
-    facts = {"command": "finetune", "model": str(Path(model)), **told(source), "rows": len(data.texts)}
+    facts = {"command": "finetune", "model": str(Path(model)), **source.recorded(), **data.recorded()}
     run = Run.open(Path(out), facts | asdict(settings) | asdict(similarity), fresh=fresh)
     if run.done_already(progress):
         return run.folder
@@ -171,10 +176,8 @@ def _batches(
     tokenizer = tuned.tokenizer
     firsts = tokenizer.encode_batch(data.texts)
     seconds = firsts if data.partners is None else tokenizer.encode_batch(data.partners)
-    cut = sum(encoding.dropped > 0 for encoding in firsts)
-    if cut:
-        progress.say(f"{cut} of {len(firsts)} training texts are longer than {tokenizer.max_length} tokens and are cut")
     items = [Item(both, 0) for both in zip(firsts, seconds, strict=True)]
+    tell_cut(items, tokenizer.max_length, progress)
     return TaskBatches(items, settings.batch, settings.seed, tokenizer.pad_id, wrapped.device, like_lengths=True)
 
 
@@ -188,19 +191,14 @@ def _score(model: Model, data: SimilarityData) -> dict[str, float]:
 
 
 def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: SimilarityData, settings: FinetuneSettings) -> None:
-    """Write scores, curves and, last, the model: its presence says that the run is over."""
+    """Write scores, and end the run."""
     wrapped.bert.eval()
     scored = _score(wrapped, data)
     run.write_results({**scored, "rows": len(data.texts)})
-    draw_curves(run.metrics(), run.folder / "curves.png")
     scores = "\n".join(f"- {name}: {value:.4f}" for name, value in scored.items())
     card = (
         "# BERT, trained for similarity\n\n"
         f"- gives: one vector a text ({tuned.embedding.pooling} of the tokens, of length 1)\n"
-        f"- training: {len(data.texts):,} texts, {settings.epochs} epochs, batch {settings.batch}, "
-        f"rate {settings.peak_rate:g}, seed {settings.seed}, computed in {settings.precision}\n\n{scores}\n"
+        f"- training: {len(data.texts):,} texts, {settings.summary}\n\n{scores}\n"
     )
-    tuned.model.cpu()
-    save_folder(replace(tuned, card=card), run.model_folder)
-    (run.folder / BEST).unlink(missing_ok=True)
-    run.store.clear()
+    end_run(run, replace(tuned, card=card))

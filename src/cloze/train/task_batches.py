@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cloze.kinds import IGNORED
 from cloze.predict.batching import Batch, collate
+from cloze.progress import Progress
 from cloze.tasks.items import Item
 
 # Where they are to be of like length, so many batches are cut from neighbours; their rows are drawn from all.
@@ -45,6 +46,13 @@ class TaskBatch:
 def count_targets(targets: Tensor) -> int:
     """Those that are asked for: of labels, all but the ignored; of numbers all, whatever they are."""
     return targets.numel() if targets.is_floating_point() else int(targets.ne(IGNORED).sum())
+
+
+def tell_cut(items: Sequence[Item], longest: int, progress: Progress, what: str = "texts") -> None:
+    """Say how much of what a model trains on was cut."""
+    cut = sum(any(encoding.dropped for encoding in item.encodings) for item in items)
+    if cut:
+        progress.say(f"{cut} of {len(items)} training {what} are longer than {longest} tokens and are cut")
 
 
 class TaskBatches:
