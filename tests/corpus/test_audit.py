@@ -1,14 +1,15 @@
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
+from math import inf, sqrt
 from typing import Any, get_args
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, poisson
 
 from cloze.corpus.audit import Audit, Check, audit, wilson
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTables
+from cloze.corpus.seen_tokens import is_chance, is_similar_word
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
 from cloze.corpus.shards import Corpus
 from cloze.errors import ConfigError
@@ -136,32 +137,84 @@ def choose_start(batch: PretrainingBatch) -> PretrainingBatch:
     return replace(batch, positions=np.append(0, batch.positions[1:]))
 
 
-DAMAGES: dict[str, tuple[Masking, Callable[[PretrainingBatch], PretrainingBatch]]] = {
-    "sequences over their budget": ("token", choose_beside),
-    "words split": ("word", choose_beside),
-    "sequences with room for another word": ("word", choose_nothing),
-    "chosen": ("token", choose_nothing),
-    "special tokens chosen": ("token", choose_start),
-    "random words that are no ordinary ones": ("token", write_special),
-    "tokens that are not what their fate says": ("token", change_unchosen),
-    "hidden": (
+def leave_some_replaced(batch: PretrainingBatch) -> PretrainingBatch:
+    """Leave every tenth token as it was, of those that are said to be replaced."""
+    some = np.flatnonzero(batch.fates == 1)[::10]
+    ids = batch.ids.copy().reshape(-1)
+    ids[batch.positions[some]] = batch.targets[some]
+    return replace(batch, ids=ids.reshape(batch.ids.shape))
+
+
+def leave_one_similar(batch: PretrainingBatch) -> PretrainingBatch:
+    """Leave the first word as it was, of those that are said to have become similar ones."""
+    (place,) = np.flatnonzero(batch.fates == 0)[:1]
+    ids = batch.ids.copy().reshape(-1)
+    ids[batch.positions[place]] = batch.targets[place]
+    return replace(batch, ids=ids.reshape(batch.ids.shape))
+
+
+def write_unlike(batch: PretrainingBatch) -> PretrainingBatch:
+    """Write another word in the place of a similar one."""
+    (place,) = np.flatnonzero(batch.fates == 0)[:1]
+    ids = batch.ids.copy().reshape(-1)
+    ids[batch.positions[place]] = batch.targets[place] + 2
+    return replace(batch, ids=ids.reshape(batch.ids.shape))
+
+
+def deny_similar(batch: PretrainingBatch) -> PretrainingBatch:
+    """Say that a word has no similar one, though it has."""
+    (place,) = np.flatnonzero(batch.fates == 0)[:1]
+    fates = batch.fates.copy()
+    fates[place] = 3
+    return replace(batch, fates=fates)
+
+
+def ask_for_another(batch: PretrainingBatch) -> PretrainingBatch:
+    targets = batch.targets.copy()
+    targets[0] += 1
+    return replace(batch, targets=targets)
+
+
+NOT_SIMILAR = "words that are not the similar ones that are known"
+DAMAGES: list[tuple[str, Masking, Callable[[PretrainingBatch], PretrainingBatch]]] = [
+    ("sequences over their budget", "token", choose_beside),
+    ("words split", "word", choose_beside),
+    ("sequences with room for another word", "word", choose_nothing),
+    ("chosen", "token", choose_nothing),
+    ("special tokens chosen", "token", choose_start),
+    ("targets that are not what stood there", "token", ask_for_another),
+    ("random words that are no ordinary ones", "token", write_special),
+    ("random words that are what stood there", "token", leave_some_replaced),
+    ("random words that are what stood there", "correction", leave_some_replaced),
+    (NOT_SIMILAR, "correction", leave_one_similar),
+    (NOT_SIMILAR, "correction", write_unlike),
+    (NOT_SIMILAR, "correction", deny_similar),
+    ("tokens that are not what their fate says", "token", change_unchosen),
+    (
+        "hidden",
         "token",
         lambda batch: replace(batch, fates=np.where(batch.fates == 2, 0, batch.fates).astype(np.uint8)),
     ),
-    "replaced": (
+    (
+        "replaced",
         "token",
         lambda batch: replace(batch, fates=np.where(batch.fates == 2, 1, batch.fates).astype(np.uint8)),
     ),
-    "runs drawn of 2 words": ("ngram", lambda batch: replace(batch, units=np.minimum(batch.units, [10**9, 1]))),
-    "words of a run as drawn": ("span", lambda batch: replace(batch, units=np.minimum(batch.units, [10**9, 7]))),
-    "pairs whose label is not so": ("token", lambda batch: replace(batch, labels=1 - batch.labels)),
-    "pairs random where chance decides": ("token", lambda batch: replace(batch, labels=np.zeros_like(batch.labels))),
-}
+    ("runs drawn of 2 words", "ngram", lambda batch: replace(batch, units=np.minimum(batch.units, [10**9, 1]))),
+    ("words of a run as drawn", "span", lambda batch: replace(batch, units=np.minimum(batch.units, [10**9, 7]))),
+    ("pairs whose label is not so", "token", lambda batch: replace(batch, labels=1 - batch.labels)),
+    ("pairs random where chance decides", "token", lambda batch: replace(batch, labels=np.zeros_like(batch.labels))),
+]
 
 
-@pytest.mark.parametrize("name", DAMAGES)
-def test_what_is_wrong_is_found(corpus: Corpus, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    masking, damage = DAMAGES[name]
+@pytest.mark.parametrize(("name", "masking", "damage"), DAMAGES)
+def test_what_is_wrong_is_found(
+    corpus: Corpus,
+    name: str,
+    masking: Masking,
+    damage: Callable[[PretrainingBatch], PretrainingBatch],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     batches = make_batches(corpus, masking=masking)
     assert audit(batches, 150_000).ok
     made = batches.at
@@ -169,6 +222,36 @@ def test_what_is_wrong_is_found(corpus: Corpus, name: str, monkeypatch: pytest.M
     found = audit(batches, 150_000)
     assert not found.ok
     assert name in wrong(found)
+
+
+@pytest.mark.parametrize("masking", ["token", "correction"])
+def test_random_words_are_what_stood_there_as_often_as_chance_has_it(corpus: Corpus, masking: Masking) -> None:
+    stayed = named(audit(make_batches(corpus, masking=masking), 1_000_000))["random words that are what stood there"]
+    assert stayed.expected is not None
+    # Of some 900 words, or 600 words and 300 endings: more than none in as many as these.
+    assert 10 < stayed.expected < 1_000
+    assert abs(stayed.measured - stayed.expected) < 4 * sqrt(stayed.expected)
+
+
+def test_what_is_rarer_than_chance_is_no_rarer_than_that() -> None:
+    for expected in (1e-6, 0.001, 0.03, 0.7, 4.0, 60.0, 2_000.0):
+        for count in range(3_000):
+            if not is_chance(count, expected, 1e-5):
+                assert poisson.sf(count - 1, expected) < 1e-5
+                break
+        # The bound is not so wide that what is wrong goes through.
+        assert poisson.sf(count - 1, expected) > 1e-9
+    assert is_chance(1, 0.001, 1e-5)  # once in a thousand times
+    assert is_chance(0, 0.0, 1e-5)
+    assert not is_chance(1, 0.0, 1e-5)
+
+
+def test_one_character_of_a_word_may_be_mistaken() -> None:
+    one, two, other = FIRST_WORD, FIRST_WORD + 1, FIRST_WORD + 5
+    tables = WordTables(similar={(one,): ((other,),)}, characters=frozenset({one}))
+    assert is_similar_word((one, two), (other, two), tables)
+    for seen in ((one, two), (one, other), (other, other)):
+        assert not is_similar_word((one, two), seen, tables)
 
 
 def test_long_words_that_cannot_fill_the_budget_are_no_fault() -> None:

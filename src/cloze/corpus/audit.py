@@ -1,7 +1,9 @@
 """What training really gets: examples are made and counted, and compared with what was asked for.
 
-``cloze audit`` prints it. Nothing here trusts the code that makes examples: what was chosen is compared with the text
-as it was before, word by word, and segments with the documents that they are from.
+``cloze audit`` prints it. What was done to the text is not taken on trust from the code that makes examples: what was
+chosen, what is seen there and what is to be named are compared with the text as it was before, word by word, and
+segments with the documents that they are from. Taken as told are the text as it was read, where its words and entities
+start, which words are ordinary and which similar, how many words each run was to have, and which pairs chance decided.
 """
 
 import time
@@ -14,12 +16,13 @@ from numpy.typing import NDArray
 from cloze.corpus.batches import Examples, PretrainingBatch, PretrainingBatches
 from cloze.corpus.masking import HIDDEN, KEPT, NO_SIMILAR, REPLACED
 from cloze.corpus.plans import Ids
+from cloze.corpus.seen_tokens import SeenCounts, chances_of_no_change, count_seen, is_chance
 from cloze.corpus.sequences import Sequences
 from cloze.errors import ConfigError
 
 # Bounds shown hold 95 times in 100. With a dozen of them, one would fail every other time: what is called wrong lies
 # where chance gets once in 100,000 times.
-_SHOWN, _JUDGED = 1.96, 4.42
+_SHOWN, _JUDGED, _RAREST = 1.96, 4.42, 1e-5
 # Whole words need not fill the budget; a mean share further below it than this does harm.
 _LEAST_FILLED = 0.95
 
@@ -66,8 +69,7 @@ class _Counts:
     underfilled: int = 0
     special: int = 0
     split: int = 0
-    wrong_words: int = 0
-    unlike_fate: int = 0
+    seen: SeenCounts = field(default_factory=SeenCounts)
     fates: NDArray[np.int64] = field(default_factory=lambda: np.zeros(4, np.int64))
     runs: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     words: int = 0
@@ -84,7 +86,7 @@ def audit(batches: PretrainingBatches, tokens: int) -> Audit:
     """Make examples until there are so many tokens, or all variants have been seen, and check them."""
     if tokens < 1:
         raise ConfigError(f"tokens is {tokens}; at least 1 was expected")
-    counts, step = _Counts(), 0
+    counts, step, chances = _Counts(), 0, chances_of_no_change(batches)
     batches.steps_in(0)  # planning is not part of making
     while counts.tokens < tokens and not (batches.static and batches.epoch_at(step) >= batches.static):
         start = time.perf_counter()
@@ -92,7 +94,9 @@ def audit(batches: PretrainingBatches, tokens: int) -> Audit:
         counts.seconds += time.perf_counter() - start
         examples = batches.examples_at(step)
         _count_lengths(counts, batches, batch)
-        _count_masks(counts, batches, batch, batches.read(examples))
+        sequences = batches.read(examples)
+        _count_masks(counts, batches, batch, sequences)
+        count_seen(counts.seen, batches, batch, sequences, chances)
         if batches.examples.objective != "none":
             _count_pairs(counts, batches, batch, examples)
         step += 1
@@ -117,16 +121,7 @@ def _count_masks(counts: _Counts, batches: PretrainingBatches, batch: Pretrainin
     counts.fullest = max(counts.fullest, float((used / budget).max()))
     counts.over_budget += int((used > budget).sum())
     counts.special += int((chosen & ~sequences.free).sum())
-    _count_words(counts, batches, batch, sequences, chosen)
-    seen = batch.ids.reshape(-1)[batch.positions]
-    random_words = seen[(batch.fates == REPLACED) | (batch.fates == NO_SIMILAR)]
-    counts.wrong_words += int((~np.isin(random_words, batches.masker.ordinary)).sum())
-    masked = seen == batches.tokenizer.mask_id
-    hidden = (batch.fates == HIDDEN) & (batches.masks.masking != "correction")
-    changed = seen != batch.targets
-    unlike = (masked != hidden) | ((batch.fates == KEPT) & changed)
-    untouched = ~chosen & (batch.ids != sequences.ids)
-    counts.unlike_fate += int(unlike.sum() + untouched.sum())
+    _count_words(counts, batches, batch, sequences, chosen, budget - used)
 
 
 def _count_words(
@@ -135,6 +130,7 @@ def _count_words(
     batch: PretrainingBatch,
     sequences: Sequences,
     chosen: NDArray[np.bool_],
+    room: Ids,
 ) -> None:
     """Words that were parted, sequences with room for another, what was chosen at once and what decided its fate."""
     starts, entities = batches.masker.words(sequences)
@@ -144,8 +140,7 @@ def _count_words(
     counts.split += int(((taken > 0) & (taken < sizes)).sum())
     firsts = np.flatnonzero(starts)
     rows = firsts // chosen.shape[1]
-    left = (batches.masker.budgets(sequences) - chosen.sum(axis=1))[rows]
-    fits = sequences.free.reshape(-1)[firsts] & (taken == 0) & (sizes <= left)
+    fits = sequences.free.reshape(-1)[firsts] & (taken == 0) & (sizes <= room[rows])
     counts.underfilled += len(np.unique(rows[fits]))
     counts.words += int((taken > 0).sum())
     is_entity = entities.reshape(-1)[firsts]
@@ -219,12 +214,22 @@ def _fate_checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
         _share("to be a similar word" if correction else "hidden", hidden, total, first),
         _share("replaced", int(counts.fates[REPLACED]), total, second),
         _share("kept", int(counts.fates[KEPT]), total, third),
-        _none("random words that are no ordinary ones", counts.wrong_words),
-        _none("tokens that are not what their fate says", counts.unlike_fate),
+        *_seen_checks(counts.seen),
     ]
     if correction:
+        checks.append(_none("words that are not the similar ones that are known", counts.seen.wrong_similar))
         checks.append(Check("without a similar word, and so random", int(counts.fates[NO_SIMILAR]) / max(1, hidden)))
     return checks
+
+
+def _seen_checks(seen: SeenCounts) -> list[Check]:
+    stayed = is_chance(seen.unchanged, seen.by_chance, _RAREST)
+    return [
+        _none("targets that are not what stood there", seen.wrong_targets),
+        _none("random words that are no ordinary ones", seen.wrong_words),
+        Check("random words that are what stood there", seen.unchanged, expected=seen.by_chance, ok=stayed),
+        _none("tokens that are not what their fate says", seen.unlike_fate),
+    ]
 
 
 def _word_checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:

@@ -69,7 +69,7 @@ class Masker:
             raise ConfigError("masking is entity, but there are no entities; name a file of them with --entities")
         if settings.masking == "correction" and not tables.similar:
             raise ConfigError("masking is correction, but no similar words are known; name a file with --similar")
-        self._settings, self._tables = settings, tables
+        self._settings, self.tables = settings, tables
         self._mask_id = tokenizer.mask_id
         self._finder = EntityFinder(tables.entities) if settings.masking == "entity" else None
         self.ordinary = ordinary_ids(tokenizer)
@@ -136,7 +136,7 @@ class Masker:
             seen = np.where(fates == HIDDEN, self._mask_id, np.where(fates == REPLACED, random_words, targets))
             return seen, fates
         heads, pieces = _heads(sequences, positions), self._random_pieces(targets, words)
-        similar, characters = self._tables.similar, self._tables.characters
+        similar, characters = self.tables.similar, self.tables.characters
         seen, missing = write_words(targets, heads, fates, words, similar, characters, pieces)
         return seen, np.where(missing, NO_SIMILAR, fates).astype(np.uint8)
 
