@@ -6,6 +6,7 @@ import pytest
 
 from cloze.corpus.batches import WordTables
 from cloze.errors import ConfigError, DataError
+from cloze.model import Bert
 from cloze.text import Tokenizer
 from cloze.train.phases import Phases, open_tables
 from cloze.train.pretrain import pretrain
@@ -46,6 +47,19 @@ def test_what_would_end_the_second_phase_is_told_before_the_first(data: Path) ->
 def test_the_model_is_saved_with_the_longer_length(data: Path, tmp_path: Path) -> None:
     run = pretrain(data, tmp_path / "run", settings=TWO)
     assert Tokenizer.from_folder(run / "model").max_length == 32
+
+
+def test_training_counts_the_work_of_both_phases(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shares: list[float] = []
+
+    def cost(bert: Bert, settings: PretrainSettings, long: float) -> float:
+        shares.append(long)
+        return 1e6
+
+    monkeypatch.setattr("cloze.train.pretrain.flops_a_token", cost)
+    pretrain(data, tmp_path / "two", settings=replace(TWO, steps=1))
+    pretrain(data, tmp_path / "one", settings=replace(TWO, steps=1, long_length=None, long_share=0.1))
+    assert shares == [0.25, 0.0]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,14 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cloze.checkpoint import load_folder
 from cloze.errors import DataError
+from cloze.model import Bert
+from cloze.model.estimate import count_flops
+from cloze.train import plan as module
+from cloze.train.phases import flops_a_token
 from cloze.train.plan import expected_loss, plan, recorded_runs
 from cloze.train.settings import PretrainSettings
 
@@ -19,8 +25,15 @@ def test_expected_loss_is_that_of_the_nearest_size_after_as_much_text() -> None:
         found = expected_loss(parameters, tokens, RUNS)
         assert found is not None
         assert found.loss == pytest.approx(loss)
-        assert (found.like, found.beyond) == (name, tokens > 10_000)
+        assert (found.like, found.bound) == (name, "upper" if tokens > 10_000 else None)
     assert expected_loss(500_000, 10**9, []) is None
+
+
+def test_less_text_than_was_recorded_gives_a_bound_from_below() -> None:
+    for tokens, bound in ((1, "lower"), (99, "lower"), (100, None), (10_000, None), (10_001, "upper")):
+        found = expected_loss(2_000, tokens, RUNS)
+        assert found is not None
+        assert (found.loss, found.bound) == (4.0 if tokens >= 10_000 else 6.0, bound)
 
 
 def test_more_text_is_never_expected_to_be_worse() -> None:
@@ -73,6 +86,36 @@ def test_a_second_phase_is_timed_too(data: Path) -> None:
         > plan(data, settings=PretrainSettings(preset="tiny", batch=4, length=16)).estimate.activation_bytes
     )
     assert planned.hours == pytest.approx(10 * planned.seconds_a_step / 3600)
+
+
+def test_work_of_both_phases_counts_by_their_tokens(base: Path) -> None:
+    bert = load_folder(base).model
+    settings = PretrainSettings(batch=8, length=16, long_length=32)
+    short, long = (count_flops(bert.config, bert.head_names, length) for length in (16, 32))
+    assert short < long
+    assert flops_a_token(bert, settings, 0.0) == short
+    assert flops_a_token(bert, settings, 1.0) == long
+    assert flops_a_token(bert, settings, 0.25) == pytest.approx(0.75 * short + 0.25 * long)
+    assert flops_a_token(bert, PretrainSettings(length=16), 0.0) == short
+
+
+def test_share_of_the_peak_is_that_of_both_phases(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_phase", lambda *arguments: (2.0, 100.0) if arguments[4] < 1 else (4.0, 300.0))
+    monkeypatch.setattr(module, "measure_peak", lambda _: 1e9)
+    shares: list[float] = []
+
+    def cost(bert: Bert, settings: PretrainSettings, long: float) -> float:
+        shares.append(long)
+        return 1e6
+
+    monkeypatch.setattr(module, "flops_a_token", cost)
+    settings = PretrainSettings(preset="tiny", batch=8, length=16, long_length=32, long_share=0.5, steps=10)
+    planned = plan(data, settings=settings)
+    assert (planned.seconds_a_step, planned.tokens_a_step) == (3.0, 200)
+    assert shares == [0.75]  # three of four tokens, though half of the steps
+    assert planned.share_of_peak == pytest.approx(200 / 3 * 1e6 / 1e9)
+    plan(data, settings=replace(settings, long_length=None, long_share=PretrainSettings.long_share))
+    assert shares == [0.75, 0.0]
 
 
 def test_further_training_has_no_expected_loss(data: Path, base: Path) -> None:

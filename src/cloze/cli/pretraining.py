@@ -96,7 +96,7 @@ def _values(plan: "Plan") -> dict[str, object]:
         "epochs": plan.epochs,
         "expected_mlm_loss": None if plan.expected is None else plan.expected.loss,
         "expected_like": None if plan.expected is None else plan.expected.like,
-        "expected_is_bound": None if plan.expected is None else plan.expected.beyond,
+        "expected_bound": None if plan.expected is None else plan.expected.bound,
     }
 
 
@@ -125,8 +125,12 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
 def _expected(plan: "Plan") -> str:
     if plan.expected is None:
         return "unknown: it depends on the model that it starts from, or no run is on record"
-    about = "at most about" if plan.expected.beyond else "about"
-    return f"{about} {plan.expected.loss:.2f}, as {plan.expected.like} had it after as many tokens"
+    loss, like = f"{plan.expected.loss:.2f}", plan.expected.like
+    if plan.expected.bound == "lower":
+        return f"above {loss}, which {like} had when it was first looked at, after more tokens"
+    if plan.expected.bound == "upper":
+        return f"at most about {loss}, which {like} had at its end, after fewer tokens"
+    return f"about {loss}, as {like} had it after as many tokens"
 
 
 def _size(count: int) -> str:

@@ -8,6 +8,8 @@ from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTable
 from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import open_word_tables
 from cloze.errors import ConfigError
+from cloze.model import Bert
+from cloze.model.estimate import count_flops
 from cloze.text import Tokenizer
 from cloze.train.settings import PretrainSettings
 
@@ -72,3 +74,14 @@ class Phases:
 def open_tables(data: Path, tokenizer: Tokenizer, settings: PretrainSettings) -> WordTables:
     """The words that the settings' way of masking needs."""
     return open_word_tables(data, tokenizer, settings.masking, settings.entities, settings.similar, settings.seed)
+
+
+def flops_a_token(bert: Bert, settings: PretrainSettings, long: float) -> float:
+    """Operations that a token costs in a step, where so large a share of all tokens is of the second phase."""
+    short_cost, long_cost = (
+        count_flops(
+            bert.config, bert.head_names, length, chosen=settings.mask_rate, checkpointing=settings.checkpointing
+        )
+        for length in (settings.length, settings.longest)
+    )
+    return (1 - long) * short_cost + long * long_cost

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from cloze.text import Tokenizer
 from cloze.train.allocator import IdleMemory, give_back_freed_memory, keep_freed_memory
 from cloze.train.objective import PretrainingObjective, pretraining_heads
 from cloze.train.optimizer import make_optimizer
-from cloze.train.phases import Phases, open_tables
+from cloze.train.phases import Phases, flops_a_token, open_tables
 from cloze.train.precision import Precision, measure_peak
 from cloze.train.pretrain import start_model
 from cloze.train.settings import PretrainSettings
@@ -36,6 +36,7 @@ TIMED, MOST_TIMED, SECONDS = 3, 20, 5.0
 # On a CPU, where freed memory is kept, trainings of forty steps took up to so much more than their first four.
 KEPT = 1.08
 RECORDED = Path(__file__).with_name("recorded_runs.json")
+Bound = Literal["lower", "upper"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,9 @@ class ExpectedLoss:
 
     loss: float
     like: str  # the run that it is taken from
-    beyond: bool  # more text than that run read: its last loss is an upper bound
+    # Less text than before that run was first looked at: that loss is a lower bound. More than it read: its last one is
+    # an upper bound.
+    bound: Bound | None = None
 
 
 def plan(
@@ -86,11 +89,12 @@ def plan(
     precision = Precision.choose(settings.precision, place)
     batches = Phases.open(data, tokenizer, settings, open_tables(data, tokenizer, settings))
     seconds, tokens = _phase(bert, batches, settings, precision, 0.0, progress)
-    share_of_long = settings.long_share if settings.long_length else 0.0
-    if share_of_long:
+    share_of_long = 0.0  # of the tokens
+    if settings.long_length:
         long_seconds, long_tokens = _phase(bert, batches, settings, precision, 1.0, progress)
-        seconds += share_of_long * (long_seconds - seconds)
-        tokens += share_of_long * (long_tokens - tokens)
+        seconds += settings.long_share * (long_seconds - seconds)
+        tokens += settings.long_share * (long_tokens - tokens)
+        share_of_long = settings.long_share * long_tokens / tokens
     steps, hours = _extent(settings, seconds)
     numbers = memory_of(bert, settings, precision)
     read = round(steps * tokens)
@@ -99,7 +103,7 @@ def plan(
         peak_bytes=round(_peak_memory(place) * (KEPT if place.type == "cpu" and not settings.checkpointing else 1)),
         tokens_a_step=round(tokens),
         seconds_a_step=seconds,
-        share_of_peak=tokens / seconds * numbers.flops_a_token / measure_peak(precision),
+        share_of_peak=tokens / seconds * flops_a_token(bert, settings, share_of_long) / measure_peak(precision),
         steps=steps,
         hours=hours,
         epochs=read / manifest["splits"]["train"]["tokens"],
@@ -194,11 +198,13 @@ def recorded_runs(path: Path = RECORDED) -> list[dict[str, Any]]:
 def expected_loss(parameters: int, tokens: int, runs: Sequence[Mapping[str, Any]]) -> ExpectedLoss | None:
     """The loss of the recorded run whose model is nearest in size, after as many tokens, at its best until then.
 
-    A run may be several, one after the other, and each goes up a little when its rate does.
+    A run may be several, one after the other, and each goes up a little when its rate does. Nothing is made up before
+    its first point and beyond its last.
     """
     if not runs:
         return None
     nearest = min(runs, key=lambda run: abs(math.log(run["parameters"] / parameters)))
     seen, losses = zip(*nearest["points"], strict=True)
     loss = float(np.interp(math.log(max(1, tokens)), np.log(seen), np.minimum.accumulate(losses)))
-    return ExpectedLoss(loss, nearest["name"], beyond=tokens > seen[-1])
+    bound: Bound | None = "lower" if tokens < seen[0] else "upper" if tokens > seen[-1] else None
+    return ExpectedLoss(loss, nearest["name"], bound)

@@ -12,7 +12,6 @@ from cloze.checkpoint.embedding_files import read_embedding
 from cloze.corpus.shards import read_manifest, verify_corpus
 from cloze.errors import ConfigError, DataError
 from cloze.model import Bert, BertConfig, preset
-from cloze.model.estimate import estimate
 from cloze.model.surgery import missing_heads, with_heads
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
@@ -24,7 +23,7 @@ from cloze.train.ending import end_run
 from cloze.train.held_out import open_held_out
 from cloze.train.loop import Company, train
 from cloze.train.objective import PretrainingObjective, pretraining_heads
-from cloze.train.phases import Phases, open_tables
+from cloze.train.phases import Phases, flops_a_token, open_tables
 from cloze.train.precision import Precision, measure_peak
 from cloze.train.run import Run
 from cloze.train.settings import FREE, PretrainSettings
@@ -174,13 +173,13 @@ def _company(objective: PretrainingObjective, settings: PretrainSettings, run: R
     # Each process measures for itself; all do what the first has found.
     precision = replace(precision, bf16=team.total([float(precision.bf16 and team.leads)])[0] > 0)
     bert = objective.model
-    numbers = estimate(bert.config, bert.head_names, batch=1, length=settings.length, chosen=settings.mask_rate)
     board = Board(run.folder) if settings.tensorboard and team.leads else None
     return Company(
         team=team,
         precision=precision,
         layers=tuple(bert.encoder.layers),
-        flops_a_token=numbers.flops_a_token,
+        # An update has as many tokens in the second phase as before.
+        flops_a_token=flops_a_token(bert, settings, settings.long_share if settings.long_length else 0.0),
         peak=measure_peak(precision),
         tell=board.tell if board else None,
     )
