@@ -1,6 +1,8 @@
 """The model card of a pre-trained model: what it is, what it was made from and how, how well it does."""
 
+import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +52,26 @@ def pretraining_card(
         f"{f', {settings.static} frozen variants' if settings.static else ''}\n"
         f"- peak rate {settings.rate:g}, warm-up {settings.warmup:.0%}, weight decay {settings.weight_decay:g}, "
         f"dropout {bert.config.dropout:g}, seed {settings.seed}, computed in {settings.precision}\n\n"
+        "The command, where `DATA` is the folder of those files as `cloze prepare` wrote it, and `RUN` a new one:\n\n"
+        f"```console\n{pretraining_command(settings, model)}\n```\n\n"
         f"Held-out documents:\n\n{told}\n"
     )
+
+
+def pretraining_command(settings: PretrainSettings, model: str | Path | None = None) -> str:
+    """The line that a shell reads as these settings: every flag whose value is not the default.
+
+    Folders of the corpus and the run lie elsewhere on every machine, and are named by words that stand for them.
+    """
+    words = ["cloze", "pretrain", "DATA", "--out", "RUN", *(["--model", str(model)] if model else [])]
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if value == field.default:
+            continue
+        words.append(f"--{field.name.replace('_', '-')}")
+        if value is not True:
+            words += map(str, value if isinstance(value, tuple) else (value,))
+    return shlex.join(words)
 
 
 def _files(texts: Sequence[tuple[str, str]]) -> str:
