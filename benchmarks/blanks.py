@@ -6,7 +6,9 @@ Windows of held-out text, each with one token hidden. The model sees the whole w
 corpus that the model was trained on, sees the four tokens before the blank, or the four on either side, combined by
 the chain rule over the whole vocabulary. Shares of blanks where the hidden token is the first guess, or among the
 first five, with 95 % bounds, overall and for blanks that are whole words; then the model's lead over the 5-gram, blank
-by blank, with its bounds. Another seed hides other tokens: what was looked at while training proves nothing.
+by blank, with its bounds. Blanks of one document, and more so those of one window, are alike: so bounds go by
+documents, or by windows where documents are few, and not by blanks. Another seed hides other tokens: what was looked
+at while training proves nothing.
 """
 
 import argparse
@@ -17,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from scipy.stats import binomtest
+from numpy.typing import ArrayLike
+from scipy.stats import t as student
 
 from cloze.checkpoint import find_source, load_folder
 from cloze.corpus.documents import read_documents
@@ -28,6 +31,8 @@ from kneser_ney import Ints, KneserNey  # beside this file
 
 WINDOW = 126
 SIDE = 4
+# With fewer documents than these, how much they differ is itself too uncertain.
+LEAST_GROUPS = 30
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Blank:
 
     tokens: Ints
     place: int
+    document: int = 0
+    window: int = 0
 
     @property
     def answer(self) -> int:
@@ -50,14 +57,18 @@ def make_blanks(text: Path, tokenizer: Tokenizer, count: int, seed: int = 0) -> 
     """
     documents = ["\n".join(document) for document in read_documents([text])]
     windows = [
-        np.asarray(ids[start : start + WINDOW], dtype=np.int64)
-        for ids in tokenizer.encode_ids(documents)
+        (np.asarray(ids[start : start + WINDOW], dtype=np.int64), number)
+        for number, ids in enumerate(tokenizer.encode_ids(documents))
         for start in range(0, len(ids) - WINDOW + 1, WINDOW)
     ]
     generator = np.random.default_rng(seed)
     rounds = -(-count // len(windows))
     chosen = np.concatenate([generator.permutation(len(windows)) for _ in range(rounds)])[:count]
-    return [Blank(windows[index], int(generator.integers(SIDE, WINDOW - SIDE))) for index in chosen]
+    places = [int(generator.integers(SIDE, WINDOW - SIDE)) for _ in chosen]
+    return [
+        Blank(windows[index][0], place, document=windows[index][1], window=index)
+        for index, place in zip(chosen.tolist(), places, strict=True)
+    ]
 
 
 def model_ranks(folder: Path, blanks: list[Blank]) -> list[int]:
@@ -112,16 +123,59 @@ def _groups(blanks: list[Blank], size: int) -> Iterator[list[Blank]]:
         yield blanks[start : start + size]
 
 
-def _told(hits: int, count: int) -> str:
-    interval = binomtest(hits, count).proportion_ci(method="wilson")
-    return f"{hits / count:6.1%} ({interval.low:.1%} to {interval.high:.1%})"
+def groups_of(blanks: list[Blank]) -> tuple[str, Ints]:
+    """What blanks are taken together by, and the number of each blank's group."""
+    documents = np.asarray([blank.document for blank in blanks])
+    if len(np.unique(documents)) >= LEAST_GROUPS:
+        return "documents", documents
+    return "windows", np.asarray([blank.window for blank in blanks])
 
 
-def _lead(ours: list[int], theirs: list[int], top: int) -> str:
+def clustered_interval(values: ArrayLike, groups: Ints) -> tuple[float, float, float]:
+    """The mean of some values and its 95 % bounds, where values of one group may be alike.
+
+    The variance is that of sums of groups (Liang and Zeger 1986), with as many degrees of freedom as there are groups
+    but one.
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    _, members = np.unique(groups, return_inverse=True)
+    count = int(members.max()) + 1
+    if count < 2:
+        raise SystemExit("all blanks are of one group; bounds need a longer text")
+    mean = float(numbers.mean())
+    sums = np.bincount(members, weights=numbers - mean)
+    error = np.sqrt(count / (count - 1) * (sums**2).sum()) / len(numbers)
+    half = float(student.ppf(0.975, count - 1) * error)
+    return mean, mean - half, mean + half
+
+
+def _told(hits: ArrayLike, groups: Ints) -> str:
+    mean, low, high = clustered_interval(hits, groups)
+    return f"{mean:6.1%} ({low:.1%} to {high:.1%})"
+
+
+def _lead(ours: list[int], theirs: list[int], top: int, groups: Ints) -> str:
     """How many points more blanks are ours than theirs: the same blanks, so the difference of each is what varies."""
     differences = 100.0 * ((np.asarray(ours) < top).astype(float) - (np.asarray(theirs) < top))
-    mean, half = differences.mean(), 1.96 * differences.std(ddof=1) / np.sqrt(len(differences))
-    return f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f})"
+    mean, low, high = clustered_interval(differences, groups)
+    return f"{mean:+.1f} ({low:+.1f} to {high:+.1f})"
+
+
+def print_table(ranks: dict[str, list[int]], blanks: list[Blank], is_start: list[bool], model: str | None) -> None:
+    """Print shares of all blanks and of those that start a word, and the model's lead."""
+    kind, groups = groups_of(blanks)
+    everything, starts = np.ones(len(blanks), bool), np.asarray(is_start)
+    print(f"{len(blanks):,} blanks in {len(np.unique(groups)):,} {kind}, which the bounds go by")
+    for name, some in ranks.items():
+        for what, chosen in (("all", everything), ("word starts", starts)):
+            found = {top: _told((np.asarray(some) < top)[chosen], groups[chosen]) for top in (1, 5)}
+            shares = "  ".join(f"top-{top} {told}" for top, told in found.items())
+            print(f"{name:<24} {what:<12} {int(chosen.sum()):5} {shares}")
+    if model is None:
+        return
+    for name in [name for name in ranks if name != model]:
+        leads = "  ".join(f"top-{top} {_lead(ranks[model], ranks[name], top, groups)}" for top in (1, 5))
+        print(f"lead over {name:<24} points: {leads}")
 
 
 def main() -> None:
@@ -139,15 +193,8 @@ def main() -> None:
     ranks = kept_ranks(arguments.keep, arguments.corpus, blanks, arguments.seed)
     if arguments.model:
         ranks[arguments.model] = model_ranks(find_source(arguments.model), blanks)
-    whole = [not tokenizer.settings.pieces[blank.answer].startswith("##") for blank in blanks]
-    for name, some in ranks.items():
-        for kind, chosen in (("all", some), ("word starts", [r for r, w in zip(some, whole, strict=True) if w])):
-            first, five = (sum(rank < top for rank in chosen) for top in (1, 5))
-            shares = f"top-1 {_told(first, len(chosen))}  top-5 {_told(five, len(chosen))}"
-            print(f"{name:<24} {kind:<12} {len(chosen):5} {shares}")
-    for name in [name for name in ranks if arguments.model and name != arguments.model]:
-        leads = "  ".join(f"top-{top} {_lead(ranks[arguments.model], ranks[name], top)}" for top in (1, 5))
-        print(f"lead over {name:<24} points: {leads}")
+    is_start = [not tokenizer.settings.pieces[blank.answer].startswith("##") for blank in blanks]
+    print_table(ranks, blanks, is_start, arguments.model)
 
 
 if __name__ == "__main__":
