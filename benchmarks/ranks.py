@@ -1,6 +1,6 @@
 """Two processes with one thread each beside one process with two threads: tokens a second, DDP and FSDP2.
 
-    python benchmarks/ranks.py [--preset mini] [--steps 40] [--rounds 3]
+    python benchmarks/ranks.py [--preset mini] [--steps 40] [--rounds 3] [--precision fp32]
 
 The same training of the bundled books each time, in turns. Speeds are those that the runs write down themselves, the
 first ten steps left out; losses are printed as well, for they should agree.
@@ -27,10 +27,11 @@ WAYS = {
 }
 
 
-def train(way: str, data: Path, out: Path, preset: str, steps: int) -> tuple[float, float]:
+def train(way: str, data: Path, out: Path, preset: str, steps: int, precision: str = "auto") -> tuple[float, float]:
     """Tokens a second and the last loss of one run."""
     launcher, flags = WAYS[way]
     words = ["pretrain", str(data), "--out", str(out), "--preset", preset, "--steps", str(steps), "--dropout", "0"]
+    words += ["--precision", precision]
     subprocess.run([sys.executable, *launcher, *words, *flags], check=True, capture_output=True)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     told = [row for row in rows if "tokens_per_second" in row]
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--preset", default="mini")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto")
     arguments = parser.parse_args()
     speeds: dict[str, list[float]] = {way: [] for way in WAYS}
     losses: dict[str, float] = {}
@@ -53,7 +55,7 @@ def main() -> None:
         for number in range(arguments.rounds):
             for way in WAYS:
                 out = folder / f"{way}-{number}"
-                speed, losses[way] = train(way, data, out, arguments.preset, arguments.steps)
+                speed, losses[way] = train(way, data, out, arguments.preset, arguments.steps, arguments.precision)
                 speeds[way].append(speed)
     alone = speeds["one process, two threads"]
     for way, values in speeds.items():
