@@ -412,6 +412,29 @@ def test_two_at_once_are_refused(
     assert contents(folder) == contents(several)
 
 
+def test_plain_text_that_is_not_utf8_stops_even_where_bad_rows_are_skipped(vocabulary: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_bytes(b"One line.\n\nAnother \xff line.\n")
+    settings = PrepareSettings(held_out=0, on_bad_row="skip")
+    with pytest.raises(DataError, match=r"text\.txt:3: not valid UTF-8"):
+        prepare([tmp_path / "text.txt"], vocabulary, tmp_path / "data", settings=settings)
+
+
+@pytest.mark.parametrize("kind", ["text", "parquet"])
+def test_shard_that_would_be_too_large_is_told(
+    kind: str, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloze.corpus.shard_files._MOST_TOKENS", 3)
+    path = tmp_path / ("one.txt" if kind == "text" else "one.parquet")
+    if kind == "text":
+        path.write_text("The old river sees the garden.\n", encoding="utf-8")
+    else:
+        parquet.write_table(pyarrow.table({"text": ["The old river sees the garden."]}), path)
+    message = r"^shard 00000: more than 4 billion tokens, .*; put blank lines between documents, or write smaller row g"
+    with pytest.raises(DataError, match=message):
+        prepare([path], vocabulary, tmp_path / "data", settings=PrepareSettings(held_out=0))
+    assert not (tmp_path / "data").exists()
+
+
 # Disks.
 
 

@@ -33,7 +33,7 @@ def prepare(
         vocab: The folder with the vocabulary, or the model or run whose vocabulary it is; cloze-mini is shipped.
         out: The folder to write.
         verify: Compare every byte of a prepared folder with what was recorded, and do nothing else.
-        fresh: Start over, forgetting what was prepared or begun in this place.
+        fresh: Forget what was prepared in this place, or begun otherwise; what the same command has begun goes on.
         json: Print JSON.
     """
     if verify is not None:

@@ -33,7 +33,7 @@ class VocabularySettings:
     text: str = "text"
     """The column with the texts, in JSONL and Parquet files."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """A row of JSONL or Parquet that cannot be read: stop, or pass over it."""
+    """A row of JSONL or Parquet that cannot be read: stop, or pass over it; plain text that is not UTF-8 stops."""
 
     def __post_init__(self) -> None:
         if self.size < 10:
@@ -57,7 +57,7 @@ class PrepareSettings:
     text: str = "text"
     """The column with the texts, in JSONL and Parquet files."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """A row of JSONL or Parquet that cannot be read: stop, or skip and count."""
+    """A row of JSONL or Parquet that cannot be read: stop, or skip and count; plain text that is not UTF-8 stops."""
     words: Path | None = None
     """A file of Chinese words, one a line, that are words beside those of the segmenter's dictionary."""
     lines: Literal["paragraphs", "sentences"] = "paragraphs"
@@ -65,7 +65,7 @@ class PrepareSettings:
     duplicates: Literal["keep", "exact", "near"] = "keep"
     """keep; exact: drop documents that were there before but for case and spaces; near: drop those nearly so, too."""
     shard_size: float = 32.0
-    """Megabytes of text in a shard, about: the piece of work that is lost when a worker is killed."""
+    """Megabytes of text in a shard, about: the work that is lost with a worker; of Parquet, a row group at least."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.held_out < 1:

@@ -29,6 +29,7 @@ class SplitWriter:
 
     def __init__(self, folder: Path, split: Split, dtype: str, unknown_id: int, files: ExitStack) -> None:
         self.counts = dict.fromkeys(COUNTS, 0)
+        self._name = folder.name.partition(".")[0]  # of the shard, whose folder is not finished
         self._dtype = np.dtype(dtype)
         self._unknown_id = unknown_id
         # Opened for every shard: an empty one costs nothing, and is taken away at the end.
@@ -44,7 +45,10 @@ class SplitWriter:
         """Add sentences, after which of them documents end; what is without tokens vanishes."""
         is_kept = encoded.lengths > 0
         if self.counts["tokens"] + len(encoded.ids) > _MOST_TOKENS:
-            raise DataError("a shard would have more than 4 billion tokens; put blank lines between documents")
+            raise DataError(
+                f"shard {self._name}: more than 4 billion tokens, since texts are divided between documents only, and "
+                "Parquet files between row groups; put blank lines between documents, or write smaller row groups"
+            )
         places = self.counts["tokens"] + np.cumsum(encoded.lengths[is_kept])
         self._sentences.append(places.astype(OFFSETS))
         self._end_documents(np.concatenate([[0], np.cumsum(is_kept)])[np.asarray(ends, np.int64)])
