@@ -3,37 +3,56 @@
     python -m torture.load http://127.0.0.1:8000/embed '{"texts": "a ship at sea"}' --connections 16 --seconds 5
 
 Written to the sockets themselves: a client library would take longer for a request than the service does. It is a
-process of its own, so that it does not share the service's interpreter, and prints JSON.
+process of its own, so that it does not share the service's interpreter, or several where one cannot ask so often, and
+prints JSON.
 """
 
 import argparse
 import asyncio
 import json
+import multiprocessing
 import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 
 @dataclass
 class Figures:
-    """What came back: how often which status, and after how many seconds the good ones.
+    """What was sent and what came back: how often which status, and after how many seconds the good ones.
 
     The seconds are since a request was due. At many times the capacity it is the client that comes late with most, so
     that ``waited``, since it was sent, tells what the service made it wait.
     """
 
+    sent: int = 0
     statuses: Counter[str] = field(default_factory=Counter)
     seconds: list[float] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
     elapsed: float = 0.0
 
+    @classmethod
+    def joined(cls, parts: Sequence["Figures"]) -> "Figures":
+        """Those of clients that pressed at the same time, as if they had been one."""
+        return cls(
+            sum(part.sent for part in parts),
+            sum((part.statuses for part in parts), Counter[str]()),
+            list(chain.from_iterable(part.seconds for part in parts)),
+            list(chain.from_iterable(part.waited for part in parts)),
+            max(part.elapsed for part in parts),
+        )
+
     def summary(self) -> dict[str, float | dict[str, int]]:
-        """Good answers a second, and how long they took."""
+        """What was sent, good answers a second, and how long they took."""
         return {
+            "sent": self.sent,
             "statuses": dict(self.statuses),
             "per_second": len(self.seconds) / max(self.elapsed, 1e-9),
             "p50": _part(self.seconds, 0.5),
@@ -75,12 +94,24 @@ class Target:
         return await asyncio.open_connection(parts.hostname, parts.port, limit=2**24)
 
 
-async def read_answer(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
+
+
+async def read_answer(reader: asyncio.StreamReader) -> Answer:
     """Status, headers and body of an answer."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:]) if name}
     body = await reader.readexactly(int(headers.get("content-length", "0")))
     return int(head[0].split()[1]), headers, body
+
+
+async def _answer_within(reader: asyncio.StreamReader, longest: float | None) -> Answer | None:
+    """An answer, or none where it took too long."""
+    try:
+        async with asyncio.timeout(longest):
+            return await read_answer(reader)
+    except TimeoutError:
+        return None
 
 
 Judge = Callable[[int, int, bytes], None]  # the number of the body, the status, the answer
@@ -95,6 +126,7 @@ async def press(
     requests: int = sys.maxsize,
     rate: float | None = None,
     aborts: float = 0.0,
+    longest: float | None = None,
     judge: Judge | None = None,
     seed: int = 0,
 ) -> Figures:
@@ -102,21 +134,23 @@ async def press(
 
     Each connection asks as fast as it is answered; with ``rate``, all together so often a second, whatever comes back
     (and a request is due when it should have been sent, so that a slow service cannot hide behind its own slowness).
-    ``aborts`` is the share of requests after which the client leaves without waiting.
+    That takes a connection that is free: where all of them wait, fewer are sent than are due.
+    ``aborts`` is the share of requests after which the client leaves without waiting, ``longest`` the seconds after
+    which it gives up.
     """
     figures = Figures()
     chance = random.Random(seed)
     packed = [target.request(body) for body in bodies]
     start = time.monotonic()
     end = start + seconds
-    sent = 0
+    taken = 0
 
     async def ask() -> None:
-        nonlocal sent
+        nonlocal taken
         reader, writer = await target.connect()
         try:
-            while sent < requests and time.monotonic() < end:
-                number, sent = sent, sent + 1
+            while taken < requests and time.monotonic() < end:
+                number, taken = taken, taken + 1
                 due = time.monotonic()
                 if rate is not None:
                     due = start + number / rate
@@ -126,20 +160,20 @@ async def press(
                 chosen = chance.randrange(len(packed))
                 asked = time.monotonic()
                 writer.write(packed[chosen])
+                figures.sent += 1
+                answer = None
                 if chance.random() < aborts:
                     await asyncio.sleep(chance.random() * 0.02)
-                    writer.close()
                     figures.statuses["aborted"] += 1
-                    reader, writer = await target.connect()
-                    continue
-                status, headers, body = await read_answer(reader)
-                figures.statuses[str(status)] += 1
-                if status == 200:
+                else:
+                    answer = await _answer_within(reader, longest)
+                    figures.statuses["timeout" if answer is None else str(answer[0])] += 1
+                if answer is not None and answer[0] == 200:
                     figures.seconds.append(time.monotonic() - due)
                     figures.waited.append(time.monotonic() - asked)
-                if judge is not None:
-                    judge(chosen, status, body)
-                if headers.get("connection") == "close":
+                if answer is not None and judge is not None:
+                    judge(chosen, answer[0], answer[2])
+                if answer is None or answer[1].get("connection") == "close":
                     writer.close()
                     reader, writer = await target.connect()
         except (ConnectionError, asyncio.IncompleteReadError) as error:
@@ -152,32 +186,53 @@ async def press(
     return figures
 
 
+def press_from(
+    processes: int, target: Target, bodies: Sequence[bytes], *, connections: int, rate: float | None, **how: Any
+) -> Figures:
+    """Press from several processes, which share the connections and the rate."""
+    shared = (target, bodies, max(1, connections // processes), None if rate is None else rate / processes, how)
+    if processes == 1:
+        return _press_alone(0, *shared)
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        started = [pool.submit(_press_alone, seed, *shared) for seed in range(processes)]
+        return Figures.joined([one.result() for one in started])
+
+
+def _press_alone(
+    seed: int, target: Target, bodies: Sequence[bytes], connections: int, rate: float | None, how: dict[str, Any]
+) -> Figures:
+    return asyncio.run(press(target, bodies, connections=connections, rate=rate, seed=seed, **how))
+
+
+def _read_bodies(words: Iterable[str]) -> list[bytes]:
+    """JSON as it is, and the lines of files."""
+    bodies: list[bytes] = []
+    for word in words:
+        bodies += Path(word[1:]).read_bytes().splitlines() if word.startswith("@") else [word.encode()]
+    return bodies
+
+
 def main() -> None:
     """Press as the arguments say."""
     parser = argparse.ArgumentParser(prog="python -m torture.load")
     parser.add_argument("url")
     parser.add_argument("bodies", nargs="+", help="JSON, or @FILE with JSON a line")
     parser.add_argument("--connections", type=int, default=16)
+    parser.add_argument("--processes", type=int, default=1, help="that share the connections and the rate")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--rate", type=float, default=None)
     parser.add_argument("--aborts", type=float, default=0.0)
+    parser.add_argument("--longest", type=float, default=None, help="seconds until a client gives up")
     asked = parser.parse_args()
-    bodies: list[bytes] = []
-    for word in asked.bodies:
-        if word.startswith("@"):
-            with open(word[1:], "rb") as file:  # noqa: PTH123 (a name from the command line)
-                bodies += file.read().splitlines()
-        else:
-            bodies.append(word.encode())
-    figures = asyncio.run(
-        press(
-            Target(asked.url),
-            bodies,
-            connections=asked.connections,
-            seconds=asked.seconds,
-            rate=asked.rate,
-            aborts=asked.aborts,
-        )
+    figures = press_from(
+        asked.processes,
+        Target(asked.url),
+        _read_bodies(asked.bodies),
+        connections=asked.connections,
+        rate=asked.rate,
+        seconds=asked.seconds,
+        aborts=asked.aborts,
+        longest=asked.longest,
     )
     print(json.dumps(figures.summary()))
 

@@ -4,7 +4,9 @@ import asyncio
 import json
 import math
 import socket
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -12,11 +14,11 @@ from torture.drains import DrainSettings
 from torture.drains import run as drain
 from torture.failing_models import FaultSettings
 from torture.failing_models import run as let_fail
-from torture.load import Target, press
-from torture.overload import OverloadSettings
+from torture.load import Figures, Target, press, press_from
+from torture.overload import OverloadSettings, judge
 from torture.overload import press as overload
 from torture.services import Process, process
-from torture.slow_clients import SlowSettings, let_in
+from torture.slow_clients import Seen, SlowSettings, let_in
 from torture.soak import SoakSettings
 from torture.soak import watch as soak
 from torture.swaps import SwapSettings
@@ -52,9 +54,22 @@ def test_headers_without_an_end(alone: Process) -> None:
 
 
 def test_slow_clients(alone: Process) -> None:
-    outcome = let_in(alone, SlowSettings(clients=20, seconds=1.0, timeout=2.0), Silent())
+    # Whoever asks meanwhile is answered, however slow this machine is.
+    outcome = let_in(alone, SlowSettings(clients=20, seconds=1.0, timeout=2.0, quickly=20.0), Silent())
     assert outcome.failures == []
     assert outcome.passed
+    assert int(outcome.figures["/health answered"]) > 0
+    assert int(outcome.figures["questions answered"]) > 0
+
+
+def test_others_who_suffer_would_be_noticed() -> None:
+    assert Seen([200, 200], [0.01, 0.02], [200]).failures(0.1) == []
+    assert Seen([200, 503], [0.01, 0.2], [200, 0]).failures(0.1) == [
+        "/health was answered with 503",
+        "/health took 0.200 s",
+        "a question was answered with 0",
+    ]
+    assert Seen().failures(1e9) == ["/health took inf s", "nobody asked a question meanwhile"]
 
 
 def test_draining_loses_nothing() -> None:
@@ -65,11 +80,56 @@ def test_draining_loses_nothing() -> None:
 
 
 def test_load_beyond_capacity(alone: Process) -> None:
-    # No test asserts a time: how soon the answers come, and how many there are, is for the campaign.
-    small = OverloadSettings(loads=(5.0,), seconds=1.0, queue=2048, least=0.0, growth=0.5, slack=math.inf)
+    # How soon the answers come is for the campaign; that some come, and what else may come, is not.
+    small = OverloadSettings(loads=(5.0,), seconds=1.0, queue=2048, offered=0.1, least=0.05, growth=0.5, slack=math.inf)
     outcome = overload(alone, small, Silent())
     assert outcome.failures == []
     assert float(outcome.figures["capacity, requests/s"]) > 1
+    assert "5x: offered" in outcome.figures
+
+
+WELL: dict[str, Any] = {"sent": 2000, "statuses": {"200": 100, "429": 1900}, "per_second": 9.9, "waited_p99": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        ({}, None),
+        ({"sent": 1799}, "20x: only 18.0x was offered"),
+        ({"statuses": {"200": 100, "503": 1}}, "20x: {'200': 100, '503': 1}"),
+        ({"per_second": 8.0}, "20x: goodput 80%"),
+        ({"waited_p99": 3.0}, "20x: p99 3.00 s, allowed 2.98"),
+        ({"waited_p99": math.nan}, "20x: p99 nan s, allowed 2.98"),
+    ],
+)
+def test_what_is_wrong_beyond_capacity(found: dict[str, Any], message: str | None) -> None:
+    """Ten requests a second are its capacity, and twenty times that was to be offered for ten seconds."""
+    figures, failures = judge(OverloadSettings(seconds=10.0), 20.0, 10.0, WELL | found)
+    assert failures == ([] if message is None else [message])
+    assert figures["20x: offered"] == f"{(WELL | found)['sent'] / 100:.2f}x"
+
+
+def test_what_is_sent_at_a_rate_is_counted(alone: Process) -> None:
+    target = Target(f"{alone.address}/embed")
+    figures = press_from(2, target, [BODY], connections=8, rate=40.0, seconds=1.0)
+    assert 2 <= figures.sent <= 40  # a busy machine may send fewer, and none sends more
+    assert sum(figures.statuses.values()) == figures.sent
+    assert len(figures.waited) == figures.statuses["200"]
+
+
+def test_who_waits_too_long_gives_up(alone: Process) -> None:
+    figures = asyncio.run(press(Target(f"{alone.address}/embed"), [BODY], connections=2, requests=6, longest=0.0))
+    assert (figures.sent, figures.statuses, figures.seconds) == (6, {"timeout": 6}, [])
+    assert httpx.get(f"{alone.address}/health").status_code == 200
+
+
+def test_figures_of_several_clients_are_joined() -> None:
+    one = Figures(3, Counter({"200": 2, "429": 1}), [0.1, 0.2], [0.1, 0.1], 2.0)
+    other = Figures(1, Counter({"200": 1}), [0.4], [0.3], 4.0)
+    joined = Figures.joined([one, other])
+    assert joined == Figures(4, Counter({"200": 3, "429": 1}), [0.1, 0.2, 0.4], [0.1, 0.1, 0.3], 4.0)
+    assert joined.summary()["sent"] == 4
+    assert joined.summary()["per_second"] == 0.75
 
 
 def test_soak(alone: Process) -> None:
