@@ -19,6 +19,7 @@ import uvicorn
 from tests.model.made import model_folder, saved
 
 from cloze.checkpoint import TaskLabels
+from cloze.kinds import PrecisionName
 from cloze.serve.app import make_app
 from cloze.serve.library import open_library
 from cloze.serve.metrics import Metrics
@@ -101,10 +102,10 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(settings: ServiceSettings) -> Iterator[Running]:
+def running(settings: ServiceSettings, *, precision: PrecisionName = "fp32") -> Iterator[Running]:
     """Load, start, and drain at the end."""
     metrics = Metrics()
-    service = Service(settings, open_library(settings, metrics), metrics)
+    service = Service(settings, open_library(settings, metrics, precision=precision), metrics)
     service.library.start()
     try:
         yield Running(service)

@@ -1,113 +1,223 @@
-"""T19: a text has the same answer alone and in any company, and nobody gets another's.
+"""T19: a text has the same answer alone and in any company, in every precision, and nobody gets another's.
 
-Texts of all lengths, each with a vector of its own that the model gave it alone, are asked for by many connections at
-once, one or several in a request. Every vector that comes back is compared with that of the text it was asked for.
+Texts of all lengths, each with a vector and with labels' probabilities of its own that the models gave it alone, are
+asked for by many connections at once, by several routes, one or several in a request. Whatever comes back is compared
+with what belongs to the text that it was asked for.
 """
 
 import asyncio
 import json
 import random
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.model.made import WORDS
+from tests.model.made import SMALL, WORDS, model_folder, saved
 
+from cloze.checkpoint import TaskLabels
+from cloze.kinds import PrecisionName
 from cloze.predict import load
+from cloze.predict.quantizing import quantize
 from cloze.progress import Progress
 from torture.campaign import Outcome
 from torture.load import Target, press
-from torture.services import Process, made_folders, process
+from torture.services import process
 
-_NEAR = 1e-5
+Floats = NDArray[np.float32]
+# How far an answer may be from that alone: in numbers in float32, else in what its cosine lacks.
+_NEAR: dict[PrecisionName, float] = {"fp32": 1e-5, "bf16": 1e-4, "int8": 1e-4}
+# How far two texts' answers must be from each other, so that they can be told.
+_APART = 1e-3
+_LABELS = 32
+# So wide that hundreds of texts lie apart in it.
+_SHAPE = replace(SMALL, hidden_size=64, heads=4, feedforward_size=96)
+_WORDS = [*(word for word in WORDS if not word.startswith("##")), *(f"word{index}" for index in range(38))]
 
 
 @dataclass(frozen=True)
 class SwapSettings:
-    """How many requests, by how many at once."""
+    """How many requests in which precision, by how many at once."""
 
-    requests: int = 100_000
+    requests: tuple[tuple[PrecisionName, int], ...] = (("fp32", 60_000), ("bf16", 20_000), ("int8", 20_000))
     connections: int = 48
     texts: int = 600
     bodies: int = 2000
     seed: int = 19
 
 
+@dataclass(frozen=True)
+class Route:
+    """How texts are asked for, for which share of the requests, and what of an answer is compared, a row a text."""
+
+    model: str
+    share: float
+    body: Callable[[list[str]], dict[str, Any]]
+    rows: Callable[[Any], list[list[float]]]
+
+
+_ROUTES = {
+    "/embed": Route("base", 0.8, lambda texts: {"texts": texts}, lambda answer: answer["vectors"]),
+    "/v1/embeddings": Route(
+        "base", 0.1, lambda texts: {"input": texts}, lambda answer: [one["embedding"] for one in answer["data"]]
+    ),
+    "/classify": Route(
+        "labels",
+        0.1,
+        lambda texts: {"texts": texts},
+        lambda answer: [list(one["probabilities"].values()) for one in answer["results"]],
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Texts, and what each is answered alone by each model, in one precision."""
+
+    precision: PrecisionName
+    texts: list[str]
+    answers: Mapping[str, Floats]  # by model, a row a text
+
+
+@dataclass
+class Tally:
+    """What came back."""
+
+    done: int = 0
+    answered: int = 0
+    swapped: int = 0
+    farthest: float = 0.0
+    failures: list[str] = field(default_factory=list)
+
+
 def run(settings: SwapSettings, progress: Progress) -> Outcome:
-    """Ask and compare."""
+    """Ask and compare, precision by precision."""
+    figures: dict[str, str | int | float] = {}
+    tallies: list[Tally] = []
     with tempfile.TemporaryDirectory() as folder:
-        base = made_folders(Path(folder))["base"]
-        with process([base], "--threads", "1") as service:
-            return compare(service, base, settings, progress)
+        folders = swap_folders(Path(folder))
+        for precision, requests in settings.requests:
+            alone = ask_alone(folders, precision, settings)
+            with process([*folders.values()], "--threads", "1", "--precision", precision) as service:
+                tally = compare(service.address, alone, requests, settings, progress)
+            tallies.append(tally)
+            figures[f"{precision}: requests"] = tally.done
+            figures |= _told(precision, tally.farthest)
+    figures["answered"] = sum(tally.answered for tally in tallies)
+    figures["swapped"] = sum(tally.swapped for tally in tallies)
+    failures = [failure for tally in tallies for failure in tally.failures]
+    return Outcome(not failures, figures, failures[:10])
 
 
-def compare(service: Process, base: str, settings: SwapSettings, progress: Progress) -> Outcome:
-    """The same with a service of this model that is there."""
-    texts, alone, apart = _texts(base, settings)
-    return asyncio.run(_ask(f"{service.address}/embed", texts, alone, apart, settings, progress))
+def _told(precision: PrecisionName, farthest: float) -> dict[str, str | int | float]:
+    if precision == "fp32":
+        return {"fp32: largest difference": float(f"{farthest:.2g}")}
+    return {f"{precision}: least cosine": f"{1 - farthest:.7f}"}
 
 
-def _texts(base: str, settings: SwapSettings) -> tuple[list[str], NDArray[np.float32], float]:
-    """Texts, what each is answered alone, and how far apart the nearest two answers are."""
+def swap_folders(folder: Path) -> dict[str, str]:
+    """A model for vectors and one for labels, with int8 weights beside them."""
+    task = TaskLabels("classify", tuple(f"label{number}" for number in range(_LABELS)))
+    made = {
+        "base": model_folder(["mlm", "nsp"], config=_SHAPE),
+        "labels": model_folder(["sequence"], config=_SHAPE, labels=_LABELS, task=task),
+    }
+    folders = {name: saved(contents, folder / name) for name, contents in made.items()}
+    for place in folders.values():
+        quantize(place, ["the cat sat on a mat", "a dog ran"])
+    return {name: str(place) for name, place in folders.items()}
+
+
+def ask_alone(folders: Mapping[str, str], precision: PrecisionName, settings: SwapSettings) -> Alone:
+    """Texts whose answers can be told from each other, and these answers."""
     chance = random.Random(settings.seed)
-    words = [*(word for word in WORDS if not word.startswith("##")), *(f"word{index}" for index in range(38))]
-    model = load(base)
-    texts: dict[bytes, str] = {}
-    while len(texts) < settings.texts:
-        text = " ".join(chance.choices(words, k=chance.randrange(1, 30)))
-        texts[bytes(str(model.tokenizer(text).ids), "ascii")] = text  # by what is read: two spellings are one text
-    kept = list(texts.values())
-    vectors = np.stack([model.embed([text])[0] for text in kept])
-    squares = (vectors**2).sum(1)
-    distances = squares[:, None] + squares[None] - 2 * vectors @ vectors.T
-    np.fill_diagonal(distances, np.inf)
-    return kept, vectors, float(np.sqrt(max(0.0, distances.min())))
+    models = {name: load(folder, precision=precision) for name, folder in folders.items()}
+    texts: list[str] = []
+    answers: dict[str, list[Floats]] = {name: [] for name in models}
+    for _ in range(20 * settings.texts):
+        if len(texts) == settings.texts:
+            break
+        text = " ".join(chance.choices(_WORDS, k=chance.randrange(1, 30)))
+        label = models["labels"].classify([text])[0]
+        found: dict[str, Floats] = {
+            "base": models["base"].embed([text])[0],
+            "labels": np.array([*label.probabilities.values()], np.float32),
+        }
+        if all((distances(precision, np.array(answers[name]), found[name]) > _APART).all() for name in found if texts):
+            texts.append(text)
+            for name, answer in found.items():
+                answers[name].append(answer)
+    return Alone(precision, texts, {name: np.stack(rows) for name, rows in answers.items()})
+
+
+def distances(precision: PrecisionName, found: Floats, expected: Floats) -> NDArray[np.float64]:
+    """How far each row is from what was expected, as the precision is judged: (N, H), (N, H) or (H,) -> (N,)."""
+    one, other = found.astype(np.float64), expected.astype(np.float64)
+    if precision == "fp32":
+        largest: NDArray[np.float64] = np.abs(one - other).max(-1)
+        return largest
+    lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
+    cosines: NDArray[np.float64] = (one * other).sum(-1) / np.maximum(lengths, 1e-12)
+    return 1 - cosines
+
+
+def compare(address: str, alone: Alone, requests: int, settings: SwapSettings, progress: Progress) -> Tally:
+    """Ask a service of these models by all routes at once, and compare all that it answers."""
+    tally = Tally()
+    if len(alone.texts) < settings.texts:
+        tally.failures.append(
+            f"{alone.precision}: {len(alone.texts)} texts of {settings.texts} have answers that can be told"
+        )
+    asyncio.run(_ask(address, alone, requests, settings, tally, progress))
+    if tally.answered < 0.9 * requests:
+        tally.failures.append(f"{alone.precision}: {tally.answered} of {requests} requests were answered")
+    return tally
 
 
 async def _ask(
-    url: str, texts: list[str], alone: NDArray[np.float32], apart: float, settings: SwapSettings, progress: Progress
-) -> Outcome:
-    chance = random.Random(settings.seed + 1)
-    chosen = [chance.sample(range(len(texts)), chance.choice([1, 1, 1, 2, 5])) for _ in range(settings.bodies)]
-    bodies = [json.dumps({"texts": [texts[index] for index in one]}).encode() for one in chosen]
-    done, farthest, swapped = 0, 0.0, 0
-    failures: list[str] = []
+    address: str, alone: Alone, requests: int, settings: SwapSettings, tally: Tally, progress: Progress
+) -> None:
+    asking = []
+    for number, (path, route) in enumerate(_ROUTES.items()):
+        chance = random.Random(settings.seed + 1 + number)
+        counts = range(len(alone.texts))
+        chosen = [chance.sample(counts, chance.choice([1, 1, 1, 2, 5])) for _ in range(settings.bodies)]
+        bodies = [route.body([alone.texts[index] for index in one]) | {"model": route.model} for one in chosen]
 
-    def judge(number: int, status: int, body: bytes) -> None:
-        nonlocal done, farthest, swapped
-        done += 1
-        if done % 1000 == 0:
-            progress.advance("T19: requests", done, settings.requests)
-        if status == 429:
-            return
-        if status != 200:
-            failures.append(f"status {status}: {body[:100]!r}")
-            return
-        found: Any = np.array(json.loads(body)["vectors"], np.float32)
-        difference = float(np.abs(found - alone[chosen[number]]).max())
-        farthest = max(farthest, difference)
-        if difference > _NEAR:
-            swapped += 1
-            failures.append(f"request {done}: {difference:.2g} from what its texts are answered alone")
+        def judge(number: int, status: int, body: bytes, path: str = path, chosen: list[list[int]] = chosen) -> None:
+            _judge(path, alone, chosen[number], status, body, tally)
+            if tally.done % 1000 == 0:
+                progress.advance(f"T19: requests in {alone.precision}", tally.done, requests)
 
-    figures = await press(
-        Target(url),
-        bodies,
-        connections=settings.connections,
-        requests=settings.requests,
-        judge=judge,
-        seed=settings.seed,
-    )
-    if apart < 100 * _NEAR:
-        failures.append(f"two texts are {apart:.2g} apart, which is too little to tell them")
-    told: dict[str, str | int | float] = {
-        "requests": done,
-        "answered": figures.statuses["200"],
-        "swapped": swapped,
-        "largest difference": float(f"{farthest:.2g}"),
-        "requests/s": round(len(figures.seconds) / figures.elapsed),
-    }
-    return Outcome(not failures and figures.statuses["200"] > 0.9 * settings.requests, told, failures[:10])
+        asking.append(
+            press(
+                Target(f"{address}{path}"),
+                [json.dumps(body).encode() for body in bodies],
+                connections=max(1, round(route.share * settings.connections)),
+                requests=round(route.share * requests),
+                judge=judge,
+                seed=settings.seed + number,
+            )
+        )
+    await asyncio.gather(*asking)
+
+
+def _judge(path: str, alone: Alone, chosen: list[int], status: int, body: bytes, tally: Tally) -> None:
+    tally.done += 1
+    if status == 429:
+        return
+    if status != 200:
+        tally.failures.append(f"{path}: status {status}: {body[:100]!r}")
+        return
+    tally.answered += 1
+    route = _ROUTES[path]
+    found = np.array(route.rows(json.loads(body)), np.float32)
+    expected = alone.answers[route.model][chosen]
+    far = float(distances(alone.precision, found, expected).max()) if found.shape == expected.shape else float("inf")
+    tally.farthest = max(tally.farthest, far)
+    if not far <= _NEAR[alone.precision]:
+        tally.swapped += 1
+        tally.failures.append(f"{path}, {alone.precision}: {far:.2g} from what its texts are answered alone")

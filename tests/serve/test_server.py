@@ -6,6 +6,7 @@ import math
 import socket
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -17,14 +18,15 @@ from torture.failing_models import run as let_fail
 from torture.load import Figures, Target, press, press_from
 from torture.overload import OverloadSettings, judge
 from torture.overload import press as overload
-from torture.services import Process, process
+from torture.services import Process, listening, process, running
 from torture.slow_clients import Seen, SlowSettings, let_in
 from torture.soak import SoakSettings
 from torture.soak import watch as soak
-from torture.swaps import SwapSettings
-from torture.swaps import compare as ask_in_company
+from torture.swaps import SwapSettings, ask_alone, compare, swap_folders
 
+from cloze.kinds import PrecisionName
 from cloze.progress import Silent
+from cloze.serve.settings import ServiceSettings
 
 BODY = json.dumps({"texts": "the cat sat"}).encode()
 
@@ -139,11 +141,43 @@ def test_soak(alone: Process) -> None:
     assert int(outcome.figures["left"]) > 0
 
 
-def test_nobody_gets_anothers_answer(alone: Process, folders: dict[str, str]) -> None:
-    some = SwapSettings(requests=300, connections=16, texts=60, bodies=100)
-    outcome = ask_in_company(alone, folders["base"], some, Silent())
-    assert outcome.failures == []
-    assert (outcome.passed, outcome.figures["requests"], outcome.figures["swapped"]) == (True, 300, 0)
+SOME = SwapSettings(connections=16, texts=40, bodies=60)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return swap_folders(tmp_path_factory.mktemp("swapped"))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_nobody_gets_anothers_answer(precision: PrecisionName, pair: dict[str, str]) -> None:
+    alone = ask_alone(pair, precision, SOME)
+    with running(ServiceSettings(pair), precision=precision) as service, listening(service) as address:
+        assert {one.description["precision"] for one in service.service.library.served.values()} == {precision}
+        tally = compare(address, alone, 100, SOME, Silent())
+        assert tally.failures == []
+        assert (tally.done, tally.answered, tally.swapped) == (100, 100, 0)
+        # Of every route: the vectors of 90 requests and the labels of 10 are another text's.
+        for model, count in (("base", 90), ("labels", 10)):
+            answers = {**alone.answers, model: alone.answers[model][::-1]}
+            swapped = compare(address, replace(alone, answers=answers), 100, SOME, Silent())
+            assert swapped.swapped == count
+            assert f"{precision}: " in swapped.failures[0]
+
+
+def test_texts_that_cannot_be_told_are_noticed(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torture.swaps._WORDS", ["cat"])
+    few = replace(SOME, texts=30)
+    alone = ask_alone(pair, "fp32", few)
+    assert 5 < len(alone.texts) < 30  # as many as there are lengths
+    with running(ServiceSettings(pair)) as service, listening(service) as address:
+        tally = compare(address, alone, 10, few, Silent())
+    assert tally.failures == [f"fp32: {len(alone.texts)} texts of 30 have answers that can be told"]
+
+
+def test_swaps_are_tried_in_every_precision() -> None:
+    assert dict(SwapSettings().requests).keys() == {"fp32", "bf16", "int8"}
+    assert sum(count for _, count in SwapSettings().requests) == 100_000
 
 
 def test_models_that_fail() -> None:
