@@ -2,12 +2,20 @@
 
 import base64
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
-from torture.doors import every_door
+from fastapi import APIRouter, FastAPI
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.staticfiles import StaticFiles
+from torture.doors import app_routes, doors, every_door, every_route, untried
 from torture.services import Running, running
 
+from cloze.inspect.bundle import static_names
+from cloze.serve.app import ROUTERS
 from cloze.serve.gate import OPEN
 from cloze.serve.settings import ServiceSettings
 from tests.serve.conftest import error_of
@@ -26,7 +34,50 @@ def locked(folders: dict[str, str]) -> Iterator[Running]:
 def test_every_route_needs_the_key(locked: Running) -> None:
     tried, failures = every_door(locked, KEY)
     assert failures == []
-    assert tried > 15 * 8
+    assert tried > 40 * 16
+
+
+def test_every_route_is_tried(locked: Running) -> None:
+    """Those that the routers have, told of or not: pages, their files and weights too."""
+    routes = set(every_route(app_routes(locked)))
+    known: list[Any] = [route for router in ROUTERS for route in router.routes]
+    joined = {(verb, route.path) for route in known for verb in route.methods}
+    assert routes - joined == {("GET", "/openapi.json"), ("HEAD", "/openapi.json")}
+    assert joined <= routes
+    files = {"/static/page.js", "/static/style.css", *(f"/inspect/static/{name}" for name in static_names())}
+    tried = doors(routes, "a-name")
+    pages = {"/", "/docs", "/inspect", "/inspect/weights/a-name/0", "/v1/models/base"}
+    assert files | pages <= {path for _, path in tried}
+    assert untried(routes, tried) == []
+
+
+def test_a_route_that_is_not_tried_would_be_noticed(locked: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torture.doors._ways", lambda _: [])
+    assert every_door(locked, KEY) == (0, [])
+    monkeypatch.setattr(
+        "torture.doors.doors", lambda routes, seen: [one for one in doors(routes, seen) if "/weights/" not in one[1]]
+    )
+    assert every_door(locked, KEY)[1] == ["GET /inspect/weights/{name}/{layer}: not tried"]
+
+
+def test_routes_of_every_kind_are_found() -> None:
+    inner, outer = APIRouter(), FastAPI(openapi_url=None)
+    inner.add_api_route("/one/{name:path}", lambda: None, methods=["POST", "GET"])
+    outer.include_router(inner, prefix="/below")
+    outer.mount("/files", StaticFiles(directory="."))
+    outer.mount("/other", Starlette(routes=[Route("/two", lambda _: Response())]))
+    routes = list(every_route(outer.routes))
+    assert sorted(routes) == [
+        ("GET", "/below/one/{name:path}"),
+        ("GET", "/files/{path:path}"),
+        ("GET", "/other/two"),
+        ("HEAD", "/other/two"),
+        ("POST", "/below/one/{name:path}"),
+    ]
+    assert untried(routes, doors(routes, "")) == []
+    outer.add_api_websocket_route("/socket", lambda _: None)
+    with pytest.raises(TypeError, match="how to try a route of this kind is not known; teach every_route"):
+        list(every_route(outer.routes))
 
 
 def test_health_alone_is_open() -> None:
