@@ -9,7 +9,9 @@ side by side, and are asked in turn, window after window, so that whatever else 
 
 Compared is the highest load, in requests that are offered each second, at which all are answered and the 99th
 percentile of the waiting stays within one bound: four times what the slowest takes for a lone client's question,
-unless --bound says another. The windows of --quick are too short for more than a first look.
+unless --bound says another. Then each is offered up to twenty times its own capacity, as requests that are due whether
+or not those before are answered, with several texts in each so that the clients can send so much; what was really sent
+is printed beside. The windows of --quick are too short for more than a first look.
 """
 
 import argparse
@@ -40,8 +42,12 @@ NAME = "minilm"  # what all of them call the model
 MANY = 32
 # Clients that share an offered load: a question that is due finds one that is free.
 OFFERING = 128
-# Of the questions that are due in a window, how many must have been asked and answered.
+# Of the questions that are due in a window, how many must have been asked, and to keep up also answered.
 ANSWERED = 0.9
+# Beyond capacity. Twenty times what int8 answers is more than clients can send on a core beside it, text by text.
+TOGETHER = 8  # texts of a request
+SENDERS, WAITING = 2, 400  # processes that send, and their connections: some service takes whatever it is sent
+PATIENCE = 10.0  # seconds until a client gives up
 
 
 @dataclass(frozen=True)
@@ -65,17 +71,28 @@ class Started:
     url: str
     pid: int
     seconds: float  # until it was ready
-    bodies: Path
+    bodies: Path  # a text each
+    several: Path  # TOGETHER texts each
 
     def memory(self) -> float:
         """Megabytes in use, of the process and those that it has started."""
         return sum(_resident(pid) for pid in [self.pid, *map(int, _children(self.pid))]) / 1024
 
-    def load(self, seconds: float, connections: int, rate: float | None = None) -> dict[str, Any]:
-        """Press from a process of its own."""
-        words = [sys.executable, "-m", "torture.load", self.url, f"@{self.bodies}"]
-        words += ["--seconds", str(seconds), "--connections", str(connections)]
+    def load(
+        self,
+        seconds: float,
+        connections: int,
+        rate: float | None = None,
+        *,
+        together: bool = False,
+        processes: int = 1,
+        longest: float | None = None,
+    ) -> dict[str, Any]:
+        """Press from processes of their own."""
+        words = [sys.executable, "-m", "torture.load", self.url, f"@{self.several if together else self.bodies}"]
+        words += ["--seconds", str(seconds), "--connections", str(connections), "--processes", str(processes)]
         words += [] if rate is None else ["--rate", str(rate)]
+        words += [] if longest is None else ["--longest", str(longest)]
         found: dict[str, Any] = json.loads(subprocess.run(words, cwd=ROOT, capture_output=True, check=True).stdout)
         return found
 
@@ -90,7 +107,9 @@ def _resident(pid: int) -> int:
 
 
 @contextmanager
-def started(name: str, words: list[str], port: int, path: str, ready: str, bodies: Path) -> Iterator[Started]:
+def started(
+    name: str, words: list[str], port: int, path: str, ready: str, bodies: tuple[Path, Path]
+) -> Iterator[Started]:
     """Start a program, wait until it is ready, and end it."""
     begin = time.monotonic()
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1"}
@@ -103,7 +122,7 @@ def started(name: str, words: list[str], port: int, path: str, ready: str, bodie
             if process.poll() is not None or time.monotonic() - begin > 300:
                 raise SystemExit(f"did not start: {' '.join(words)}")
             time.sleep(0.05)
-        yield Started(name, address + path, process.pid, time.monotonic() - begin, bodies)
+        yield Started(name, address + path, process.pid, time.monotonic() - begin, *bodies)
     finally:
         process.terminate()
         try:
@@ -121,19 +140,20 @@ def _answers(url: str) -> bool:
         return False
 
 
-def write_bodies(folder: Path) -> Path:
-    """One sentence a request, as OpenAI's clients send it."""
+def write_bodies(folder: Path, together: int) -> Path:
+    """So many sentences a request, as OpenAI's clients send them."""
     rows = SENTENCES.read_text("utf-8").splitlines()[1:]
     texts = [max(row.split("\t"), key=len)[:200] for row in rows]  # about as long as a question
-    path = folder / "bodies.jsonl"
-    lines = [json.dumps({"input": text, "model": NAME, "encoding_format": "base64"}) for text in texts]
-    path.write_text("\n".join(lines), "utf-8")
+    asked = [texts[start : start + together] for start in range(0, len(texts) - together + 1, together)]
+    path = folder / f"bodies-{together}.jsonl"
+    forms = [{"input": one if together > 1 else one[0], "model": NAME, "encoding_format": "base64"} for one in asked]
+    path.write_text("\n".join(map(json.dumps, forms)), "utf-8")
     return path
 
 
 def start_all(stack: ExitStack, scratch: Path, asked: argparse.Namespace) -> list[Started]:
     """Ours twice, and infinity-emb where it is; one after another, so that none disturbs the other's start."""
-    bodies = write_bodies(scratch)
+    bodies = write_bodies(scratch, 1), write_bodies(scratch, TOGETHER)
     floats, integers = scratch / "fp32" / NAME, scratch / "int8" / NAME
     shutil.copytree(minilm(), floats)
     (scratch / "few.txt").write_text("A ship at sea.\nHe shook his head.\n", "utf-8")  # what it compares with float32
@@ -178,11 +198,11 @@ def lone(services: Sequence[Started], plan: Plan) -> dict[str, float]:
     return found
 
 
-def capacities(services: Sequence[Started], plan: Plan) -> dict[str, float]:
+def capacities(services: Sequence[Started], plan: Plan, *, together: bool = False) -> dict[str, float]:
     """The most answers a second, however long they take."""
     found: dict[str, list[float]] = {service.name: [] for service in services}
     for _, service in in_turns(services, plan.rounds):
-        found[service.name].append(float(service.load(plan.seconds, MANY)["per_second"]))
+        found[service.name].append(float(service.load(plan.seconds, MANY, together=together)["per_second"]))
     for name, values in found.items():
         spread = f" ({min(values):.1f} to {max(values):.1f})" if len(values) > 1 else ""
         print(f"{name:>13}: {median(values):7.1f} requests/s by {MANY} clients{spread}")
@@ -223,24 +243,38 @@ def highest_loads(
 
 def settle(service: Started, bound: float) -> None:
     """Wait until what was too much is done: a service without a bound goes on with what nobody waits for."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 120
     while time.monotonic() < end and not float(service.load(0.3, 1)["p50"]) <= bound:
         time.sleep(0.2)
 
 
-def beyond(services: Sequence[Started], most: dict[str, float], bound: float, plan: Plan) -> None:
-    """What each answers when it is offered so many times its capacity."""
+def beyond(services: Sequence[Started], bound: float, plan: Plan) -> None:
+    """What each answers when it is offered so many times its capacity, whether it answers or not."""
+    print(f"offered at a rate, {TOGETHER} texts a request, by {SENDERS} processes with {WAITING} connections, "
+          f"who give up after {PATIENCE:g} s:")  # fmt: skip
+    able = capacities(services, plan, together=True)
     for times in plan.times:
         for service in services:
-            # With few clients, who wait for their answers, so much would never be offered.
-            pressed = service.load(plan.seconds, min(800, 64 * times), times * most[service.name])
-            if not pressed["statuses"]:  # says nothing about the service
-                print(f"{service.name:>13} at {times:>2} times: not measured, its clients came too late")
-                continue
-            told = ", ".join(f"{count} x {status}" for status, count in sorted(pressed["statuses"].items()))
-            print(f"{service.name:>13} at {times:>2} times: {pressed['per_second']:7.1f} answered/s, "
-                  f"p99 {1000 * pressed['waited_p99']:6.0f} ms, {service.memory():5.0f} MB ({told})")  # fmt: skip
+            rate = times * able[service.name]
+            found = service.load(plan.seconds, WAITING, rate, together=True, processes=SENDERS, longest=PATIENCE)
+            row = told(found, rate, plan.seconds)
+            print(f"{service.name:>13} at {times:>2} times: {service.memory():5.0f} MB, {row}")
             settle(service, bound)
+
+
+def told(found: dict[str, Any], rate: float, seconds: float) -> str:
+    """What was asked for, sent, answered and refused each second; and where less was sent than should have been."""
+    statuses = dict(found["statuses"])
+    good, refused = statuses.pop("200", 0), statuses.pop("429", 0)
+    sent = found["sent"] / seconds
+    waited = f"p99 {1000 * found['waited_p99']:6.0f} ms" if good else "no answer"
+    parts = [f"asked {rate:6.1f}/s, sent {sent:6.1f}/s, answered {found['per_second']:6.1f}/s"]
+    parts += [f"refused {refused / seconds:6.1f}/s, {waited}"]
+    parts += [f"{count} x {status}" for status, count in sorted(statuses.items())]
+    if sent < ANSWERED * rate:
+        # Whoever waits cannot ask: of a service that refuses nobody, all connections wait in the end.
+        parts.append(f"OFFERED ONLY {sent / rate:.0%} of what was asked")
+    return ", ".join(parts)
 
 
 def main() -> None:
@@ -272,7 +306,7 @@ def main() -> None:
         for name, (rate, waited) in found.items():
             ratio = f", {rate / theirs:.2f} x infinity-emb" if theirs and name != "infinity-emb" else ""
             print(f"{name:>13}: {rate:7.1f} requests/s, p99 {1000 * waited:.0f} ms{ratio}")
-        beyond(services, most, bound, plan)
+        beyond(services, bound, plan)
 
 
 if __name__ == "__main__":
