@@ -185,7 +185,7 @@ TRIALS = {
     ),
     "T22": Trial(
         "40 pieces of markup as words, labels, names and texts, in a real browser",
-        "0 dialogs; 0 violations of the policy; 0 requests to others",
+        "all of them shown; 0 dialogs; 0 violations of the policy; 0 requests to others",
         pages.PageSettings(),
         pages.run,
         ("torture/pages.py", *_SERVICE),

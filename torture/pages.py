@@ -1,18 +1,19 @@
 """T22: markup where texts are expected, in a real browser: as words, labels, names of models, texts, and in addresses.
 
 Everything that the pages show comes from a model, a folder or a visitor. In each of these places stands what would run
-if any of it were taken for markup. Then no dialog may open, no rule of the page's policy may be broken, and nothing may
-be asked of any other host.
+if any of it were taken for markup. All of it must be shown, as text: no dialog may open, no rule of the page's policy
+may be broken, and nothing may be asked of any other host.
 """
 
 import contextlib
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from playwright.sync_api import Browser, ConsoleMessage, Dialog, Page, Request, sync_playwright
 from tests.model.made import SMALL, model_folder, vocabulary
@@ -26,6 +27,11 @@ from torture.services import listening, running
 
 _MOST_FAILURES = 10
 _PATIENCE = 20_000  # milliseconds
+_MASK, _NO_BREAK = "[MASK] ", "\N{NO-BREAK SPACE}"
+# What stands around a text that is shown.
+_TEXT_ALONE = re.compile(r"^\[MASK\] | \(\d+ numbers\)$")
+# What payloads are on the pages.
+PLACES = ("words", "labels", "tags", "names", "texts", "attended texts")
 # Each would run "alert" in another place: between tags, in an attribute, in a script, in an address, in a style.
 PAYLOADS = [
     *("<script>alert(1)</script>", "<img src=x onerror=alert(1)>", "<svg onload=alert(1)>", "<svg/onload=alert(1)>"),
@@ -106,6 +112,24 @@ def browsing() -> Iterator[Browser]:
             browser.close()
 
 
+@dataclass
+class Shown:
+    """Which payloads really stood on a page, by what they were there; a payload within another does not count."""
+
+    payloads: Sequence[str]
+    places: dict[str, set[str]] = field(default_factory=lambda: {place: set() for place in PLACES})
+
+    def note(self, place: str, texts: Sequence[str]) -> None:
+        """Compare the texts of a page's elements with the payloads."""
+        self.places[place].update(set(self.payloads).intersection(texts))
+
+    @property
+    def failures(self) -> list[str]:
+        """What was not shown, a line a place."""
+        missing = {place: [one for one in self.payloads if one not in found] for place, found in self.places.items()}
+        return [f"as {place}: {len(ones)} were not shown, such as {ones[0]}" for place, ones in missing.items() if ones]
+
+
 def run(settings: PageSettings, progress: Progress) -> Outcome:
     """Write payloads into every field of every tab, with models whose words, labels and names are payloads too."""
     if chromium() is None:
@@ -116,30 +140,33 @@ def run(settings: PageSettings, progress: Progress) -> Outcome:
 
 def attack(browser: Browser, payloads: Sequence[str], progress: Progress) -> Outcome:
     """The same in a browser that is there."""
+    shown = Shown(payloads)
     with tempfile.TemporaryDirectory() as folder:
         service_settings = ServiceSettings(hostile_folders(Path(folder), payloads))
         with running(service_settings) as service, listening(service) as address:
             watch = Watch(address)
-            tried = visit(browser, address, payloads, watch, progress)
+            tried = visit(browser, address, watch, shown, progress)
     figures: dict[str, str | int | float] = {
         "payloads": len(payloads),
         "questions": tried,
+        **{f"shown as {place}": len(found) for place, found in shown.places.items()},
         "dialogs": len(watch.dialogs),
         "violations": len(watch.violations),
         "outside requests": len(watch.outside),
     }
-    return Outcome(not watch.failures and tried > 0, figures, watch.failures[:_MOST_FAILURES])
+    failures = [*watch.failures, *shown.failures]
+    return Outcome(not failures and tried > 0, figures, failures[:_MOST_FAILURES])
 
 
 def hostile_folders(folder: Path, payloads: Sequence[str]) -> dict[str, str]:
-    """Models whose labels, tags and pieces are payloads, and one that is called so."""
-    count = len(payloads)
+    """Models whose labels and pieces are payloads; and for each payload one that is called so and has but that tag."""
+    labels = model_folder(["sequence"], labels=len(payloads), task=TaskLabels("classify", tuple(payloads)))
     made = {
-        "labels": model_folder(["sequence"], labels=count, task=TaskLabels("classify", tuple(payloads))),
-        "tags": model_folder(["token"], labels=count, task=TaskLabels("tag", tuple(f"B-{one}" for one in payloads))),
+        "words": _hostile_words(payloads),
+        "labels": labels,
         "spans": model_folder(["span"], task=TaskLabels("answer")),
         "options": model_folder(["choice"], task=TaskLabels("choose")),
-        payloads[0]: _hostile_words(payloads),
+        **{one: model_folder(["token"], labels=1, task=TaskLabels("tag", (f"B-{one}",))) for one in payloads},
     }
     folders = {}
     for number, (name, contents) in enumerate(made.items()):
@@ -150,45 +177,109 @@ def hostile_folders(folder: Path, payloads: Sequence[str]) -> dict[str, str]:
 
 def _hostile_words(payloads: Sequence[str]) -> ModelFolder:
     """A model that fills blanks with payloads."""
-    words = [*vocabulary(25), *(payload.replace(" ", "\N{NO-BREAK SPACE}") for payload in payloads)]
+    words = [*vocabulary(25), *(payload.replace(" ", _NO_BREAK) for payload in payloads)]
     config = replace(SMALL, vocab_size=len(words))
     tokenizer = Tokenizer.from_vocabulary(words, lowercase=False, max_length=32)
     return replace(model_folder(["mlm"], config=config), tokenizer=tokenizer)
 
 
-def visit(browser: Browser, address: str, payloads: Sequence[str], watch: Watch, progress: Progress) -> int:
-    """Ask every tab with every payload; how many questions there were."""
+def visit(browser: Browser, address: str, watch: Watch, shown: Shown, progress: Progress) -> int:
+    """Ask every page with every payload; how many questions there were."""
     page = browser.new_page()
+    page.set_default_timeout(_PATIENCE)
     watch.over(page)
     page.goto(f"{address}/docs")
     page.wait_for_selector(".route")
+    tried = ask_tabs(page, address, shown, progress)
+    for done, payload in enumerate(shown.payloads, start=1):
+        ask_by_name(page, address, payload, shown)
+        look_at(page, address, payload, shown)
+        open_address(page, address, payload)
+        tried += 3
+        progress.advance("T22: payloads", done, len(shown.payloads))
+    page.close()
+    return tried
+
+
+def ask_tabs(page: Page, address: str, shown: Shown, progress: Progress) -> int:
+    """Ask every tab with all payloads; how many questions there were."""
     page.goto(address)
     page.wait_for_selector("#tabs button")
     paths = page.eval_on_selector_all("#tabs button", "tabs => tabs.map(tab => tab.dataset.path)")
     tried = 0
     for done, path in enumerate(paths, start=1):
-        for payload in filter(None, ["\n".join(payloads[:20]), "\n".join(payloads[20:])]):
-            page.goto(f"{address}/#{path}")
+        for part in filter(None, (shown.payloads[:20], shown.payloads[20:])):
+            open_tab(page, address, path)
             if not page.is_enabled("form button"):
                 break
-            ask_all(page, payload)
+            ask_all(page, "\n".join(part))
+            shown.note("texts", [_TEXT_ALONE.sub("", text) for text in _texts(page, "#result h3, #result td")])
+            first = _texts(page, "#result td:first-child")
+            if path == "/fill":
+                shown.note("words", [text.replace(_NO_BREAK, " ") for text in first])
+            if path == "/classify":
+                shown.note("labels", first)
             tried += 1
         progress.advance("T22: tabs", done, len(paths))
-    for payload in payloads:
-        page.goto(f"{address}/?{quote(payload)}#{quote(payload)}")
-        page.goto(f"{address}/?{payload}#{payload}")
-        page.wait_for_selector("#tabs button")
-        tried += 1
-    page.close()
     return tried
 
 
+def open_tab(page: Page, address: str, path: str) -> None:
+    """Go to a tab; the page changes when its address has."""
+    page.goto(f"{address}/#{path}")
+    page.wait_for_selector(f'#tabs button[data-path="{path}"][aria-selected=true]')
+
+
 def ask_all(page: Page, text: str) -> None:
-    """Write a text into every field, and ask; the answer is looked at as JSON too."""
+    """Write a text into every field, and ask for as much as may be; the answer is looked at as JSON too."""
+    for number in page.query_selector_all("form input[type=number]"):
+        number.fill(number.get_attribute("max") or "1")
     for field_ in page.query_selector_all("form textarea, form input:not([type=number])"):
-        mask = "[MASK] " if page.inner_text("#title") == "Fill" else ""
+        mask = _MASK if page.inner_text("#title") == "Fill" else ""
         field_.fill("\n".join(f"{mask}{line}" for line in text.split("\n")))
     page.click("form button")
-    page.wait_for_selector("#result > *", timeout=_PATIENCE)
-    page.wait_for_selector("form button:not([disabled])", timeout=_PATIENCE)
+    page.wait_for_selector("#result > *")
+    page.wait_for_selector("form button:not([disabled])")
     page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true })")
+
+
+def ask_by_name(page: Page, address: str, payload: str, shown: Shown) -> None:
+    """Ask the model that is called like a payload, which tags every word with it."""
+    open_tab(page, address, "/tag")
+    page.select_option("form select", payload)
+    ask_all(page, payload)
+    shown.note("names", _texts(page, "form select option:checked"))
+    shown.note("tags", [text.removeprefix("B-") for text in _texts(page, "#result td:nth-child(2)")])
+
+
+def look_at(page: Page, address: str, payload: str, shown: Shown) -> None:
+    """Open the page of attention with a payload as both texts and as the model's name, and every view of it."""
+    asked = urlencode({"a": payload, "b": f"{_MASK}{payload}", "model": payload})
+    page.goto(f"{address}/inspect?{quote(payload)}#{asked}")
+    _open_views(page)
+    shown.note("attended texts", _texts(page, "#texts span"))
+    page.select_option("#ask-model", "words")
+    page.fill("#text-a", f"{_MASK}{payload}")
+    page.click("#ask button")
+    page.wait_for_selector("#model:has-text('words, ')")
+    _open_views(page)
+
+
+def _open_views(page: Page) -> None:
+    page.wait_for_selector("#stage[data-layer]")
+    for tab in page.query_selector_all("#tabs button"):
+        if tab.is_visible():
+            tab.click()
+
+
+def open_address(page: Page, address: str, payload: str) -> None:
+    """Have a payload in the address, as it is and quoted."""
+    page.goto(f"{address}/?{quote(payload)}#{quote(payload)}")
+    page.goto(f"{address}/?{payload}#{payload}")
+    page.wait_for_selector("#tabs button")
+
+
+def _texts(page: Page, selector: str) -> list[str]:
+    """The texts of elements, as they are and not as they look."""
+    found: list[str] = page.eval_on_selector_all(selector, "all => all.map(one => one.textContent)")
+    return found

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 from playwright.sync_api import Browser, Page
-from torture.pages import PAYLOADS, Watch, attack, browsing, chromium
+from torture.pages import PAYLOADS, PLACES, Shown, Watch, attack, browsing, chromium
 from torture.services import listening, running
 
 from cloze.progress import Silent
@@ -111,6 +111,17 @@ def test_markup_is_text(browser: Browser) -> None:
     assert outcome.failures == []
     assert outcome.passed
     assert int(outcome.figures["questions"]) > 10
+    assert {name: outcome.figures[f"shown as {name}"] for name in PLACES} == dict.fromkeys(PLACES, 3)
+
+
+def test_markup_that_is_not_shown_would_be_noticed() -> None:
+    shown = Shown(["<a>", "<b>"])
+    for place in PLACES:
+        shown.note(place, ["<a>", "<b>"])
+    assert shown.failures == []
+    shown.places["tags"].clear()
+    shown.note("tags", ["<a>", "x<b>"])  # within another text
+    assert shown.failures == ["as tags: 1 were not shown, such as <b>"]
 
 
 def test_markup_that_ran_would_be_noticed(browser: Browser, address: str) -> None:
