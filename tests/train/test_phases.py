@@ -1,18 +1,30 @@
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from matplotlib.axes import Axes
 
+from cloze.checkpoint import load_folder
 from cloze.corpus.batches import WordTables
 from cloze.errors import ConfigError, DataError
 from cloze.model import Bert
 from cloze.text import Tokenizer
+from cloze.train.curves import draw_curves
+from cloze.train.held_out import HeldOut, evaluate_all, open_held_out
+from cloze.train.objective import PretrainingObjective
 from cloze.train.phases import Phases, open_tables
 from cloze.train.pretrain import pretrain
 from cloze.train.settings import PretrainSettings
+from cloze.train.team import Team
+from tests.train.made import Listener
 
-TWO = PretrainSettings(preset="tiny", steps=8, batch=8, length=16, long_length=32, long_share=0.25, evaluate_every=4)
+TWO = PretrainSettings(
+    preset="tiny", steps=8, batch=8, length=16, long_length=32, long_share=0.25, evaluate_every=4, precision="fp32"
+)
 
 
 def open_phases(data: Path, settings: PretrainSettings) -> Phases:
@@ -44,9 +56,76 @@ def test_what_would_end_the_second_phase_is_told_before_the_first(data: Path) ->
         phases.check(3, 3)
 
 
-def test_the_model_is_saved_with_the_longer_length(data: Path, tmp_path: Path) -> None:
-    run = pretrain(data, tmp_path / "run", settings=TWO)
-    assert Tokenizer.from_folder(run / "model").max_length == 32
+@pytest.fixture(scope="module")
+def finished(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pretrain(data, tmp_path_factory.mktemp("two") / "run", settings=TWO)
+
+
+def test_the_model_is_saved_with_the_longer_length(finished: Path) -> None:
+    assert Tokenizer.from_folder(finished / "model").max_length == 32
+
+
+def open_unseen(data: Path, settings: PretrainSettings, listener: Listener) -> list[HeldOut]:
+    return open_held_out(data, Tokenizer.from_folder(data), settings, WordTables(), Team(), listener)
+
+
+def test_held_out_text_is_read_in_both_lengths(data: Path) -> None:
+    listener = Listener()
+    short, long = open_unseen(data, TWO, listener)
+    assert all(part.ids.shape[0] == 8 and part.ids.shape[1] <= 16 for part in short.parts)
+    assert all(part.ids.shape[0] == 4 and 16 < part.ids.shape[1] <= 32 for part in long.parts)
+    assert listener.said == []
+    alone = replace(TWO, long_length=None, long_share=PretrainSettings.long_share)
+    (only,) = open_unseen(data, alone, listener)
+    assert [part.ids.tolist() for part in only.parts] == [part.ids.tolist() for part in short.parts]
+
+
+def test_long_sequences_are_measured_under_names_of_their_own(data: Path, finished: Path) -> None:
+    results = json.loads((finished / "eval_results.json").read_text(encoding="utf-8"))
+    kinds = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "nsp_constant", "perplexity")
+    expected = {f"{group}_{kind}" for group in ("held_out", "held_out_long") for kind in kinds}
+    assert {name for name in results if name.startswith("held_out")} == expected
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [row["step"] for row in rows if "held_out_long_mlm_loss" in row] == [4, 8]
+    # Each is what the model that came out has on sequences of that length.
+    objective = PretrainingObjective(load_folder(finished).model.eval(), ("mlm", "nsp"), torch.device("cpu"))
+    with torch.inference_mode():
+        again = evaluate_all(open_unseen(data, TWO, Listener()), objective)
+    assert again == pytest.approx({name: results[name] for name in expected}, rel=1e-4)
+    assert again["held_out_long_mlm_loss"] != again["held_out_mlm_loss"]
+
+
+def test_the_card_says_what_was_measured_on_which_length(finished: Path) -> None:
+    card = (finished / "model" / "README.md").read_text("utf-8")
+    assert "Held-out documents, in sequences of 16 tokens (long: 32):\n" in card
+    assert "- held_out_long_mlm_loss: " in card
+
+
+def test_too_little_held_out_text_for_long_sequences_is_told_of(data: Path) -> None:
+    listener = Listener()
+    settings = replace(TWO, objective="none", long_length=30_000, batch=64, accumulate=2)
+    (short,) = open_unseen(data, settings, listener)
+    assert short.name == "held_out"
+    assert listener.said == [
+        f"{data}: too little text is held out for sequences of 30000 tokens; "
+        "prepare it with a larger --held-out to see more"
+    ]
+
+
+def test_the_picture_has_a_curve_of_each_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    labels, plot = list[str](), Axes.plot
+
+    def noted(axes: Axes, *values: Any, **options: Any) -> Any:
+        labels.append(options["label"])
+        return plot(axes, *values, **options)
+
+    monkeypatch.setattr(Axes, "plot", noted)
+    row = {"step": 4, "mlm_loss": 2.0, "held_out_mlm_loss": 2.5}
+    draw_curves([row], tmp_path / "curves.png")
+    assert labels == ["mlm loss", "mlm loss, held out"]
+    labels.clear()
+    draw_curves([row | {"held_out_long_mlm_loss": 3.0}], tmp_path / "curves.png")
+    assert labels == ["mlm loss", "mlm loss, held out", "mlm loss, held out, long"]
 
 
 def test_training_counts_the_work_of_both_phases(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ def pretraining_card(
         "\n".join(f"- {name}: {value:.4f}" for name, value in scores.items()) or "- none: too little text was held out"
     )
     length = f"{settings.length} tokens" + (f", then {settings.long_length}" if settings.long_length else "")
+    cut = f", in sequences of {settings.length} tokens (long: {settings.long_length})" if settings.long_length else ""
     return (
         f"# BERT, {bert.config.layers} layers, hidden size {bert.config.hidden_size}\n\n"
         f"Pre-trained with cloze {__version__} by {_OBJECTIVES[settings.objective]}"
@@ -54,7 +55,7 @@ def pretraining_card(
         f"dropout {bert.config.dropout:g}, seed {settings.seed}, computed in {settings.precision}\n\n"
         "The command, where `DATA` is the folder of those files as `cloze prepare` wrote it, and `RUN` a new one:\n\n"
         f"```console\n{pretraining_command(settings, model)}\n```\n\n"
-        f"Held-out documents:\n\n{told}\n"
+        f"Held-out documents{cut}:\n\n{told}\n"
     )
 
 

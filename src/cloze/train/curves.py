@@ -10,6 +10,8 @@ Metrics = Sequence[dict[str, float]]
 
 # Of a loss that has some.
 PARTS = ("mlm_loss", "nsp_loss", "sop_loss", "sbo_loss")
+# How held-out losses are named, told and drawn: those of long sequences are other numbers, not later ones.
+_HELD_OUT = (("held_out", "held out", "o-"), ("held_out_long", "held out, long", "s--"))
 
 
 def series(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:
@@ -30,9 +32,10 @@ def draw_curves(metrics: Metrics, path: Path) -> None:
     # With the parts there, their sum would only crowd the picture.
     for name in parts or ["loss"]:
         (line,) = axes.plot(*series(metrics, name), label=name.replace("_", " "), linewidth=1, alpha=0.7)
-        steps, values = series(metrics, f"held_out_{name}")
-        if steps:
-            axes.plot(steps, values, "o-", color=line.get_color(), label=f"{name.replace('_', ' ')}, held out")
+        for group, told, dots in _HELD_OUT:
+            steps, values = series(metrics, f"{group}_{name}")
+            if steps:
+                axes.plot(steps, values, dots, color=line.get_color(), label=f"{name.replace('_', ' ')}, {told}")
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     axes.grid(alpha=0.3)

@@ -27,11 +27,11 @@ class Phases:
         """The batches of a prepared corpus."""
         corpus = Corpus.open(data)
 
-        def batches(batch: int, long: bool) -> PretrainingBatches:
+        def batches(*, long: bool) -> PretrainingBatches:
             return PretrainingBatches(
                 corpus,
                 tokenizer,
-                batch=batch,
+                batch=settings.sequences(long=long),
                 examples=settings.examples(long=long),
                 masks=settings.masks(),
                 seed=settings.seed,
@@ -39,12 +39,8 @@ class Phases:
                 tables=tables,
             )
 
-        long = None
-        if settings.long_length is not None:
-            # As many tokens an update as before, so that the learning rate stays right and memory does not explode.
-            fewest = settings.accumulate
-            long = batches(max(fewest, settings.batch * settings.length // settings.long_length), long=True)
-        return cls(batches(settings.batch, long=False), long, 1 - settings.long_share)
+        long = None if settings.long_length is None else batches(long=True)
+        return cls(batches(long=False), long, 1 - settings.long_share)
 
     def check(self, processes: int, accumulate: int) -> None:
         """Refuse what would end the training at its first step, or hours later where the second phase begins."""

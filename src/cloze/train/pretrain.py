@@ -20,7 +20,7 @@ from cloze.train.allocator import give_back_freed_memory, keep_freed_memory
 from cloze.train.board import Board
 from cloze.train.card import pretraining_card
 from cloze.train.ending import end_run
-from cloze.train.held_out import open_held_out
+from cloze.train.held_out import evaluate_all, open_held_out
 from cloze.train.loop import Company, train
 from cloze.train.objective import PretrainingObjective, pretraining_heads
 from cloze.train.phases import Phases, flops_a_token, open_tables
@@ -69,9 +69,7 @@ def _pretrain(
     tables = open_tables(data, tokenizer, settings)
     batches = Phases.open(data, tokenizer, settings, tables)
     batches.check(team.size, settings.accumulate)  # now, not after the folder is made
-    held_out = open_held_out(data, tokenizer, settings, tables, team)
-    if held_out is None:
-        progress.say(f"{data}: too little text is held out to look at; prepare it with a larger --held-out to see more")
+    held_out = open_held_out(data, tokenizer, settings, tables, team, progress)
     run = _open_run(out, _recorded(data, model, settings), fresh, team)
     if run.done_already(progress):
         return run.folder
@@ -79,7 +77,7 @@ def _pretrain(
     give_back_freed_memory() if settings.checkpointing else keep_freed_memory()
     heads = pretraining_heads(settings)
     objective = PretrainingObjective(bert.to(team.device), heads, team.device)
-    evaluate = (lambda pause: held_out.evaluate(objective, pause)) if held_out else None
+    evaluate = (lambda pause: evaluate_all(held_out, objective, pause)) if held_out else None
     company = _company(objective, settings, run, team)
     precision = train(objective, batches, settings.loop(), run, progress, evaluate, company)
     plain = _plain(bert)

@@ -178,6 +178,13 @@ class PretrainSettings:
         length = self.long_length if long and self.long_length else self.length
         return ExampleSettings(objective=self.objective, length=length)
 
+    def sequences(self, *, long: bool = False) -> int:
+        """Sequences an update, in the first phase or the second."""
+        if not long or self.long_length is None:
+            return self.batch
+        # As many tokens an update as before, so that the learning rate stays right and memory does not explode.
+        return max(self.accumulate, self.batch * self.length // self.long_length)
+
     def masks(self) -> MaskSettings:
         """How tokens are chosen and hidden."""
         return MaskSettings(masking=self.masking, rate=self.mask_rate, mix=self.mask_mix)
