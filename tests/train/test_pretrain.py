@@ -1,5 +1,6 @@
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +133,17 @@ def test_mistakes_are_found_before_the_folder_is_made(data: Path, tmp_path: Path
         with pytest.raises((ConfigError, DataError), match=message):
             pretrain(corpus, tmp_path / "run", settings=settings, device=device)
         assert not (tmp_path / "run").exists()
+
+
+def test_a_corpus_with_a_flipped_byte_is_refused_before_the_folder_is_made(data: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(data, tmp_path / "data")
+    path = damaged / "shards" / "00000" / "train-tokens.bin"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"train-tokens\.bin: shard 00000 was damaged after it was written"):
+        pretrain(damaged, tmp_path / "run", settings=SETTINGS)
+    assert not (tmp_path / "run").exists()
 
 
 def test_loss_falls_where_there_is_something_to_learn(tmp_path: Path) -> None:
