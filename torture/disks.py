@@ -36,7 +36,7 @@ class DiskSettings:
 
     every: int = 1
     resumed: int = 3  # of so many failures one is followed by the same command on a sound disk
-    kilobytes: tuple[int, ...] = (8, 300, 2000, 5000, 8000, 11000, 13000, 14000, 15000, 16000)
+    kilobytes: tuple[int, ...] = (8, 300, 2000, 5000, 8000, 11000, 14000, 16000, 18000, 20000)
 
 
 def run(settings: DiskSettings, progress: Progress) -> Outcome:

@@ -3,8 +3,9 @@
 A training that saves after every step is killed, given the same command, killed again, and so on until it is done; then
 the next one. Half of the kills come at random moments of a process's life, the other half at random moments after a
 save has begun. Which of them fell inside a save is told by the process itself, which sends a word before and after
-each. After every kill the newest checkpoint must be whole and no older than the last that was committed, with the
-measurements up to it; and what comes out in the end is, to the bit, what an uninterrupted run makes.
+each. After every kill the newest checkpoint must be whole and no older than the last that was committed, and the one
+before it whole as well, with the measurements up to it; and what comes out in the end is, to the bit, what an
+uninterrupted run makes.
 """
 
 import random
@@ -19,7 +20,19 @@ from cloze.checkpoint import StateStore, TrainingState
 from cloze.progress import Progress
 from cloze.train.run import Run
 from torture.campaign import Outcome
-from torture.training import Life, Result, begin, command, differences, leftovers, live, make_corpus, newest, result
+from torture.training import (
+    Life,
+    Result,
+    begin,
+    command,
+    differences,
+    leftovers,
+    live,
+    make_corpus,
+    newest,
+    one_before,
+    result,
+)
 
 _MOST_FAILURES = 10
 
@@ -146,6 +159,11 @@ class _Siege:
         if said or step < committed:
             self.lost += 1
             self.failures.append(f"step {committed} was committed, step {step} is the newest that is whole {said}")
+        if step > 1:
+            before, said = one_before(out, step)
+            if before is None or before.step != step - 1:
+                self.lost += 1
+                self.failures.append(f"step {step} is there, but step {step - 1} is not whole {said}")
         measured = {row["step"] for row in Run(out).metrics()}
         if missing := set(range(1, step + 1)) - measured:
             self.failures.append(f"the measurements of steps {sorted(missing)} are lost")

@@ -7,6 +7,7 @@ hook may put something between it and its functions; what a hook has to tell com
 import json
 import multiprocessing
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from hashlib import sha256
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -23,6 +25,7 @@ from cloze.checkpoint import TrainingState
 from cloze.cli import main
 from cloze.corpus.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
+from cloze.errors import CheckpointError
 from cloze.text import Tokenizer, learn_pieces
 from cloze.train import pretrain
 from cloze.train.run import Run
@@ -182,7 +185,20 @@ class Listener:
 def newest(out: Path) -> tuple[TrainingState | None, list[str]]:
     """The checkpoint that a run would go on from, and what is said about damaged ones."""
     listener = Listener()
-    return Run(out).store.newest(listener), listener.said
+    try:
+        return Run(out).store.newest(listener), listener.said
+    except CheckpointError as error:
+        return None, [str(error)]
+
+
+def one_before(out: Path, step: int) -> tuple[TrainingState | None, list[str]]:
+    """The same of a run whose newest checkpoint, of this step, is gone."""
+    with TemporaryDirectory() as name:
+        checkpoints = Run(out).store.folder
+        left = shutil.ignore_patterns(f"*step-{step:08d}*")
+        if checkpoints.is_dir():
+            shutil.copytree(checkpoints, Path(name) / checkpoints.name, ignore=left)
+        return newest(Path(name))
 
 
 def leftovers(folder: Path) -> list[str]:

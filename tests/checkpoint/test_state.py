@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cloze.checkpoint import StateStore, TrainingState
-from cloze.errors import ClozeError
+from cloze.errors import CheckpointError, ClozeError
 
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
 
@@ -52,12 +52,10 @@ def store(tmp_path: Path) -> StateStore:
 
 
 @pytest.fixture
-def two(store: StateStore, tmp_path: Path) -> StateStore:
-    """A store with the checkpoints of steps 9 and 10, as when the deletion of the older one was cut off."""
+def two(store: StateStore) -> StateStore:
+    """A store with the checkpoints of steps 9 and 10."""
     store.save(state(9))
-    shutil.copytree(store.folder / "step-00000009", tmp_path / "kept")
     store.save(state(10))
-    shutil.move(tmp_path / "kept", store.folder / "step-00000009")
     return store
 
 
@@ -73,11 +71,18 @@ def test_round_trip(store: StateStore) -> None:
     assert store.newest() is None
 
 
-def test_older_ones_go_once_the_newer_one_is_there(store: StateStore) -> None:
-    store.save(state(9))
-    store.save(state(10))
-    assert names(store) == ["step-00000010"]
-    assert_same(store.newest(), state(10))
+def test_the_newest_two_are_kept(two: StateStore) -> None:
+    assert names(two) == ["step-00000009", "step-00000010"]
+    two.save(state(12))
+    assert names(two) == ["step-00000010", "step-00000012"]
+    assert_same(two.newest(), state(12))
+
+
+def test_a_step_saved_again_costs_none_of_the_two(two: StateStore) -> None:
+    for store in (two, StateStore(two.folder)):  # the same process, and the next one
+        store.save(state(10))
+        assert names(store) == ["step-00000009", "step-00000010"]
+    assert_same(two.newest(), state(10))
 
 
 def test_the_same_step_again(store: StateStore) -> None:
@@ -87,11 +92,9 @@ def test_the_same_step_again(store: StateStore) -> None:
     assert_same(store.newest(), again)
 
 
-def test_newest_is_by_number(store: StateStore, tmp_path: Path) -> None:
+def test_newest_is_by_number(store: StateStore) -> None:
     store.save(state(99_999_999))
-    shutil.move(store.folder / "step-99999999", tmp_path / "kept")
     store.save(state(100_000_000))  # one digit more than the names are padded to
-    shutil.move(tmp_path / "kept", store.folder / "step-99999999")
     assert_same(store.newest(), state(100_000_000))
 
 
@@ -118,23 +121,40 @@ def test_a_missing_file_falls_back(name: str, two: StateStore) -> None:
     assert_same(two.newest(), state(9))
 
 
-def test_all_damaged(two: StateStore) -> None:
+def test_all_damaged_is_refused_and_left_as_it_is(two: StateStore) -> None:
     for folder in two.folder.iterdir():
         (folder / "manifest.json").write_text("{}", encoding="utf-8")
     listener = Listener()
-    assert two.newest(listener) is None
-    first, second = listener.said
-    assert first.endswith("does not match its manifest; falling back to the checkpoint before it")
-    assert second.endswith("does not match its manifest; there is none before it: starting over")
+    with pytest.raises(CheckpointError) as caught:
+        two.newest(listener)
+    files = [two.folder / f"step-000000{step}" / "model.safetensors" for step in ("10", "09")]
+    assert str(caught.value) == (
+        f"{files[0]}: does not match its manifest; {files[1]}: does not match its manifest; "
+        "none of the run's checkpoints is whole: put a copy of one back, or start over with --fresh"
+    )
+    assert listener.said == []
+    assert names(two) == ["step-00000009", "step-00000010"]
+    assert all(path.is_file() for path in files)
 
 
-def test_a_damaged_one_does_not_outlive_its_successor(two: StateStore) -> None:
-    """Going on from step 9 and saving at 9.5, so to speak: the damaged 10 must not count as newer."""
+def test_the_only_one_damaged_is_refused(store: StateStore) -> None:
+    store.save(state(9))
+    (store.folder / "step-00000009" / "state.json").unlink()
+    with pytest.raises(CheckpointError, match=r"step-00000009/state\.json: does not match .* with --fresh$"):
+        store.newest()
+
+
+@pytest.mark.parametrize("step", [15, 20, 25])
+def test_a_damaged_one_does_not_outlive_its_successor(step: int, two: StateStore) -> None:
+    """Going on from step 9, the damaged 20 counts neither as newer than what is saved next, nor as the one before."""
     shutil.move(two.folder / "step-00000010", two.folder / "step-00000020")
     (two.folder / "step-00000020" / "model.safetensors").write_bytes(b"")
-    two.save(state(15))
-    assert names(two) == ["step-00000015"]
-    assert_same(two.newest(), state(15))
+    assert_same(two.newest(), state(9))
+    two.save(state(step))
+    assert names(two) == ["step-00000009", f"step-000000{step}"]
+    assert_same(two.newest(), state(step))
+    two.save(state(30))
+    assert names(two) == [f"step-000000{step}", "step-00000030"]
 
 
 def test_a_step_saved_again_is_there_at_every_moment(store: StateStore, tmp_path: Path) -> None:
@@ -144,8 +164,10 @@ def test_a_step_saved_again_is_there_at_every_moment(store: StateStore, tmp_path
     (store.folder / "step-00000009").rename(store.folder / ".step-00000009.replaced")
     assert_same(store.newest(), state(9))
     store.save(state(10))
-    assert names(store) == ["step-00000010"]
+    assert names(store) == [".step-00000009.replaced", "step-00000010"]
     assert_same(store.newest(), state(10))
+    store.save(state(11))
+    assert names(store) == ["step-00000010", "step-00000011"]
 
 
 def test_what_was_put_aside_does_not_hide_its_successor(store: StateStore) -> None:
@@ -156,6 +178,8 @@ def test_what_was_put_aside_does_not_hide_its_successor(store: StateStore) -> No
     StateStore(store.folder.parent / "other").save(again)
     (store.folder.parent / "other" / "step-00000009").rename(store.folder / "step-00000009")
     assert_same(store.newest(), again)
+    store.save(state(10))
+    assert names(store) == ["step-00000009", "step-00000010"]
 
 
 def test_unfinished_ones_are_ignored(store: StateStore) -> None:
@@ -166,18 +190,17 @@ def test_unfinished_ones_are_ignored(store: StateStore) -> None:
     assert_same(store.newest(listener), state(9))
     assert listener.said == []
     store.save(state(10))  # clears what lies in its way
-    assert names(store) == ["step-00000010"]
+    assert names(store) == ["step-00000009", "step-00000010"]
 
 
 @pytest.mark.parametrize("allowed", [0, 100, 300])
-def test_a_full_disk_leaves_the_one_before(
-    allowed: int, full_disk: Callable[[int], AbstractContextManager[None]], store: StateStore
+def test_a_full_disk_leaves_those_before(
+    allowed: int, full_disk: Callable[[int], AbstractContextManager[None]], two: StateStore
 ) -> None:
-    store.save(state(9))
-    with full_disk(allowed), pytest.raises(ClozeError, match=r"step-00000010: cannot be written .*File too large"):
-        store.save(state(10))
-    assert names(store) == ["step-00000009"]
-    assert_same(store.newest(), state(9))
+    with full_disk(allowed), pytest.raises(ClozeError, match=r"step-00000011: cannot be written .*File too large"):
+        two.save(state(11))
+    assert names(two) == ["step-00000009", "step-00000010"]
+    assert_same(two.newest(), state(10))
 
 
 def test_what_killed_processes_have_left_is_swept(tmp_path: Path) -> None:

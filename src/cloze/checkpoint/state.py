@@ -3,7 +3,8 @@
     checkpoints/step-00000500/   model.safetensors  optimizer.safetensors  state.json  manifest.json
 
 A checkpoint is written under another name, gets a manifest of sizes and SHA-256, is flushed to the disk and renamed.
-Resuming takes the newest one whose manifest verifies. The older one is deleted only once the newer one is there.
+The newest two are kept, and an older one is deleted only once a newer one is there: disks spoil what was written well.
+Resuming takes the newest one whose manifest verifies; where there are some and none does, it is refused.
 """
 
 import hashlib
@@ -45,9 +46,10 @@ class StateStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._damaged: set[Path] = set()  # passed over in reading
 
     def save(self, state: TrainingState) -> None:
-        """Commit a checkpoint, then drop the others."""
+        """Commit a checkpoint, then drop the others, but for the one before it."""
         committed = self.folder / f"step-{state.step:08d}"
         with replaced_folder(committed) as folder:
             write_safetensors(folder / _MODEL, state.model)
@@ -55,11 +57,8 @@ class StateStore:
             write_json(folder / _STATE, {"step": state.step, "figures": dict(state.figures)})
             names = (_MODEL, _OPTIMIZER, _STATE)
             write_json(folder / _MANIFEST, {name: _fingerprint(folder / name) for name in names})
-        # Not only the older ones: after falling back from a damaged checkpoint, that one has the higher number. And
-        # what killed processes have left half done.
-        for other in [*self._folders(), *self.folder.glob("step-*.tmp")]:
-            if other != committed:
-                shutil.rmtree(other, ignore_errors=True)
+        self._damaged.discard(committed)
+        self._drop_others(committed, state.step)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -73,34 +72,54 @@ class StateStore:
             yield
 
     def newest(self, progress: Progress | None = None) -> TrainingState | None:
-        """The newest checkpoint that is whole, or None; damaged ones are named and passed over."""
-        folders = self._folders()
-        for folder in folders:
+        """The newest checkpoint that is whole, None if there is none at all; damaged ones are named and passed over."""
+        damages: list[str] = []
+        for folder in self._folders().values():
             try:
-                return _read(folder)
+                state = _read(folder)
             except CheckpointError as error:
-                last = folder == folders[-1]
-                then = "there is none before it: starting over" if last else "falling back to the checkpoint before it"
-                (progress or Silent()).say(f"{error}; {then}")
+                damages.append(str(error))
+                self._damaged.add(folder)
+            else:
+                for damage in damages:
+                    (progress or Silent()).say(f"{damage}; falling back to the checkpoint before it")
+                return state
+        if damages:
+            raise CheckpointError(
+                f"{'; '.join(damages)}; none of the run's checkpoints is whole: put a copy of one back, "
+                "or start over with --fresh"
+            )
         return None
 
     def clear(self) -> None:
         """Forget every checkpoint."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _folders(self) -> list[Path]:
-        """Committed checkpoints, newest first; the suffixes of unfinished ones do not match.
+    def _drop_others(self, committed: Path, step: int) -> None:
+        """Keep a checkpoint and the one before it."""
+        before = [path for number, path in self._folders().items() if number < step and path not in self._damaged]
+        kept = {committed, *before[:1]}
+        # Not only older ones: after falling back from a damaged checkpoint, that one has the higher number. And what
+        # killed processes have left half done.
+        for other in [*self.folder.glob("step-*"), *self._put_aside()]:
+            if other not in kept:
+                shutil.rmtree(other, ignore_errors=True)
+
+    def _folders(self) -> dict[int, Path]:
+        """Committed checkpoints by their steps, newest first; the suffixes of unfinished ones do not match.
 
         A step that is saved again has its old folder put aside for a moment. If the process was ended just then, that
         one counts.
         """
         found: dict[int, Path] = {}
-        aside = self.folder.glob(put_aside(Path("step-*")).name)
-        for path in [*aside, *self.folder.glob("step-*")]:  # the later one counts
+        for path in [*self._put_aside(), *self.folder.glob("step-*")]:  # the later one counts
             number = re.fullmatch(r"\.?step-(\d+)(?:\.replaced)?", path.name)
             if number:
                 found[int(number[1])] = path
-        return [found[number] for number in sorted(found, reverse=True)]
+        return dict(sorted(found.items(), reverse=True))
+
+    def _put_aside(self) -> Iterator[Path]:
+        return self.folder.glob(put_aside(Path("step-*")).name)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
