@@ -72,7 +72,7 @@ def test_process_that_is_told_to_end_saves(way: Way, tmp_path: Path) -> None:
     )
     with process:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith("training: 10 of 10,000")
+        assert process.stderr.readline().startswith("training: 1 of 10,000")
         process.terminate()
         *_, last = process.stderr.read().splitlines()
     assert process.returncode == 143

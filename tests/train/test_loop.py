@@ -1,7 +1,7 @@
 import errno
 import os
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -11,12 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from cloze.checkpoint import StateStore, TrainingState
-from cloze.errors import ClozeError, ConfigError, DataError
+from cloze.corpus.batches import PretrainingBatch
+from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError
 from cloze.interrupts import Interrupted
 from cloze.train.loop import Company, Outcome, train
 from cloze.train.objective import PretrainingObjective
 from cloze.train.precision import Precision
 from cloze.train.run import Run
+from cloze.train.settings import Parallel
+from cloze.train.team import Team
 from tests.train.made import LOOP, Disturbed, Listener, Training, fingerprint, make_bert
 
 
@@ -63,9 +66,137 @@ def test_signal_saves_and_stops(
         training.go(Disturbed(training.source, 4, lambda: os.kill(os.getpid(), number)))
     assert caught.value.exit_code == code
     assert signal.getsignal(number) is before
-    assert {path.name for path in training.run.store.folder.iterdir()} == {"lock", "step-00000005"}
+    assert {path.name for path in training.run.store.folder.iterdir()} == {"lock", "step-00000003", "step-00000005"}
     assert (fingerprint(training.go()), training.losses()) == uninterrupted
     assert training.listener.said == ["resuming at step 5"]
+
+
+@pytest.mark.parametrize(("forward", "step"), [(2, 0), (14, 3), (18, 4)])
+def test_signal_between_the_parts_of_a_batch_leaves_the_step_undone(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forward: int, step: int
+) -> None:
+    settings = replace(LOOP, accumulate=4)
+    whole = Training(data, tmp_path / "whole", settings)
+    expected = fingerprint(whole.go()), whole.losses()
+    done = interrupt_in_forward(forward, monkeypatch)
+    training = Training(data, tmp_path / "run", settings)
+    with pytest.raises(Interrupted, match=f"stopped and saved at step {step}; the same command goes on"):
+        training.go()
+    assert len(done) == forward  # none of the parts after it
+    monkeypatch.undo()
+    assert (fingerprint(training.go()), training.losses()) == expected
+    assert training.listener.said == ([f"resuming at step {step}"] if step else [])
+
+
+class Pair(Team):
+    """The first of two processes, whose other one has nothing to say."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 2)
+
+    def wait(self) -> None:
+        """For nobody."""
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def spread(self, module: nn.Module, layers: Sequence[nn.Module], parallel: Parallel) -> nn.Module:
+        return module
+
+
+def test_in_a_team_a_step_is_done_to_its_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = interrupt_in_forward(9, monkeypatch)
+    training, company = Training(data, tmp_path / "run", replace(LOOP, accumulate=2)), Company(team=Pair())
+    objective = PretrainingObjective(make_bert(data), ("mlm", "nsp"), torch.device("cpu"))
+    with pytest.raises(Interrupted, match="stopped and saved at step 5"):
+        train(objective, training.source, training.settings, training.run, training.listener, company=company)
+    assert len(done) == 10
+
+
+def interrupt_in_forward(number: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have a signal come while the objective is asked for the n-th time; the list grows with every time."""
+    forward, done = PretrainingObjective.forward, list[int]()
+
+    def disturbed(objective: PretrainingObjective, batch: PretrainingBatch, totals: Mapping[str, int]) -> Outcome:
+        done.append(len(done))
+        if len(done) == number:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return forward(objective, batch, totals)
+
+    monkeypatch.setattr(PretrainingObjective, "forward", disturbed)
+    return done
+
+
+class Clock:
+    """Goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def go_on(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(
+    ("seconds", "saving", "every", "expected"),
+    [
+        (400.0, 0.0, 50, [3, 6, 9, 12]),
+        (299.0, 0.0, 50, [4, 8, 12]),
+        (400.0, 5000.0, 50, [3, 6, 9, 12]),  # what a save itself takes does not make the next one due
+        (400.0, 0.0, 2, [2, 4, 6, 8, 10, 12]),
+        (50.0, 0.0, 50, [12]),
+    ],
+)
+def test_slow_steps_are_saved_by_the_clock(
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    uninterrupted: tuple[str, list[tuple[float, ...]]],
+    seconds: float,
+    saving: float,
+    every: int,
+    expected: list[int],
+) -> None:
+    clock, save, saved = Clock(), StateStore.save, list[int]()
+
+    def slow(store: StateStore, state: TrainingState) -> None:
+        clock.go_on(saving)
+        saved.append(state.step)
+        save(store, state)
+
+    monkeypatch.setattr(StateStore, "save", slow)
+    monkeypatch.setattr("cloze.train.loop.time", clock)
+    training = Training(data, tmp_path / "run", replace(LOOP, save_every=every))
+    source = training.source
+    for step in range(12):
+        source = Disturbed(source, step, partial(clock.go_on, seconds))
+    assert (fingerprint(training.go(source)), training.losses()) == uninterrupted
+    assert saved == expected
+
+
+class Watching(Listener):
+    """Remembers how far it was."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, int | None, bool]] = []
+
+    def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
+        assert stage == "training"
+        self.seen.append((done, total, "loss" in figures))
+
+
+def test_the_bar_moves_with_every_step(
+    data: Path, tmp_path: Path, uninterrupted: tuple[str, list[tuple[float, ...]]]
+) -> None:
+    training = Training(data, tmp_path / "run")
+    training.listener = listener = Watching()
+    training.go()
+    assert listener.seen == [(step, 12, True) for step in range(1, 13)]
+    assert training.losses() == uninterrupted[1]
 
 
 def test_signal_in_the_last_step_changes_nothing(
@@ -92,7 +223,7 @@ def test_signal_in_the_last_save_changes_nothing(
     monkeypatch.setattr(StateStore, "save", disturbed)
     training = Training(data, tmp_path / "run")
     assert (fingerprint(training.go()), training.losses()) == uninterrupted
-    assert {path.name for path in training.run.store.folder.iterdir()} == {"lock", "step-00000012"}
+    assert {path.name for path in training.run.store.folder.iterdir()} == {"lock", "step-00000009", "step-00000012"}
 
 
 def test_damaged_checkpoint_costs_steps_and_no_more(
@@ -104,7 +235,27 @@ def test_damaged_checkpoint_costs_steps_and_no_more(
     weights = training.run.store.folder / "step-00000006" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
     assert (fingerprint(training.go()), training.losses()) == uninterrupted
-    assert "does not match its manifest" in training.listener.said[0]
+    damage, resumed = training.listener.said
+    assert damage == f"{weights}: does not match its manifest; falling back to the checkpoint before it"
+    assert resumed == "resuming at step 3"
+
+
+def test_with_every_checkpoint_damaged_nothing_is_begun_anew_unasked(
+    data: Path, tmp_path: Path, uninterrupted: tuple[str, list[tuple[float, ...]]]
+) -> None:
+    training = Training(data, tmp_path / "run")
+    with pytest.raises(CrashError):
+        training.go(Disturbed(training.source, 8, crash))
+    folders = sorted(training.run.store.folder.glob("step-*"))
+    for folder in folders:
+        (folder / "state.json").write_bytes(b"")
+    losses = training.losses()
+    with pytest.raises(CheckpointError, match=r"step-00000006/.*step-00000003/.* whole: .* start over with --fresh$"):
+        training.go()
+    assert (sorted(training.run.store.folder.glob("step-*")), training.losses()) == (folders, losses)
+    assert training.listener.said == []
+    Run.open(training.folder, {"like": "this"}, fresh=True)
+    assert (fingerprint(training.go()), training.losses()) == uninterrupted
 
 
 class Poisoned(nn.Module):

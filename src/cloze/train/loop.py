@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -31,6 +31,9 @@ from cloze.train.run import Run
 from cloze.train.schedule import Schedule
 from cloze.train.settings import LoopSettings
 from cloze.train.team import Team, load_whole_state, whole, whole_state
+
+# Seconds after which a checkpoint is due, however few steps they were: what a power cut may cost.
+LONGEST_UNSAVED = 15 * 60.0
 
 
 @dataclass(frozen=True)
@@ -96,8 +99,8 @@ def train(
     return training.company.precision
 
 
-class _EvaluationInterruptedError(Exception):
-    """A signal came while held-out text was read."""
+class _CutShortError(Exception):
+    """A signal came while held-out text was read, or between two parts of a batch."""
 
 
 class _Training:
@@ -124,6 +127,8 @@ class _Training:
         self.owed = False  # an evaluation that a signal cut short
         self.unsaved = False  # a checkpoint that is due
         self.evaluated = self.saved = 0  # the step of the last one
+        self.saved_at = 0.0  # seconds of training at the last save
+        self.shown: dict[str, float] = {}  # the figures of the last reading
         self.interrupts = Interrupts()
 
     def go(self) -> None:
@@ -135,13 +140,14 @@ class _Training:
             if self.owed:
                 self._evaluate(step)
             seconds, _ = self._agree()
+            self.saved_at = seconds
             while self.schedule.progress(step, seconds) < 1 and not self._is_enough(step):
                 self._step(step, seconds)
                 step += 1
                 idle.after_step()
                 seconds, stopping = self._agree()
                 self._report(step, seconds)
-                self._conclude(step, stopping, over=self.schedule.progress(step, seconds) >= 1)
+                self._conclude(step, seconds, stopping, over=self.schedule.progress(step, seconds) >= 1)
             if self.evaluated != step:
                 self._evaluate(step)
             if self.saved != step:
@@ -159,7 +165,13 @@ class _Training:
         return seconds, stops > 0
 
     def _step(self, step: int, seconds: float) -> None:
-        figures, tokens = self._gradients(step, self.schedule.progress(step, seconds))
+        try:
+            figures, tokens = self._gradients(step, self.schedule.progress(step, seconds))
+        except _CutShortError:
+            # Nothing of this update was applied: it will be made again, all of it.
+            if self.saved != step:
+                self._save(step)
+            self._stop()
         norm = float(whole(nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)))
         # A finite loss may still have a gradient that is not, which would spoil every weight.
         objection = self.guard.objection(figures["loss"], norm)
@@ -180,6 +192,8 @@ class _Training:
         self.optimizer.zero_grad()
         sums: dict[str, Tensor] = {}
         for index, part in enumerate(parts):
+            if index:
+                self._pause()
             # Dropout has no generator of its own to pass: it draws from the global one, set anew for each part.
             torch.manual_seed(_dropout_seed(self.settings.seed, step, team.rank * pieces + index))
             with team.quietly(self.module, last=index == pieces - 1):
@@ -201,25 +215,27 @@ class _Training:
 
     def _report(self, done: int, seconds: float) -> None:
         over = self.schedule.progress(done, seconds) >= 1
-        if done % self.settings.log_every and not over:
-            return
-        figures = self.meter.read()
-        self._log(done, seconds=round(seconds, 1), rate=self.optimizer.param_groups[0]["lr"], **figures)
-        self.progress.advance("training", done, self.schedule.expected_steps(done, seconds), **figures)
+        if over or _due(done, self.settings.log_every):
+            self.shown = self.meter.read()
+            self._log(done, seconds=round(seconds, 1), rate=self.optimizer.param_groups[0]["lr"], **self.shown)
+        expected = self.schedule.expected_steps(done, seconds)
+        self.progress.advance("training", done, expected, **(self.shown or self.meter.look()))
 
-    def _conclude(self, done: int, stopping: bool, over: bool) -> None:
+    def _conclude(self, done: int, seconds: float, stopping: bool, over: bool) -> None:
         """Evaluate and save where it is time to; stop where somebody said so."""
         if not over and not stopping and _due(done, self.settings.evaluate_every):
             self._evaluate(done)
+        # By the leader's clock, so that all processes find the same.
+        overdue = seconds - self.saved_at >= LONGEST_UNSAVED
         # While batches are left out, nothing changes that could be lost, and what follows may be worse.
-        self.unsaved = self.unsaved or _due(done, self.settings.save_every)
+        self.unsaved = self.unsaved or overdue or _due(done, self.settings.save_every)
         if not over and (stopping or (self.unsaved and self.guard.calm)):
             self.owed = stopping and _due(done, self.settings.evaluate_every)
             self._save(done)
         if stopping and not over:
             self._stop()
 
-    def _stop(self) -> None:
+    def _stop(self) -> NoReturn:
         raise Interrupted(
             self.interrupts.number or signal.SIGTERM,
             f"stopped and saved at step {self.saved}; the same command{self.run.other_flags} goes on",
@@ -233,18 +249,17 @@ class _Training:
         try:
             with torch.inference_mode(), self.company.precision.autocast():
                 figures = self.evaluate(self._pause)
-        except _EvaluationInterruptedError:
+        except _CutShortError:
             self.owed = True
             self._save(done)
             self._stop()
-            return
         self._log(done, **figures)
         self.owed, self.evaluated = False, done
 
     def _pause(self) -> None:
-        # Several processes cannot leave at different batches: the others would wait for ever.
+        # Several processes cannot leave at different places: the others would wait for ever.
         if self.interrupts.number is not None and self.team.size == 1:
-            raise _EvaluationInterruptedError
+            raise _CutShortError
 
     def _log(self, step: int, **figures: float) -> None:
         if self.team.leads:
@@ -266,6 +281,7 @@ class _Training:
             self.run.store.save(state)
         self.team.wait()  # nobody runs ahead of a checkpoint that may still fail
         self.saved, self.unsaved = step, False
+        self.saved_at, _ = self._agree()
 
     def _resume(self) -> int:
         """Put the newest checkpoint into place and return the step to go on with."""

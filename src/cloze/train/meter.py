@@ -37,12 +37,17 @@ class Meter:
         self._sums, self._count, self._seen = dict(figures["sums"]), figures["count"], figures["seen"]
 
     def read(self) -> dict[str, float]:
-        """The figures since the last reading; a stretch in which every step was left out has no means."""
+        """The figures since the last reading, and begin anew."""
+        figures = self.look()
+        self._clear()
+        return figures
+
+    def look(self) -> dict[str, float]:
+        """The figures since the last reading so far; a stretch in which every step was left out has no means."""
         figures = {name: total / self._count for name, total in self._sums.items()}
         speed = self._tokens / max(1e-9, time.monotonic() - self._start)
         figures["tokens_per_second"] = speed
         if self._share_of_one:
             figures["share_of_peak"] = speed * self._share_of_one
         figures["tokens_seen"] = self._seen
-        self._clear()
         return figures
