@@ -3,18 +3,21 @@
 import json
 import math
 import random
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from transformers import BertForQuestionAnswering
 
 from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
-from cloze.predict import Model, answering, evaluate, load, write_report
+from cloze.predict import Model, evaluate, load, write_report
 from cloze.predict.answering import (
     BEST,
     LONGEST_ANSWER,
@@ -23,6 +26,7 @@ from cloze.predict.answering import (
     evaluate_answers,
     fit_threshold,
     rank_answers,
+    rank_stretches,
 )
 from cloze.tasks.answer import Question, Questions, Reading, read_contexts
 from cloze.tasks.source import Source
@@ -54,25 +58,55 @@ def their_logits(theirs: Any, reading: Reading) -> list[tuple[torch.Tensor, torc
     return found
 
 
-def all_stretches(theirs: Any, reading: Reading, context: str, longest: int = LONGEST_ANSWER) -> dict[str, float]:
-    """The best score of every text that may be an answer, by trying all."""
+Logits = Sequence[tuple[Sequence[Any], Sequence[Any]]]  # of the starts and of the ends, a pair for each window
+
+
+def fullest_window(places: Sequence[tuple[int, int]], start: int, end: int) -> int:
+    """The window that has most text around a stretch, of those that hold all of it; the longest of equals."""
+    rooms = [
+        min(start - begin, stop - 1 - end) + 0.0001 * (stop - begin) if begin <= start and end < stop else -1
+        for begin, stop in places
+    ]
+    return rooms.index(max(rooms))
+
+
+def all_stretches(
+    logits: Logits, reading: Reading, context: str, longest: int = LONGEST_ANSWER
+) -> dict[str, float]:
+    """The best score of every text that may be an answer, by trying every pair of tokens in every window."""
     places = [window.place for window in reading.windows]
     scores: dict[str, float] = {}
-    for number, (starts, ends) in enumerate(their_logits(theirs, reading)):
+    for number, (starts, ends) in enumerate(logits):
         begin, stop = places[number]
         first = reading.windows[number].first
-        for start in range(begin, stop):
-            rooms = [
-                min(start - one, other - 1 - start) + 0.01 * (other - one) if one <= start < other else -1
-                for one, other in places
-            ]
-            if rooms.index(max(rooms)) != number:
-                continue
-            for end in range(start, min(stop, start + longest)):
+        for start, end in product(range(begin, stop), repeat=2):
+            if start <= end < start + longest and fullest_window(places, start, end) == number:
                 text = context[reading.offsets[start][0] : reading.offsets[end][1]]
                 score = float(starts[first + start - begin] + ends[first + end - begin])
                 scores[text] = max(score, scores.get(text, -math.inf))
     return scores
+
+
+def check_ranking(ranking: Ranking, scores: dict[str, float], context: str) -> None:
+    """Hold a ranking against the scores of all stretches."""
+    expected = sorted(scores.values(), reverse=True)[:BEST]
+    assert [one.score for one in ranking.candidates] == pytest.approx(expected, abs=1e-4)
+    for one in ranking.candidates:
+        assert one.score == pytest.approx(scores[one.text], abs=1e-4)
+        assert context[one.start : one.end] == one.text
+
+
+def make_reading(draw: random.Random, length: int, stride: int, words: int) -> tuple[Reading, str]:
+    question = " ".join(draw.choices(WORDS, k=draw.randint(0, 8)))
+    context = ", ".join(draw.choices(WORDS, k=words))
+    tokenizer = FOLDER.tokenizer.with_max_length(length)
+    (reading,) = read_contexts(tokenizer, [question], [context], stride)
+    return reading, context
+
+
+def draw_logits(reading: Reading, seed: int) -> list[NDArray[np.float32]]:
+    draw = np.random.default_rng(seed)
+    return [draw.normal(size=(2, len(window.encoding.ids))).astype(np.float32) for window in reading.windows]
 
 
 @pytest.fixture(scope="module")
@@ -95,23 +129,61 @@ def test_logits_are_those_of_transformers(theirs: Any) -> None:
 
 
 @pytest.mark.parametrize(("length", "longest"), [(20, LONGEST_ANSWER), (20, 3), (8, LONGEST_ANSWER)])
-def test_ranking_is_that_of_trying_every_stretch(
-    theirs: Any, length: int, longest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(answering, "LONGEST_ANSWER", longest)
+def test_ranking_is_that_of_trying_every_stretch(theirs: Any, length: int, longest: int) -> None:
     model = Model(replace(FOLDER, tokenizer=FOLDER.tokenizer.with_max_length(length)))
     # Short ones have fewer stretches than are kept.
     contexts = [*CONTEXTS[:12], "cat sat on", "the cat sat on a mat"]
     questions = [*QUESTIONS[:12], "dog", "the dog"]
     readings = list(read_contexts(model.tokenizer, questions, contexts))
     assert sum(len(reading.windows) > 1 for reading in readings) > 2
-    for reading, context, ranking in zip(readings, contexts, rank_answers(model, questions, contexts), strict=True):
-        scores = all_stretches(theirs, reading, context, longest)
-        expected = sorted(scores.values(), reverse=True)[:BEST]
-        assert [one.score for one in ranking.candidates] == pytest.approx(expected, abs=1e-4)
-        for one in ranking.candidates:
-            assert one.score == pytest.approx(scores[one.text], abs=1e-4)
-            assert context[one.start : one.end] == one.text
+    rankings = rank_answers(model, questions, contexts, longest)
+    for reading, context, ranking in zip(readings, contexts, rankings, strict=True):
+        check_ranking(ranking, all_stretches(their_logits(theirs, reading), reading, context, longest), context)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_stretch_counts_where_most_text_is_around_it(seed: int) -> None:
+    draw = random.Random(seed)
+    # No window has more tokens than are tried as starts and ends.
+    length, stride, longest = draw.randint(5, 22), draw.randint(1, 12), draw.choice([1, 3, 8, LONGEST_ANSWER])
+    reading, context = make_reading(draw, length, stride, draw.randint(1, 30))
+    logits = draw_logits(reading, seed)
+    ranking = rank_stretches(reading, context, logits, longest)
+    check_ranking(ranking, all_stretches([(one[0], one[1]) for one in logits], reading, context, longest), context)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_a_window_holds_whole_can_be_said(seed: int) -> None:
+    draw = random.Random(seed)
+    length, stride, longest = draw.randint(5, 90), draw.randint(1, 60), draw.choice([1, 8, LONGEST_ANSWER, 60])
+    reading, context = make_reading(draw, length, stride, draw.randint(1, 90))
+    for _ in range(20):
+        begin, stop = draw.choice(reading.windows).place
+        start = draw.randrange(begin, stop)
+        end = draw.randrange(start, min(stop, start + longest))
+        logits = draw_logits(reading, seed)
+        for window, one in zip(reading.windows, logits, strict=True):
+            if window.place[0] <= start and end < window.place[1]:
+                shift = window.first - window.place[0]
+                one[0, start + shift] = one[1, end + shift] = 50
+        best = rank_stretches(reading, context, logits, longest).candidates[0]
+        assert (best.start, best.end) == (reading.offsets[start][0], reading.offsets[end][1])
+
+
+def test_answer_that_begins_late_in_a_window_is_said_of_the_next() -> None:
+    tokenizer, context = FOLDER.tokenizer.with_max_length(128), "cat " * 300
+    (reading,) = read_contexts(tokenizer, ["dog " * 20], [context])
+    assert [window.place for window in reading.windows][:2] == [(0, 105), (52, 157)]
+    # Token 78 has as much text around it in the first as in the second; the answer goes on beyond the first.
+    start, end = 78, 105
+    logits = draw_logits(reading, 0)
+    for window, one in zip(reading.windows[:2], logits, strict=False):
+        shift = window.first - window.place[0]
+        one[0, start + shift] = 50
+        if end < window.place[1]:
+            one[1, end + shift] = 50
+    best = rank_stretches(reading, context, logits).candidates[0]
+    assert (best.start, best.end, best.score) == (4 * start, 4 * end + 3, 100)
 
 
 def test_answers_do_not_depend_on_their_neighbours() -> None:

@@ -1,10 +1,14 @@
 """A question and a text -> where in it the answer stands (section 4.2 of the paper), and how such models are scored.
 
 Of every window the likeliest starts and ends are paired, as in the original: an answer ends no earlier than it starts,
-is no longer than 30 tokens, and starts at a token that has more text around it in no other window. What they score is
-the sum of their two logits; no answer is the pair of twice [CLS], scored where it is least likely.
+and is no longer than 30 tokens. What they score is the sum of their two logits; no answer is the pair of twice [CLS],
+scored where it is least likely.
 
-Dimensions: T tokens of a window.
+One departure: where windows overlap, a stretch counts in the one that has most text around it, of those that hold it
+whole. The original asks for the one that has most text around its first token, and so can never say an answer that goes
+on beyond the end of that window, though the next one holds all of it.
+
+Dimensions: N stretches, T tokens of a window, W windows.
 """
 
 import logging
@@ -30,6 +34,8 @@ from cloze.tasks.squad_metrics import Told, answer_scores, best_threshold, exact
 logger = logging.getLogger("cloze")
 
 Floats = NDArray[np.float32]
+Integers = NDArray[np.int64]
+Pair = tuple[float, int, int, float, float]  # score, first and last token of the context, the logits of both
 
 BEST = 20
 LONGEST_ANSWER = 30
@@ -97,7 +103,9 @@ def answer_all(model: Model, questions: Sequence[str], contexts: Sequence[str], 
     ]
 
 
-def rank_answers(model: Model, questions: Sequence[str], contexts: Sequence[str]) -> list[Ranking]:
+def rank_answers(
+    model: Model, questions: Sequence[str], contexts: Sequence[str], longest: int = LONGEST_ANSWER
+) -> list[Ranking]:
     """All that may be the answer to each question."""
     if isinstance(questions, str) or isinstance(contexts, str):
         raise RequestError("one text was given where a list of texts was expected; put it into a list")
@@ -112,7 +120,7 @@ def rank_answers(model: Model, questions: Sequence[str], contexts: Sequence[str]
     encodings = [window.encoding for reading in readings for window in reading.windows]
     logits = iter(model.run(encodings, lambda batch: _logits(model, batch)))
     return [
-        _rank(reading, context, [next(logits) for _ in reading.windows])
+        rank_stretches(reading, context, [next(logits) for _ in reading.windows], longest)
         for reading, context in zip(readings, contexts, strict=True)
     ]
 
@@ -127,14 +135,17 @@ def _logits(model: Model, batch: Batch) -> list[Floats]:
     return list(logits)
 
 
-def _rank(reading: Reading, context: str, logits: Sequence[Floats]) -> Ranking:
+def rank_stretches(
+    reading: Reading, context: str, logits: Sequence[Floats], longest: int = LONGEST_ANSWER
+) -> Ranking:
+    """What may be the answer, by the logits of the starts and ends of every window, (2, T)."""
     nothing = min((Candidate("", 0, 0, *map(float, one[:, 0])) for one in logits), key=lambda one: one.score)
-    fullest = _fullest_windows(reading)
-    found: list[tuple[float, int, int, float, float]] = []
+    places = np.array([window.place for window in reading.windows])
+    found: list[Pair] = []
     for number, (window, one) in enumerate(zip(reading.windows, logits, strict=True)):
-        first, (begin, stop) = window.first, window.place
-        starts, ends = one[:, first : first + stop - begin]
-        found += _pairs(np.where(fullest[begin:stop] == number, starts, -np.inf), ends, begin)
+        begin, stop = window.place
+        starts, ends = one[:, window.first : window.first + stop - begin]
+        found += _pairs(starts, ends, places, number, longest)
     candidates: dict[str, Candidate] = {}
     for _, start, end, start_logit, end_logit in sorted(found, key=lambda pair: (-pair[0], pair[1:3])):
         place = reading.offsets[start][0], reading.offsets[end][1]
@@ -145,35 +156,39 @@ def _rank(reading: Reading, context: str, logits: Sequence[Floats]) -> Ranking:
     return Ranking(list(candidates.values()), nothing)
 
 
-def _pairs(starts: Floats, ends: Floats, begin: int) -> list[tuple[float, int, int, float, float]]:
-    """The likeliest starts with the likeliest ends: score, tokens of the context, both logits."""
+def _pairs(starts: Floats, ends: Floats, places: Integers, number: int, longest: int) -> list[Pair]:
+    """The likeliest starts with the likeliest ends, as far as they count in the window of this number."""
     first, last = (np.argsort(-side, kind="stable")[:BEST] for side in (starts, ends))
     lengths = last[None, :] - first[:, None] + 1
-    good = (lengths >= 1) & (lengths <= LONGEST_ANSWER) & np.isfinite(starts[first])[:, None]
+    rows, columns = np.nonzero((lengths >= 1) & (lengths <= longest))
+    first, last, begin = first[rows], last[columns], places[number, 0]
+    here = _fullest_windows(places, begin + first, begin + last) == number
     return [
         (
-            float(starts[first[row]]) + float(ends[last[column]]),
-            begin + int(first[row]),
-            begin + int(last[column]),
-            float(starts[first[row]]),
-            float(ends[last[column]]),
+            float(starts[start]) + float(ends[end]),
+            int(begin + start),
+            int(begin + end),
+            float(starts[start]),
+            float(ends[end]),
         )
-        for row, column in zip(*np.nonzero(good), strict=True)
+        for start, end in zip(first[here], last[here], strict=True)
     ]
 
 
-def _fullest_windows(reading: Reading) -> NDArray[np.int64]:
-    """Of every token of the context, the window that has most text on both of its sides; the first of equals.
+def _fullest_windows(places: Integers, starts: Integers, ends: Integers) -> Integers:
+    """Of stretches of tokens, (N,) and (N,), the windows, (W, 2), that hold them with most text on both of their sides.
 
-    Of equals the original takes the longest, which is the first, since none but the last is shorter than others.
+    It is the first of equals. Of these the original takes the longest, which is the first, since none but the last is
+    shorter than others.
     """
-    fullest, most = np.zeros(len(reading.offsets), np.int64), np.full(len(reading.offsets), -1)
-    for number, window in enumerate(reading.windows):
-        inside = slice(*window.place)
-        before = np.arange(window.place[1] - window.place[0])
-        room = np.minimum(before, before[::-1])
-        fullest[inside] = np.where(room > most[inside], number, fullest[inside])
-        most[inside] = np.maximum(room, most[inside])
+    begins, stops = places.T
+    # Windows are in order, so that those that hold a stretch are neighbours.
+    first, last = np.searchsorted(stops, ends, "right"), np.searchsorted(begins, starts, "right") - 1
+    fullest, most = first, np.full(len(first), -1)
+    for later in range(int((last - first).max(initial=-1)) + 1):
+        window = np.minimum(first + later, last)
+        room = np.minimum(starts - begins[window], stops[window] - 1 - ends)
+        fullest, most = np.where(room > most, window, fullest), np.maximum(room, most)
     return fullest
 
 
