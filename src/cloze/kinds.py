@@ -23,3 +23,6 @@ PrecisionName = Literal["auto", "fp32", "bf16", "int8"]
 
 # A target where nothing is asked, as PyTorch has it.
 IGNORED = -100
+
+# Tokens of the longest stretch that may be an answer, as in the original, unless a model was fine-tuned otherwise.
+LONGEST_ANSWER = 30

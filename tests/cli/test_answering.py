@@ -60,6 +60,31 @@ def test_questions_from_a_file(run: Cloze, answerer: Path, tmp_path: Path) -> No
     assert [list(line) for line in lines] == [["question", "context", "answer", "start", "end", "probability"]] * 2
 
 
+def test_answers_may_be_kept_short(run: Cloze, answerer: Path, tmp_path: Path) -> None:
+    expected = load(answerer).answer_all(["the cat"] * 2, CONTEXTS, top=5, longest=2)
+    words = ("answer", "the cat", *CONTEXTS, "--model", answerer, "--top", 5, "--json")
+    told = [json.loads(line) for line in run(*words, "--longest-answer", 2).out.splitlines()]
+    assert [[answer["text"] for answer in one["answers"]] for one in told] == [
+        [answer.text for answer in answers] for answers in expected
+    ]
+    assert told != [json.loads(line) for line in run(*words).out.splitlines()]
+    complaint = "the longest answer is 0 tokens; at least 1 was expected"
+    assert run(*words, "--longest-answer", 0).complaint == complaint
+    rows = tmp_path / "a.csv"
+    rows.write_text(f'question,context,answer\nthe cat,"{CONTEXTS[1]}",the dog ran\n', "utf-8")
+    evaluation = ("evaluate", "answer", rows, "--model", answerer, "--out", tmp_path / "scores", "--longest-answer")
+    assert run(*evaluation, 2).code == 0
+    (said,) = json.loads((tmp_path / "scores" / "predictions.json").read_text("utf-8")).values()
+    assert said == load(answerer).answer("the cat", CONTEXTS[1], longest=2)[0].text
+    assert run(*evaluation, 0).complaint == complaint
+
+
+@pytest.mark.parametrize("task", ["choose", "mlm", "correction", "mrpc"])
+def test_length_of_answers_is_refused_where_there_are_none(run: Cloze, answerer: Path, task: str) -> None:
+    told = run("evaluate", task, "a.csv", "--model", answerer, "--longest-answer", 50)
+    assert told.complaint == f"--longest-answer is 50, which is for answers in texts; leave it out for {task}"
+
+
 def test_choices_are_told(run: Cloze, chooser: Path) -> None:
     expected = load(chooser).choose("the cat", ["sat", "ran", "on a mat"])
     words = ("choose", "the cat", "sat", "ran", "on a mat", "--model", chooser)

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from transformers import BertForQuestionAnswering
 
 from cloze.checkpoint import TaskLabels
-from cloze.errors import RequestError
+from cloze.errors import CheckpointError, RequestError
+from cloze.kinds import LONGEST_ANSWER
 from cloze.predict import Model, evaluate, load, write_report
 from cloze.predict.answering import (
     BEST,
-    LONGEST_ANSWER,
     Candidate,
     Ranking,
     evaluate_answers,
@@ -196,6 +196,33 @@ def test_answers_do_not_depend_on_their_neighbours() -> None:
             assert context[one.start : one.end] == one.text
 
 
+def test_answers_are_no_longer_than_was_asked_for(tmp_path: Path) -> None:
+    def lengths(model: Model, longest: int | None = None) -> set[int]:
+        found = model.answer_all(QUESTIONS, CONTEXTS, top=5, longest=longest)
+        texts = [one.text for answers in found for one in answers]
+        return {len(pieces) for pieces in model.tokenizer.encode_pieces(texts)}
+
+    assert max(lengths(MODEL)) > 4
+    assert lengths(MODEL, 1) == {1}
+    assert max(lengths(MODEL, 3)) == 3
+    # What a model was told goes with its folder, and gives way to what is asked for.
+    Model(replace(SHORT, task=TaskLabels("answer", longest_answer=2))).save(tmp_path / "model")
+    told = load(tmp_path / "model")
+    assert told.task == TaskLabels("answer", longest_answer=2)
+    assert max(lengths(told)) == 2
+    assert lengths(told, 5) == lengths(MODEL, 5)
+    assert max(lengths(told, 5)) > 2
+
+
+@pytest.mark.parametrize("value", [0, 2.5, "many", True, None])
+def test_folder_with_a_bad_length_of_answers_is_told(value: object, tmp_path: Path) -> None:
+    path = saved(SHORT, tmp_path / "model") / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"cloze_task": {"longest_answer": value}}), "utf-8")
+    expected = f"longest_answer is {str(value)!r}; a whole number from 1 up was expected"
+    with pytest.raises(CheckpointError, match=expected):
+        load(path.parent)
+
+
 def test_probabilities_are_shares_of_the_best() -> None:
     answers = MODEL.answer(QUESTIONS[0], CONTEXTS[0], top=100)
     assert 1 < len(answers) <= BEST
@@ -239,6 +266,8 @@ def test_contexts_without_a_token_have_no_answer() -> None:
 def test_bad_requests_are_told() -> None:
     with pytest.raises(RequestError, match=r"^top is 0; at least 1 was expected$"):
         MODEL.answer("a", "b", top=0)
+    with pytest.raises(RequestError, match=r"^the longest answer is 0 tokens; at least 1 was expected$"):
+        MODEL.answer("a", "b", longest=0)
     with pytest.raises(RequestError, match=r"^2 questions, but 1 contexts; one for each was expected$"):
         MODEL.answer_all(["a", "b"], ["c"])
     with pytest.raises(RequestError, match="one text was given where a list of texts was expected"):
@@ -278,6 +307,11 @@ def make_questions(count: int = 30) -> Questions:
         answers = [(best[number][0].text,), (word, context[:12]), ()][draw.randrange(3)]
         rows.append(Question(f"f:{number}", f"id{number}", QUESTIONS[number], context, answers, None))
     return Questions(rows)
+
+
+def make_unanswered(count: int) -> Questions:
+    rows = zip(QUESTIONS[:count], CONTEXTS, strict=False)
+    return Questions([Question("", str(number), one or "dog", text) for number, (one, text) in enumerate(rows)])
 
 
 def test_files_give_the_scores_that_were_told(tmp_path: Path) -> None:
@@ -358,3 +392,20 @@ def test_folder_is_scored_by_file(tmp_path: Path, folder: Path) -> None:
     other = saved(model_folder(["sequence"], task=TaskLabels("classify", ("a", "b"))), tmp_path / "other")
     with pytest.raises(RequestError, match="squad needs a model fine-tuned to answer; this one does classify"):
         evaluate(other, Source("squad", tmp_path / "a.json"))
+
+
+def test_scores_are_of_answers_no_longer_than_was_asked_for(tmp_path: Path, folder: Path) -> None:
+    examples = make_unanswered(20)
+    lines = [{"question": row.question, "context": row.context, "answer": ""} for row in examples.rows]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    source = Source("answer", path)
+    usual, short = evaluate(folder, source), evaluate(folder, source, longest=1)
+    assert [usual.predictions, short.predictions] == [
+        evaluate_answers(MODEL, examples, ("f1", "exact"), longest).predictions for longest in (None, 1)
+    ]
+    assert usual.predictions != short.predictions
+    with pytest.raises(RequestError, match=r"^the longest answer is -1 tokens; at least 1 was expected$"):
+        evaluate(folder, source, longest=-1)
+    with pytest.raises(RequestError, match=r"^longest is 5, which is for answers in texts; choose is to choose$"):
+        evaluate(folder, Source("choose", path), longest=5)

@@ -174,6 +174,7 @@ def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
         ("tag", {"long_texts": "windows"}, "this task is to tag, which reads long texts in windows by itself"),
         ("choose", {"long_texts": "head-tail"}, "this task is to choose, where options are cut"),
         ("classify", {"stride": 64}, "stride is for answers in long contexts; this task is to classify"),
+        ("tag", {"longest_answer": 50}, "longest_answer is for answers in texts; this task is to tag"),
     ],
 )
 def test_what_a_kind_would_leave_undone_is_refused(

@@ -121,6 +121,17 @@ def test_model_is_asked(learned: tuple[Path, Source]) -> None:
     assert model.answer("the old house", "the captain follows music under the river")[0].text == ""
 
 
+def test_longest_answer_is_kept_with_the_model(base: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", make_questions(20))
+    settings = FinetuneSettings(epochs=1, batch=8, length=40, longest_answer=2)
+    run = finetune(Source("answer", path, path), base, tmp_path / "run", settings=settings)
+    task = load_folder(run).task
+    assert task is not None
+    assert task.longest_answer == 2
+    # Words are tokens here.
+    assert {len(said.split()) for said in json.loads((run / "predictions.json").read_text("utf-8")).values()} <= {1, 2}
+
+
 def test_bad_stride_is_told() -> None:
     with pytest.raises(ConfigError, match="stride is 0; at least 1 was expected"):
         FinetuneSettings(stride=0)

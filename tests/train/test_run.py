@@ -62,3 +62,10 @@ def test_of_two_long_lists_the_first_difference_is_told(tmp_path: Path) -> None:
     changed = [*texts[:3], ["3.txt", "f" * 64], texts[4]]
     with pytest.raises(ConfigError, match=f"otherwise: texts.3..1. was '{'3' * 64}' and is now '{'f' * 64}'; choose"):
         Run.open(tmp_path / "run", {"texts": changed})
+
+
+def test_what_older_runs_did_not_know_is_not_held_against_them(tmp_path: Path) -> None:
+    Run.open(tmp_path / "run", {"steps": 3})
+    Run.open(tmp_path / "run", {"steps": 3, "longest_answer": 30, "content": "abc"})
+    with pytest.raises(ConfigError, match="stride was None and is now 64; choose another --out"):
+        Run.open(tmp_path / "run", {"steps": 3, "stride": 64})

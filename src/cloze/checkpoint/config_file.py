@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from cloze.checkpoint.names import Layout
 from cloze.errors import CheckpointError, ConfigError
-from cloze.kinds import LongTexts, TaskKind
+from cloze.kinds import LONGEST_ANSWER, LongTexts, TaskKind
 from cloze.model import BertConfig, HeadName
 
 _NAMES = {
@@ -80,6 +80,7 @@ class TaskLabels:
     # From which probability on the second of two labels, or any of several, holds; to answer, from which odds on (those
     # of no answer against the best one) there is none.
     threshold: float | None = None
+    longest_answer: int = LONGEST_ANSWER  # to answer: tokens that an answer has at most
 
 
 def read_layout(values: dict[str, Any], path: Path) -> Layout:
@@ -165,6 +166,7 @@ def read_task(values: dict[str, Any], head: HeadName, count: int, path: Path) ->
         context=_one_of(str(own.get("context", False)).lower(), ("false", "true"), f"{_OWN}.context", path) == "true",
         temperature=_number(own.get("temperature", 1.0), f"{_OWN}.temperature", path) or 1.0,
         threshold=_number(own.get("threshold"), f"{_OWN}.threshold", path),
+        longest_answer=_count(own.get("longest_answer", LONGEST_ANSWER), f"{_OWN}.longest_answer", path),
     )
 
 
@@ -204,6 +206,12 @@ def _number(value: Any, name: str, path: Path) -> float | None:
     return float(value)
 
 
+def _count(value: Any, name: str, path: Path) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CheckpointError(f"{path}: {name} is {str(value)[:50]!r}; a whole number from 1 up was expected")
+    return value
+
+
 def write_config(
     config: BertConfig, heads: tuple[HeadName, ...], task: TaskLabels | None, correcting: float | None = None
 ) -> dict[str, Any]:
@@ -241,7 +249,7 @@ def _task_values(task: TaskLabels) -> dict[str, Any]:
     usual = TaskLabels()
     own = {
         name: getattr(task, name)
-        for name in ("long_texts", "context", "temperature", "threshold")
+        for name in ("long_texts", "context", "temperature", "threshold", "longest_answer")
         if getattr(task, name) != getattr(usual, name)
     }
     return values | ({_OWN: own} if own else {})

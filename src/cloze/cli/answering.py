@@ -21,6 +21,7 @@ def answer(
     *,
     model: str = SHIPPED_MODEL,
     top: int = 1,
+    longest_answer: int | None = None,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     output: Path | None = None,
     text: str = "question",
@@ -33,6 +34,7 @@ def answer(
     Args:
         model: A fine-tuned model folder or run, or a hub name.
         top: Answers to each question; with --output, the best alone is written.
+        longest_answer: Tokens of an answer, at most; left out, what the model was fine-tuned with, or 30.
         input: A CSV, TSV, JSONL or Parquet file; its columns are kept in the output.
         output: Where to write the rows: .jsonl, .csv or .tsv.
         text: The column with the questions.
@@ -42,7 +44,7 @@ def answer(
     if output is not None:
         check_ending(output, ROW_FILES)
     inputs = _questions(question, contexts, input, text, pair)
-    answers = machine.load(model).answer_all(inputs.texts, inputs.pairs or [], top)
+    answers = machine.load(model).answer_all(inputs.texts, inputs.pairs or [], top, longest_answer)
     if json and output is None:
         for asked, context, found in zip(inputs.texts, inputs.pairs or [], answers, strict=True):
             print_json({"question": asked, "context": context, "answers": [vars(one) for one in found]})

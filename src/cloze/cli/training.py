@@ -97,6 +97,7 @@ def evaluate(
     model: str = SHIPPED_MODEL,
     out: Path | None = None,
     split: str = "dev",
+    longest_answer: int | None = None,
     rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
     blanks: Annotated[BlankSettings, Parameter(name="*")] = BLANKS,
     correction: Annotated[CorrectionSettings, Parameter(name="*")] = SETTINGS,
@@ -109,12 +110,14 @@ def evaluate(
         model: The fine-tuned model folder or run.
         out: A folder for eval_results.json and predictions.tsv.
         split: Which rows of a published task: dev, dev_mismatched, test; of GLUE's test rows --out gets the answers.
+        longest_answer: To answer: tokens of an answer, at most; left out, what the model was fine-tuned with, or 30.
         json: Print JSON.
     """
     from cloze.predict import evaluate as run
     from cloze.tasks.glue import is_glue_task
 
     _check_flags(task, split, blanks, correction)
+    _check_longest(task, longest_answer)
     if task == "mlm":
         _evaluate_blanks(data, model, out, rows, blanks, machine, json)
         return
@@ -129,7 +132,7 @@ def evaluate(
     if split == "test" and is_glue_task(task):
         _answer_test_rows(source, model, out, machine, json)
         return
-    _tell(run(model, source, split=split, device=machine.use()), out, json)
+    _tell(run(model, source, split=split, device=machine.use(), longest=longest_answer), out, json)
 
 
 def _tell(evaluation: "Evaluation", out: Path | None, json: bool) -> None:
@@ -156,6 +159,14 @@ def _check_flags(task: str, split: str, blanks: BlankSettings, correction: Corre
                 raise ConfigError(f"--{flag} is {value!r}, which is for {meant}; leave it out for {task}")
     if task in ("mlm", "correction") and split != "dev":
         raise ConfigError(f"--split is {split!r}, which is for published tasks; leave it out for {task}")
+
+
+def _check_longest(task: str, longest: int | None) -> None:
+    """Refuse a length of answers where there are none."""
+    from cloze.tasks.task import find_task
+
+    if longest is not None and (task in ("mlm", "correction") or find_task(task).kind != "answer"):
+        raise ConfigError(f"--longest-answer is {longest}, which is for answers in texts; leave it out for {task}")
 
 
 def _answer_test_rows(source: Source, model: str, out: Path | None, machine: Machine, json: bool) -> None:

@@ -1,8 +1,8 @@
 """A question and a text -> where in it the answer stands (section 4.2 of the paper), and how such models are scored.
 
 Of every window the likeliest starts and ends are paired, as in the original: an answer ends no earlier than it starts,
-and is no longer than 30 tokens. What they score is the sum of their two logits; no answer is the pair of twice [CLS],
-scored where it is least likely.
+and is no longer than 30 tokens, unless the model was told otherwise. What they score is the sum of their two logits; no
+answer is the pair of twice [CLS], scored where it is least likely.
 
 One departure: where windows overlap, a stretch counts in the one that has most text around it, of those that hold it
 whole. The original asks for the one that has most text around its first token, and so can never say an answer that goes
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
+from cloze.kinds import LONGEST_ANSWER
 from cloze.model.losses import task_logits
 from cloze.predict.batching import Batch
 from cloze.predict.model import Model
@@ -38,7 +39,6 @@ Integers = NDArray[np.int64]
 Pair = tuple[float, int, int, float, float]  # score, first and last token of the context, the logits of both
 
 BEST = 20
-LONGEST_ANSWER = 30
 # How much likelier no answer has to be than the best one, where a model has not been told.
 EVEN = 1.0
 # Differences of logits beyond it are no different, and e to its power is still a number.
@@ -92,21 +92,24 @@ class Ranking:
         return not self.candidates or self.null_score > limit
 
 
-def answer_all(model: Model, questions: Sequence[str], contexts: Sequence[str], top: int = 1) -> list[list[Answer]]:
+def answer_all(
+    model: Model, questions: Sequence[str], contexts: Sequence[str], top: int = 1, longest: int | None = None
+) -> list[list[Answer]]:
     """The best answers to each question of its context; an empty one where the model says that there is none."""
     if top < 1:
         raise RequestError(f"top is {top}; at least 1 was expected")
     threshold = model.task.threshold if model.task else None
     return [
         [Answer(one.text, one.start, one.end, share) for one, share in ranking.decided(threshold)[:top]]
-        for ranking in rank_answers(model, questions, contexts)
+        for ranking in rank_answers(model, questions, contexts, longest)
     ]
 
 
 def rank_answers(
-    model: Model, questions: Sequence[str], contexts: Sequence[str], longest: int = LONGEST_ANSWER
+    model: Model, questions: Sequence[str], contexts: Sequence[str], longest: int | None = None
 ) -> list[Ranking]:
-    """All that may be the answer to each question."""
+    """All that may be the answer to each question; without ``longest``, of as many tokens as the model was told."""
+    most = _most_tokens(model, longest)
     if isinstance(questions, str) or isinstance(contexts, str):
         raise RequestError("one text was given where a list of texts was expected; put it into a list")
     if len(questions) != len(contexts):
@@ -120,9 +123,20 @@ def rank_answers(
     encodings = [window.encoding for reading in readings for window in reading.windows]
     logits = iter(model.run(encodings, lambda batch: _logits(model, batch)))
     return [
-        rank_stretches(reading, context, [next(logits) for _ in reading.windows], longest)
+        rank_stretches(reading, context, [next(logits) for _ in reading.windows], most)
         for reading, context in zip(readings, contexts, strict=True)
     ]
+
+
+def check_longest(longest: int | None) -> None:
+    """Refuse answers of no tokens."""
+    if longest is not None and longest < 1:
+        raise RequestError(f"the longest answer is {longest} tokens; at least 1 was expected")
+
+
+def _most_tokens(model: Model, longest: int | None) -> int:
+    check_longest(longest)
+    return (model.task or TaskLabels("answer")).longest_answer if longest is None else longest
 
 
 @torch.inference_mode()
@@ -192,9 +206,11 @@ def _fullest_windows(places: Integers, starts: Integers, ends: Integers) -> Inte
     return fullest
 
 
-def evaluate_answers(model: Model, examples: Questions, metrics: Sequence[str]) -> Evaluation:
+def evaluate_answers(
+    model: Model, examples: Questions, metrics: Sequence[str], longest: int | None = None
+) -> Evaluation:
     """Score a model by the script that has these metrics, and keep what it would have to be given."""
-    rankings = _rank_examples(model, examples)
+    rankings = _rank_examples(model, examples, longest)
     threshold = model.task.threshold if model.task else None
     some_have_none = not all(row.answers for row in examples.rows)
     if threshold is None and some_have_none:
@@ -233,8 +249,9 @@ def fit_threshold(model: Model, examples: Questions) -> TaskLabels:
     return replace(task, threshold=math.exp(min(max(best.between, -FARTHEST), FARTHEST)))
 
 
-def _rank_examples(model: Model, examples: Questions) -> list[Ranking]:
-    return rank_answers(model, [row.question for row in examples.rows], [row.context for row in examples.rows])
+def _rank_examples(model: Model, examples: Questions, longest: int | None = None) -> list[Ranking]:
+    questions, contexts = [row.question for row in examples.rows], [row.context for row in examples.rows]
+    return rank_answers(model, questions, contexts, longest)
 
 
 def _told(examples: Questions, said: Sequence[str], rankings: Sequence[Ranking]) -> list[Told]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from cloze.checkpoint import HEAD_OF
 from cloze.errors import RequestError
 from cloze.kinds import TaskKind
-from cloze.predict.answering import evaluate_answers
+from cloze.predict.answering import check_longest, evaluate_answers
 from cloze.predict.choosing import evaluate_choices
 from cloze.predict.model import Model, load
 from cloze.predict.reports import Evaluation
@@ -32,13 +32,27 @@ def evaluate_examples(model: Model, kind: TaskKind, examples: Examples, metrics:
     return EVALUATE[kind](model, examples, metrics)
 
 
-def evaluate(model: str | Path | Model, source: Source, *, split: str = "dev", device: str | None = None) -> Evaluation:
-    """Score a model folder on a task's rows: a published split, or the user's own file."""
+def evaluate(
+    model: str | Path | Model,
+    source: Source,
+    *,
+    split: str = "dev",
+    device: str | None = None,
+    longest: int | None = None,
+) -> Evaluation:
+    """Score a model folder on a task's rows: a published split, or the user's own file.
+
+    ``longest`` is for answers in texts: the tokens that one has at most, if not what the model was fine-tuned with.
+    """
     spec = find_task(source.task)
+    if longest is not None and spec.kind != "answer":
+        raise RequestError(f"longest is {longest}, which is for answers in texts; {source.task} is to {spec.kind}")
+    check_longest(longest)
     loaded = load_tuned(model, source.task, device=device)
     assert loaded.task is not None
     examples = read_examples(source, loaded.task.names or None, split)
-    return replace(evaluate_examples(loaded, spec.kind, examples, spec.metrics), skipped=examples.skipped)
+    more = {} if longest is None else {"longest": longest}
+    return replace(EVALUATE[spec.kind](loaded, examples, spec.metrics, **more), skipped=examples.skipped)
 
 
 def load_tuned(model: str | Path | Model, name: str, *, device: str | None = None) -> Model:

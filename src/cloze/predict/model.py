@@ -330,16 +330,21 @@ class Model:
 
         return tag_texts(self, texts)
 
-    def answer(self, question: str, context: str, top: int = 1) -> list[Answer]:
-        """The best answers to a question that a text has, or that it has none, best first."""
-        return self.answer_all([question], [context], top)[0]
+    def answer(self, question: str, context: str, top: int = 1, longest: int | None = None) -> list[Answer]:
+        """The best answers to a question that a text has, or that it has none, best first.
 
-    def answer_all(self, questions: Sequence[str], contexts: Sequence[str], top: int = 1) -> list[list[Answer]]:
+        None has more than ``longest`` tokens; without it, what the model was fine-tuned with, or 30.
+        """
+        return self.answer_all([question], [context], top, longest)[0]
+
+    def answer_all(
+        self, questions: Sequence[str], contexts: Sequence[str], top: int = 1, longest: int | None = None
+    ) -> list[list[Answer]]:
         """The best answers to each question, as ``answer`` gives them."""
         from cloze.predict.answering import answer_all
 
         need_head(self.bert, "span")
-        return answer_all(self, questions, contexts, top)
+        return answer_all(self, questions, contexts, top, longest)
 
     def choose(self, prompt: str, options: Sequence[str]) -> list[Option]:
         """The options with their probabilities, the one that fits the prompt best first."""

@@ -66,3 +66,5 @@ def check_kind(kind: TaskKind, settings: FinetuneSettings) -> None:
         raise ConfigError(f"long_texts is for labels and numbers of texts; this task is to {kind}, {why}")
     if settings.stride != FinetuneSettings.stride and kind != "answer":
         raise ConfigError(f"stride is for answers in long contexts; this task is to {kind}")
+    if settings.longest_answer != FinetuneSettings.longest_answer and kind != "answer":
+        raise ConfigError(f"longest_answer is for answers in texts; this task is to {kind}")

@@ -23,7 +23,7 @@ RESULTS = "eval_results.json"
 BEST = "best.safetensors"  # the weights that scored best so far, where somebody waits for better ones
 _LONGEST_SHOWN = 100
 # Facts that older runs have not written down; what is not known of them is not held against them.
-_LATER = frozenset({"content", "teacher"})
+_LATER = frozenset({"content", "teacher", "longest_answer"})
 _BEGUN = f"{SETTINGS}.tmp"  # what a run consists of before its settings are written
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective, check_seed
 from cloze.errors import ConfigError
-from cloze.kinds import AdapterKind, FeatureHead, Features, LongTexts
+from cloze.kinds import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, LongTexts
 from cloze.train.small_data import Augment, check_small_data
 from cloze.train.ways import check_ways
 
@@ -209,6 +209,8 @@ class FinetuneSettings:
     """Longer texts: cut, head-tail (a quarter and three quarters of the length), or windows (all of it is read)."""
     stride: int = 128
     """To answer: in training, tokens from one window of a long context to the next; half of a window's room if less."""
+    longest_answer: int = LONGEST_ANSWER
+    """To answer: tokens of an answer, at most, when dev rows are scored and later; more where tokens are characters."""
     context: bool = False
     """To tag: read sentences together with their neighbours in the document, as many as there is room for."""
     rate: float | None = None
@@ -255,7 +257,7 @@ class FinetuneSettings:
     """New head, order and dropout all follow from it."""
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch", 1), ("length", SHORTEST), ("stride", 1)):
+        for name, least in (("epochs", 1), ("batch", 1), ("length", SHORTEST), ("stride", 1), ("longest_answer", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; at least {least} was expected")
         if self.patience < 0:
