@@ -8,6 +8,7 @@ import pytest
 from cloze.errors import RequestError
 from cloze.tasks.answer import LONGEST_QUESTION, NOWHERE, Question, Questions, Reading, answer_items, read_contexts
 from cloze.text import Tokenizer, learn_pieces
+from tests.train.made import Listener
 
 LINE = "the old river, house; Garden-gate (morning) letters 1,234 naïve Ärger 猫坐 don't re-read U.S. e\u0301tude"
 WORDS = LINE.split()
@@ -107,6 +108,24 @@ def test_questions_without_answer_are_nowhere_in_every_window() -> None:
     items = answer_items(Questions([Question("", "", "the", "old river " * 40)]), TOKENIZER.with_max_length(30))
     assert len(items) > 3
     assert {item.target for item in items} == {NOWHERE}
+
+
+def test_answers_that_no_window_holds_are_counted() -> None:
+    context = "old " * 80
+    spans = [(0, 3), (4, 4 * 30), (0, 4 * 80 - 1), None]  # of 1, 29, 80 tokens, and none
+    rows = Questions([Question("", "", "the", context, (), span) for span in spans])
+    listener = Listener()
+    items = answer_items(rows, TOKENIZER.with_max_length(40), 4, listener)
+    windows = len(items) // len(spans)
+    groups = [items[start : start + windows] for start in range(0, len(items), windows)]
+    held = [any(item.target != NOWHERE for item in group) for group in groups]
+    assert held == [True, True, False, False]
+    assert listener.said == [
+        "1 of 4 training questions have an answer that no window of 40 tokens holds whole; they are trained as if they "
+        "had none: a larger length or a smaller stride holds more"
+    ]
+    answer_items(rows.select([0, 1, 3]), TOKENIZER.with_max_length(40), 4, listener)
+    assert len(listener.said) == 1
 
 
 def test_long_questions_are_cut_and_told() -> None:

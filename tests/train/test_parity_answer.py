@@ -18,6 +18,7 @@ from cloze.train.settings import FinetuneSettings
 from cloze.train.task_batches import TaskBatch, TaskBatches
 from cloze.train.task_objective import TaskObjective
 from tests.corpus.texts import WORDS
+from tests.train.made import Listener
 from tests.train.parity import BATCH, check, inputs_of, start
 
 OTHERS = [word for word in WORDS if word not in {"winter", "garden"}]
@@ -119,6 +120,17 @@ def test_model_is_asked(learned: tuple[Path, Source]) -> None:
     (answer,) = model.answer("the old house", context)
     assert (answer.text, context[answer.start : answer.end]) == ("Winter silver garden", "Winter silver garden")
     assert model.answer("the old house", "the captain follows music under the river")[0].text == ""
+
+
+def test_answers_that_are_trained_as_none_are_told(base: Path, tmp_path: Path) -> None:
+    short, context = make_questions(12), " ".join(OTHERS[:30])
+    rows = [*short, Question("f:12", "12", "the old house", context, (context,), (0, len(context)))]
+    source = Source("answer", write(tmp_path / "train.jsonl", rows), write(tmp_path / "dev.jsonl", short))
+    listener = Listener()
+    settings = FinetuneSettings(epochs=1, batch=8, length=20)
+    finetune(source, base, tmp_path / "run", settings=settings, progress=listener)
+    told = [one for one in listener.said if "no window of 20 tokens holds whole" in one]
+    assert [one.split(" have ")[0] for one in told] == ["1 of 13 training questions"]
 
 
 def test_longest_answer_is_kept_with_the_model(base: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 A question comes first, then as much of the context as there is room for; a long context is read in windows that
 overlap. What is to be said of a window is the first and the last token of the answer, or twice 0, which is [CLS],
-where it does not hold the whole answer.
+where it does not hold the whole answer. If none does, the question is trained as one without an answer, which is told.
 """
 
 from bisect import bisect_left, bisect_right
@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cloze.errors import RequestError
+from cloze.progress import Progress
 from cloze.tasks.items import Item, Rows
 from cloze.text import Encoding, Pieces, Tokenizer, window_places
 
@@ -66,14 +67,23 @@ class Reading:
         return first, bisect_left(self.offsets, span[1], key=lambda offset: offset[0]) - 1
 
 
-def answer_items(examples: Questions, tokenizer: Tokenizer, stride: int = STRIDE) -> list[Item]:
+def answer_items(
+    examples: Questions, tokenizer: Tokenizer, stride: int = STRIDE, progress: Progress | None = None
+) -> list[Item]:
     """What a model trains on: every window of every context, with the first and last token of the answer."""
     questions = [row.question for row in examples.rows]
     contexts = [row.context for row in examples.rows]
-    items = []
+    items, lost = list[Item](), 0
     for row, reading in zip(examples.rows, read_contexts(tokenizer, questions, contexts, stride), strict=True):
         tokens = None if row.span is None else reading.tokens_of(row.span)
-        items += [Item((window.encoding,), find_target(window, tokens)) for window in reading.windows]
+        targets = [find_target(window, tokens) for window in reading.windows]
+        items += [Item((window.encoding,), target) for window, target in zip(reading.windows, targets, strict=True)]
+        lost += tokens is not None and all(target == NOWHERE for target in targets)
+    if lost and progress is not None:
+        progress.say(
+            f"{lost} of {len(examples)} training questions have an answer that no window of {tokenizer.max_length} "
+            "tokens holds whole; they are trained as if they had none: a larger length or a smaller stride holds more"
+        )
     return items
 
 

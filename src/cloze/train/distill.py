@@ -142,9 +142,9 @@ def _batches(
     like_lengths: bool,
 ) -> DistillBatches:
     tokenizer = student.tokenizer
-    items = ITEMS[data.kind](data.train, tokenizer, how)
+    items = ITEMS[data.kind](data.train, tokenizer, how, progress)
     if texts is not None:
-        items += ITEMS[data.kind](texts, tokenizer, how)
+        items += ITEMS[data.kind](texts, tokenizer, how, progress)
         progress.say(f"{len(texts)} rows without labels are read as well")
     batches = make_batches(items, data.kind, tokenizer, how, small.device, progress, like_lengths=like_lengths)
     return DistillBatches(batches)

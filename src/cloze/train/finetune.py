@@ -46,13 +46,13 @@ from cloze.train.task_batches import TaskBatches, tell_cut
 from cloze.train.task_objective import TaskObjective
 from cloze.train.tuning import keep_states, prepare
 
-ITEMS: dict[TaskKind, Callable[[Any, Tokenizer, FinetuneSettings], list[Item]]] = {
-    "classify": lambda examples, tokenizer, settings: sequence_items(examples, tokenizer, settings.long_texts),
-    "multilabel": lambda examples, tokenizer, settings: sequence_items(examples, tokenizer, settings.long_texts),
-    "regress": lambda examples, tokenizer, settings: sequence_items(examples, tokenizer, settings.long_texts),
-    "tag": lambda examples, tokenizer, settings: tag_items(examples, tokenizer, context=settings.context),
-    "answer": lambda examples, tokenizer, settings: answer_items(examples, tokenizer, settings.stride),
-    "choose": lambda examples, tokenizer, _: choice_items(examples, tokenizer),
+ITEMS: dict[TaskKind, Callable[[Any, Tokenizer, FinetuneSettings, Progress], list[Item]]] = {
+    "classify": lambda examples, tokenizer, settings, _: sequence_items(examples, tokenizer, settings.long_texts),
+    "multilabel": lambda examples, tokenizer, settings, _: sequence_items(examples, tokenizer, settings.long_texts),
+    "regress": lambda examples, tokenizer, settings, _: sequence_items(examples, tokenizer, settings.long_texts),
+    "tag": lambda examples, tokenizer, settings, _: tag_items(examples, tokenizer, context=settings.context),
+    "answer": lambda examples, tokenizer, settings, say: answer_items(examples, tokenizer, settings.stride, say),
+    "choose": lambda examples, tokenizer, *_: choice_items(examples, tokenizer),
 }
 
 # What a model without labels says, for its card.
@@ -176,7 +176,7 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSetti
 def _batches(
     data: TaskData, tokenizer: Tokenizer, settings: FinetuneSettings, device: torch.device, progress: Progress
 ) -> TaskBatches:
-    items = ITEMS[data.kind](data.train, tokenizer, settings)
+    items = ITEMS[data.kind](data.train, tokenizer, settings, progress)
     return make_batches(items, data.kind, tokenizer, settings, device, progress)
 
 
