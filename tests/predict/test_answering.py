@@ -379,6 +379,20 @@ def test_wrong_rows_are_those_that_are_not_exact() -> None:
     assert wrong[0].keys() == {"row", "question", "context", "expected", "predicted"}
 
 
+def test_wrong_rows_are_those_of_the_script_that_scores() -> None:
+    said = [answers[0].text for answers in MODEL.answer_all(QUESTIONS[:6], CONTEXTS[:6])]
+    # Marks that only CMRC's script leaves out, and an article that only those of SQuAD do.
+    for shape, scripts in (("《{}》", {"em"}), ("the {}", {"exact", "exact_match"})):
+        rows = [
+            Question("", str(number), QUESTIONS[number], CONTEXTS[number], (shape.format(text),))
+            for number, text in enumerate(said)
+        ]
+        for name in ("em", "exact", "exact_match"):
+            evaluation = evaluate_answers(MODEL, Questions(rows), ("f1", name))
+            assert evaluation.metrics[name] == (name in scripts)
+            assert len(evaluation.wrong()) == (0 if name in scripts else 6)
+
+
 def test_folder_is_scored_by_file(tmp_path: Path, folder: Path) -> None:
     qas = [{"id": "q", "question": "cat", "answers": [{"text": "sat", "answer_start": 8}]}]
     contents = {"data": [{"paragraphs": [{"context": "the cat sat", "qas": qas}]}]}

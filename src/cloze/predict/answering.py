@@ -30,7 +30,7 @@ from cloze.predict.model import Model
 from cloze.predict.reports import Evaluation
 from cloze.predict.results import Answer
 from cloze.tasks.answer import Questions, Reading, read_contexts
-from cloze.tasks.squad_metrics import Told, answer_scores, best_threshold, exactness, likeness
+from cloze.tasks.squad_metrics import Told, answer_scores, best_threshold, is_right, likeness
 
 logger = logging.getLogger("cloze")
 
@@ -231,7 +231,7 @@ def evaluate_answers(
         answer_scores(metrics, told),
         said,
         examples.places,
-        [one.said if exactness(one) else "".join(one.answers[:1]) for one in told],
+        [one.said if is_right(metrics, one) else "".join(one.answers[:1]) for one in told],
         [{"question": row.question, "context": row.context} for row in examples.rows],
         files=files,
     )

@@ -43,8 +43,7 @@ def normalized(answer: str) -> str:
 def squad_scores(told: Sequence[Told]) -> dict[str, float]:
     """Exact match and F1 of SQuAD 1.1."""
     f1 = [max((_overlap(normalized(right).split(), _words(one)) for right in one.answers), default=0.0) for one in told]
-    exact = [float(normalized(one.said) in map(normalized, one.answers)) for one in told]
-    return {"f1": _mean(f1), "exact_match": _mean(exact)}
+    return {"f1": _mean(f1), "exact_match": _mean([_first_exactness(one) for one in told])}
 
 
 def squad2_scores(told: Sequence[Told]) -> dict[str, float]:
@@ -67,7 +66,7 @@ def squad2_scores(told: Sequence[Told]) -> dict[str, float]:
 def cmrc_scores(told: Sequence[Told]) -> dict[str, float]:
     """Exact match, F1 by the longest common stretch of characters, and their mean, of CMRC 2018."""
     f1 = _mean([max((_common_stretch(right, one.said) for right in one.answers), default=0.0) for one in told])
-    exact = _mean([float(_without_marks(one.said) in map(_without_marks, one.answers)) for one in told])
+    exact = _mean([_chinese_exactness(one) for one in told])
     return {"f1": f1, "em": exact, "average": (exact + f1) / 2}
 
 
@@ -86,9 +85,30 @@ def answer_scores(metrics: Sequence[str], told: Sequence[Told]) -> dict[str, flo
     return script(told)
 
 
+def is_right(metrics: Sequence[str], one: Told) -> bool:
+    """Whether the script that has these metrics counts what was said as exactly right."""
+    (measure,) = (measure for name, measure in _EXACT.items() if name in metrics)
+    return measure(one) == 1
+
+
 def exactness(one: Told) -> float:
     """1.0 if what was said is an answer, after normalising; SQuAD 2.0."""
     return float(normalized(one.said) in map(normalized, _golden(one)))
+
+
+def _first_exactness(one: Told) -> float:
+    return float(normalized(one.said) in map(normalized, one.answers))
+
+
+def _chinese_exactness(one: Told) -> float:
+    return float(_without_marks(one.said) in map(_without_marks, one.answers))
+
+
+_EXACT: Mapping[str, Callable[[Told], float]] = {
+    "exact_match": _first_exactness,
+    "exact": exactness,
+    "em": _chinese_exactness,
+}
 
 
 def likeness(one: Told) -> float:
