@@ -4,6 +4,7 @@ from cloze.errors import DataError
 from cloze.tasks.classify import (
     classification_examples,
     find_labels,
+    find_several_labels,
     regression_examples,
 )
 from cloze.tasks.labels import LabelSet
@@ -27,6 +28,15 @@ def test_one_label_is_not_a_task() -> None:
     assert str(caught.value) == (
         "all training rows have the same label (a); expected at least 2 labels: check the label column"
     )
+
+
+def test_rows_that_all_have_no_label_are_no_task() -> None:
+    with pytest.raises(DataError) as caught:
+        find_several_labels(rows("", " | ", ""))
+    assert str(caught.value) == (
+        "no training row has a label; expected at least one row with one: check the label column"
+    )
+    assert find_several_labels(rows("", "b|a", "b")).names == ("a", "b")
 
 
 def test_classification() -> None:

@@ -33,6 +33,8 @@ class LabelSet:
 def sorted_labels(found: Iterable[str], fewest: int = 2) -> LabelSet:
     """Labels in order: by value if all are integers."""
     distinct = set(found)
+    if not distinct:
+        raise DataError("no training row has a label; expected at least one row with one: check the label column")
     if len(distinct) < fewest:
         raise DataError(
             f"all training rows have the same label ({', '.join(distinct)}); expected at least {fewest} labels: "
