@@ -1,6 +1,7 @@
 """SQuAD's scores of a fine-tuned MiniLM, on the parts of it that are at hand.
 
     python benchmarks/squad.py [--articles 22] [--epochs 2] [--seeds 1]
+    python benchmarks/squad.py --check
 
 squad     trained on articles of the official training set (Du's test part), scored on the answerable questions of half
           of the official dev set, which have several right answers each
@@ -8,20 +9,27 @@ squad2    trained on the same articles and on three quarters of those of that ha
           answer; scored on its other articles
 
 No article is on both sides. Scores are kept beside this script, and the same command goes on with what is missing.
+
+What each run said is scored a second time, by the slow and independent implementation of the tests, which reads the
+files for itself. --check does so without any training, for made-up answers to all questions that are at hand.
 """
 
 import argparse
 import json
 import lzma
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import mean
+from statistics import fmean, mean
 from typing import Any
 
 import torch
 
 from cloze.files import replace_json
 from cloze.tasks.source import Source
+from cloze.tasks.squad_metrics import Told, answer_scores
 from cloze.train.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
@@ -29,14 +37,20 @@ from kept_scores import KeptScores  # beside this file
 from minilm import minilm
 
 ROOT = Path(__file__).parents[1]
+sys.path.append(str(ROOT))
+from tests.tasks import squad_reference as reference  # noqa: E402 (the tests are no package that is installed)
+
 KEPT = KeptScores(Path(__file__).with_suffix(".json"))
 METRICS = {"squad": ("exact_match", "f1"), "squad2": ("exact", "f1", "HasAns_f1", "NoAns_f1")}
+TRAIN, HALF = "squad/du-split-test-v1.1.json.xz", "squad/cs224n-dev-v2.0.json.xz"
+AT_HAND = (TRAIN, HALF, "squad/xquad.en.json", "squad/dev-v2.0-first5articles-official-ids.json")
 Article = dict[str, Any]
+Question = tuple[str, str, tuple[str, ...]]  # id, context, right answers
 
 
 def articles_of(path: Path) -> list[Article]:
-    """The articles of a packed file."""
-    with lzma.open(path, "rt", encoding="utf-8") as file:
+    """The articles of a file, packed or not."""
+    with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as file:
         return list(json.load(file)["data"])
 
 
@@ -48,10 +62,19 @@ def answerable(article: Article) -> Article:
     return article | {"paragraphs": paragraphs}
 
 
+def questions_of(articles: Sequence[Article]) -> Iterator[Question]:
+    """All questions, read off the file as it is."""
+    for article in articles:
+        for part in article["paragraphs"]:
+            for one in part["qas"]:
+                answers = [] if one.get("is_impossible") else one["answers"]
+                yield one["id"], part["context"], tuple(answer["text"] for answer in answers)
+
+
 def sources(data: Path, articles: int, out: Path) -> dict[str, Source]:
     """Both tasks, with the files that they read."""
-    train = articles_of(data / "squad/du-split-test-v1.1.json.xz")[:articles]
-    half = articles_of(data / "squad/cs224n-dev-v2.0.json.xz")
+    train = articles_of(data / TRAIN)[:articles]
+    half = articles_of(data / HALF)
     scored = len(half) // 4
     parts = {
         "squad": (train, [answerable(article) for article in half]),
@@ -72,10 +95,64 @@ def score(source: Source, metric: str, settings: FinetuneSettings, place: Path) 
     return float(Run(finetune(source, minilm(), place, settings=settings)).results()[metric])
 
 
+def score_independently(task: str, cases: Sequence[reference.Case]) -> dict[str, float]:
+    """What the implementation of the tests says, under the names of the official scripts."""
+    if task == "squad":
+        return dict(zip(("exact_match", "f1"), reference.first_version(cases), strict=True))
+    scores = {}
+    singles = [(bool(answers), reference.second_version(answers, said)) for answers, said, _ in cases]
+    for which, name in enumerate(("exact", "f1")):
+        for kind, counted in (("", {True, False}), ("HasAns_", {True}), ("NoAns_", {False})):
+            scores[kind + name] = fmean(both[which] for having, both in singles if having in counted)
+        scores[f"best_{name}"] = reference.best_over_thresholds(cases, which)
+    return scores
+
+
+def print_both(task: str, ours: Mapping[str, float], others: Mapping[str, float]) -> None:
+    """Print the scores of cloze beside those of the tests, and by how much they differ."""
+    for name, other in others.items():
+        print(f"{task:<8} {name:<12} {100 * ours[name]:9.5f} {100 * other:9.5f}")
+    largest = max(abs(ours[name] - other) for name, other in others.items())
+    print(f"{task:<8} the largest difference of the two is {100 * largest:.1e}", flush=True)
+
+
+def score_again(task: str, dev: Path, place: Path) -> None:
+    """Score what a run said to the dev questions by the implementation of the tests as well."""
+    if not (place / "predictions.json").is_file():
+        print(f"{task:<8} {place}: no predictions, so that the scores that were kept are not scored again", flush=True)
+        return
+    said = json.loads((place / "predictions.json").read_text(encoding="utf-8"))
+    nulls = json.loads((place / "null_odds.json").read_text(encoding="utf-8")) if task == "squad2" else {}
+    questions = questions_of(articles_of(dev))
+    cases = [(answers, said[name], nulls.get(name, 0.0)) for name, _, answers in questions]
+    print_both(task, Run(place).results(), score_independently(task, cases))
+
+
+def make_up(context: str, answers: Sequence[str], draw: random.Random) -> str:
+    """What a model might say: an answer, one that is cut short, another stretch of the text, or nothing."""
+    words = context.split()
+    start = draw.randrange(len(words))
+    other = " ".join(words[start : start + draw.randint(1, 8)])
+    right = draw.choice(answers) if answers else other
+    return draw.choice((right, right[: draw.randint(0, len(right))], other, ""))
+
+
+def check(data: Path, seed: int = 0) -> None:
+    """Score made-up answers to all questions at hand by cloze and by the implementation of the tests."""
+    draw = random.Random(seed)
+    asked = [question for name in AT_HAND for question in questions_of(articles_of(data / name))]
+    cases = [(answers, make_up(context, answers, draw), draw.gauss(0, 5)) for _, context, answers in asked]
+    for task, used in (("squad", [case for case in cases if case[0]]), ("squad2", cases)):
+        print(f"{task:<8} {len(used)} questions, {len(used) - sum(bool(case[0]) for case in used)} without an answer")
+        ours = answer_scores(METRICS[task], [Told(*case) for case in used])
+        print_both(task, ours, score_independently(task, used))
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="the folder with squad/ in it")
+    parser.add_argument("--check", action="store_true", help="train nothing; hold the scores against another's")
     parser.add_argument("--tasks", nargs="+", default=list(METRICS), choices=METRICS)
     parser.add_argument("--articles", type=int, default=22, help="articles of the training set, of 44")
     parser.add_argument("--epochs", type=int, default=2)
@@ -83,20 +160,29 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("runs/squad"), help="where unfinished trainings are")
     asked = parser.parse_args()
+    if asked.check:
+        check(asked.data)
+        return
     torch.set_num_threads(asked.threads)
     for task, source in sources(asked.data, asked.articles, asked.out).items():
-        if task not in asked.tasks:
-            continue
-        for metric in METRICS[task]:
-            values = []
-            for seed in range(asked.seeds):
-                settings = FinetuneSettings(epochs=asked.epochs, batch=16, length=384, rate=1e-4, seed=seed)
-                name = f"{task} {asked.articles} {asked.epochs} {seed}"
-                tuned = partial(score, source, metric, settings, asked.out / name.replace(" ", "-"))
-                values.append(100 * KEPT.get(f"{name} {metric}", tuned))
-            print(
-                f"{task:<8} {metric:<12} {mean(values):6.2f}   {' '.join(f'{one:.2f}' for one in values)}", flush=True
-            )
+        if task in asked.tasks:
+            measure(task, source, asked)
+
+
+def measure(task: str, source: Source, asked: argparse.Namespace) -> None:
+    """Print the scores of a task over all seeds, and those of each run once more."""
+    assert source.dev is not None
+    names = [f"{task} {asked.articles} {asked.epochs} {seed}" for seed in range(asked.seeds)]
+    places = [asked.out / name.replace(" ", "-") for name in names]
+    for metric in METRICS[task]:
+        values = []
+        for seed, (name, place) in enumerate(zip(names, places, strict=True)):
+            settings = FinetuneSettings(epochs=asked.epochs, batch=16, length=384, rate=1e-4, seed=seed)
+            tuned = partial(score, source, metric, settings, place)
+            values.append(100 * KEPT.get(f"{name} {metric}", tuned))
+        print(f"{task:<8} {metric:<12} {mean(values):6.2f}   {' '.join(f'{one:.2f}' for one in values)}", flush=True)
+    for place in places:
+        score_again(task, source.dev, place)
 
 
 if __name__ == "__main__":

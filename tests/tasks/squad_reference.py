@@ -4,6 +4,8 @@ import string
 from collections.abc import Sequence
 from itertools import product
 
+import numpy as np
+
 Case = tuple[Sequence[str], str, float]  # right answers, what was said, the score of none
 
 
@@ -50,22 +52,19 @@ def second_version(answers: Sequence[str], said: str) -> tuple[float, float]:
     return float(words in golden), max(word_f1(right, words) for right in golden)
 
 
-def at_threshold(cases: Sequence[Case], threshold: float, which: int) -> float:
-    """The mean score if nothing is said where the score of none is larger."""
-    scores = []
-    for answers, said, none in cases:
-        if none > threshold:
-            scores.append(float(not answers))
-        else:
-            # The search does not look whether what was said to a question without an answer normalises to nothing.
-            scores.append(second_version(answers, said)[which] if answers else float(said == ""))
-    return sum(scores) / len(scores)
+def at_thresholds(cases: Sequence[Case], thresholds: Sequence[float], which: int) -> list[float]:
+    """For each threshold, the mean score if nothing is said where the score of none is larger."""
+    nones = np.array([none for _, _, none in cases])
+    silent = np.array([float(not answers) for answers, _, _ in cases])
+    # The search does not look whether what was said to a question without an answer normalises to nothing.
+    said = np.array([second_version(right, text)[which] if right else float(text == "") for right, text, _ in cases])
+    return [float(np.where(nones > threshold, silent, said).mean()) for threshold in thresholds]
 
 
 def best_over_thresholds(cases: Sequence[Case], which: int) -> float:
     """The best of all thresholds, by trying each."""
     nones = [none for _, _, none in cases]
-    return max(at_threshold(cases, threshold, which) for threshold in [min(nones) - 1, *nones])
+    return max(at_thresholds(cases, [min(nones) - 1, *nones], which))
 
 
 MARKS = set("-:_*^/\\~`+=，。：？！“”；’《》·、「」（）－～『』")

@@ -362,7 +362,7 @@ def test_scores_of_the_second_version(seed: int) -> None:
             assert scores[f"{prefix}{name}"] == pytest.approx(expected, abs=1e-12)
     for which, name in enumerate(("exact", "f1")):
         assert scores[f"best_{name}"] == pytest.approx(reference.best_over_thresholds(cases, which), abs=1e-12)
-        at = reference.at_threshold(cases, scores[f"best_{name}_thresh"], which)
+        (at,) = reference.at_thresholds(cases, [scores[f"best_{name}_thresh"]], which)
         assert at == pytest.approx(scores[f"best_{name}"], abs=1e-12)
         assert 0 < scores[f"best_{name}"] < 1
 
