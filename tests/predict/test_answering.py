@@ -70,9 +70,7 @@ def fullest_window(places: Sequence[tuple[int, int]], start: int, end: int) -> i
     return rooms.index(max(rooms))
 
 
-def all_stretches(
-    logits: Logits, reading: Reading, context: str, longest: int = LONGEST_ANSWER
-) -> dict[str, float]:
+def all_stretches(logits: Logits, reading: Reading, context: str, longest: int = LONGEST_ANSWER) -> dict[str, float]:
     """The best score of every text that may be an answer, by trying every pair of tokens in every window."""
     places = [window.place for window in reading.windows]
     scores: dict[str, float] = {}
@@ -217,7 +215,9 @@ def test_answers_are_no_longer_than_was_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [0, 2.5, "many", True, None])
 def test_folder_with_a_bad_length_of_answers_is_told(value: object, tmp_path: Path) -> None:
     path = saved(SHORT, tmp_path / "model") / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"cloze_task": {"longest_answer": value}}), "utf-8")
+    path.write_text(
+        json.dumps(json.loads(path.read_text("utf-8")) | {"cloze_task": {"longest_answer": value}}), "utf-8"
+    )
     expected = f"longest_answer is {str(value)!r}; a whole number from 1 up was expected"
     with pytest.raises(CheckpointError, match=expected):
         load(path.parent)
@@ -304,7 +304,10 @@ def make_questions(count: int = 30) -> Questions:
     for number in range(count):
         context = CONTEXTS[number]
         word = context[: context.index(",")] if "," in context else context
-        answers = [(best[number][0].text,), (word, context[:12]), ()][draw.randrange(3)]
+        said = best[number][0].text
+        answers = [(said,), (word, context[:12]), ()][draw.randrange(3)]
+        # The official search for a threshold does not see that a mark alone is as good as no answer.
+        answers = answers if reference.plain(said) else (word, context[:12])
         rows.append(Question(f"f:{number}", f"id{number}", QUESTIONS[number], context, answers, None))
     return Questions(rows)
 

@@ -149,9 +149,7 @@ def _logits(model: Model, batch: Batch) -> list[Floats]:
     return list(logits)
 
 
-def rank_stretches(
-    reading: Reading, context: str, logits: Sequence[Floats], longest: int = LONGEST_ANSWER
-) -> Ranking:
+def rank_stretches(reading: Reading, context: str, logits: Sequence[Floats], longest: int = LONGEST_ANSWER) -> Ranking:
     """What may be the answer, by the logits of the starts and ends of every window, (2, T)."""
     nothing = min((Candidate("", 0, 0, *map(float, one[:, 0])) for one in logits), key=lambda one: one.score)
     places = np.array([window.place for window in reading.windows])

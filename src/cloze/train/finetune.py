@@ -167,9 +167,7 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSetti
     if attachment is not None:
         assert base.place is not None, "it was loaded"
         adapter = AdapterOf(attachment, name, base.place, weights_fingerprint(base.place), asdict(settings))
-    task = TaskLabels(
-        data.kind, names, settings.long_texts, settings.context, longest_answer=settings.longest_answer
-    )
+    task = TaskLabels(data.kind, names, settings.long_texts, settings.context, longest_answer=settings.longest_answer)
     return ModelFolder(bert, tokenizer, task, base.embedding, adapter=adapter)
 
 
