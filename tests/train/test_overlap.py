@@ -1,6 +1,9 @@
+import json
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from cloze.corpus.documents import read_documents
 from cloze.errors import DataError
@@ -66,3 +69,43 @@ def test_nothing_left_is_no_text(text: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"occur in every document to adapt on \(3\); none is left"):
         write_without_overlap([text], rows, tmp_path / "kept.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["text.txt"]
+
+
+def write_rows(path: Path, documents: list[str]) -> Path:
+    """Documents as rows; in JSON with every character beyond ASCII spelled in letters, as most programs write it."""
+    if path.suffix == ".parquet":
+        parquet.write_table(pyarrow.table({"text": documents}), path)
+    else:
+        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents), encoding="ascii")
+    return path
+
+
+@pytest.mark.parametrize("name", ["text.jsonl", "text.parquet"])
+def test_rows_are_found_in_documents_of_every_kind(tmp_path: Path, name: str) -> None:
+    documents = [document.replace("; ", "\n") for document in TEXT.strip().split("\n\n")]
+    path = write_rows(tmp_path / name, documents)
+    rows = [
+        ("a:1", ["治疗后六周内没有出现任何"]),
+        ("a:2", ["speaks of other things it has nothing to"]),
+        ("a:3", ["at all. 患者在治疗"]),
+    ]
+    assert list(overlapping([path], rows)) == ["a:1", "a:2"], "each row is a document, and ends where it ends"
+    with pytest.raises(DataError, match=r"1 rows that are to be scored .*\(a:1\)"):
+        refuse_overlap([path], rows[:1])
+    kept = tmp_path / "kept.txt"
+    assert write_without_overlap([path], rows[:1], kept) == 1
+    assert kept.read_text(encoding="utf-8") == "\n\n".join([*documents[:2], ""])
+
+
+def test_half_a_character_does_not_stop_the_writing(tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_text('{"text": "one \\ud83d two"}\n', encoding="utf-8")
+    assert write_without_overlap([path], [], tmp_path / "kept.txt") == 0
+    assert (tmp_path / "kept.txt").read_text(encoding="utf-8") == "one ? two\n\n"
+
+
+def test_documents_without_the_column_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_text('{"body": "one two three four"}\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"text\.jsonl:1: no column 'text'; it has: body"):
+        refuse_overlap([path], [("a:1", ["one two three four"])])

@@ -7,6 +7,7 @@ and however often the work is taken up again.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,3 +155,12 @@ def read_paragraphs(paths: Sequence[Path], column: str, *, skip_bad_rows: bool =
         for file in range(len(paths)):
             for _, paragraph in reader.read((Segment(file, WHOLE, 0),)):
                 yield paragraph.text
+
+
+def read_any_documents(paths: Sequence[Path], column: str) -> Iterator[list[str]]:
+    """Yield the documents of files of every kind, each as its paragraphs: for those who want whole ones in memory."""
+    with closing(PartReader(paths, column, skip_bad_rows=False)) as reader:
+        for file in range(len(paths)):
+            paragraphs = reader.read((Segment(file, WHOLE, 0),))
+            for _, document in groupby(paragraphs, lambda found: found[1].document):
+                yield [paragraph.text for _, paragraph in document]

@@ -2,19 +2,23 @@
 
 Texts are compared word by word, whatever their case, marks and spaces; each Chinese character is a word. A row occurs
 if any eight words of it do, one after the other, or all of it where it is shorter. Fewer than four words prove nothing.
+Text in JSONL and Parquet files is read as preparation reads it: in JSON, a Chinese character may be six letters.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from cloze.corpus.documents import read_documents
+from cloze.corpus.parts import read_any_documents
+from cloze.corpus.settings import PrepareSettings
 from cloze.errors import DataError
 from cloze.files import replaced_file
 
 _WORD = re.compile(r"[㐀-䶿一-鿿]|[^\W_]+")
 _LONGEST, _SHORTEST = 8, 4
 _SHOWN = 3
+# The column of JSONL and Parquet files, which is the one that is prepared afterwards.
+_COLUMN = PrepareSettings.text
 
 
 Rows = Iterable[tuple[str, Sequence[str]]]  # each a place and its texts
@@ -35,7 +39,7 @@ def overlapping(texts: Sequence[Path], rows: Rows) -> Iterator[str]:
     """Yield the places of rows that occur in the texts, in the order of the rows."""
     sought = _Sought(rows)
     met = set[str]()
-    for document in read_documents(texts):
+    for document in read_any_documents(texts, _COLUMN):
         met |= sought.met(document)
     return (place for place in sought.places if place in met)
 
@@ -43,8 +47,9 @@ def overlapping(texts: Sequence[Path], rows: Rows) -> Iterator[str]:
 def write_without_overlap(texts: Sequence[Path], rows: Rows, path: Path) -> int:
     """Write the documents in which no row occurs, and return how many were left out."""
     sought, dropped = _Sought(rows), 0
-    with replaced_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        for document in read_documents(texts):
+    # Half of a character, which JSON can hold, is none that a file can.
+    with replaced_file(path) as temporary, temporary.open("w", encoding="utf-8", errors="replace") as file:
+        for document in read_any_documents(texts, _COLUMN):
             if sought.met(document):
                 dropped += 1
             else:
