@@ -113,6 +113,21 @@ def test_column_files_keep_their_columns_and_documents(run: Cloze, tuned: Path, 
     assert [[line.split()[0] for line in block.splitlines()] for block in blocks] == words
 
 
+def test_columns_are_given_by_their_numbers(run: Cloze, tuned: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.conllu"
+    rows.write_text("# text = Mr. Darcy\n1\tMr.\tO\tNN\n2\tDarcy\tI-PER\tNNP\n", encoding="utf-8")
+    result = run("evaluate", "tag", rows, "--text", 2, "--label", -2, "--model", tuned, "--out", tmp_path / "scores")
+    assert result.code == 0
+    lines = (tmp_path / "scores" / "predictions.txt").read_text(encoding="utf-8").splitlines()
+    assert [line.split()[:4] for line in lines[:2]] == [["Mr.", "1", "NN", "O"], ["Darcy", "2", "NNP", "B-PER"]]
+    output = tmp_path / "out.conll"
+    run("tag", "--input", rows, "--text", 2, "--model", tuned, "--output", output)
+    lines = output.read_text(encoding="utf-8").splitlines()
+    assert [line.split()[:4] for line in lines[:2]] == [["Mr.", "1", "O", "NN"], ["Darcy", "2", "I-PER", "NNP"]]
+    result = run("tag", "--input", rows, "--text", "form", "--model", tuned)
+    assert result.complaint.startswith(f"text is 'form', but {rows} is read as a word a line, whose columns have no")
+
+
 def test_plain_tags_are_shown_word_by_word(run: Cloze, way: Way, tmp_path: Path) -> None:
     path = tmp_path / "rows.txt"
     path.write_text("the DT\ndog NN\n\nit PRP\n\n" * 12, encoding="utf-8")

@@ -144,3 +144,63 @@ def test_a_word_with_a_space_is_written_between_tabs() -> None:
     assert columns_text([[["New York", "is"], ["", ""], ["X", "O"]], [["a\nb"], ["Y"]]]) == (
         "New York\tX\nis\tO\n\na b\tY\n\n"
     )
+
+
+# -- columns by their numbers ------------------------------------------------------------------------------------------
+
+UNIVERSAL = (
+    "# newdoc\n# sent_id = 1\n# text = EU rejects #\n1\tEU\tPROPN\tNNP\n2\trejects\tVERB\tVBZ\n3\t#\tSYM\t#\n\n"
+    "# text = He left\n1\tHe\tPRON\tPRP\n2\tleft\tVERB\tVBD\n"
+)
+
+
+@pytest.mark.parametrize(("tag", "expected"), [(2, ["NNP", "VBZ"]), (-3, ["NNP", "VBZ"]), (3, ["I-NP", "I-VP"])])
+def test_any_column_may_hold_the_tags(tmp_path: Path, tag: int, expected: list[str]) -> None:
+    (first, *_) = read_columns(write(tmp_path / "eng.train", CONLL), tag=tag).sentences
+    assert (first.words, first.tags) == (["EU", "rejects"], expected)
+    assert all(one.split("\t")[-1] == last for one, last in zip(first.between, ["I-ORG", "O"], strict=True))
+
+
+def test_treebanks_have_numbers_first_and_comments(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.conllu", UNIVERSAL)
+    found = read_columns(path, word=2, tag=3)
+    assert words(found) == [["EU", "rejects", "#"], ["He", "left"]]
+    assert found.sentences[0].tags == ["PROPN", "VERB", "SYM"]
+    assert found.sentences[0].between[0] == "1\tNNP"
+    assert [sentence.place for sentence in found.sentences] == [f"{path}:4", f"{path}:9"]
+    assert words(read_columns(path, tagged=False, word=2)) == words(found)
+    write(path, "-DOCSTART-\n\n" + UNIVERSAL)
+    assert words(read_columns(path, word=2)) == words(found)
+
+
+@pytest.mark.parametrize("text", ["# SYM O\nEU NNP B-ORG\n", "EU NNP B-ORG\n# SYM O\n", "#\tO\nEU\tO\n", "# O\n# O\n"])
+def test_a_mark_that_is_a_word_is_no_comment(tmp_path: Path, text: str) -> None:
+    (found,) = words(read_columns(write(tmp_path / "rows.txt", text)))
+    assert "#" in found
+    assert len(found) == 2
+
+
+WRONG_COLUMNS = {
+    (1, 4): (":1", "3 columns, of which none is --label 4; give a column that every line has"),
+    (-4, 2): (":1", "3 columns, of which none is --text -4; give a column that every line has"),
+    (1, -3): (":1", "--text 1 and --label -3 are the same column here; give each its own"),
+    (2, 3): (":2", "the tag 'Y' has no word in column 2; expected a word, then its tag"),
+    (1, 2): (":2", "the word 'b' has no tag in column 2; write one, such as O"),
+}
+
+
+@pytest.mark.parametrize("numbers", WRONG_COLUMNS)
+def test_columns_that_a_line_lacks(tmp_path: Path, numbers: tuple[int, int]) -> None:
+    path = write(tmp_path / "rows.txt", "a\tN\tX\nb\t\tY\n\nc\tN\tZ\n")
+    line, told = WRONG_COLUMNS[numbers]
+    with pytest.raises(DataError) as caught:
+        read_columns(path, word=numbers[0], tag=numbers[1])
+    assert str(caught.value) == f"{path}{line}: {told}"
+
+
+def test_a_line_that_is_shorter_than_the_others_lacks_the_column(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.txt", "a N X\nb N\n\nc N Y\n")
+    with pytest.raises(DataError, match=r"rows.txt:2: 2 columns, of which none is --label 3"):
+        read_columns(path, tag=3)
+    found = read_columns(path, tag=3, on_bad_row="skip")
+    assert (words(found), found.skipped) == ([["c"]], 1)

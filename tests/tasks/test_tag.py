@@ -242,10 +242,20 @@ def test_sentences_in_csv_have_spaces_between_words(tmp_path: Path) -> None:
 
 def test_columns_of_a_word_a_line_have_no_names(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "word\tpos\nAnn\tNN\n")
-    with pytest.raises(
-        ConfigError, match=r"^label is 'pos', but .*a.tsv is read as a word a line, whose columns have no"
-    ):
+    complaint = r"^label is 'pos', but .*a\.tsv is read as a word a line, whose columns have no names; give a number"
+    with pytest.raises(ConfigError, match=complaint):
         read_task(Source("tag", path, label="pos"))
+    with pytest.raises(ConfigError, match=r"^text is '0', but .*give a number, 1 for the first or -1 for the last"):
+        read_task(Source("tag", path, text="0"))
+
+
+def test_columns_of_a_word_a_line_have_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", "1 Ann NN B-PER\n2 runs VBZ O\n\n")
+    data = read_task(Source("tag", path, path, text="2", label="-2"))
+    assert isinstance(data.train, TaggedSentences)
+    assert (data.train.words, tags(data.train)) == ([["Ann", "runs"]], [["NN", "VBZ"]])
+    assert data.train.between == [["1\tB-PER", "2\tO"]]
+    assert data.metrics == ("accuracy", "macro_f1")
 
 
 A_LIST = 'expected a list such as ["a", "b"]: name it by --text, --label'

@@ -13,13 +13,14 @@ from cloze.cli.inputs import gather_texts
 from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
 from cloze.cli.predictions import HERE, Place
 from cloze.models import SHIPPED_MODEL
+from cloze.tasks.source import RowSettings
 
 if TYPE_CHECKING:
     from cloze.predict import Model, Tagged
     from cloze.tasks.columns import Sentences
 
 # Files with a word a line.
-COLUMNS = {".conll", ".iob", ".iob2", ".bio", ".bioes"}
+COLUMNS = {".conll", ".conllu", ".iob", ".iob2", ".bio", ".bioes"}
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def tag(
     model: str = SHIPPED_MODEL,
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     output: Path | None = None,
-    text: str = "text",
+    text: str = RowSettings.text,
     json: bool = False,
     machine: Place = HERE,
 ) -> None:
@@ -49,7 +50,7 @@ def tag(
         model: A fine-tuned model folder or run, or a hub name.
         input: A file: a text a line; CSV, TSV, JSONL or Parquet; or a word a line (.conll). Its columns are kept.
         output: Where to write: .jsonl, .csv, .tsv, or .conll with a word and its tag a line.
-        text: The column with the texts; in JSONL and Parquet these may be lists of words.
+        text: The column with the texts; in JSONL and Parquet these may be lists of words. Of a word a line, its number.
         json: Print JSON.
     """
     if output is not None:
@@ -72,9 +73,10 @@ def tag(
 
 def _gather(texts: Sequence[str] | None, path: Path | None, column: str) -> Asked:
     if path is not None and not texts and COLUMNS & set(path.suffixes):
-        from cloze.tasks.columns import read_columns
+        from cloze.tasks.columns import column_number, read_columns
 
-        found = read_columns(path, tagged=False)
+        word = 1 if column == RowSettings.text else column_number("text", column, path)
+        found = read_columns(path, tagged=False, word=word)
         order = [sentence.order for sentence in found.sentences]
         return Asked([sentence.words for sentence in found.sentences], columns=found, order=order)
     if path is not None and not texts:

@@ -1,8 +1,9 @@
 """Numbered lines -> sentences of words with their tags: the column files of CoNLL and of all who followed.
 
-A word a line, in the first column, with its tag in the last; a blank line between sentences; ``-DOCSTART-`` where a
-document begins. Columns are parted by tabs where a line has one, else by spaces. White space of other kinds parts
-nothing, for the ideographic space is a word of Chinese corpora.
+A word a line, in the first column, with its tag in the last, or in columns given by their numbers; a blank line between
+sentences; ``-DOCSTART-`` where a document begins. Columns are parted by tabs where a line has one, else by spaces.
+White space of other kinds parts nothing, for the ideographic space is a word of Chinese corpora. Comments, as in
+CoNLL-U, are lines that begin with ``# `` and have no tab, in files whose words do: elsewhere it is a word and its tag.
 """
 
 import re
@@ -12,7 +13,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloze.errors import DataError
+from cloze.errors import ConfigError, DataError
 from cloze.lines import Lines, RowError, open_file
 from cloze.tasks.source import OnBadRow
 
@@ -20,11 +21,12 @@ DOCUMENT_START = "-DOCSTART-"
 EMPTY = "_"  # for a cell without anything in it, as column files of treebanks have it
 _GAP = re.compile("[ \t]+")
 _WHITE = re.compile("[ \r\n]+")
+_COMMENT = "# "
 
 
 @dataclass
 class Sentence:
-    """Words with their tags, and what stood in the columns between; ``tags`` is empty where there are none.
+    """Words with their tags, and what stood in the other columns; ``tags`` is empty where there are none.
 
     Neighbours in a document have neighbouring numbers as their ``order``; a document's end leaves one out.
     """
@@ -56,9 +58,14 @@ class Sentences:
     skipped: int = 0
 
 
-def read_columns(path: Path, *, tagged: bool = True, on_bad_row: OnBadRow = "stop") -> Sentences:
-    """Read a column file; a bad line stops it, or costs its sentence. Untagged, all columns but the first are kept."""
-    reader = _ColumnReader(Path(path), tagged, on_bad_row)
+def read_columns(
+    path: Path, *, tagged: bool = True, on_bad_row: OnBadRow = "stop", word: int = 1, tag: int = -1
+) -> Sentences:
+    """Read a column file; a bad line stops it, or costs its sentence. Untagged, all columns but the words' are kept.
+
+    Columns are counted from 1, or from -1, which is the last.
+    """
+    reader = _ColumnReader(Path(path), word, tag if tagged else None, on_bad_row)
     found = list(reader)
     if not found:
         told = f"all of its {reader.skipped} sentences are bad; the first: {reader.problem}" if reader.skipped else ""
@@ -69,12 +76,14 @@ def read_columns(path: Path, *, tagged: bool = True, on_bad_row: OnBadRow = "sto
 class _ColumnReader:
     """The good sentences of a file, once; then what was told of the others."""
 
-    def __init__(self, path: Path, tagged: bool, on_bad_row: OnBadRow) -> None:
+    def __init__(self, path: Path, word: int, tag: int | None, on_bad_row: OnBadRow) -> None:
         self.marked = False
         self.skipped = 0
         self.problem: str | None = None  # the first bad line's
-        self._path, self._tagged, self._on_bad_row = path, tagged, on_bad_row
+        self._path, self._on_bad_row = path, on_bad_row
+        self._word, self._tag = word, tag
         self._width: int | None = None
+        self._has_comments = _words_have_tabs(path)
 
     def __iter__(self) -> Iterator[Sentence]:
         order, bad = 0, False
@@ -101,6 +110,8 @@ class _ColumnReader:
         """The cells of a line, none of a blank one; None at the end. A line that cannot be read has an empty word."""
         try:
             line = next(lines)
+            while self._has_comments and line.startswith(_COMMENT) and "\t" not in line:
+                line = next(lines)
         except StopIteration:
             return None
         except RowError as error:
@@ -120,20 +131,29 @@ class _ColumnReader:
                 self._refuse(RowError(f"{lines.place}: {flaw}"))
             return False
         sentence.line = sentence.line or lines.number
-        sentence.words.append(cells[0])
-        rest = cells[1:]
-        if self._tagged:
-            sentence.tags.append(sys.intern(rest.pop()))
+        word, tag = self._places(len(cells))
+        sentence.words.append(cells[word])
+        if tag is not None:
+            sentence.tags.append(sys.intern(cells[tag]))
+        rest = [cell for place, cell in enumerate(cells) if place not in (word, tag)]
         sentence.between.append(sys.intern("\t".join(rest)))
         return True
 
     def _flaw(self, cells: list[str]) -> str | None:
-        if not cells[0]:
-            return f"the tag {cells[-1]!r} has no word before it; expected a word, then its tag"
-        if self._tagged and len(cells) == 1:
+        if self._tag is not None and len(cells) == 1:
             return f"{cells[0][:40]!r} stands alone; expected a word and its tag, with a space or a tab between"
-        if self._tagged and not cells[-1]:
-            return f"the word {cells[0][:40]!r} has no tag after its last tab; write one, such as O"
+        for name, column in (("text", self._word), ("label", self._tag)):
+            if column is not None and abs(column) > len(cells):
+                return f"{len(cells)} columns, of which none is --{name} {column}; give a column that every line has"
+        word, tag = self._places(len(cells))
+        if word == tag:
+            return f"--text {self._word} and --label {self._tag} are the same column here; give each its own"
+        if not cells[word]:
+            where = "before it" if self._word == 1 else f"in column {self._word}"
+            return f"the tag {cells[-1 if tag is None else tag]!r} has no word {where}; expected a word, then its tag"
+        if tag is not None and not cells[tag]:
+            where = "after its last tab" if self._tag == -1 else f"in column {self._tag}"
+            return f"the word {cells[word][:40]!r} has no tag {where}; write one, such as O"
         if self._width is None:
             self._width = len(cells)
         if len(cells) != self._width:
@@ -143,10 +163,47 @@ class _ColumnReader:
             )
         return None
 
+    def _places(self, width: int) -> tuple[int, int | None]:
+        """Where word and tag stand among so many cells."""
+        word = _place(self._word, width)
+        return word, None if self._tag is None else _place(self._tag, width)
+
     def _refuse(self, error: RowError) -> None:
         if self._on_bad_row == "stop":
             raise error
         self.problem = self.problem or str(error)
+
+
+def _place(column: int, width: int) -> int:
+    return column - 1 if column > 0 else width + column
+
+
+def _words_have_tabs(path: Path) -> bool:
+    """Whether there is a tab in the first line that may be a word's."""
+    if path.is_fifo():  # which can be read only once
+        return False
+    with closing(open_file(path)) as stream:
+        lines = Lines(path, stream)
+        try:
+            no_word = (_COMMENT, DOCUMENT_START)
+            found = (line for line in lines if line.strip(" \t") and not line.startswith(no_word))
+            return "\t" in next(found, "")
+        except RowError:  # of which reading tells
+            return False
+
+
+def column_number(name: str, value: str, path: Path) -> int:
+    """The number of a column as a flag gives it."""
+    try:
+        number = int(value)
+    except ValueError:
+        number = 0
+    if not number:
+        raise ConfigError(
+            f"{name} is {value!r}, but {path} is read as a word a line, whose columns have no names; give a number, "
+            "1 for the first or -1 for the last, or CSV, JSONL or Parquet with a sentence a row"
+        )
+    return number
 
 
 def columns_text(sentences: Sequence[Sequence[Sequence[str]]], order: Sequence[int] | None = None) -> str:

@@ -17,7 +17,7 @@ from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.files import COMPRESSED
 from cloze.kinds import IGNORED
 from cloze.lines import RowError
-from cloze.tasks.columns import Sentence, Sentences, read_columns
+from cloze.tasks.columns import Sentence, Sentences, column_number, read_columns
 from cloze.tasks.entities import are_entities, find_tags, unify
 from cloze.tasks.items import Item
 from cloze.tasks.labels import LabelSet
@@ -52,7 +52,7 @@ class TaggedSentences:
     targets: list[list[int]]
     labels: LabelSet
     places: list[str]
-    between: list[list[str]]  # what stood in the columns between word and tag
+    between: list[list[str]]  # what stood in the other columns
     order: list[int]  # neighbours in a document have neighbouring numbers
     path: Path
     marked: bool = False  # the file says where documents begin
@@ -143,13 +143,17 @@ def read_own_tags(source: Source, split: str, labels: LabelSet | None) -> Read:
     if is_word_table(path):
         found = read_word_lists(path, text=source.text, label=source.label, on_bad_row=on_bad_row)
     else:
-        for name, value in source.columns_named().items():
-            raise ConfigError(
-                f"{name} is {value!r}, but {path} is read as a word a line, whose columns have no names; "
-                "leave it out, or give CSV, JSONL or Parquet with a sentence a row"
-            )
-        found = read_columns(path, on_bad_row=on_bad_row)
+        word, tag = column_numbers(source, path)
+        found = read_columns(path, on_bad_row=on_bad_row, word=word, tag=tag)
     return _read(path, found, labels, on_bad_row)
+
+
+def column_numbers(source: Source, path: Path) -> tuple[int, int]:
+    """Which columns of a word a line hold words and tags: the first and the last, unless others were given."""
+    given = source.columns_named()
+    word = column_number("text", given["text"], path) if "text" in given else 1
+    tag = column_number("label", given["label"], path) if "label" in given else -1
+    return word, tag
 
 
 def is_word_table(path: Path) -> bool:
@@ -157,8 +161,11 @@ def is_word_table(path: Path) -> bool:
     return table_ending(path) in {".csv", ".jsonl", ".ndjson", ".parquet"}
 
 
-def read_word_lists(path: Path, *, text: str, label: str, on_bad_row: OnBadRow = "stop") -> Sentences:
-    """Read JSONL, Parquet or CSV: in each row a list of words and a list of tags, or both with spaces between them."""
+def read_word_lists(path: Path, *, text: str, label: str | None, on_bad_row: OnBadRow = "stop") -> Sentences:
+    """Read JSONL, Parquet or CSV: in each row a list of words and a list of tags, or both with spaces between them.
+
+    Without a column of labels, the words alone are read.
+    """
     sentences: list[Sentence] = []
     order, skipped, problem = 0, 0, ""
     with closing(open_table(path)) as table:
@@ -188,10 +195,11 @@ def take_word_lists(path: Path, text: str) -> tuple[list[list[str]], list[dict[s
     return [_texts(record, text) for record in records], [record.cells for record in records]
 
 
-def _take_words(path: Path, record: Record, text: str, label: str, order: int) -> Sentence:
+def _take_words(path: Path, record: Record, text: str, label: str | None, order: int) -> Sentence:
     spaced = table_ending(path) == ".csv"  # which has no lists
-    words, tags = _texts(record, text, spaced=spaced), _texts(record, label, spaced=spaced)
-    if len(words) != len(tags):
+    words = _texts(record, text, spaced=spaced)
+    tags = [] if label is None else _texts(record, label, spaced=spaced)
+    if label is not None and len(words) != len(tags):
         raise RowError(
             f"{record.place}: {len(words)} words in {text!r}, but {len(tags)} tags in {label!r}; give one each"
         )
