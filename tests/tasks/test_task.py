@@ -1,12 +1,14 @@
 """Tasks by name: what is asked of published files and of anybody's own, and what is refused."""
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 
 from cloze.errors import ConfigError, DataError
 from cloze.tasks.classify import LabelledTexts
-from cloze.tasks.other_splits import read_other_splits
+from cloze.tasks.other_splits import read_other_splits, read_own_test
 from cloze.tasks.source import Source
 from cloze.tasks.tables import is_table
 from cloze.tasks.task import find_task, read_examples, read_task
@@ -126,3 +128,74 @@ def test_a_single_file_has_no_other_splits(folder: Path) -> None:
     assert read_other_splits(Source("conll", train, folder / "conll" / "valid.txt")) == []
     assert read_other_splits(Source("classify", folder / "a.csv")) == []
     assert read_other_splits(Source("squad", folder)) == []
+
+
+ARC = {
+    "id": "q1",
+    "question": {"stem": "Which is warm?", "choices": [{"text": "ice", "label": "A"}, {"text": "fire", "label": "B"}]},
+    "answerKey": "B",
+}
+
+
+def test_other_splits_of_choices_and_questions(tmp_path: Path) -> None:
+    text = json.dumps(ARC) + "\n"
+    for name in ("Train", "Dev"):
+        (tmp_path / f"ARC-Easy-{name}.jsonl").write_text(text, encoding="utf-8")
+    assert read_other_splits(Source("arc", tmp_path)) == []
+    test = tmp_path / "ARC-Easy-Test.jsonl.gz"
+    test.write_bytes(gzip.compress(text.encode()))
+    assert read_other_splits(Source("ARC", tmp_path)) == [(f"{test}:1", ["Which is warm?", "ice", "fire"])]
+    question = {"id": "1", "question": "Wer?", "answers": [{"text": "er", "answer_start": 0}]}
+    article = {"data": [{"paragraphs": [{"context": "er war es", "qas": [question]}]}]}
+    trial = tmp_path / "cmrc2018_trial.json"
+    trial.write_text(json.dumps(article), encoding="utf-8")
+    assert read_other_splits(Source("cmrc", tmp_path)) == [(f"{trial}:1", ["Wer?", "er war es"])]
+
+
+@pytest.mark.parametrize(
+    ("task", "name"), [("arc", "ARC-Easy-Test.jsonl"), ("rte", "RTE/test.tsv"), ("conll", "test.txt")]
+)
+def test_a_damaged_test_file_is_not_taken_for_a_missing_one(tmp_path: Path, task: str, name: str) -> None:
+    text = FILES.get(name, FILES.get(f"conll/{name}", json.dumps(ARC) + "\n")) * 50
+    path = tmp_path / f"{name}.gz"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(gzip.compress(text.encode())[:-12])
+    with pytest.raises(DataError, match=r"\.gz: cannot be decompressed"):
+        read_other_splits(Source(task, tmp_path))
+
+
+OWN_TESTS: dict[str, tuple[str, str, dict[str, str], list[str]]] = {
+    "classify": ("t.csv", "text\none row\n", {}, ["one row"]),
+    "multilabel": ("t.jsonl", '{"body": "one row", "label": "x"}\n', {"text": "body"}, ["one row"]),
+    "regress": ("t.tsv", "text\tother\none\trow\n", {"pair": "other"}, ["one", "row"]),
+    "tag": ("t.txt", "one X\nrow Y\n", {}, ["one row"]),
+    "answer": ("t.csv", "question,context\nwho?,one row\n", {}, ["who?", "one row"]),
+    "choose": ("t.csv", "text,a,b\nwhich?,one,row\n", {"options": "a,b"}, ["which?", "one", "row"]),
+}
+
+
+@pytest.mark.parametrize("task", OWN_TESTS)
+def test_test_rows_of_own_files_need_no_labels(tmp_path: Path, task: str) -> None:
+    name, text, columns, expected = OWN_TESTS[task]
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    source = Source(task, tmp_path / "train.csv", **columns)  # type: ignore[arg-type]
+    assert [found for _, found in read_own_test(source, path)] == [expected]
+
+
+def test_test_words_of_own_files_may_be_lists_or_in_a_column_with_a_number(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"words": ["one", "row"]}\n', encoding="utf-8")
+    assert read_own_test(Source("tag", path, text="words"), path) == [(f"{path}:1", ["one row"])]
+    path = tmp_path / "t.txt"
+    path.write_text("1 one\n2 row\n", encoding="utf-8")
+    assert read_own_test(Source("tag", path, text="2"), path) == [(f"{path}:1", ["one row"])]
+    question = {"question": "who?", "id": "7"}
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "one row", "qas": [question]}]}]}), "utf-8")
+    assert read_own_test(Source("answer", path), path) == [(f"{path}:7", ["who?", "one row"])]
+
+
+def test_published_tasks_have_test_files_of_their_own(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"test is .*t\.csv, but rte has test files of its own, .*; leave it out, or"):
+        read_own_test(Source("rte", folder), folder / "t.csv")

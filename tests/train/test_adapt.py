@@ -1,5 +1,6 @@
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,38 @@ def test_test_rows_without_labels_must_not_be_read_either(base: Path, tmp_path: 
         file.write(f"\n{row.upper()}!\n")
     with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{tmp_path / 'SST-2' / 'test.tsv'}:2"):
         adapt(Source("sst-2", tmp_path), [domain], base, tmp_path / "run", adaptation=QUICK, settings=FAST)
+
+
+def test_text_in_json_is_read_as_text(base: Path, tmp_path: Path) -> None:
+    """Not as JSON: neither where rows are looked for, nor where documents are left out."""
+    dev = make_rows(16, 1)
+    dev[3] = {**dev[3], "text": "患者在治疗后六周内没有出现任何不良反应"}
+    source = Source("classify", write(tmp_path / "a.csv", make_rows(64)), write(tmp_path / "b.csv", dev))
+    documents = write_domain(tmp_path / "domain.txt").read_text(encoding="utf-8").strip().split("\n\n")
+    domain = tmp_path / "domain.jsonl"
+    texts = [*documents, f"据报道：{dev[3]['text']}。"]
+    domain.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="ascii")
+    with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{tmp_path / 'b.csv'}:5"):
+        adapt(source, [domain], base, tmp_path / "run", adaptation=QUICK, settings=FAST)
+    dropping = replace(QUICK, overlap="drop", seeds=1)
+    run = adapt(source, [domain], base, tmp_path / "run", adaptation=dropping, settings=FAST)
+    assert (run / "domain.txt").read_text(encoding="utf-8").strip().split("\n\n") == documents
+
+
+def test_test_rows_of_own_files_must_not_be_read_either(base: Path, tmp_path: Path) -> None:
+    dev, test = make_rows(16, 1), make_rows(16, 2)
+    source = Source("classify", write(tmp_path / "a.csv", make_rows(64)), write(tmp_path / "b.csv", dev))
+    own = write(tmp_path / "test.csv", [{"text": row["text"]} for row in test])  # without labels
+    domain = write_domain(tmp_path / "domain.txt")
+    with domain.open("a", encoding="utf-8") as file:
+        file.write(f"\n{test[2]['text']}\n")
+    asked = partial(adapt, source, [domain], base, tmp_path / "run", settings=FAST)
+    with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{own}:4"):
+        asked(test=own, adaptation=QUICK)
+    with pytest.raises(ConfigError, match=r"test is .*test\.csv, but with --overlap allow nothing is looked for"):
+        asked(test=own, adaptation=replace(QUICK, overlap="allow"))
+    assert not (tmp_path / "run").exists()
+    run = asked(test=own, adaptation=replace(QUICK, overlap="drop", seeds=1))
+    assert test[2]["text"] not in (run / "domain.txt").read_text(encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"test was .* and is now None"):
+        asked(adaptation=replace(QUICK, overlap="drop", seeds=1))

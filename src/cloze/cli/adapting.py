@@ -22,6 +22,7 @@ def adapt(
     model: str = SHIPPED_MODEL,
     out: Path,
     dev: Path | None = None,
+    test: Path | None = None,
     rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
     fresh: bool = False,
     adaptation: Annotated[AdaptSettings, Parameter(name="*")] = AdaptSettings(),  # noqa: B008 (frozen)
@@ -32,10 +33,11 @@ def adapt(
     """Let a model read a field's text and a task's own, then fine-tune it; and say what each step brought.
 
     Args:
-        domain: Text files of the field, a blank line between documents.
+        domain: Text of the field: plain, a blank line between documents; or JSONL or Parquet, with a column text.
         model: The model folder or run to start from, or a hub name.
         out: The run's folder. The same command goes on where it stopped.
-        dev: Rows to score on; without it, every tenth training row is kept for that.
+        dev: Rows to score on; without it, a tenth of the training rows is kept for that.
+        test: Of files of your own: more rows that must not occur in the text, with or without labels.
         fresh: Start over, forgetting what is in the run's folder.
         json: Print JSON.
     """
@@ -49,6 +51,7 @@ def adapt(
             domain,
             model,
             out,
+            test=test,
             adaptation=adaptation,
             settings=settings,
             device=machine.use(),

@@ -38,7 +38,7 @@ def read_swag(source: Source, split: str, labels: LabelSet | None) -> Read:  # n
 def read_arc(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
     """A split of ARC, of a folder with one of its two sets, or a file."""
     on_bad_row = source.on_bad_row or "skip"
-    path = find_file(source, split, _arc_files(source.data))
+    path = find_file(source, split, arc_files(source.data))
     if ".jsonl" in path.suffixes:
         return Read(
             _gather(read_rows(path, text="id", label="answerKey", on_bad_row=on_bad_row), _arc_json, on_bad_row)
@@ -55,6 +55,13 @@ def read_own_choices(source: Source, split: str, labels: LabelSet | None) -> Rea
     return Read(_gather(rows, lambda row: _own_choice(row, columns, source.label), source.on_bad_row))
 
 
+def read_prompts(source: Source, path: Path) -> Choices:
+    """The prompts and options of a user's own table, whether or not it says what fits."""
+    rows = read_rows(path, text=source.text, on_bad_row=source.on_bad_row or "stop")
+    columns = option_columns(source.options)
+    return _gather(rows, lambda row: Choice(row.place, row.text, _options(row, columns)), source.on_bad_row)
+
+
 def read_unlabelled_choices(path: Path, text: str, options: str) -> tuple[Choices, list[Mapping[str, object]]]:
     """Prompts and options to choose from, and the other columns of their file."""
     rows = list(read_rows(path, text=text))
@@ -67,7 +74,7 @@ def option_columns(names: str) -> tuple[str, ...]:
     return tuple(name for part in names.split(",") if (name := part.strip()))
 
 
-def _arc_files(folder: Path) -> dict[str, str]:
+def arc_files(folder: Path) -> dict[str, str]:
     """The published names, of the set whose files are there."""
     found = [name for name in ARC_SETS if folder.is_dir() and any(folder.glob(f"{name}-*.jsonl*"))]
     if len(found) > 1:

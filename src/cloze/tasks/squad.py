@@ -31,6 +31,7 @@ NEARBY = 100
 LARGEST_JSON = 2**30
 
 Found = tuple[Any, int | None]  # the text of an answer, and where it should stand
+AnswersOf = Callable[[Record], list[Found]]
 
 
 def read_squad(
@@ -49,17 +50,26 @@ def read_squad(
 def read_own_questions(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
     """The user's own questions: SQuAD's JSON, or a table by column name."""
     path = source.dev if split == "dev" and source.dev is not None else source.data
+    cells = partial(_cell_answers, _named(source.label, "label", "answer"))
+    return Read(_read_own(source, path, _json_answers, cells))
+
+
+def read_unanswered(source: Source, path: Path) -> Questions:
+    """The questions of a file like the user's own, whether or not it has answers to them."""
+    return _read_own(source, path, lambda _: [], lambda _: [])
+
+
+def _read_own(source: Source, path: Path, of_json: AnswersOf, of_cells: AnswersOf) -> Questions:
     if table_ending(path) == ".json":
-        return Read(_gather(json_questions(path), partial(_question, _json_answers), path, source.on_bad_row))
+        return _gather(json_questions(path), partial(_question, of_json), path, source.on_bad_row)
     rows = read_rows(
         path,
         text=_named(source.text, "text", "question"),
         pair=source.pair or "context",
         on_bad_row=source.on_bad_row or "stop",
     )
-    make = partial(_question, partial(_cell_answers, _named(source.label, "label", "answer")))
-    gathered = _gather(_table_questions(rows), make, path, source.on_bad_row)
-    return Read(Questions(gathered.rows, gathered.skipped + rows.skipped))
+    gathered = _gather(_table_questions(rows), partial(_question, of_cells), path, source.on_bad_row)
+    return Questions(gathered.rows, gathered.skipped + rows.skipped)
 
 
 def find_file(source: Source, split: str, files: Mapping[str, str]) -> Path:
@@ -70,14 +80,19 @@ def find_file(source: Source, split: str, files: Mapping[str, str]) -> Path:
         return source.data
     if split not in files:
         raise DataError(f"{source.task} has no split {split!r}; choose one of: {', '.join(files)}")
-    for ending in ("", *COMPRESSED):
-        path = source.data / f"{files[split]}{ending}"
-        if path.is_file():
-            return path
+    found = look_for(source.data, files[split])
+    if found is not None:
+        return found
     raise DataError(
         f"{source.data} has no {files[split]} (nor .gz, .xz, .zst of it); expected {source.task} as published, "
         "or name a file (and another with --dev)"
     )
+
+
+def look_for(folder: Path, name: str) -> Path | None:
+    """A file of a folder, plain or compressed; None if there is none."""
+    spelled = (folder / f"{name}{ending}" for ending in ("", *COMPRESSED))
+    return next((path for path in spelled if path.is_file()), None)
 
 
 def json_questions(path: Path) -> Iterator[Record]:
@@ -163,9 +178,7 @@ def _gather(
     return Questions(list(rows.values()), skipped)
 
 
-def _question(
-    answers_of: Callable[[Record], list[Found]], record: Record, *, always: bool = False, trained: bool = True
-) -> Question:
+def _question(answers_of: AnswersOf, record: Record, *, always: bool = False, trained: bool = True) -> Question:
     """Make a row of a record; ``trained``: it must be known where its answer stands."""
     row = make_row(record, Columns("question", "context"))
     context = row.pair or ""

@@ -14,10 +14,10 @@ from typing import Any
 from cloze.checkpoint import find_model, find_source
 from cloze.corpus.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
-from cloze.errors import CheckpointError
+from cloze.errors import CheckpointError, ConfigError
 from cloze.files import replaced_file, replaced_folder
 from cloze.progress import Progress, Silent
-from cloze.tasks.other_splits import read_other_splits
+from cloze.tasks.other_splits import Placed, read_other_splits, read_own_test
 from cloze.tasks.source import Source
 from cloze.tasks.task import TaskData, read_task
 from cloze.train.adapt_settings import AdaptSettings
@@ -39,38 +39,41 @@ def adapt(
     model: str | Path,
     out: str | Path,
     *,
+    test: str | Path | None = None,
     adaptation: AdaptSettings | None = None,
     settings: FinetuneSettings | None = None,
     device: str | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Adapt, fine-tune and compare; return the run's folder."""
+    """Adapt, fine-tune and compare; return the run's folder. ``test`` has more rows that must not have been read."""
     adaptation, progress = adaptation or AdaptSettings(), progress or Silent()
     settings = settings or FinetuneSettings()
     data, texts = read_task(source), [Path(text) for text in domain]
+    others = _read_others(source, test, adaptation)
     check_task(data, model, settings)  # what fine-tuning would refuse after all that reading
     if adaptation.overlap == "refuse":
         progress.say(_LOOKING)
-        refuse_overlap(texts, _scored(source, data))
+        refuse_overlap(texts, _scored(data, others))
     asked = {
         "command": "adapt",
         "model": str(Path(model)),
         "domain": [str(text) for text in texts],
         **source.recorded(),
     }
+    asked["test"] = None if test is None else str(test)
     run = Run.open(Path(out), asked | asdict(adaptation) | asdict(settings), fresh=fresh)
     if run.finished:
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
     if adaptation.overlap == "drop":
-        texts = [_without_overlap(texts, _scored(source, data), run.folder / "domain.txt", progress)]
+        texts = [_without_overlap(texts, _scored(data, others), run.folder / "domain.txt", progress)]
     steps = _Steps(run.folder, adaptation, settings.precision, device, progress)
     task_text = _write_task_text(data, run.folder / "task.txt")
     if adaptation.overlap != "allow":
         # Training rows are learned from in any case; to read those that hold what is scored would be a head start.
         clean = run.folder / "task-clean.txt"
-        task_text = _without_overlap([task_text], _scored(source, data), clean, progress)
+        task_text = _without_overlap([task_text], _scored(data, others), clean, progress)
     starts: dict[str, str | Path] = {DIRECT: model}
     starts[DOMAIN] = steps.read(texts, model, "domain", adaptation.domain_steps)
     starts[TASK] = steps.read([task_text], model, "task", adaptation.task_steps)
@@ -110,10 +113,19 @@ class _Steps:
         return pretrain(data, place, model=model, settings=settings, device=self._device, progress=self._progress)
 
 
-def _scored(source: Source, data: TaskData) -> Iterator[tuple[str, Sequence[str]]]:
-    """All rows that a model may be scored on, read only where they are looked for."""
+def _read_others(source: Source, test: str | Path | None, adaptation: AdaptSettings) -> list[Placed]:
+    """Rows that a model may be scored on later, besides the dev rows."""
+    if test is None:
+        return [] if adaptation.overlap == "allow" else read_other_splits(source)
+    if adaptation.overlap == "allow":
+        raise ConfigError(f"test is {test}, but with --overlap allow nothing is looked for; leave out one of them")
+    return read_own_test(source, Path(test))
+
+
+def _scored(data: TaskData, others: Sequence[Placed]) -> Iterator[Placed]:
+    """All rows that a model may be scored on."""
     yield from zip(data.dev.places, data.dev.documents(), strict=True)
-    yield from read_other_splits(source)
+    yield from others
 
 
 def _without_overlap(texts: Sequence[Path], scored: Rows, path: Path, progress: Progress) -> Path:
