@@ -166,11 +166,11 @@ def test_published_folder_is_read_by_its_name(base: Path, tmp_path: Path) -> Non
     assert load_folder(run).task.names == ("0", "1")  # type: ignore[union-attr]
 
 
-def test_without_dev_file_every_tenth_row_is_kept(base: Path, tmp_path: Path) -> None:
+def test_without_dev_file_a_tenth_of_the_rows_is_kept(base: Path, tmp_path: Path) -> None:
     listener = Listener()
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     run = finetune(source, base, tmp_path / "run", settings=FAST, progress=listener)
-    assert "no --dev file: 4 of the training rows, every tenth, are kept for scoring" in listener.said
+    assert "no --dev file: 4 of the training rows, a tenth, are kept for scoring" in listener.said
     assert json.loads((run / "eval_results.json").read_text(encoding="utf-8"))["rows"] == 4
 
 

@@ -32,7 +32,7 @@ def distill(
     Args:
         model: The teacher: a fine-tuned model folder or run, or a hub name.
         out: The run's folder.
-        dev: Rows to score on; without it, every tenth training row is kept for that.
+        dev: Rows to score on; without it, a tenth of the training rows is kept for that.
         unlabelled: More texts for the teacher to answer: a text a line, or a table with the same columns.
         fresh: Start over, forgetting what is in the run's folder.
         json: Print JSON.

@@ -57,7 +57,7 @@ def finetune(
     Args:
         model: The model folder or run to start from, or a hub name.
         out: The run's folder.
-        dev: Rows to score on; without it, every tenth training row is kept for that.
+        dev: Rows to score on; without it, a tenth of the training rows is kept for that.
         fresh: Start over, forgetting what is in the run's folder.
         json: Print JSON.
     """

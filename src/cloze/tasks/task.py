@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from cloze.errors import ConfigError, DataError, did_you_mean
+from cloze.errors import ConfigError, did_you_mean
 from cloze.kinds import TaskKind
 from cloze.tasks.chinese import CHINESE
 from cloze.tasks.choice_files import read_arc, read_own_choices, read_swag
 from cloze.tasks.entities import ENTITY_METRICS, tag_metrics
 from cloze.tasks.glue import GLUE, task_key
-from cloze.tasks.items import AnyExamples, Examples
+from cloze.tasks.items import Examples
 from cloze.tasks.labels import LabelSet
+from cloze.tasks.parting import split_dev
 from cloze.tasks.published import PublishedTask
 from cloze.tasks.sequences import read_own_texts, read_published_texts
 from cloze.tasks.source import Source
@@ -56,8 +57,6 @@ NOT_ONE = {
     "correction": "correction has no labels to learn; it is for cloze finetune and evaluate, and one run",
     "similarity": "similarity has no labels to learn; it is for cloze finetune alone, and one run",
 }
-# Without a dev file, this share of the training rows stands in for one.
-DEV_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def _find_task_of(source: Source) -> TaskSpec:
 def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = None) -> TaskData:
     """Read the rows for training, and those for scoring it; ``labels``, if given, are what both are held to.
 
-    Own rows without a dev file are parted, every tenth being kept for scoring; or not, and then ``dev`` is all of them.
+    Own rows without a dev file are parted, a tenth being kept for scoring; or not, and then ``dev`` is all of them.
     """
     spec = _find_task_of(source)
     train, labels = spec.read(source, "train", labels)
@@ -117,7 +116,7 @@ def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = No
         dev = train
         if part:
             train, dev = split_dev(train)
-            notes += (f"no --dev file: {len(dev)} of the training rows, every tenth, are kept for scoring",)
+            notes += (f"no --dev file: {len(dev)} of the training rows, a tenth, are kept for scoring",)
     else:
         dev, _ = spec.read(source, "dev", labels)
         notes += _skipped("dev", dev)
@@ -139,15 +138,3 @@ def read_examples(source: Source, labels: Sequence[str] | None, split: str = "de
 
 def _skipped(name: str, examples: Examples) -> tuple[str, ...]:
     return (f"{examples.skipped} bad {name} rows were skipped",) if examples.skipped else ()
-
-
-def split_dev(examples: AnyExamples) -> tuple[AnyExamples, AnyExamples]:
-    """Rows to train on, and every tenth to score on."""
-    every = round(1 / DEV_SHARE)
-    if len(examples) < 2 * every:
-        raise DataError(
-            f"{len(examples)} rows are too few to keep some for scoring: {2 * every} at the least; give a --dev file"
-        )
-    chosen = [index for index in range(len(examples)) if index % every == every - 1]
-    others = [index for index in range(len(examples)) if index % every != every - 1]
-    return examples.select(others), examples.select(chosen)

@@ -28,8 +28,8 @@ from cloze.tasks.correction_metrics import score_corrections
 from cloze.tasks.correction_settings import CorrectionSettings
 from cloze.tasks.correction_threshold import applied, choose_threshold
 from cloze.tasks.items import Item, fingerprint
+from cloze.tasks.parting import split_dev
 from cloze.tasks.source import Source
-from cloze.tasks.task import split_dev
 from cloze.text import Tokenizer
 from cloze.train.allocator import keep_freed_memory
 from cloze.train.checks import check_length, check_understood
@@ -125,7 +125,7 @@ def read_correction_data(source: Source, progress: Progress) -> CorrectionData:
         dev = read(source.dev)
     else:
         train, dev = split_dev(train)
-        progress.say(f"no --dev file: {len(dev)} of the training rows, every tenth, are kept for scoring")
+        progress.say(f"no --dev file: {len(dev)} of the training rows, a tenth, are kept for scoring")
     if dev.right < _FEW_RIGHT * len(dev):
         dev = _every_other_put_right(dev)
         progress.say("hardly a dev row is without a mistake: every other one is put right, to count false alarms")

@@ -18,6 +18,7 @@ from cloze.files import read_json, replace_json
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.tasks.items import fingerprint
+from cloze.tasks.parting import split_fold
 from cloze.tasks.source import Source
 from cloze.tasks.task import TaskData, read_task
 from cloze.train.checks import check_task
@@ -178,11 +179,9 @@ def _seeds(data: TaskData, settings: FinetuneSettings, how: SearchSettings) -> I
 
 def _folds(data: TaskData, settings: FinetuneSettings, folds: int) -> Iterator[Cell]:
     """Each fold is scored by a model that was trained on the others."""
-    whole = data.train
     for fold in range(folds):
-        chosen = list(range(fold, len(whole), folds))
-        others = [index for index in range(len(whole)) if index % folds != fold]
-        parted = replace(data, train=whole.select(others), dev=whole.select(chosen))
+        train, dev = split_fold(data.train, fold, folds)
+        parted = replace(data, train=train, dev=dev)
         yield Cell(f"fold-{fold + 1}-of-{folds}", "folds", settings, parted)
 
 

@@ -24,11 +24,11 @@ from cloze.predict.geometry import geometry
 from cloze.predict.pooling import POOL
 from cloze.progress import Progress, Silent
 from cloze.tasks.items import Item, fingerprint
+from cloze.tasks.parting import DEV_SHARE
 from cloze.tasks.rows import read_rows
 from cloze.tasks.similarity import ScoredPairs, agreement, read_scored_pairs
 from cloze.tasks.source import RowSettings, Source
 from cloze.tasks.tables import is_table
-from cloze.tasks.task import DEV_SHARE
 from cloze.train.allocator import keep_freed_memory
 from cloze.train.checks import check_length, check_understood
 from cloze.train.ending import end_run
