@@ -395,6 +395,10 @@ def test_rows_without_labels_are_learned_from(teacher: Path, rows: Source, tmp_p
     alone = distill(few, teacher, tmp_path / "alone", settings=QUICK)
     assert weights(runs[0]) != weights(alone)
     assert read(runs[0] / "run.json")["unlabelled_rows"] == 100
+    table.write_text('text\nthe river\n" "\nthe garden\n', encoding="utf-8")
+    skipping = replace(few, on_bad_row="skip")
+    distill(skipping, teacher, tmp_path / "some", unlabelled=table, settings=QUICK, progress=listener)
+    assert "2 rows without labels are read as well; 1 bad ones were skipped" in listener.said
     (step,) = [json.loads(line) for line in (alone / "metrics.jsonl").read_text("utf-8").splitlines()[:1]]
     assert step["step"] == 1, "eight rows are one batch"
 

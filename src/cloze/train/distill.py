@@ -145,7 +145,8 @@ def _batches(
     items = ITEMS[data.kind](data.train, tokenizer, how, progress)
     if texts is not None:
         items += ITEMS[data.kind](texts, tokenizer, how, progress)
-        progress.say(f"{len(texts)} rows without labels are read as well")
+        skipped = f"; {texts.skipped} bad ones were skipped" if texts.skipped else ""
+        progress.say(f"{len(texts)} rows without labels are read as well{skipped}")
     batches = make_batches(items, data.kind, tokenizer, how, small.device, progress, like_lengths=like_lengths)
     return DistillBatches(batches)
 
