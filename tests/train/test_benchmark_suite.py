@@ -1,9 +1,12 @@
+import json
+import shutil
 from pathlib import Path
 
 import pytest
 
+from cloze.cli.searches import print_search
 from cloze.errors import ConfigError, DataError, RequestError
-from cloze.predict import load
+from cloze.predict import evaluate, load
 from cloze.predict.submission import answer_test_rows, write_submission
 from cloze.tasks.glue import GLUE
 from cloze.tasks.source import Source
@@ -103,3 +106,64 @@ def test_what_cannot_be_is_refused(base: Path, glue: Path, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists(), "nothing of the tasks before it was trained in vain"
     with pytest.raises(ConfigError, match="GLUE has dev sets; leave out --folds"):
         finetune_glue(Source("glue", glue), base, tmp_path / "run", how=SearchSettings(folds=2))
+
+
+@pytest.fixture
+def more_glue(glue: Path) -> Path:
+    """MNLI with both of its dev sets, whose labels differ, and WNLI."""
+    row = "0\t1\t1n\tgovernment\t( a )\t( b )\t(R a)\t(R b)\tthe river\ta garden\tneutral\t"
+    texts = {
+        "MNLI/train.tsv": f"{MNLI_HEADER}gold_label\n"
+        + "".join(lines(4, f"{row}{label}") for label in ("neutral", "entailment", "contradiction")),
+        "MNLI/dev_matched.tsv": f"{MNLI_HEADER}label2\tgold_label\n" + lines(3, f"{row}neutral\tneutral"),
+        "MNLI/dev_mismatched.tsv": f"{MNLI_HEADER}label2\tgold_label\n" + lines(5, f"{row}neutral\tentailment"),
+        "WNLI/train.tsv": "index\tsentence1\tsentence2\tlabel\n" + lines(8, "{0}", "a river {0}", "a garden", "1"),
+    }
+    for name, content in texts.items():
+        (glue / name).write_text(content, encoding="utf-8")
+    return glue
+
+
+def test_mismatched_rows_count_for_themselves_and_wnli_does_not_count(
+    base: Path, more_glue: Path, tmp_path: Path
+) -> None:
+    out = finetune_glue(Source("glue", more_glue), base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=1))
+    results = Run(out).results()
+    tasks = results["tasks"]
+    assert list(tasks) == ["sts-b", "mnli", "rte", "wnli"]
+    told = evaluate(load(out / "mnli"), Source("mnli", more_glue), split="dev_mismatched")
+    assert tasks["mnli"]["mismatched"] == told.metrics["accuracy"]
+    # All rows ask the same, and the two dev sets expect different answers.
+    assert {tasks["mnli"]["mean"], tasks["mnli"]["mismatched"]} <= {0.0, 1.0}
+    assert tasks["mnli"]["mean"] + tasks["mnli"]["mismatched"] <= 1.0
+    counted = [tasks[name]["mean"] for name in ("sts-b", "mnli", "rte")] + [tasks["mnli"]["mismatched"]]
+    assert results["average"] == pytest.approx(sum(counted) / 4)
+    assert "mismatched" not in tasks["rte"]
+
+
+def test_wnli_alone_is_its_own_average(base: Path, more_glue: Path, tmp_path: Path) -> None:
+    for name in ("RTE", "STS-B", "MNLI"):
+        shutil.rmtree(more_glue / name)
+    out = finetune_glue(Source("glue", more_glue), base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=1))
+    results = Run(out).results()
+    assert list(results["tasks"]) == ["wnli"]
+    assert results["average"] == results["tasks"]["wnli"]["mean"]
+
+
+def test_the_table_of_a_suite_says_whose_scores_these_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tasks = {
+        "mnli": {"metric": "accuracy", "mean": 0.5, "deviation": 0.01, "mismatched": 0.75},
+        "wnli": {"metric": "accuracy", "mean": 0.25, "deviation": 0.0},
+    }
+    results = {"average": 0.625, "tasks": tasks, "absent": []}
+    (tmp_path / "eval_results.json").write_text(json.dumps(results), encoding="utf-8")
+    print_search(tmp_path, json=False)
+    assert [line.split("\t") for line in capsys.readouterr().out.splitlines()] == [
+        ["task", "metric", "mean", "deviation"],
+        ["mnli", "accuracy", "0.5000", "0.0100"],
+        ["mnli, mismatched", "accuracy", "0.7500", "best run alone"],
+        ["wnli", "accuracy", "0.2500", "0.0000"],
+        ["average", "", "0.6250", ""],
+    ]
+    print_search(tmp_path, json=True)
+    assert json.loads(capsys.readouterr().out) == results

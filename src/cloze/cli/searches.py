@@ -25,8 +25,8 @@ def _print_suite(results: dict[str, Any]) -> None:
     rows = []
     for task, score in results["tasks"].items():
         rows.append((task, score["metric"], f"{score['mean']:.4f}", f"{score['deviation']:.4f}"))
-        if "mismatched" in score:  # of the model that is kept
-            rows.append((f"{task}, mismatched", score["metric"], f"{score['mismatched']:.4f}", ""))
+        if "mismatched" in score:  # other models are not kept
+            rows.append((f"{task}, mismatched", score["metric"], f"{score['mismatched']:.4f}", "best run alone"))
     print_table(("task", "metric", "mean", "deviation"), [*rows, ("average", "", f"{results['average']:.4f}", "")])
 
 

@@ -60,7 +60,7 @@ def finetune_glue(
             scores["mnli"]["mismatched"] = evaluate(tuned, own, split="dev_mismatched").metrics[task.main]
         write_submission(tuned, task, source.data, out / SUBMISSION)
     # As in the paper: one metric a task, MNLI's two dev sets each for itself, and without WNLI, whose dev rows
-    # contradict its training rows.
+    # contradict its training rows. The mismatched rows are scored by the best model, since a search keeps no other.
     counted = [score["mean"] for name, score in scores.items() if name != "wnli" or len(scores) == 1]
     counted += [score["mismatched"] for score in scores.values() if "mismatched" in score]
     average = sum(counted) / len(counted)
