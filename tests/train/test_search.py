@@ -1,9 +1,9 @@
 import json
-import os
 import random
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ import pytest
 from cloze.errors import ConfigError
 from cloze.predict import load
 from cloze.progress import Silent
+from cloze.tasks.classify import LabelledTexts
 from cloze.tasks.source import Source
 from cloze.tasks.task import read_task
 from cloze.train import precision as precision_module
@@ -117,6 +118,14 @@ def test_folds_score_every_row_once_and_leave_a_model_of_all(base: Path, tmp_pat
     assert recorded["rows"] == 31
     assert Run(run).results()["kept"] == "all-rows"
     assert load(run).task is not None
+
+
+def test_folds_of_labels_that_take_turns_have_both(tmp_path: Path) -> None:
+    source = Source("classify", write(tmp_path / "rows.csv", make_rows(24)))
+    for cell in search_module._folds(read_task(source, part=False), FAST, 2):
+        for part in (cell.data.train, cell.data.dev):
+            assert isinstance(part, LabelledTexts)
+            assert sorted(part.targets or ()) == [0] * 6 + [1] * 6
 
 
 def test_failed_runs_are_named(base: Path, source: Source, tmp_path: Path) -> None:
@@ -242,27 +251,44 @@ from cloze.tasks.source import Source
 from cloze.train.search import search
 from cloze.train.search_settings import SearchSettings
 from cloze.train.settings import FinetuneSettings
+from cloze.train.task_batches import TaskBatches
 train, dev, base, out = map(Path, sys.argv[1:])
 settings = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3, save_every=2)
 module.BATCHES, module.RATES, module.EPOCHS = (8,), (1e-3, 3e-3), (1,)
+at = TaskBatches.at
+
+def told(*given, **named):
+    print("a batch", flush=True)
+    return at(*given, **named)
+
+TaskBatches.at = told
 search(Source("classify", train, dev), base, out, settings=settings, how=SearchSettings(grid=True, seeds=2))
 """
+
+
+def kill_after(words: list[str], batches: int, seconds: float) -> bool:
+    """Run a program and kill it so long after so many batches; whether it was still there to be killed."""
+    child = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert child.stdout is not None
+    with child.stdout as lines:
+        for _ in range(batches):
+            lines.readline()
+        time.sleep(seconds)
+        child.kill()
+    return child.wait() == -signal.SIGKILL
 
 
 def test_killed_at_random_and_run_again_it_ends_with_the_same(base: Path, source: Source, tmp_path: Path) -> None:
     assert source.dev is not None
     words = [sys.executable, "-c", PROGRAM, str(source.data), str(source.dev), str(base)]
-    subprocess.run([*words, str(tmp_path / "whole")], check=True)
-    draw = random.Random(0)
-    for _ in range(20):
-        child = subprocess.Popen([*words, str(tmp_path / "killed")], stderr=subprocess.DEVNULL)
-        try:
-            child.wait(draw.uniform(2.0, 7.0))
-        except subprocess.TimeoutExpired:
-            os.kill(child.pid, signal.SIGKILL)
-            child.wait()
+    subprocess.run([*words, str(tmp_path / "whole")], check=True, stdout=subprocess.DEVNULL)
+    draw, kills = random.Random(0), 0
+    for _ in range(5):
+        # Three trainings of six batches each; what follows on a batch is a step, and at times a save or an evaluation.
+        kills += kill_after([*words, str(tmp_path / "killed")], draw.randint(1, 9), draw.uniform(0, 0.1))
         if Run(tmp_path / "killed").finished:
             break
-    subprocess.run([*words, str(tmp_path / "killed")], check=True)
+    assert kills >= 2
+    subprocess.run([*words, str(tmp_path / "killed")], check=True, stdout=subprocess.DEVNULL)
     assert table(tmp_path / "killed") == table(tmp_path / "whole")
     assert weights(tmp_path / "killed") == weights(tmp_path / "whole")
