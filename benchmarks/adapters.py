@@ -1,31 +1,125 @@
-"""Changing between adapters on one loaded base, and what an adapter takes on disk and in training.
+"""Three tasks answered in turns by one loaded base, and what adapters take on disk and in changing.
 
-    python benchmarks/adapters.py [--model FOLDER] [--changes 200]
+    python benchmarks/adapters.py [--rows 800] [--scored 100] [--threads 1]
 
-Prints how long a change takes beside loading a whole model again, and the size of each kind of adapter folder beside
-its base. Without --model a random model of the shape of BERT-base is made.
+Three adapters are trained on all-MiniLM-L6-v2 by `finetune`: MRPC, SST-2 and STS-B, the first rows of each, one epoch.
+Then a single model, loaded once, answers their dev rows one by one, changing the adapter before every answer; each
+answer is compared with that of the same adapter loaded alone. The second table has the kinds of adapters on a random
+model of the shape of BERT-base (or on --model): which share of it they train, their size on disk, and a change.
 """
 
 import argparse
 import tempfile
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import cloze
 from cloze.checkpoint import AdapterOf, ModelFolder, TaskLabels, load_folder, save_adapter, save_folder
 from cloze.checkpoint.adapter_folder import weights_fingerprint
+from cloze.kinds import AdapterKind
 from cloze.model import Bert, preset
 from cloze.model.adapters import Attachment, attach
+from cloze.predict import Model
+from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.metrics import score
+from cloze.tasks.source import Source
+from cloze.tasks.task import TaskData, read_task
 from cloze.text import SPECIAL, Tokenizer
+from cloze.train.finetune import finetune
+from cloze.train.settings import FinetuneSettings
+from first_rows import first_rows  # beside this file
+from minilm import minilm
 
+ROOT = Path(__file__).parents[1]
+Floats = NDArray[np.float32]
+TASKS: dict[str, tuple[str, AdapterKind]] = {
+    "mrpc": ("MRPC", "houlsby"),
+    "sst-2": ("SST-2", "lora"),
+    "sts-b": ("STS-B", "houlsby"),
+}
 KINDS = {
     "houlsby 64": Attachment("houlsby", "sequence", 2, size=64, pooler=True),
     "lora 8": Attachment("lora", "sequence", 2, size=8, pooler=True),
     "frozen, last, linear": Attachment("features", "sequence", 2, size=768),
 }
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A task, its rows and the run with its adapter."""
+
+    name: str
+    data: TaskData
+    run: Path
+
+    @property
+    def dev(self) -> LabelledTexts:
+        """The rows to answer."""
+        assert isinstance(self.data.dev, LabelledTexts)
+        return self.data.dev
+
+    def answer(self, model: Model, row: int) -> Floats:
+        """The raw outputs for one row, alone in its batch."""
+        pair = None if self.dev.pairs is None else [self.dev.pairs[row]]
+        found: Floats = model.logits([self.dev.texts[row]], pair)[0]
+        return found
+
+    def score(self, answers: Sequence[Floats]) -> str:
+        """The metrics and their values."""
+        found = np.stack(answers)
+        told = found[:, 0] if self.data.kind == "regress" else found.argmax(1)
+        values = score(self.data.metrics, list(self.dev.targets or ()), told.tolist())
+        return ", ".join(f"{metric} {value:.3f}" for metric, value in values.items())
+
+
+def train(name: str, data: Path, place: Path, rows: int, scored: int) -> Trained:
+    """An adapter for the first rows of a task."""
+    folder, kind = TASKS[name]
+    source = Source(name, first_rows(data / "glue" / folder, place / folder, rows, scored))
+    settings = FinetuneSettings(epochs=1, batch=16, length=128, adapter=kind)
+    return Trained(name, read_task(source), finetune(source, minilm(), place / name, settings=settings))
+
+
+def timed_use(model: Model, name: str | None) -> float:
+    """Seconds that a change takes."""
+    started = time.perf_counter()
+    model.use(name)
+    return time.perf_counter() - started
+
+
+def answer_in_turns(tasks: Sequence[Trained]) -> None:
+    """Answer all rows with one model, compare with the adapters alone, and print."""
+    started = time.perf_counter()
+    model = cloze.load(minilm(), device="cpu")
+    loading = time.perf_counter() - started
+    for task in tasks:
+        model.attach(task.name, task.run)
+    answers: dict[str, list[Floats]] = {task.name: [] for task in tasks}
+    times: dict[str, list[float]] = {task.name: [] for task in tasks}
+    for row in range(max(len(task.dev) for task in tasks)):
+        for task in tasks:
+            if row < len(task.dev):
+                times[task.name].append(timed_use(model, task.name))
+                answers[task.name].append(task.answer(model, row))
+    print(f"{'task':<8}{'adapter':<10}{'rows':>5}  {'scores':<32}{'as alone':>9}{'change: median, most (ms)':>28}")
+    for task in tasks:
+        alone = cloze.load(task.run, device="cpu")
+        same = sum(np.array_equal(task.answer(alone, row), told) for row, told in enumerate(answers[task.name]))
+        took = [1000 * seconds for seconds in times[task.name]]
+        print(
+            f"{task.name:<8}{TASKS[task.name][1]:<10}{len(took):>5}  {task.score(answers[task.name]):<32}"
+            f"{f'{same}/{len(took)}':>9}{f'{median(took):.3f}, {max(took):.3f}':>28}"
+        )
+        if same < len(took):
+            raise SystemExit(f"{task.name}: {len(took) - same} answers differ from those of the adapter loaded alone")
+    print(f"loading the base took {1000 * loading:.0f} ms")
 
 
 def make_base(folder: Path) -> Path:
@@ -52,36 +146,41 @@ def size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
+def compare_kinds(base: Path, place: Path, changes: int) -> None:
+    """What each kind takes; the weights do not matter to that."""
+    shares = {kind: make_adapter(base, place / kind, attachment) for kind, attachment in KINDS.items()}
+    model = cloze.load(base, device="cpu")
+    for kind in KINDS:
+        model.attach(kind, place / kind)
+    print(f"{'kind':<22}{'trained':>9}{'folder':>12}{'of base':>9}{'change: median, most (ms)':>28}")
+    for kind in KINDS:
+        times = []
+        for _ in range(changes):
+            model.use(None)
+            times.append(1000 * timed_use(model, kind))
+        taken = size(place / kind)
+        print(
+            f"{kind:<22}{shares[kind]:>9.2%}{taken / 2**20:>8.2f} MiB{taken / size(base):>9.2%}"
+            f"{f'{median(times):.3f}, {max(times):.3f}':>28}"
+        )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path)
-    parser.add_argument("--changes", type=int, default=200)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
+    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data")
+    parser.add_argument("--rows", type=int, default=800, help="training rows of each task")
+    parser.add_argument("--scored", type=int, default=100, help="dev rows of each task")
+    parser.add_argument("--model", type=Path, help="the base of the second table")
+    parser.add_argument("--changes", type=int, default=200, help="of the second table")
+    parser.add_argument("--threads", type=int, default=1)
+    asked = parser.parse_args()
+    torch.set_num_threads(asked.threads)
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        base = arguments.model or make_base(place / "base")
-        shares = {kind: make_adapter(base, place / kind, attachment) for kind, attachment in KINDS.items()}
-        started = time.perf_counter()
-        model = cloze.load(base, device="cpu")
-        loading = time.perf_counter() - started
-        for kind in KINDS:
-            model.attach(kind, place / kind)
-        print(f"{'kind':<22}{'trained':>9}{'folder':>12}{'of base':>9}{'change (ms)':>13}{'loading / change':>18}")
-        for kind in KINDS:
-            times = []
-            for _ in range(arguments.changes):
-                model.use(None)
-                started = time.perf_counter()
-                model.use(kind)
-                times.append(time.perf_counter() - started)
-            change = sorted(times)[len(times) // 2]
-            taken = size(place / kind)
-            print(
-                f"{kind:<22}{shares[kind]:>9.2%}{taken / 2**20:>8.2f} MiB{taken / size(base):>9.2%}"
-                f"{1000 * change:>13.3f}{loading / change:>18,.0f}"
-            )
+        answer_in_turns([train(task, asked.data, place, asked.rows, asked.scored) for task in TASKS])
+        print()
+        compare_kinds(asked.model or make_base(place / "base"), place, asked.changes)
 
 
 if __name__ == "__main__":
