@@ -76,7 +76,9 @@ def test_auto_takes_what_is_near_and_faster(
     assert load(folder, precision="auto").precision == expected
 
 
-def test_a_file_of_other_weights_is_refused(folder: Path) -> None:
+@pytest.fixture
+def stale(folder: Path) -> Path:
+    """The file of a model that is no longer there."""
     contents = load_folder(folder)
     other = replace(contents, model=model_folder().model)
     with torch.no_grad():
@@ -84,10 +86,26 @@ def test_a_file_of_other_weights_is_refused(folder: Path) -> None:
     kept = (folder / INT8).read_bytes()
     saved(other, folder)
     (folder / INT8).write_bytes(kept)
-    message = "rounded from other weights than the model's; run 'cloze quantize' again, or delete the file$"
-    with pytest.raises(CheckpointError, match=message):
-        load(folder, precision="int8")
-    assert load(folder).precision == "fp32"  # who does not ask for it does not trip over it
+    return folder
+
+
+OTHER_WEIGHTS = "rounded from other weights than the model's; run 'cloze quantize' again, or delete the file"
+
+
+def test_a_file_of_other_weights_is_refused(stale: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"{OTHER_WEIGHTS}$"):
+        load(stale, precision="int8")
+    assert load(stale).precision == "fp32"  # who does not ask for it does not trip over it
+
+
+def test_auto_goes_on_without_a_file_of_other_weights(
+    stale: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: False)
+    monkeypatch.setattr(engine_module, "_is_faster", lambda *_: True)
+    assert load(stale, precision="auto").precision == "fp32"
+    expected = f"{stale / INT8}: {OTHER_WEIGHTS}; until then, auto goes on without int8"
+    assert [record.getMessage() for record in caplog.records if "int8" in record.getMessage()] == [expected]
 
 
 def test_saving_leaves_no_stale_file(folder: Path) -> None:

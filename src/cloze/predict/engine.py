@@ -4,6 +4,7 @@ Only the four matrix products of each layer change, which is where the time goes
 heads stay float32. The layers keep their parameters, so that whatever saves or attaches adapters sees the same model.
 """
 
+import logging
 from collections.abc import Mapping
 from functools import cache, partial
 
@@ -12,7 +13,7 @@ from torch import nn
 
 from cloze.checkpoint import ModelFolder
 from cloze.checkpoint.quantized_file import Int8Weight, QuantizedFile, layer_products, read_quantized
-from cloze.errors import ConfigError, did_you_mean
+from cloze.errors import CheckpointError, ConfigError, did_you_mean
 from cloze.kinds import PrecisionName
 from cloze.model import Bert
 from cloze.predict.native.layers import NativeLayers, are_native
@@ -22,6 +23,8 @@ from cloze.predict.rounding import round_product, round_products
 from cloze.predict.scripted import ScriptedLayers
 from cloze.predict.shortcut import Shortcut
 from cloze.predict.timing import best_seconds
+
+logger = logging.getLogger("cloze")
 
 PRECISIONS: tuple[PrecisionName, ...] = ("auto", "fp32", "bf16", "int8")
 # How alike the vectors of a text must be, in int8 and in float32, for "auto" to take int8.
@@ -51,10 +54,21 @@ def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device
         raise ConfigError(f"unknown precision {name!r}{did_you_mean(name, PRECISIONS)}")
     if name == "int8" and device.type != "cpu":
         raise ConfigError(f"precision int8 is for the CPU, not for {device.type}; use bf16, or --device cpu")
-    file = read_quantized(folder) if name == "int8" or (name == "auto" and device.type == "cpu") else None
+    file = _read_rounded(folder, name) if name == "int8" or (name == "auto" and device.type == "cpu") else None
     if name == "auto":
         name = _choose(folder.model, file, device)
     use_products(folder.model, name, {} if file is None else file.weights)
+
+
+def _read_rounded(folder: ModelFolder, name: PrecisionName) -> QuantizedFile | None:
+    """The weights that lie beside a model; whoever leaves the choice to us goes on without them where they are bad."""
+    try:
+        return read_quantized(folder)
+    except CheckpointError as error:
+        if name == "int8":
+            raise
+        logger.warning("%s; until then, auto goes on without int8", error)
+        return None
 
 
 def precision_of(bert: Bert) -> PrecisionName:
