@@ -4,6 +4,8 @@ import asyncio
 import json
 import math
 import socket
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +28,7 @@ from torture.swaps import SwapSettings, ask_alone, compare, swap_folders
 
 from cloze.kinds import PrecisionName
 from cloze.progress import Silent
+from cloze.serve.server import Impatient
 from cloze.serve.settings import ServiceSettings
 
 BODY = json.dumps({"texts": "the cat sat"}).encode()
@@ -53,6 +56,56 @@ def test_headers_without_an_end(alone: Process) -> None:
         client.settimeout(10)
         client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000)
         assert client.recv(100).startswith(b"HTTP/1.1 400")
+
+
+def test_answers_that_nobody_reads(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    given_up = threading.Event()
+    give_up = Impatient._give_up
+
+    def watched(connection: Impatient) -> None:
+        give_up(connection)
+        given_up.set()
+
+    monkeypatch.setattr(Impatient, "_give_up", watched)
+    monkeypatch.setattr(Impatient, "read_within", 1.0)
+    ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
+        size, port = len(service.get("/openapi.json").content), int(address.rpartition(":")[2])
+        times = 20_000_000 // size  # more than the system keeps for a connection
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.settimeout(30)
+            client.connect(("127.0.0.1", port))
+            client.sendall(ask * times)
+            assert given_up.wait(30)
+            assert read_all(client) < times * size
+        end = time.monotonic() + 30
+        while service.app.in_flight and time.monotonic() < end:
+            time.sleep(0.01)
+        assert service.app.in_flight == 0  # nor does an answer wait for its turn to be sent
+
+
+def read_all(client: socket.socket) -> int:
+    """How many bytes come until the connection ends."""
+    size = 0
+    try:
+        while part := client.recv(1 << 16):
+            size += len(part)
+    except ConnectionError:
+        pass
+    return size
+
+
+def test_answers_that_are_read_end_nothing(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Impatient, "read_within", 0.1)
+    with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
+        port = int(address.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            client.settimeout(10)
+            for _ in range(2):  # on the same connection, after more than the time to read
+                client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert client.recv(10_000).startswith(b"HTTP/1.1 200")
+                time.sleep(0.3)
 
 
 def test_slow_clients(alone: Process) -> None:

@@ -32,10 +32,15 @@ GRACE = 0.5
 
 
 class Impatient(HttpToolsProtocol):
-    """A connection that is closed if a request's headers take too long, however steadily they drip, or have no end."""
+    """A connection that is closed if a request's headers take too long, however steadily they drip, or have no end.
+
+    And if an answer is not read: all of it waits in memory, and so would a close.
+    """
 
     headers_within = 10.0  # seconds
+    read_within = 30.0
     _timer: asyncio.TimerHandle | None = None
+    _unread: asyncio.TimerHandle | None = None
     _head = 0
 
     def connection_made(self, transport: Any) -> None:
@@ -62,9 +67,17 @@ class Impatient(HttpToolsProtocol):
         self._stop()
         super().on_headers_complete()
 
+    def on_response_complete(self) -> None:
+        """Start one for the client to read the answer; the next answer starts it anew."""
+        super().on_response_complete()
+        self._stop_waiting()
+        # Whether anything is left is asked then: what was written now is sent after this.
+        self._unread = self.loop.call_later(self.read_within, self._give_up)
+
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop it."""
+        """Stop both."""
         self._stop()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def _start(self) -> None:
@@ -75,6 +88,15 @@ class Impatient(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+    def _stop_waiting(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+
+    def _give_up(self) -> None:
+        if self.transport.get_write_buffer_size():
+            self.transport.abort()
 
 
 class Server(uvicorn.Server):
@@ -130,9 +152,10 @@ def serve(
 
 def _config(service: Service) -> uvicorn.Config:
     timeout = service.settings.limits.timeout
+    patience = {"headers_within": min(timeout, Impatient.headers_within), "read_within": timeout}
     return uvicorn.Config(
         make_app(service),
-        http=type("Connection", (Impatient,), {"headers_within": min(timeout, Impatient.headers_within)}),
+        http=type("Connection", (Impatient,), patience),
         ws="none",
         lifespan="on",
         log_config=None,
