@@ -176,6 +176,46 @@ def test_what_would_wait_too_long_for_its_turn_is_told_at_once(machine: Machine,
     batcher.drain(10)
 
 
+def test_a_long_job_at_work_counts_as_waiting(machine: Machine, metrics: Metrics) -> None:
+    patience = 10 / FIRST_GUESS
+    batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=10**6, budget=100, patience=patience)
+    machine.go.clear()
+    batcher.start()
+    for length, told in ((100, 0), (10**6, 9 * 10**5)):  # a batch of the usual size is soon done
+        long = Job(KIND, [1], [length], time.monotonic() + 30)
+        batcher.submit(long)
+        while not batcher._at_work:
+            time.sleep(0.001)
+        assert batcher.ahead >= told
+        if told:
+            message = r"^\d{6} tokens wait for model 'made', of at most \d+; try again in \d+ s$"
+            with pytest.raises(Overloaded, match=message) as refusal:
+                batcher.submit(job(1))
+            assert refusal.value.retry_after == 60
+        machine.go.set()
+        long.future.result(10)
+        while batcher._at_work:
+            time.sleep(0.001)
+        machine.go.clear()
+    assert batcher.ahead == 0
+    batcher.submit(job(1))
+    machine.go.set()
+    assert batcher.drain(10)
+
+
+def test_who_would_be_late_after_a_long_job_is_told_at_once(machine: Machine, metrics: Metrics) -> None:
+    batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=10**6, budget=100, within=10.0)
+    machine.go.clear()
+    batcher.start()
+    batcher.submit(Job(KIND, [1], [10**6], time.monotonic() + 30))  # whatever its size: nothing waits before it
+    while not batcher._at_work:
+        time.sleep(0.001)
+    with pytest.raises(Overloaded, match="tokens wait for model 'made'"):
+        batcher.submit(job(1))
+    machine.go.set()
+    assert batcher.drain(10)
+
+
 def test_speed_is_that_of_tokens_not_of_batches(
     machine: Machine, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:

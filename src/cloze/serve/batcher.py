@@ -60,6 +60,7 @@ class Batcher:
         self._patience, self._within = patience, within
         self.succeeded: float | None = None  # when a forward pass last did
         self._tried = 0.0  # when it last tried itself
+        self._work_began, self._at_work = 0.0, 0  # since when, and how many tokens
         self._done, self._spent = FIRST_GUESS, 1.0  # tokens and seconds of late, the later the more they count
         self._thread = threading.Thread(target=self._work, name=f"batcher {name}", daemon=True)
         metrics.queue_tokens.labels(name).set_function(lambda: self.queue.tokens)
@@ -87,13 +88,22 @@ class Batcher:
         return int(min(self.queue.bound, self._patience * self.rate))
 
     @property
+    def ahead(self) -> int:
+        """Tokens before one that comes now: those that wait, and of what is at work, all that is more than a batch.
+
+        One text to correct may be as much as a full queue, and whoever is let in after it may wait for it in vain.
+        """
+        done = (time.monotonic() - self._work_began) * self.rate
+        return self.queue.tokens + max(0, int(self._at_work - done) - self._budget)
+
+    @property
     def retry_after(self) -> int:
-        """Seconds until what waits now will be done."""
-        return max(1, min(60, round(self.queue.tokens / self.rate)))
+        """Seconds until what is ahead now will be done."""
+        return max(1, min(60, round(self.ahead / self.rate)))
 
     def submit(self, job: Job) -> None:
         """Let a job wait for its turn, or raise ``Overloaded``: now, rather than when its time is over."""
-        waiting = self.queue.tokens
+        waiting = self.ahead
         # What is measured on small batches is less than large ones will do, so that an empty queue takes anything.
         too_late = waiting > 0 and waiting + job.tokens > self._within * self.rate
         if too_late or waiting > self.most_waiting:
@@ -106,7 +116,7 @@ class Batcher:
     def overloaded(self) -> Overloaded:
         """The refusal for a queue without room."""
         return Overloaded(
-            f"{self.queue.tokens} tokens wait for model {self.name!r}, of at most {self.most_waiting}; "
+            f"{self.ahead} tokens wait for model {self.name!r}, of at most {self.most_waiting}; "
             f"try again in {self.retry_after} s",
             retry_after=self.retry_after,
         )
@@ -148,9 +158,10 @@ class Batcher:
         start = time.monotonic()
         for item in batch:
             self._waited.observe(start - item.queued)
-        kind = batch[0].job.kind
+        kind, tokens = batch[0].job.kind, sum(item.length for item in batch)
+        self._work_began, self._at_work = start, tokens
         results = self._results(kind, batch)
-        seconds, tokens = time.monotonic() - start, sum(item.length for item in batch)
+        seconds, self._at_work = time.monotonic() - start, 0
         self._metrics.inference_seconds.labels(self.name, kind.operation).observe(seconds)
         self._sizes.observe(tokens)
         self._tokens.inc(tokens)

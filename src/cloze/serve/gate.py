@@ -130,8 +130,8 @@ class Gate:
 
 def _is_full(batcher: Batcher, tokens: int) -> bool:
     """Whether a job of about so many tokens is in vain; since it is only about, a queue that is half empty is not."""
-    waiting, queue = batcher.queue.tokens, batcher.queue
-    return waiting > batcher.most_waiting or (2 * waiting > queue.bound and not queue.has_room(tokens))
+    queue = batcher.queue
+    return batcher.ahead > batcher.most_waiting or (2 * queue.tokens > queue.bound and not queue.has_room(tokens))
 
 
 def _header(scope: Scope, name: bytes) -> str:
