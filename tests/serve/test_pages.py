@@ -74,6 +74,14 @@ def test_keyboard_alone(page: Page, address: str) -> None:
     assert "the [MASK] sat" in answer(page)
 
 
+def test_addresses_that_name_no_route(page: Page, address: str) -> None:
+    for name in ("#%", "#/nothing", "#"):
+        page.goto(f"{address}/{name}")
+        page.reload()
+        page.wait_for_selector("form button")
+        assert page.inner_text("#title") == "Fill"
+
+
 def test_mistakes_are_told(page: Page, address: str) -> None:
     page.goto(f"{address}/#/fill")
     page.fill("textarea", "no blank here")

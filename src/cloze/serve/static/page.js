@@ -22,7 +22,8 @@ async function start() {
 }
 
 const able = (route) => models.filter((model) => model.does.includes(route.needs));
-const current = () => ROUTES.find((route) => `#${route.path}` === decodeURIComponent(location.hash)) ?? ROUTES.find((route) => able(route).length) ?? ROUTES[0];
+// As it stands: no path of ours has anything that an address spells otherwise, and "#%" is no spelling of anything.
+const current = () => ROUTES.find((route) => `#${route.path}` === location.hash) ?? ROUTES.find((route) => able(route).length) ?? ROUTES[0];
 
 function tab(route) {
   const button = element("button", { type: "button", role: "tab", "data-path": route.path, "aria-controls": "panel" }, route.title);
