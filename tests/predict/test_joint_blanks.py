@@ -1,12 +1,14 @@
 """Blanks that are filled together, where filling each on its own is known to go wrong."""
 
 import math
+from typing import Any
 
 import numpy
 import pytest
 
 from cloze.errors import RequestError
 from cloze.predict import Model
+from cloze.predict.joint_blanks import most_passes
 from tests.model.made import model_folder
 from tests.predict.taught import Example, make_tokenizer, teach
 
@@ -64,6 +66,26 @@ def test_ends_of_words_join_what_stands_before(model: Model) -> None:
     ways = model.fill_together("the north [MASK]", top=model.tokenizer.size)
     assert {"the norths", "the north pole"} <= {way.text for way in ways}
     assert not any("[MASK]" in way.tokens for way in ways[:-1])
+
+
+def test_passes_are_bounded(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, read = model.run, []
+
+    def counted(encodings: Any, step: Any) -> Any:
+        read.append(len(encodings))
+        return run(encodings, step)
+
+    monkeypatch.setattr(model, "run", counted)
+    for blanks, top, rounds in ((1, 1, 0), (2, 3, 2), (4, 7, 2), (3, 5, 4)):
+        read.clear()
+        model.fill_together("the" + " [MASK]" * blanks, top, rounds)
+        assert 0 < sum(read) <= most_passes(blanks, top, rounds)
+
+
+def test_no_blank_is_filled_with_a_blank(model: Model) -> None:
+    ways = model.fill_together("the [MASK]", top=2 * model.tokenizer.size)
+    assert len(ways) == model.tokenizer.size - 1
+    assert all(math.isfinite(way.log_probability) for way in ways)
 
 
 def test_what_is_refused(model: Model) -> None:

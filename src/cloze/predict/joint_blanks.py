@@ -36,6 +36,12 @@ class _Way:
         return tuple(sorted(self.words.items()))
 
 
+def most_passes(blanks: int, top: int, rounds: int) -> int:
+    """How often a text with so many blanks is read at the most."""
+    # In each way, each blank is filled; and in each round, hidden again and found how likely it is.
+    return max(top, _LEAST_WAYS) * blanks * (1 + 2 * rounds)
+
+
 def fill_together(model: Model, text: str, top: int, rounds: int) -> list[FilledTogether]:
     """The best ways to fill all blanks; ``rounds`` is how often each blank is asked again."""
     if rounds < 0:
@@ -65,7 +71,8 @@ def _fill_one_more(
         open_blanks = [place for place in blanks if place not in way.words]
         logs[:, mask_id] = -np.inf  # a blank that is filled with a blank is none the less open
         row = int(logs.max(-1).argmax())
-        for number in _best(logs[row], width):
+        # A small vocabulary may have fewer words than are wanted.
+        for number in (one for one in _best(logs[row], width) if not np.isneginf(logs[row, one])):
             words = {**way.words, open_blanks[row]: number}
             grown.append(_Way(words, way.log_probability + float(logs[row, number])))
     return sorted(_distinct(grown), key=lambda way: -way.log_probability)[:width]
