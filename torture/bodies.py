@@ -55,7 +55,10 @@ _VALUES = [
     *(b"[" * _DEEP + b"]" * _DEEP, b'{"a":' * _DEEP + b"1" + b"}" * _DEEP),
     *(b'"[CLS] [SEP] [PAD] [MASK] [UNK]"', b'"' + b"[MASK] " * 200 + b'"'),
 ]
-_KEYS = ["texts", "input", "model", "layer", "pooling", "pairs", "top", "id", "is_tokenized", "dimensions"]
+_KEYS = [
+    *("texts", "input", "model", "layer", "pooling", "pairs", "top", "id", "is_tokenized", "dimensions", "long_texts"),
+    *("joint", "threshold", "protected"),
+]
 
 
 def _bodies() -> Iterator[bytes]:

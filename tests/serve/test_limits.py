@@ -40,6 +40,42 @@ def test_tokens_of_one_request_are_limited(folders: dict[str, str]) -> None:
         assert error_of(served.post("/answer", body))[:2] == (413, "too_many_tokens")
 
 
+def test_words_for_blanks_are_limited(folders: dict[str, str]) -> None:
+    with running(ServiceSettings({"base": folders["base"]}, limits=Limits(proposals=60))) as served:
+        assert served.post("/fill", {"texts": ["[MASK] [MASK]", "a [MASK]"], "top": 20}).status_code == 200
+        refused = served.post("/fill", {"texts": ["[MASK] [MASK]", "a [MASK]"], "top": 21})
+        message = "63 words in one answer, of at most 60; send fewer blanks, or ask for a smaller top"
+        assert error_of(refused) == (413, "too_many_proposals", message)
+        # Filled together, the whole text is told again and again.
+        refused = served.post("/fill", {"texts": "a [MASK]" + " cat" * 20, "top": 5, "joint": True})
+        message = "75 words in one answer, of at most 60; send fewer blanks, or ask for a smaller top"
+        assert error_of(refused) == (413, "too_many_proposals", message)
+
+
+def test_filling_together_is_limited_by_its_passes(served: Running) -> None:
+    assert served.post("/fill", {"texts": "[MASK] " * 5, "top": 5}).status_code == 200
+    refused = served.post("/fill", {"texts": "[MASK] " * 5, "top": 50, "joint": True})
+    assert error_of(refused)[:2] == (413, "too_many_tokens")
+
+
+def test_protected_words_are_limited_with_the_texts(folders: dict[str, str]) -> None:
+    with running(ServiceSettings({"base": folders["base"]})) as served:
+        refused = served.post("/correct", {"texts": " " * 50_000, "protected": ["cat"] * 21})
+    message = (
+        "21 protected words in 50000 characters are 1050000 places to look, of at most 1000000; "
+        "send fewer words or shorter texts"
+    )
+    assert error_of(refused) == (413, "too_many_protected", message)
+
+
+def test_words_of_which_nothing_is_left_are_weighed(folders: dict[str, str]) -> None:
+    with running(ServiceSettings({"tags": folders["tags"]}, limits=Limits(queue=500))) as served:
+        assert error_of(served.post("/tag", {"texts": [["\u00ad"] * 600]}))[:2] == (413, "too_many_tokens")
+        answer = served.post("/tag", {"texts": [["\u00ad"] * 20, ["cats", "the"]]}).json()
+    assert answer["usage"]["tokens"] == (20 + 2) + (3 + 2)
+    assert [len(one["words"]) for one in answer["results"]] == [20, 2]
+
+
 def test_chunked_bodies_are_counted_as_they_come(served: Running) -> None:
     async def endless() -> AsyncIterator[bytes]:
         yield b'{"texts": "'

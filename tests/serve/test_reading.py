@@ -143,6 +143,31 @@ def test_questions_are_weighed_with_all_windows_of_their_texts(served: Running, 
         assert usage["truncated"] == (question == questions[1])
 
 
+@pytest.mark.parametrize("threshold", [None, 0.5], ids=["hidden", "seen"])
+def test_corrections_are_weighed_with_all_their_passes(
+    threshold: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Words in pieces are hidden in any case, by a model that reads texts as they stand as well."""
+    folder = saved(replace(model_folder(["mlm"]), correcting=threshold), tmp_path / "base")
+    model, computed, texts = load(folder), [], ["cats dogs mats cats", "the cats sat on a mat " * 6, "", "."]
+    run = model.run
+
+    def counted(encodings: Any, step: Any) -> Any:
+        computed.append(sum(len(one.ids) for one in encodings))
+        return run(encodings, step)
+
+    monkeypatch.setattr(model, "run", counted)
+    with running(ServiceSettings({"base": str(folder)})) as service:
+        for text in texts:
+            computed.clear()
+            model.correct([text])
+            tokens = service.post("/correct", {"texts": text}).json()["usage"]["tokens"]
+            assert sum(computed) <= tokens
+            assert tokens > 0  # what weighs nothing would never have its turn
+            if text == texts[0]:
+                assert tokens < 1.25 * sum(computed)
+
+
 def test_many_passes_end_when_the_time_is_over(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A text to correct is asked about once for each of its tokens; whoever comes after it does not wait for that."""
     passes = []

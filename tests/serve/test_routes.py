@@ -10,6 +10,8 @@ import pytest
 from torture.services import Running
 
 from cloze.predict import Model
+from cloze.predict.correction import Corrector
+from cloze.tasks.correction_settings import CorrectionSettings
 from tests.serve.conftest import error_of
 
 TEXTS = ["the cat sat on a mat.", "a dog ran", "猫坐", ""]
@@ -35,6 +37,28 @@ def test_a_text_that_is_cut_is_told(served: Running) -> None:
     assert served.post("/embed", {"texts": ["cat " * 50, "cat"]}).json()["usage"]["truncated"] == 1
 
 
+@pytest.mark.parametrize("how", ["cut", "head-tail", "windows"])
+def test_embed_long_texts(how: Any, served: Running, models: Models) -> None:
+    texts = ["the cat sat on a mat. a dog ran. " * 8, "cat"]
+    answer = served.post("/embed", {"texts": texts, "long_texts": how, "model": "base"}).json()
+    np.testing.assert_allclose(answer["vectors"], models["base"].embed(texts, long_texts=how), atol=1e-5)
+    assert answer["usage"]["truncated"] == (how != "windows")
+    assert (answer["usage"]["tokens"] > 2 * 32) == (how == "windows")
+
+
+def test_embed_several_layers(served: Running, models: Models) -> None:
+    answer = served.post("/embed", {"texts": TEXTS, "layer": [1, -1], "model": "base"}).json()
+    np.testing.assert_allclose(answer["vectors"], models["base"].embed(TEXTS, layer=[1, -1]), atol=1e-5)
+
+
+@pytest.mark.parametrize(("path", "key"), [("/v1/embeddings", "input"), ("/encode", "texts")])
+def test_clients_of_others_are_told_what_was_cut(path: str, key: str, served: Running) -> None:
+    answer = served.post(path, {key: ["cat " * 50, "cat", "dog " * 50]})
+    assert answer.headers["x-cloze-truncated"] == "2"
+    assert answer.json().get("usage", {"truncated": 2})["truncated"] == 2
+    assert served.post(path, {key: ["cat"]}).headers["x-cloze-truncated"] == "0"
+
+
 def test_rerank(served: Running, models: Models) -> None:
     answer = served.post("/rerank", {"query": "a cat", "texts": TEXTS[:3], "model": "base"}).json()
     vectors = models["base"].embed(["a cat", *TEXTS[:3]])
@@ -52,6 +76,20 @@ def test_fill(served: Running, models: Models) -> None:
     assert [[word["token"] for word in blank] for blank in answer["results"][0]] == [
         [word.token for word in blank] for blank in expected
     ]
+
+
+def test_fill_together(served: Running, models: Models) -> None:
+    texts = ["the [MASK] sat on a [MASK].", "a [MASK]"]
+    answer = served.post("/fill", {"texts": texts, "top": 3, "joint": True}).json()
+    for ways, text in zip(answer["results"], texts, strict=True):
+        expected = models["base"].fill_together(text, 3)
+        assert [(way["tokens"], way["text"]) for way in ways] == [(list(way.tokens), way.text) for way in expected]
+        np.testing.assert_allclose(
+            [way["log_probability"] for way in ways], [way.log_probability for way in expected], atol=1e-4
+        )
+    # More words than the vocabulary has are not made up.
+    (ways,) = served.post("/fill", {"texts": "[MASK]", "top": 100, "joint": True}).json()["results"]
+    assert len(ways) == models["base"].tokenizer.size - 1
 
 
 @pytest.mark.parametrize("name", ["labels", "several", "number"])
@@ -102,6 +140,22 @@ def test_correct(served: Running, models: Models) -> None:
     assert error_of(served.post("/correct", {"texts": "a", "model": "tags"})) == (400, "unable", cannot)
 
 
+def test_correct_options(served: Running, models: Models) -> None:
+    texts = ["the cats sat on a matt.", "teh dogs ran"]
+    every = Corrector(models["base"], CorrectionSettings(threshold=0.0)).correct(texts)
+    assert all(one.errors for one in every)
+    answer = served.post("/correct", {"texts": texts, "threshold": 0.0}).json()["results"]
+    assert [one["target"] for one in answer] == [one.target for one in every]
+    assert all(not one["errors"] for one in served.post("/correct", {"texts": texts, "threshold": 1}).json()["results"])
+    kept = [every[0].errors[0][0], every[1].errors[0][0]]
+    answer = served.post("/correct", {"texts": texts, "threshold": 0.0, "protected": kept}).json()["results"]
+    assert not {wrong for one in answer for wrong, _, _ in one["errors"]} & set(kept)
+    # What one request asks for is nothing to the next.
+    assert [one["target"] for one in served.post("/correct", {"texts": texts}).json()["results"]] == [
+        one.target for one in models["base"].correct(texts)
+    ]
+
+
 def test_tokenize(served: Running, models: Models) -> None:
     answer = served.post("/tokenize", {"texts": TEXTS, "pairs": TEXTS}).json()["results"]
     for one, text in zip(answer, TEXTS, strict=True):
@@ -138,6 +192,12 @@ def test_many_at_once_get_their_own(served: Running, models: Models) -> None:
             {"texts": "[MASK]", "model": "tags"},
             "model 'tags' cannot fill (its heads: token); models that can: base",
         ),
+        ("/embed", {"texts": "a", "layer": []}, "no layer was named; -1 is the last, and several are averaged"),
+        ("/embed", {"texts": "a", "layer": [1, 9]}, "layer 9 of a model with 3; 0 (embeddings) to 3"),
+        ("/embed", {"texts": "a", "long_texts": "whole"}, "long_texts: Input should be 'cut', 'head-tail' or 'w"),
+        ("/correct", {"texts": "a", "threshold": 2}, "threshold: Input should be less than or equal to 1"),
+        ("/correct", {"texts": "a", "protected": ["a"] * 101}, "protected: List should have at most 100 items"),
+        ("/fill", {"texts": "a cat", "joint": True}, "no [MASK] in 'a cat'; write [MASK] where a word"),
         ("/choose", {"prompt": "a", "options": ["b"]}, "options: List should have at least 2 items"),
         ("/tag", {"texts": [["a", ""]]}, "word 2 of sentence 1 is empty; leave it out"),
         ("/embed", [], "the body: Input should be an object"),

@@ -49,6 +49,7 @@ def test_other_hosts_need_a_key(host: str) -> None:
         (["base", "--trust", "bert.example:443"], "--trust 'bert.example:443'; a name such as bert.example.org"),
         (["base", "--host", "ü..", "--insecure"], "cannot listen at ü..:8000 ("),
         (["base", "--patience", 0], "patience is 0.0; more than 0 was expected"),
+        (["base", "--proposals", 0], "proposals is 0; more than 0 was expected"),
         (["a/base", "b/base"], "b/base and a/base would both be called 'base'; rename a folder"),
         (["base", "--adapter", "x"], "--adapter 'x'; NAME=DIR was expected"),
         (["base", "--adapter", "base=x"], "--adapter 'base=x': something else is called 'base'; choose another name"),

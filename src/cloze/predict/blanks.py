@@ -36,11 +36,16 @@ def find_blanks(tokenizer: Tokenizer, text: str, top: int) -> tuple[Encoding, li
         raise RequestError(f"top is {top}; at least 1 was expected")
     encoding = tokenizer(text, read_mask=True)
     blanks = [index for index, piece in enumerate(encoding.ids) if piece == tokenizer.mask_id]
-    if len(blanks) < text.count(MASK):
+    if len(blanks) < count_blanks(text):
         raise RequestError(f"a [MASK] lies beyond the {tokenizer.max_length} tokens that this model reads")
     if not blanks:
         raise RequestError(f"no [MASK] in {text[:60]!r}; write [MASK] where a word is to be filled in")
     return encoding, blanks
+
+
+def count_blanks(text: str) -> int:
+    """How many words are to be filled in."""
+    return text.count(MASK)
 
 
 def with_ids(encoding: Encoding, changed: Mapping[int, int]) -> Encoding:

@@ -11,6 +11,7 @@ Dimensions: T tokens, V vocabulary, C candidates.
 
 import re
 from collections.abc import Collection, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -66,12 +67,25 @@ class Corrector:
     ) -> None:
         """``similar`` and ``protected`` stand for the files of the settings, or beside them."""
         self._model, self._settings = model, (settings or CorrectionSettings()).completed(model.correcting)
-        path, words = self._settings.similar, set(protected)
+        path, self._words = self._settings.similar, set(protected)
         table = dict(similar or {}) | (read_synonyms(path) if path is not None else {})
         if self._settings.protect is not None:
-            words |= {row.word for row in read_word_list(self._settings.protect)}
-        self._protected = _any_of(words)
+            self._words |= {row.word for row in read_word_list(self._settings.protect)}
+        self._protected = _any_of(self._words)
         self._proposals = Proposals(model.tokenizer, table, self._settings)
+
+    def varied(self, threshold: float | None = None, protected: Collection[str] = ()) -> "Corrector":
+        """The same with another threshold, and with more words that are never changed, for some texts only.
+
+        What each word of the vocabulary is near to, which takes long to list, is shared.
+        """
+        other = copy(self)
+        if threshold is not None:
+            other._settings = replace(self._settings, threshold=threshold)
+        if protected:
+            other._words = self._words | set(protected)
+            other._protected = _any_of(other._words)
+        return other
 
     def correct(self, texts: Sequence[str]) -> list[Corrected]:
         """Each text, corrected; nothing else of it changes."""

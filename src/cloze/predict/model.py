@@ -175,11 +175,15 @@ class Model:
         from cloze.predict.correction import Corrector
 
         need_head(self.bert, "mlm")
-        if settings is not None:
-            return Corrector(self, settings).correct(texts)
-        # To list what each word of a vocabulary is near to takes longer than to correct a line.
+        return (self.corrector if settings is None else Corrector(self, settings)).correct(texts)
+
+    @property
+    def corrector(self) -> "Corrector":
+        """What corrects as the folder says; made once: to list what words are near to takes longer than a text."""
+        from cloze.predict.correction import Corrector
+
         self._corrector = self._corrector or Corrector(self)
-        return self._corrector.correct(texts)
+        return self._corrector
 
     def follows(self, first: str, second: str) -> float:
         """The probability that the second text follows the first."""

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 
 from cloze.errors import RequestError
 from cloze.kinds import LongTexts
-from cloze.predict.blanks import find_blanks
+from cloze.predict.blanks import TokenWindow, find_blanks, token_windows
 from cloze.tasks.answer import plan_windows
+from cloze.tasks.tag_windows import read_words
 from cloze.text import Encoding, Tokenizer, encode_long
+from cloze.text.pieces import word_stretches
 
 
 def read_texts(
@@ -43,3 +45,25 @@ def count_windows(tokenizer: Tokenizer, question: int, context: int) -> tuple[in
     kept, places = plan_windows(tokenizer, question, context)
     special = tokenizer.max_length - tokenizer.room(2)
     return sum(kept + special + stop - start for start, stop in places), kept < question
+
+
+def count_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[int]:
+    """The tokens of sentences that are words; a word of which nothing is left is read as one, too."""
+    return [sum(map(len, words)) for words in read_words(tokenizer, sentences)]
+
+
+def count_corrected(tokenizer: Tokenizer, texts: Sequence[str], *, seen: bool) -> list[int]:
+    """The tokens that are computed at the most to correct each text, which is ``seen`` as it stands or word by word."""
+    return [
+        sum(_passes(tokenizer, window, seen=seen) * len(window.encoding.ids) for window in windows)
+        for windows in token_windows(tokenizer, texts)
+    ]
+
+
+def _passes(tokenizer: Tokenizer, window: TokenWindow, *, seen: bool) -> int:
+    """How often a window is read: at once or for each word, and for words in pieces more often, however it is seen."""
+    starts = tokenizer.word_starts(window.encoding.ids)
+    stretches = word_stretches(starts, window.encoding.marks)
+    sizes = [stop - start for start, stop in stretches if start in window.places]
+    alone = 0 if seen else sizes.count(1)
+    return max(1, seen + alone + sum(1 + size for size in sizes if size > 1))

@@ -47,7 +47,8 @@ def add_post(router: APIRouter, path: str, form: type[Body], handler: Handler[Bo
         service: Service = request.app.state.service
         body = await service.bodies.read(request, form)
         try:
-            return json_response(await handler(service, request, body))
+            answer = await handler(service, request, body)
+            return answer if isinstance(answer, Response) else json_response(answer)
         except Refusal:
             raise
         except RequestError as error:  # what the model says to it
@@ -67,9 +68,9 @@ def add_post(router: APIRouter, path: str, form: type[Body], handler: Handler[Bo
     )
 
 
-def json_response(value: Any) -> Response:
+def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
     """JSON of what is finite anyway; a number that is not would not be JSON."""
-    return Response(to_json(value, inf_nan_mode="null"), media_type="application/json")
+    return Response(to_json(value, inf_nan_mode="null"), headers=headers, media_type="application/json")
 
 
 def refusal_response(refusal: Refusal, *, password: bool = False) -> Response:

@@ -4,9 +4,18 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from cloze.kinds import LongTexts
+
+# The first bad item of a list is enough to refuse it: a body has room for a million of them.
+Strings = Annotated[list[str], Field(fail_fast=True)]
+Ids = Annotated[list[int], Field(fail_fast=True)]
+
 Name = Annotated[str | None, Field(default=None, max_length=200, description="A model or an adapter; see /v1/models.")]
-Texts = Annotated[str | list[str], Field(description="One text, or several.")]
+Texts = Annotated[str | Strings, Field(description="One text, or several.")]
 Top = Annotated[int, Field(ge=1, le=100)]
+Layer = Annotated[int, Field(ge=-1000, le=1000)]
+# The states of each are held at once; a large BERT has 25, embeddings included.
+Layers = Annotated[list[Layer], Field(max_length=32, fail_fast=True)]
 
 
 class Form(BaseModel):
@@ -25,7 +34,8 @@ class EmbedForm(Form):
     texts: Texts
     pairs: Texts | None = Field(default=None, description="A second text for each.")
     pooling: str | None = Field(default=None, max_length=20, description="cls, mean, max or mean_max.")
-    layer: Annotated[int, Field(ge=-1000, le=1000)] = -1
+    layer: Layer | Layers = Field(default=-1, description="Of several, the mean.")
+    long_texts: LongTexts = Field(default="cut", description="What becomes of texts beyond the model's length.")
 
 
 class RerankForm(Form):
@@ -36,7 +46,7 @@ class RerankForm(Form):
     )
 
     query: str
-    texts: list[str]
+    texts: Strings
     top: Annotated[int | None, Field(ge=1)] = None
 
 
@@ -47,6 +57,7 @@ class FillForm(Form):
 
     texts: Texts
     top: Top = 5
+    joint: bool = Field(default=False, description="Fill the blanks of a text together, by words that fit each other.")
 
 
 class ClassifyForm(Form):
@@ -63,7 +74,7 @@ class TagForm(Form):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["Mr. Darcy left London."]}]})
 
-    texts: str | list[str] | list[list[str]]
+    texts: str | Strings | Annotated[list[Strings], Field(fail_fast=True)]
 
 
 class AnswerForm(Form):
@@ -86,7 +97,7 @@ class ChooseForm(Form):
     )
 
     prompt: str
-    options: Annotated[list[str], Field(min_length=2)]
+    options: Annotated[list[str], Field(min_length=2, fail_fast=True)]
 
 
 class CorrectForm(Form):
@@ -95,6 +106,12 @@ class CorrectForm(Form):
     model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["He opened teh door."]}]})
 
     texts: Texts
+    threshold: Annotated[float | None, Field(ge=0, le=1)] = Field(
+        default=None, description="How sure a correction must be; left out, as it suits the model."
+    )
+    protected: Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=100, fail_fast=True)] = Field(
+        default=[], description="Words that are never changed."
+    )
 
 
 class TokenizeForm(Form):
@@ -113,7 +130,9 @@ class OpenAIForm(BaseModel):
         extra="ignore", strict=True, json_schema_extra={"examples": [{"model": None, "input": "a ship at sea"}]}
     )
 
-    input: str | list[str] | list[int] | list[list[int]] = Field(description="Texts, or texts as ids of tokens.")
+    input: str | Strings | Ids | Annotated[list[Ids], Field(fail_fast=True)] = Field(
+        description="Texts, or texts as ids of tokens."
+    )
     model: Name
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int | None, Field(ge=1)] = None
@@ -127,6 +146,6 @@ class EncodeForm(BaseModel):
     )
 
     id: int | Annotated[str, Field(max_length=1000)] | None = Field(default=None, description="Given back as it is.")
-    texts: list[str] | list[list[str]]
+    texts: Strings | Annotated[list[Strings], Field(fail_fast=True)]
     is_tokenized: bool = False
     model: Name

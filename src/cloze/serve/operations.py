@@ -21,6 +21,8 @@ from cloze.serve.viewing import view_texts
 
 Options = Mapping[str, Any]
 NOT_FINITE = "the model gave no finite numbers for this; check its training"
+# How often each of several blanks is asked about again when they are filled together.
+ROUNDS = 2
 
 
 def compute(model: Model, kind: Kind, inputs: Sequence[Any]) -> list[Any]:
@@ -47,6 +49,9 @@ def _embed(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
 
 
 def _fill(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
+    if options["joint"]:
+        ways = [model.fill_together(text, options["top"], ROUNDS) for text, _ in inputs]
+        return [[asdict(way) for way in found] for found in ways]
     found = fill_blanks(model, _sequences(inputs), options["top"])
     return [[[word._asdict() for word in blank] for blank in blanks] for blanks in found]
 
@@ -75,8 +80,9 @@ def _choose(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
     return [[asdict(one) for one in ranked] for ranked in model.choose_all(prompts, choices)]
 
 
-def _correct(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:  # noqa: ARG001 (as all here)
-    return [asdict(one) | {"errors": one.errors} for one in model.correct(inputs)]
+def _correct(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
+    corrector = model.corrector.varied(options.get("threshold"), options.get("protected", ()))
+    return [asdict(one) | {"errors": one.errors} for one in corrector.correct(inputs)]
 
 
 def _sequences(inputs: Sequence[Any]) -> list[Any]:

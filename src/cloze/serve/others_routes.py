@@ -15,6 +15,7 @@ from cloze.serve.service import Service
 
 # What an id weighs beside the characters of texts that wait to be read.
 CHARACTERS_AN_ID = 4
+TRUNCATED = "x-cloze-truncated"
 
 router = APIRouter()
 
@@ -32,15 +33,17 @@ async def embeddings(service: Service, request: Request, form: forms.OpenAIForm)
     inputs = [(text, None) for text in texts]
     answered = await service.ask(request, form.model, "embed", inputs, [[text] for text in texts])
     written = _base64 if form.encoding_format == "base64" else _numbers
-    return {
+    tokens, truncated = answered.usage.tokens, answered.usage.truncated
+    told = {
         "object": "list",
         "model": answered.served.name,
         "data": [
             {"object": "embedding", "index": index, "embedding": written(vector)}
             for index, vector in enumerate(answered.results)
         ],
-        "usage": {"prompt_tokens": answered.usage.tokens, "total_tokens": answered.usage.tokens},
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "truncated": truncated},
     }
+    return _cut_told(told, truncated)
 
 
 def _numbers(vector: NDArray[np.float32]) -> list[float]:
@@ -91,7 +94,13 @@ async def encode(service: Service, request: Request, form: forms.EncodeForm) -> 
     texts = [text if isinstance(text, str) else " ".join(text).replace(" ##", "") for text in form.texts]
     inputs = [(text, None) for text in texts]
     answered = await service.ask(request, form.model, "embed", inputs, [[text] for text in texts])
-    return {"id": form.id, "status": 200, "result": [vector.tolist() for vector in answered.results]}
+    told = {"id": form.id, "status": 200, "result": [vector.tolist() for vector in answered.results]}
+    return _cut_told(told, answered.usage.truncated)
+
+
+def _cut_told(answer: dict[str, Any], truncated: int) -> Response:
+    """An answer, and beside it, where clients of others do not look for anything, how many texts were cut."""
+    return json_response(answer, {TRUNCATED: str(truncated)})
 
 
 def _listed(one: Served) -> dict[str, Any]:

@@ -11,9 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from cloze.predict.reading import count_windows, read_blanks, read_texts
+from cloze.predict.blanks import count_blanks
+from cloze.predict.joint_blanks import most_passes
+from cloze.predict.reading import count_corrected, count_windows, count_words, read_blanks, read_texts
 from cloze.serve.library import Served
 from cloze.serve.metrics import Metrics
+from cloze.serve.operations import ROUNDS
 from cloze.serve.refusals import Overloaded
 
 # Characters that are read at once, without a thread: the way there and back takes longer than such a text.
@@ -83,17 +86,39 @@ def read(
     """Read inputs, each of which consists of some texts, as an operation wants them."""
     if operation in ("embed", "classify"):
         texts, pairs = zip(*inputs, strict=True)
-        how = served.long_texts if operation == "classify" else "cut"
+        how = served.long_texts if operation == "classify" else options.get("long_texts", "cut")
         paired = None if pairs[0] is None else pairs
         windows = read_texts(served.tokenizer, texts, paired, how, segments=served.segments)
         lengths = [sum(len(window.ids) for window in text) for text in windows]
         usage = Usage(lengths, sum(text[0].dropped > 0 for text in windows))
         return Read(list(zip(texts, windows, strict=True)), usage)
     if operation == "fill":
-        sequences = read_blanks(served.tokenizer, inputs, options["top"])
-        usage = Usage([len(one.ids) for one in sequences], sum(one.dropped > 0 for one in sequences))
-        return Read(list(zip(inputs, sequences, strict=True)), usage)
+        return _read_blanks(served, inputs, options)
+    if operation == "correct":
+        lengths = count_corrected(served.tokenizer, inputs, seen=served.corrects_as_seen)
+        return Read(inputs, Usage(lengths, 0))
+    if operation == "tag":
+        return Read(inputs, Usage(_count_tagged(served, inputs, worded=options["worded"]), 0))
     return Read(inputs, _count(served, operation, parts))
+
+
+def _read_blanks(served: Served, texts: Sequence[str], options: Mapping[str, Any]) -> Read:
+    """Texts with blanks, which are read again and again to fill those of each together."""
+    sequences = read_blanks(served.tokenizer, texts, options["top"])
+    lengths = [len(one.ids) for one in sequences]
+    if options["joint"]:
+        passes = [most_passes(count_blanks(text), options["top"], ROUNDS) for text in texts]
+        lengths = [length * times for length, times in zip(lengths, passes, strict=True)]
+    usage = Usage(lengths, sum(one.dropped > 0 for one in sequences))
+    return Read(list(zip(texts, sequences, strict=True)), usage)
+
+
+def _count_tagged(served: Served, inputs: Sequence[Any], *, worded: bool) -> list[int]:
+    """The tokens of texts, or of sentences that are words; long ones are read in windows that overlap by half."""
+    tokenizer = served.tokenizer
+    counts = count_words(tokenizer, inputs) if worded else [len(ids) for ids in tokenizer.encode_ids(inputs)]
+    lengths = [count + SPECIAL - 1 for count in counts]
+    return [length if length <= served.longest else 2 * length for length in lengths]
 
 
 def _count(served: Served, operation: str, parts: Sequence[Sequence[str]]) -> Usage:
@@ -108,10 +133,6 @@ def _weigh(served: Served, operation: str, counts: Sequence[int]) -> tuple[int, 
     length = sum(counts) + SPECIAL - (len(counts) == 1)
     if operation == "answer":
         return count_windows(served.tokenizer, *counts)
-    if operation == "correct" and not served.corrects_as_seen:  # each of its tokens is hidden in turn
-        return length * min(length, served.longest), False
-    if operation in ("tag", "correct"):  # in windows that overlap by half
-        return (length if length <= served.longest else 2 * length), False
     # Options are sequences of their own.
     limit = served.longest * (len(counts) // 2 if operation == "choose" else 1)
     return min(length, limit), length > limit

@@ -7,14 +7,18 @@ from fastapi import APIRouter, Request
 
 from cloze.serve import forms
 from cloze.serve.answers import add_post
-from cloze.serve.refusals import Invalid
+from cloze.serve.refusals import Invalid, TooLarge
 from cloze.serve.service import Answered, Service
+
+# Protected words times characters: each word is looked for at each of them, and nobody else has a turn meanwhile.
+MOST_LOOKED_FOR = 1_000_000
 
 
 async def embed(service: Service, request: Request, form: forms.EmbedForm) -> Any:
     """One vector a text."""
     inputs = _pairs(form.texts, form.pairs)
-    options = {"pooling": form.pooling, "layer": form.layer}
+    layer = form.layer if isinstance(form.layer, int) else tuple(form.layer)
+    options = {"pooling": form.pooling, "layer": layer, "long_texts": form.long_texts}
     answered = await service.ask(request, form.model, "embed", inputs, _parts(inputs), **options)
     return _told(answered, vectors=[vector.tolist() for vector in answered.results])
 
@@ -35,8 +39,10 @@ async def rerank(service: Service, request: Request, form: forms.RerankForm) -> 
 
 
 async def fill(service: Service, request: Request, form: forms.FillForm) -> Any:
-    """The best words for each [MASK] of each text."""
-    return await _each(service, request, form, "fill", _listed(form.texts), top=form.top)
+    """The best words for each [MASK] of each text, or the best ways to fill all of a text's."""
+    texts = _listed(form.texts)
+    service.check_proposals(texts, form.top, joint=form.joint)
+    return await _each(service, request, form, "fill", texts, top=form.top, joint=form.joint)
 
 
 async def classify(service: Service, request: Request, form: forms.ClassifyForm) -> Any:
@@ -71,7 +77,16 @@ async def choose(service: Service, request: Request, form: forms.ChooseForm) -> 
 
 async def correct(service: Service, request: Request, form: forms.CorrectForm) -> Any:
     """Each text as it should read."""
-    return await _each(service, request, form, "correct", _listed(form.texts))
+    texts, words = _listed(form.texts), len(form.protected)
+    characters = sum(map(len, texts))
+    if words * characters > MOST_LOOKED_FOR:
+        raise TooLarge(
+            f"{words} protected words in {characters} characters are {words * characters} places to look, of at most "
+            f"{MOST_LOOKED_FOR}; send fewer words or shorter texts",
+            "too_many_protected",
+        )
+    options = {"threshold": form.threshold, "protected": tuple(form.protected)}
+    return await _each(service, request, form, "correct", texts, **options)
 
 
 async def tokenize(service: Service, request: Request, form: forms.TokenizeForm) -> Any:  # noqa: ARG001 (as all here)

@@ -8,6 +8,7 @@ from typing import Any
 
 from fastapi import Request
 
+from cloze.predict.blanks import count_blanks
 from cloze.serve.batcher import AbandonedError, Batcher
 from cloze.serve.bodies import Bodies
 from cloze.serve.library import Library, Served
@@ -16,6 +17,8 @@ from cloze.serve.queue import Job, Kind
 from cloze.serve.reading import Read, Reader, Usage, read
 from cloze.serve.refusals import Invalid, TooLarge, TooSlow
 from cloze.serve.settings import ServiceSettings
+
+CHARACTERS_A_WORD = 6  # with the space after it
 
 
 class ClientGoneError(Exception):
@@ -79,6 +82,17 @@ class Service:
                 "too_many_characters",
             )
         return characters
+
+    def check_proposals(self, texts: Sequence[str], top: int, *, joint: bool) -> None:
+        """Refuse more words for blanks than an answer may hold."""
+        limit = self.settings.limits.proposals
+        # Blanks that are filled together are told as whole texts, as many as are wanted.
+        words = sum(count_blanks(text) + (len(text) // CHARACTERS_A_WORD if joint else 0) for text in texts)
+        if words * top > limit:
+            raise TooLarge(
+                f"{words * top} words in one answer, of at most {limit}; send fewer blanks, or ask for a smaller top",
+                "too_many_proposals",
+            )
 
     async def _wait(self, request: Request, batcher: Batcher, job: Job) -> list[Any]:
         """The job's results, unless its time is over or the client leaves before."""

@@ -26,6 +26,8 @@ class Limits:
     """Texts of one request."""
     characters: int = 200_000
     """Characters of all texts of one request."""
+    proposals: int = 100_000
+    """Words that one answer of /fill may hold: of each blank, as many as are asked for."""
     queue: int = 65_536
     """Tokens that may wait; what comes then is told to come back later."""
     patience: float = 5.0
@@ -33,7 +35,7 @@ class Limits:
     batch: int = 1024
     """Tokens of one forward pass."""
     timeout: float = 30.0
-    """Seconds until a request is given up, and for a client to send one."""
+    """Seconds until a request is given up, and for a client to send one or to read its answer."""
     connections: int = 1000
     """Requests in flight; more are told to come back later."""
 
