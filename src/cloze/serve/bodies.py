@@ -16,6 +16,9 @@ from cloze.serve.settings import Limits
 
 Form = TypeVar("Form", bound=BaseModel)
 
+# Mistakes of one body that are looked at. Lists end at their first (see forms.py), so that only keys can be more.
+MOST_TOLD = 100
+
 
 class Bodies:
     """Reads bodies; all that are held at one time are bounded as well."""
@@ -65,6 +68,8 @@ def check(body: bytes, form: type[Form]) -> Form:
 
 def explain(error: ValidationError, form: type[BaseModel]) -> str:
     """One line for what is wrong."""
+    if (count := error.error_count()) > MOST_TOLD:  # to ask for the first would make a dictionary of each
+        return f"the body: {count} mistakes, most of them unknown keys; known are {', '.join(form.model_fields)}"
     first = error.errors(include_input=False, include_url=False)[0]
     if not first["loc"] or first["type"] == "json_invalid":
         return f"the body: {first['msg']}"[:300]

@@ -1,0 +1,78 @@
+"""Bodies that are wrong in a million places cost no more than one that is wrong in one."""
+
+import json
+import tracemalloc
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from cloze.serve import forms
+from cloze.serve.bodies import MOST_TOLD, check
+from cloze.serve.refusals import Invalid
+from cloze.serve.settings import Limits
+
+SIZE = Limits().body
+FEW = 10  # mistakes of a list: one for each kind of value that its key may have
+MOST_MEMORY = 10 * SIZE  # the body itself is held as objects, too
+
+
+def filled(before: bytes, part: bytes, after: bytes) -> bytes:
+    """The largest body that is let in."""
+    count = (SIZE - len(before) - len(after)) // (len(part) + 1)
+    return before + b",".join([part] * count) + after
+
+
+@pytest.mark.parametrize(
+    ("form", "before", "part", "after"),
+    [
+        (forms.EmbedForm, b'{"texts":[', b"0", b"]}"),
+        (forms.EmbedForm, b'{"texts":"a","pairs":[', b"0", b"]}"),
+        (forms.EmbedForm, b'{"texts":"a","layer":[', b"{}", b"]}"),
+        (forms.RerankForm, b'{"query":"a","texts":[', b"0", b"]}"),
+        (forms.TagForm, b'{"texts":[', b"0", b"]}"),
+        (forms.TagForm, b'{"texts":[', b"[0]", b"]}"),
+        (forms.TagForm, b'{"texts":[[', b"0", b"]]}"),
+        (forms.ChooseForm, b'{"prompt":"a","options":[', b"0", b"]}"),
+        (forms.CorrectForm, b'{"texts":"a","protected":[', b"0", b"]}"),
+        (forms.OpenAIForm, b'{"input":[', b"{}", b"]}"),
+        (forms.OpenAIForm, b'{"input":[[', b"{}", b"]]}"),
+        (forms.EncodeForm, b'{"texts":[', b"0", b"]}"),
+        (forms.EncodeForm, b'{"texts":[[', b"0", b"]]}"),
+    ],
+)
+def test_a_list_is_refused_at_its_first_mistake(
+    form: type[BaseModel], before: bytes, part: bytes, after: bytes
+) -> None:
+    with pytest.raises(ValidationError) as found:
+        form.model_validate_json(filled(before, part, after))
+    assert found.value.error_count() <= FEW
+
+
+def peak_of(body: bytes, form: type[BaseModel]) -> tuple[str, int]:
+    """What is said of a body, and the bytes that Python takes to say it."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(Invalid) as found:
+            check(body, form)
+        return str(found.value), tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_unknown_keys_by_the_hundred_thousand() -> None:
+    keys = b",".join(b'"%06x":0' % number for number in range(SIZE // 12))
+    message, peak = peak_of(b"{" + keys + b"}", forms.FillForm)
+    assert message == "the body: 166667 mistakes, most of them unknown keys; known are model, texts, top, joint"
+    assert peak < MOST_MEMORY  # a dictionary for each would be more than a hundred megabytes
+
+
+def test_some_unknown_keys_are_named() -> None:
+    body: dict[str, Any] = {"texts": "a", **{f"key{number}": 0 for number in range(MOST_TOLD)}}
+    assert peak_of(json.dumps(body).encode(), forms.FillForm)[0].startswith("unknown key 'key0'")
+
+
+def test_the_first_mistake_of_many_is_named() -> None:
+    message, peak = peak_of(filled(b'{"texts":[', b"0", b"]}"), forms.EmbedForm)
+    assert message == "texts.str: Input should be a valid string"
+    assert peak < MOST_MEMORY
