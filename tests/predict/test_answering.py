@@ -58,7 +58,7 @@ def their_logits(theirs: Any, reading: Reading) -> list[tuple[torch.Tensor, torc
     return found
 
 
-Logits = Sequence[tuple[Sequence[Any], Sequence[Any]]]  # of the starts and of the ends, a pair for each window
+Logits = Sequence[tuple[Any, Any]]  # of the starts and of the ends of every window
 
 
 def fullest_window(places: Sequence[tuple[int, int]], start: int, end: int) -> int:

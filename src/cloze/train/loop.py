@@ -172,7 +172,7 @@ class _Training:
             if self.saved != step:
                 self._save(step)
             self._stop()
-        norm = float(whole(nn.utils.clip_grad_norm_(self.module.parameters(), self.settings.clip)))
+        norm = self._clip()
         # A finite loss may still have a gradient that is not, which would spoil every weight.
         objection = self.guard.objection(figures["loss"], norm)
         if objection is not None:
@@ -182,6 +182,16 @@ class _Training:
         set_rate(self.optimizer, self.schedule.rate(step, seconds))
         self.optimizer.step()
         self.meter.add(figures, tokens)
+
+    def _clip(self) -> float:
+        """Shorten the gradients where all of them together are too long; return how long they were."""
+        parameters = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
+        found = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        norm = float(whole(found))
+        # Elsewhere the factor is one: a pass over all gradients that changes nothing.
+        if not norm < self.settings.clip:
+            nn.utils.clip_grads_with_norm_(parameters, self.settings.clip, found)
+        return norm
 
     def _gradients(self, step: int, done: float) -> tuple[dict[str, float], int]:
         """Work off this process's parts of the batch; return the figures of the whole batch and its tokens."""
