@@ -1,14 +1,16 @@
 """Blanks that are filled together, where filling each on its own is known to go wrong."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy
 import pytest
 
 from cloze.errors import RequestError
-from cloze.predict import Model
+from cloze.predict import Model, blanks
 from cloze.predict.joint_blanks import most_passes
+from cloze.text import Encoding
 from tests.model.made import model_folder
 from tests.predict.taught import Example, make_tokenizer, teach
 
@@ -104,3 +106,38 @@ def test_texts_that_are_cut_are_told_of(caplog: pytest.LogCaptureFixture) -> Non
         caplog.clear()
         ask(text)
         assert "1 of 1 texts are longer than" in caplog.text
+
+
+def test_what_is_held_is_bounded_by_blanks_and_not_by_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(model_folder(["mlm"]))
+    text, size = "the [MASK] sat " + "[MASK] " * 19, model.tokenizer.size
+    expected = model.fill_together(text, top=3)
+    groups: list[list[int]] = []
+    run = Model.run
+
+    def watched(self: Model, encodings: Sequence[Encoding], step: Callable[..., Any]) -> Any:
+        groups.append([one.ids.count(self.tokenizer.mask_id) for one in encodings])
+        return run(self, encodings, step)
+
+    monkeypatch.setattr(Model, "run", watched)
+    assert model.fill_together(text, top=3)[0].tokens == expected[0].tokens
+    assert max(map(len, groups)) == 20, "of few numbers, all are held"
+    groups.clear()
+    monkeypatch.setattr(blanks, "_HELD_NUMBERS", 30 * size)
+    found = model.fill_together(text, top=3)
+    assert [way.tokens for way in found] == [way.tokens for way in expected]
+    numpy.testing.assert_allclose(
+        [way.log_probability for way in found], [way.log_probability for way in expected], atol=1e-4
+    )
+    assert all(sum(group) <= 30 or len(group) == 1 for group in groups)
+    assert max(map(len, groups)) > 1
+
+
+def test_whole_texts_are_held_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Model(model_folder(["mlm"]))
+    encodings = [model.tokenizer("the cat sat" + " on a mat" * number) for number in range(6)]
+    expected = list(blanks.seen_logs(model, iter(encodings)))
+    monkeypatch.setattr(blanks, "_HELD_NUMBERS", 20 * model.bert.config.vocab_size)
+    assert [len(group) for group in blanks._groups(iter(encodings), lambda one: len(one.ids), 8, 60)] == [2, 1, 1, 1, 1]
+    for one, other in zip(blanks.seen_logs(model, iter(encodings)), expected, strict=True):
+        numpy.testing.assert_allclose(one, other, atol=1e-5)

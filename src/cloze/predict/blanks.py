@@ -6,7 +6,7 @@ Dimensions: M blanks of a sequence, T tokens, V vocabulary.
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,9 +25,11 @@ logger = logging.getLogger("cloze")
 
 Floats = NDArray[np.float32]
 
-# Sequences whose answers are held at once: an answer is as long as the vocabulary.
+# Sequences whose answers are held at once: enough that those of like length find each other.
 _HELD = 128
 _HELD_WHOLE = 8  # with an answer for each of their tokens
+# Numbers that are held at once, 128 MB: an answer is as long as the vocabulary, and a sequence may have hundreds.
+_HELD_NUMBERS = 2**25
 
 
 def find_blanks(tokenizer: Tokenizer, text: str, top: int) -> tuple[Encoding, list[int]]:
@@ -59,17 +61,17 @@ def with_ids(encoding: Encoding, changed: Mapping[int, int]) -> Encoding:
 def blank_logs(model: "Model", encodings: Iterator[Encoding]) -> Iterator[Floats]:
     """Log-probabilities of all pieces at each ``[MASK]`` of each sequence, in order: (M, V)."""
     mask_id = model.tokenizer.mask_id
-    return _logs(model, encodings, lambda batch: batch.ids == mask_id, _HELD)
+    groups = _groups(encodings, lambda one: one.ids.count(mask_id), _HELD, model.bert.config.vocab_size)
+    return _logs(model, groups, lambda batch: batch.ids == mask_id)
 
 
 def seen_logs(model: "Model", encodings: Iterator[Encoding]) -> Iterator[Floats]:
     """Log-probabilities of all pieces at each token of each sequence, nothing hidden, in order: (T, V)."""
-    return _logs(model, encodings, lambda batch: batch.real, _HELD_WHOLE)
+    groups = _groups(encodings, lambda one: len(one.ids), _HELD_WHOLE, model.bert.config.vocab_size)
+    return _logs(model, groups, lambda batch: batch.real)
 
 
-def _logs(
-    model: "Model", encodings: Iterator[Encoding], asked: Callable[[Batch], Tensor], held: int
-) -> Iterator[Floats]:
+def _logs(model: "Model", groups: Iterator[list[Encoding]], asked: Callable[[Batch], Tensor]) -> Iterator[Floats]:
     """Log-probabilities at the tokens that are asked about."""
 
     @torch.inference_mode()
@@ -79,8 +81,25 @@ def _logs(
         logs = model.bert.heads["mlm"](last[chosen]).float().log_softmax(-1)[:, : model.tokenizer.size].cpu()
         return [part.numpy() for part in logs.split(chosen.sum(1).tolist())]
 
-    while some := list(islice(encodings, held)):
-        yield from model.run(some, step)
+    for group in groups:
+        yield from model.run(group, step)
+
+
+def _groups(
+    encodings: Iterator[Encoding], answers: Callable[[Encoding], int], most: int, size: int
+) -> Iterator[list[Encoding]]:
+    """Sequences whose answers, each of ``size`` numbers, can be held at once; at most so many, and one at least."""
+    group: list[Encoding] = []
+    numbers = 0
+    for encoding in encodings:
+        own = answers(encoding) * size
+        if group and (len(group) == most or numbers + own > _HELD_NUMBERS):
+            yield group
+            group, numbers = [], 0
+        group.append(encoding)
+        numbers += own
+    if group:
+        yield group
 
 
 @dataclass(frozen=True)
