@@ -10,6 +10,8 @@ import torch
 
 from cloze.errors import ConfigError, DataError, RequestError
 from cloze.predict import Corrected, Correction, Model
+from cloze.predict import correction as correction_module
+from cloze.predict.blanks import token_windows
 from cloze.predict.correction import Corrector
 from cloze.predict.near_words import NearWords, mistakes_between
 from cloze.predict.proposals import Proposals
@@ -256,3 +258,25 @@ def test_what_is_near_is_listed_once(english: Model, monkeypatch: pytest.MonkeyP
     model = Model(english._folder)
     assert model.correct(["the cat sta on the mat ."]) == model.correct(["the cat sta on the mat ."])
     assert len(made) == 1
+
+
+@pytest.mark.parametrize("reading", ["hidden", "seen"])
+def test_texts_are_corrected_a_few_at_a_time(reading: Any, english: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["the cat sta on the mat .", "", "send it form here .", "x", "rain fell all nihgt .", "fill in teh form ."]
+    settings = CorrectionSettings(reading=reading, threshold=0.5)
+    expected, sizes = english.correct(texts, settings), list[int]()
+    assert any(one.errors for one in expected)
+
+    def windows(tokenizer: Any, some: Any) -> Any:
+        sizes.append(len(some))
+        return token_windows(tokenizer, some)
+
+    monkeypatch.setattr(correction_module, "token_windows", windows)
+    for texts_limit, characters_limit, blocks in ((2, 2**16, [2, 2, 2]), (256, 30, [2, 2, 1, 1]), (256, 1, [1] * 6)):
+        monkeypatch.setattr(correction_module, "_LISTED_TEXTS", texts_limit)
+        monkeypatch.setattr(correction_module, "_LISTED_CHARACTERS", characters_limit)
+        sizes.clear()
+        found = english.correct(texts, settings)
+        assert sizes == blocks
+        assert [one.target for one in found] == [one.target for one in expected]
+        assert [one.errors for one in found] == [one.errors for one in expected]

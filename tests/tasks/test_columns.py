@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import DataError
-from cloze.tasks.columns import Sentences, columns_text, read_columns
+from cloze.tasks.columns import (
+    Sentences,
+    column_texts,
+    columns_text,
+    find_layout,
+    read_column_parts,
+    read_columns,
+)
 
 CONLL = """-DOCSTART- -X- O O
 
@@ -204,3 +211,24 @@ def test_a_line_that_is_shorter_than_the_others_lacks_the_column(tmp_path: Path)
         read_columns(path, tag=3)
     found = read_columns(path, tag=3, on_bad_row="skip")
     assert (words(found), found.skipped) == ([["c"]], 1)
+
+
+def test_sentences_in_parts(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.txt", "a x\n\nb x\n\nc x\n\n-DOCSTART- -X-\n\nd x\n\ne x\n\n-DOCSTART- -X-\n")
+    parts = list(read_column_parts(path, 2, whole=False))
+    assert [[one.words for one in part.sentences] for part in parts] == [[["a"], ["b"]], [["c"], ["d"]], [["e"]]]
+    assert [part.marked for part in parts] == [False, True, True]
+    parts = list(read_column_parts(path, 2, whole=True))
+    assert [[one.words for one in part.sentences] for part in parts] == [[["a"], ["b"], ["c"]], [["d"], ["e"]]]
+    assert [one for part in parts for one in part.sentences] == read_columns(path, tagged=False).sentences
+    with pytest.raises(DataError, match=r"no sentence in it; expected a word and its tag a line$"):
+        list(read_column_parts(write(tmp_path / "empty.txt", "\n"), 2, whole=True))
+
+
+def test_lines_of_sentences_one_by_one(tmp_path: Path) -> None:
+    found = read_columns(write(tmp_path / "rows.txt", CONLL)).sentences
+    columns, order = [[one.words, one.between, one.tags] for one in found], [one.order for one in found]
+    for sentences in (columns, [*columns[:-1], [["New York"], ["NNP\tI-NP"], ["I-LOC"]]]):
+        texts = list(column_texts(iter(sentences), iter(order), find_layout(iter(sentences))))
+        assert len(texts) == len(sentences)
+        assert "".join(texts) == columns_text(sentences, order)

@@ -2,15 +2,17 @@
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cloze.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from cloze.tasks.rows import Row
+
+One = TypeVar("One")
 
 # Rows that are read, answered and written at a time. Enough of them that texts of like length find each other.
 PART_ROWS = 4096
@@ -64,13 +66,17 @@ def gather_texts(
         raise DataError(f"standard input: the byte {byte} is not UTF-8; convert the text to UTF-8") from error
 
 
-def read_parts(
-    path: Path, *, text: str = "text", pair: str | None = None, survey: Survey | None = None
-) -> Iterator[Inputs]:
-    """The rows of a file, some thousands at a time."""
-    rows = iter(_rows(path, text, pair))
-    while part := list(islice(rows, PART_ROWS)):
-        yield replace(_gathered(part, pair), survey=survey)
+def read_parts(path: Path, rows: int, *, text: str = "text", pair: str | None = None) -> Iterator[Inputs]:
+    """The rows of a file, so many at a time."""
+    for part in cut_parts(_rows(path, text, pair), rows):
+        yield _gathered(part, pair)
+
+
+def cut_parts(rows: Iterable[One], count: int) -> Iterator[list[One]]:
+    """So many rows at a time."""
+    rest = iter(rows)
+    while part := list(islice(rest, count)):
+        yield part
 
 
 def _rows(path: Path, text: str, pair: str | None) -> "Iterable[Row | str]":

@@ -1,18 +1,39 @@
-"""Files that are answered part by part: what ``embed``, ``classify``, ``fill``, ``follows`` and ``score`` share."""
+"""Files that are answered part by part: what all commands share that ask a model about the rows of a file."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from cloze.cli import inputs
 from cloze.cli.console import Reporter, tell_written
 from cloze.cli.outputs import ROW_FILES, beside, check_ending, join_parts, kinds_of, write_rows
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, DataError
+from cloze.files import read_json, replace_json
 
 if TYPE_CHECKING:
     from cloze.predict import Model
 
 Answer = dict[str, Any]
+
+# Rows a part where a row is asked about many times over: an interruption costs a part, and the bar moves by parts.
+SLOW_ROWS = 256
+
+
+class Rows(Protocol):
+    """Some rows of a file: what is asked about each, and what is to stand beside its answer."""
+
+    @property
+    def texts(self) -> Sequence[object]:
+        """One a row."""
+
+    @property
+    def kept(self) -> Sequence[Mapping[str, object]]:
+        """The columns of each."""
+
+
+Part = TypeVar("Part", bound=Rows)
 
 
 def ask(
@@ -32,13 +53,9 @@ def ask(
     if output is not None:
         check_ending(output, ROW_FILES)
     if not given and source is not None and output is not None:
-        model = load()
-
-        def write(part: inputs.Inputs, path: Path) -> None:
-            write_rows(path, beside(part.kept, say(model, part), part.columns), part.columns)
-
-        count = stream_file(model, source, output, write, text=text, pair=pair, settings=settings, fresh=fresh)
-        tell_written(output, count, json)
+        model, read = load(), partial(inputs.read_parts, source, text=text, pair=pair)
+        known = {"text": text, "pair": pair, **settings}
+        answer_file(model, source, output, read, partial(say, model), settings=known, fresh=fresh, json=json)
         return None
     asked = given if isinstance(given, inputs.Inputs) else inputs.gather_texts(given, source, text=text, pair=pair)
     answers = say(load(), asked)
@@ -47,6 +64,31 @@ def ask(
     write_rows(output, beside(asked.kept, answers))
     tell_written(output, len(answers), json)
     return None
+
+
+def answer_file(
+    model: "Model",
+    source: Path,
+    output: Path,
+    read: Callable[[int], Iterator[Part]],
+    say: Callable[[Part], list[Answer]],
+    *,
+    settings: Mapping[str, Any],
+    fresh: bool,
+    json: bool,
+    rows: int | None = None,
+    counts: Mapping[str, Callable[[Answer], int]] | None = None,
+) -> None:
+    """Write the rows of a file with their answers beside, and tell of it, and what ``counts`` say of all answers."""
+    tally = Tally(output)
+
+    def write(part: Part, path: Path, survey: inputs.Survey | None) -> None:
+        answers, columns = say(part), survey.columns if survey else ()
+        tally.note(path, {name: sum(map(count, answers)) for name, count in (counts or {}).items()})
+        write_rows(path, beside(part.kept, answers, columns), columns)
+
+    count = stream_parts(model, source, output, read, write, join=tally.join, settings=settings, fresh=fresh, rows=rows)
+    tell_written(output, count, json, **tally.counts)
 
 
 def stream_file(
@@ -60,33 +102,95 @@ def stream_file(
     settings: Mapping[str, Any],
     fresh: bool,
 ) -> int:
-    """Answer a file of any size into another, and return its number of rows; the same command goes on."""
+    """Answer a file of texts into another, and return its number of rows."""
+
+    def write_surveyed(part: inputs.Inputs, path: Path, survey: inputs.Survey | None) -> None:
+        write(replace(part, survey=survey), path)
+
+    read, known = partial(inputs.read_parts, source, text=text, pair=pair), {"text": text, "pair": pair, **settings}
+    return stream_parts(model, source, output, read, write_surveyed, settings=known, fresh=fresh)
+
+
+def stream_parts(
+    model: "Model",
+    source: Path,
+    output: Path,
+    read: Callable[[int], Iterator[Part]],
+    write: Callable[[Part, Path, inputs.Survey | None], None],
+    *,
+    join: Callable[[Sequence[Path], Path], None] = join_parts,
+    settings: Mapping[str, Any],
+    fresh: bool,
+    rows: int | None = None,
+) -> int:
+    """Answer a file of any size into another, and return its number of rows; the same command goes on.
+
+    ``read`` gives the file in parts of so many rows, anew each time, and ``write`` the file of a part.
+    """
     from cloze import __version__
     from cloze.predict.streaming import Stream, run_stream
 
     if output.exists() and source.exists() and output.samefile(source):
         raise ConfigError(f"--output {output}: this is the --input itself; choose another place")
+    most = min(rows or inputs.PART_ROWS, inputs.PART_ROWS)
     # What comes through a pipe is gone once it is read: it cannot be looked through beforehand.
-    survey = None if source.is_fifo() else _survey(source, output, text, pair)
+    survey = None if source.is_fifo() else _survey(source, output, read(most))
     total = survey.rows if survey else None
-    state = source.stat()
     work = {
         "cloze": __version__,
-        "input": [str(source.resolve()), state.st_size, state.st_mtime_ns],
-        "model": model.fingerprint if total is None or total > inputs.PART_ROWS else "",
+        "input": file_state(source),
+        "model": model.fingerprint if total is None or total > most else "",
         "precision": model.precision,
-        "text": text,
-        "pair": pair,
-        "rows": inputs.PART_ROWS,
+        "rows": most,
         **settings,
     }
-    stream = Stream("rows", lambda part: len(part.texts), write, join_parts, work)
+
+    def write_part(part: Part, path: Path) -> None:
+        write(part, path, survey)
+
+    stream = Stream[Part]("rows", lambda part: len(part.texts), write_part, join, work)
     with Reporter() as reporter:
-        parts = inputs.read_parts(source, text=text, pair=pair, survey=survey)
-        return run_stream(stream, parts, total, output, reporter, fresh=fresh)
+        return run_stream(stream, read(most), total, output, reporter, fresh=fresh)
 
 
-def _survey(source: Path, output: Path, text: str, pair: str | None) -> inputs.Survey:
+def file_state(path: Path) -> list[Any]:
+    """What tells a file from what it was before."""
+    state = path.stat()
+    return [str(path.resolve()), state.st_size, state.st_mtime_ns]
+
+
+@dataclass
+class Tally:
+    """Counts over all parts, also those that another process has written: each part's lie beside it."""
+
+    output: Path
+    counts: dict[str, int] = field(default_factory=dict)
+
+    def note(self, path: Path, counts: Mapping[str, int]) -> None:
+        """Keep the counts of a part, before it is there itself: where there is a part, there are its counts."""
+        if path == self.output:  # the only one
+            self.counts = dict(counts)
+        elif counts:
+            replace_json(_counts_of(path), dict(counts))
+
+    def join(self, parts: Sequence[Path], path: Path) -> None:
+        """Make one file of all parts, and one sum of their counts."""
+        self.add_up(parts)
+        join_parts(parts, path)
+
+    def add_up(self, parts: Sequence[Path]) -> None:
+        """Take the counts of all parts together."""
+        for part in parts:
+            if (noted := _counts_of(part)).exists():
+                for name, count in read_json(noted, DataError).items():
+                    self.counts[name] = self.counts.get(name, 0) + int(count)
+
+
+def _counts_of(part: Path) -> Path:
+    return part.with_suffix(".counts.json")
+
+
+def _survey(source: Path, output: Path, parts: Iterator[Rows]) -> inputs.Survey:
     """Look through a file: that takes a moment, and what is wrong with any row is known before the work."""
     rows, columns, kinds = 0, dict[str, None](), None
     if output.suffix == ".parquet" and source.suffix.lower() == ".parquet":
@@ -94,7 +198,7 @@ def _survey(source: Path, output: Path, text: str, pair: str | None) -> inputs.S
 
         kinds = parquet.read_schema(source).remove_metadata()
     infers = output.suffix == ".parquet" and kinds is None
-    for part in inputs.read_parts(source, text=text, pair=pair):
+    for part in parts:
         rows += len(part.texts)
         columns.update(dict.fromkeys(name for fields in part.kept for name in fields))
         kinds = kinds_of(part.kept, kinds, output) if infers else kinds

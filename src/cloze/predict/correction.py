@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from cloze.errors import RequestError
 from cloze.predict.blanks import Floats, TokenWindow, blank_logs, seen_logs, token_windows, with_ids
 from cloze.predict.model import Model
 from cloze.predict.proposals import Ids, Proposals
@@ -27,6 +28,9 @@ from cloze.tasks.edits import Similar, cased_like, read_synonyms
 from cloze.text import Encoding
 from cloze.text.pieces import Word
 from cloze.text.word_files import read_word_list
+
+# Texts, and characters of them, of which all that may be wrong is listed at once: a kilobyte and more for each word.
+_LISTED_TEXTS, _LISTED_CHARACTERS = 256, 2**16
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,12 @@ class Corrector:
 
     def correct(self, texts: Sequence[str]) -> list[Corrected]:
         """Each text, corrected; nothing else of it changes."""
+        if isinstance(texts, str):
+            raise RequestError("one text was given where a list of texts was expected; put it into a list")
+        return [corrected for block in _blocks(texts) for corrected in self._correct_block(block)]
+
+    def _correct_block(self, texts: Sequence[str]) -> list[Corrected]:
+        """Each of a few texts, corrected."""
         found: list[list[Correction]] = [[] for _ in texts]
         units = [
             (number, unit)
@@ -164,6 +174,20 @@ def best_reading(word: Word, own: float, logs: Floats, candidates: Ids, costs: F
     best = int(scores.argmax())
     confidence = float(np.exp(scores[best] - np.logaddexp(own, np.logaddexp.reduce(scores))))
     return int(candidates[best]), confidence
+
+
+def _blocks(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Neighbours, as many as are listed at once; a text that is longer by itself."""
+    block: list[str] = []
+    characters = 0
+    for text in texts:
+        characters += len(text)
+        if block and (len(block) == _LISTED_TEXTS or characters > _LISTED_CHARACTERS):
+            yield block
+            block, characters = [], len(text)
+        block.append(text)
+    if block:
+        yield block
 
 
 def _any_of(words: Collection[str]) -> re.Pattern[str] | None:

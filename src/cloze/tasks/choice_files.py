@@ -8,7 +8,7 @@
   0, or its own text; a row in which these mean different options is refused.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from cloze.errors import DataError
@@ -64,9 +64,15 @@ def read_prompts(source: Source, path: Path) -> Choices:
 
 def read_unlabelled_choices(path: Path, text: str, options: str) -> tuple[Choices, list[Mapping[str, object]]]:
     """Prompts and options to choose from, and the other columns of their file."""
-    rows = list(read_rows(path, text=text))
+    found = list(each_unlabelled_choice(path, text, options))
+    return Choices([choice for choice, _ in found]), [fields for _, fields in found]
+
+
+def each_unlabelled_choice(path: Path, text: str, options: str) -> Iterator[tuple[Choice, Mapping[str, object]]]:
+    """One after the other, as they are read: a prompt with its options, and all columns of its row."""
     columns = option_columns(options)
-    return Choices([Choice(row.place, row.text, _options(row, columns)) for row in rows]), [row.fields for row in rows]
+    for row in read_rows(path, text=text):
+        yield Choice(row.place, row.text, _options(row, columns)), row.fields
 
 
 def option_columns(names: str) -> tuple[str, ...]:

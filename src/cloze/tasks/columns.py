@@ -8,15 +8,19 @@ CoNLL-U, are lines that begin with ``# `` and have no tab, in files whose words 
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
+from typing import NamedTuple
 
 from cloze.errors import ConfigError, DataError
 from cloze.lines import Lines, RowError, open_file
 from cloze.tasks.source import OnBadRow
 
+# Of a sentence: its words, what stood between, its tags.
+Columns = Sequence[Sequence[str]]
 DOCUMENT_START = "-DOCSTART-"
 EMPTY = "_"  # for a cell without anything in it, as column files of treebanks have it
 _GAP = re.compile("[ \t]+")
@@ -68,9 +72,28 @@ def read_columns(
     reader = _ColumnReader(Path(path), word, tag if tagged else None, on_bad_row)
     found = list(reader)
     if not found:
-        told = f"all of its {reader.skipped} sentences are bad; the first: {reader.problem}" if reader.skipped else ""
-        raise DataError(f"{path}: {told or 'no sentence in it; expected a word and its tag a line'}")
+        raise _nothing(path, reader)
     return Sentences(found, reader.marked, reader.skipped)
+
+
+def read_column_parts(path: Path, count: int, *, whole: bool, word: int = 1) -> Iterator[Sentences]:
+    """An untagged column file, so many sentences at a time; and more, where a document is to stay ``whole``."""
+    reader = _ColumnReader(path, word, None, on_bad_row="stop")
+    part: list[Sentence] = []
+    for sentence in reader:
+        # Only the next sentence tells that a document has ended.
+        if len(part) >= count and not (whole and sentence.order == part[-1].order + 1):
+            yield Sentences(part, reader.marked)
+            part = []
+        part.append(sentence)
+    if not part:
+        raise _nothing(path, reader)
+    yield Sentences(part, reader.marked)
+
+
+def _nothing(path: Path, reader: "_ColumnReader") -> DataError:
+    told = f"all of its {reader.skipped} sentences are bad; the first: {reader.problem}" if reader.skipped else ""
+    return DataError(f"{path}: {told or 'no sentence in it; expected a word and its tag a line'}")
 
 
 class _ColumnReader:
@@ -206,33 +229,53 @@ def column_number(name: str, value: str, path: Path) -> int:
     return number
 
 
-def columns_text(sentences: Sequence[Sequence[Sequence[str]]], order: Sequence[int] | None = None) -> str:
+class Layout(NamedTuple):
+    """What all sentences of a column file share: the cells of each column, by the number of columns, and their border.
+
+    What stood between words and tags may be several cells, or none.
+    """
+
+    widths: Mapping[int, Sequence[int]]
+    separator: str
+
+
+def columns_text(sentences: Sequence[Columns], order: Sequence[int] | None = None) -> str:
     """Sentences as a column file; each is its columns: words, what stood between (several may be one), tags.
 
     Cells are parted by spaces, or by tabs if one has a space inside; every word has as many. With their ``order``,
     documents are marked.
     """
-    lines: list[list[str]] = []
-    widths = _widths(sentences)
-    for index, columns in enumerate(sentences):
+    return "".join(column_texts(sentences, order, find_layout(sentences)))
+
+
+def column_texts(sentences: Iterable[Columns], order: Iterable[int] | None, layout: Layout) -> Iterator[str]:
+    """The same one by one, for a file that is too large to be held: the lines of each sentence, and a blank one."""
+    before: int | None = None
+    numbers = repeat(None) if order is None else order
+    for columns, number in zip(sentences, numbers, strict=order is not None):
         rows = [
-            [part for cell, width in zip(cells, widths[len(columns)], strict=True) for part in _parts(cell, width)]
+            [
+                part
+                for cell, width in zip(cells, layout.widths[len(columns)], strict=True)
+                for part in _parts(cell, width)
+            ]
             for cells in zip(*columns, strict=True)
         ]
-        if order is not None and rows and (index == 0 or order[index] != order[index - 1] + 1):
-            lines += [[DOCUMENT_START, *("O" for _ in rows[0][1:])], []]
-        lines += [*rows, []]
-    separator = "\t" if any(" " in cell for row in lines for cell in row) else " "
-    return "".join(separator.join(row) + "\n" for row in lines)
+        lines = [*rows, []]
+        if number is not None and rows and (before is None or number != before + 1):
+            lines = [[DOCUMENT_START, *("O" for _ in rows[0][1:])], [], *lines]
+        before = number
+        yield "".join(layout.separator.join(row) + "\n" for row in lines)
 
 
-def _widths(sentences: Sequence[Sequence[Sequence[str]]]) -> dict[int, list[int]]:
-    """How many cells each column has at most, by the number of columns: what stood between may be several, or none."""
-    found: dict[int, list[int]] = {}
+def find_layout(sentences: Iterable[Columns]) -> Layout:
+    """How wide each column has to be, and what parts the cells."""
+    found, spaced = dict[int, list[int]](), False
     for columns in sentences:
         widths = [max((cell.count("\t") + 1 for cell in column if cell), default=0) for column in columns]
         found[len(columns)] = list(map(max, widths, found.get(len(columns), widths)))
-    return found
+        spaced = spaced or any(_WHITE.search(cell) for column in columns for cell in column)
+    return Layout(found, "\t" if spaced else " ")
 
 
 def _parts(cell: str, width: int) -> list[str]:

@@ -5,7 +5,7 @@ columns (lines -> words and tags) -> entities (tags -> those of training) -> her
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
@@ -193,6 +193,20 @@ def take_word_lists(path: Path, text: str) -> tuple[list[list[str]], list[dict[s
             return None
         records = [first, *table]
     return [_texts(record, text) for record in records], [record.cells for record in records]
+
+
+def has_word_lists(path: Path, text: str) -> bool:
+    """Whether a column of JSONL or Parquet holds lists of words, as its first row tells."""
+    with closing(open_table(path)) as table:
+        first = next(table, None)
+    return first is not None and isinstance(first.cells.get(text), list)
+
+
+def each_word_list(path: Path, text: str) -> Iterator[tuple[list[str], dict[str, object]]]:
+    """The lists of words in a column, and all columns, one after the other as they are read."""
+    with closing(open_table(path)) as table:
+        for record in table:
+            yield _texts(record, text), record.cells
 
 
 def _take_words(path: Path, record: Record, text: str, label: str | None, order: int) -> Sentence:
