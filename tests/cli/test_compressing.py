@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloze.predict import load
+from cloze.predict.quantizing import QuantizeReport
 from tests.cli.conftest import Cloze, Way
 
 
@@ -57,3 +58,29 @@ def test_the_shipped_model_is_left_as_it_is(run: Cloze) -> None:
     assert result.code == 2
     told = result.err
     assert "cloze-mini comes with the package and is left as it is; give --out FOLDER for a copy" in told
+
+
+def test_texts_of_ours_are_of_several_kinds(run: Cloze, tuned: Path, tmp_path: Path) -> None:
+    lines = dict(
+        line.split("\t") for line in run("quantize", "--model", tuned, "--out", tmp_path / "a").out.splitlines()
+    )
+    kinds = [name.removeprefix("cosine, ") for name in lines if name.startswith("cosine, ")]
+    assert kinds == ["paragraphs", "single words", "numbers", "signs", "all of them"]
+    told = json.loads(run("quantize", "--model", tuned, "--out", tmp_path / "b", "--json").out)
+    assert list(told["kinds"]) == kinds[:-1]
+    assert told["texts"] > 200
+    assert told["least_cosine"] == told["kinds"]["paragraphs"]
+    assert told["least_of_all"] == min(told["kinds"].values())
+
+
+def test_odd_texts_that_are_far_are_told_of(run: Cloze, tuned: Path, tmp_path: Path) -> None:
+    words = ("quantize", "--model", tuned, "--out")
+    assert "odd texts" not in run(*words, tmp_path / "a").out, "all are near"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(QuantizeReport, "far", {"signs": 0.97, "numbers": 0.98})
+        patch.setattr(QuantizeReport, "near", True)
+        *_, last = run(*words, tmp_path / "b").out.splitlines()
+    expected = (
+        "int8 changes odd texts more than others (signs, numbers); if yours are like them, give some with --input"
+    )
+    assert last == expected

@@ -12,8 +12,10 @@ from torch import nn
 from cloze.errors import RequestError
 from cloze.predict import Model, load, quantized
 from cloze.predict.quantized import KERNELS, Int8Linear, is_right
-from cloze.predict.quantizing import quantize
+from cloze.predict.quantizing import QuantizeReport, quantize
 from cloze.predict.rounding import round_product
+from cloze.predict.sample_texts import odd_texts
+from cloze.tasks.similarity import cosines
 from cloze.tasks.source import Source
 from tests.model.made import assert_close, model_folder, saved
 
@@ -102,3 +104,25 @@ def test_vectors_are_compared_as_the_folder_makes_them(tmp_path: Path) -> None:
     exact, small = (load(tmp_path / "model", precision=name).embed(TEXTS) for name in ("fp32", "int8"))
     lengths = numpy.linalg.norm(exact, axis=1) * numpy.linalg.norm(small, axis=1)
     assert report.least_cosine == pytest.approx(float(((exact * small).sum(1) / lengths).min()), abs=1e-5)
+
+
+def test_odd_texts_are_told_of_and_decide_nothing(asked: Counter[str], tmp_path: Path) -> None:
+    folder = saved(model_folder(), tmp_path / "model")
+    report = quantize(folder, TEXTS[:40], with_odd=True)
+    assert list(report.kinds) == ["paragraphs", "single words", "Chinese characters", "numbers", "signs"]
+    assert {"cat", "猫", "3.14", "?"} <= asked.keys()
+    odd = [text for texts in odd_texts(load(folder).tokenizer).values() for text in texts]
+    assert report.texts == 40 + len(odd)
+    for kind, texts in (("paragraphs", TEXTS[:40]), ("Chinese characters", ["猫", "坐"])):
+        exact, small = (load(folder, precision=name).embed(texts) for name in ("fp32", "int8"))
+        assert report.kinds[kind] == pytest.approx(float(cosines(exact, small).min()), abs=1e-5)
+    assert report.least_cosine == report.kinds["paragraphs"]
+    assert report.least_of_all == min(report.kinds.values())
+    assert report.facts()["kinds"] == report.kinds
+    assert quantize(folder, TEXTS[:3]).kinds == {}
+
+
+def test_odd_texts_that_are_far() -> None:
+    kinds = {"paragraphs": 0.995, "signs": 0.97, "numbers": float("nan")}
+    report = QuantizeReport("f", 1, 4, 9, 2.0, 0.995, 0.999, {}, kinds)
+    assert (report.near, list(report.far)) == (True, ["signs", "numbers"])

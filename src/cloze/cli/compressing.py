@@ -23,7 +23,7 @@ def quantize(
     Args:
         model: A model folder, or a hub name.
         out: A folder for a copy of the model with the int8 weights; beside the model itself if left out.
-        input: A file with a text a line, to compare int8 and float32 on; some sentences of ours if left out.
+        input: A file with a text a line, to compare int8 and float32 on; paragraphs and odd texts of ours if left out.
         task: A task to score both on, such as sst-2 or classify.
         data: The file or folder of the task.
         json: Print JSON.
@@ -39,7 +39,7 @@ def quantize(
 
     texts = gather_texts(None, input).texts if input else gather_texts(None, DATA / "authors_dev.tsv").texts[:OUR_TEXTS]
     source = None if task is None or data is None else Source(task, data)
-    report = run(model, texts, out=out, task=source)
+    report = run(model, texts, out=out, task=source, with_odd=input is None)
     if json:
         print_json(report.facts())
         return
@@ -48,11 +48,16 @@ def quantize(
         ("speed", f"{report.speedup:.2f} x float32's"),
         ("cosine to float32", f"{report.least_cosine:.4f} at the least, {report.mean_cosine:.4f} mean"),
     ]
+    kinds = dict(report.kinds) | ({"all of them": report.least_of_all} if report.kinds else {})
+    rows += [(f"cosine, {kind}", f"{least:.4f} at the least") for kind, least in kinds.items()]
     for precision, scores in report.scores.items():
         rows += [(f"{name}, {precision}", f"{value:.4f}") for name, value in scores.items()]
     print_table((report.file, f"on {report.texts:,} texts"), rows)
     if not report.near:
         print("int8 changes this model's vectors too much for --precision auto; --precision int8 uses it all the same")
+    elif report.far:
+        far = ", ".join(report.far)
+        print(f"int8 changes odd texts more than others ({far}); if yours are like them, give some with --input")
 
 
 def export(*, model: str = SHIPPED_MODEL, out: Path, json: bool = False) -> None:
