@@ -2,21 +2,27 @@
 
 import copy
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
 import torch
 from torch import nn
 
+from cloze.checkpoint import EmbeddingSettings
 from cloze.checkpoint.quantized_file import Int8Weight, layer_products
 from cloze.errors import ConfigError
 from cloze.predict import Model, load, quantized
 from cloze.predict import engine as engine_module
+from cloze.predict.batching import Batch, collate
 from cloze.predict.engine import PRECISIONS
 from cloze.predict.native.product import NativeLinear
-from cloze.predict.quantized import KERNELS, Int8Linear, Product, choose_kernel, is_right
+from cloze.predict.quantized import KERNELS, Bf16Linear, Int8Linear, Product, choose_kernel, is_right
 from cloze.predict.rounding import round_product
+from cloze.predict.sample_texts import FEW_TEXTS
 from tests.model.made import assert_close, model_folder, saved
 from tests.predict.test_minilm import texts as minilm_texts
 
@@ -158,6 +164,51 @@ def test_auto_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Model(model_folder(), precision="auto").precision == "bf16"
     monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: False)
     assert Model(model_folder(), precision="auto").precision == "fp32"
+
+
+def test_auto_takes_no_bf16_that_is_far_from_float32(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: True)
+    rounded = Bf16Linear.rounded
+    monkeypatch.setattr(Bf16Linear, "rounded", lambda self, states: -rounded(self, states))
+    contents = model_folder()
+    expected = Model(contents, precision="fp32").embed(TEXTS)
+    model = Model(contents, precision="auto")
+    assert model.precision == "fp32"
+    numpy.testing.assert_array_equal(model.embed(TEXTS), expected)
+    (told,) = (message for message in caplog.messages if "bf16" in message)
+    assert re.fullmatch(
+        r"bf16 changes this model's vectors too much \(a cosine of -?0\.\d{4} to float32's, at least 0\.99 was "
+        r"expected\): float32 is used; --precision bf16 takes bf16 all the same",
+        told,
+    )
+    assert Model(contents, precision="bf16").precision == "bf16", "who asks for it gets it"
+    monkeypatch.setattr(Bf16Linear, "rounded", lambda self, states: rounded(self, states) * float("nan"))
+    assert Model(contents, precision="auto").precision == "fp32", "what is no number is not near"
+
+
+def test_a_large_model_is_looked_at_with_two_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: True)
+    sizes: list[int] = []
+
+    def counted(texts: Any, *rest: Any) -> Batch:
+        sizes.append(len(texts))
+        return collate(texts, *rest)
+
+    monkeypatch.setattr(engine_module, "collate", counted)
+    for largest in (engine_module._LARGE, 0):
+        monkeypatch.setattr(engine_module, "_LARGE", largest)
+        assert Model(model_folder(), precision="auto").precision == "bf16"
+    for precision in PRECISIONS[1:]:
+        Model(model_folder(), precision=precision)
+    assert sizes == [len(FEW_TEXTS), 2], "who asks for certain numbers waits for no look"
+
+
+def test_a_folder_whose_vectors_cannot_be_made_is_loaded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: True)
+    contents = replace(model_folder(["mlm"]), embedding=EmbeddingSettings(unsupported="it pools by weights"))
+    assert Model(contents, precision="auto").precision == "bf16"
 
 
 def test_what_is_refused() -> None:

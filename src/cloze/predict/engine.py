@@ -13,13 +13,16 @@ from torch import nn
 
 from cloze.checkpoint import ModelFolder
 from cloze.checkpoint.quantized_file import Int8Weight, QuantizedFile, layer_products, read_quantized
-from cloze.errors import CheckpointError, ConfigError, did_you_mean
+from cloze.errors import CheckpointError, ClozeError, ConfigError, did_you_mean
 from cloze.kinds import PrecisionName
 from cloze.model import Bert
+from cloze.predict.batching import collate
 from cloze.predict.native.layers import NativeLayers, are_native
 from cloze.predict.native.product import NativeLinear
+from cloze.predict.pooling import VectorMaker, make_vectors
 from cloze.predict.quantized import Bf16Linear, FrozenLinear, Int8Linear
 from cloze.predict.rounding import round_product, round_products
+from cloze.predict.sample_texts import FEW_TEXTS
 from cloze.predict.scripted import ScriptedLayers
 from cloze.predict.shortcut import Shortcut
 from cloze.predict.timing import best_seconds
@@ -27,8 +30,11 @@ from cloze.predict.timing import best_seconds
 logger = logging.getLogger("cloze")
 
 PRECISIONS: tuple[PrecisionName, ...] = ("auto", "fp32", "bf16", "int8")
-# How alike the vectors of a text must be, in int8 and in float32, for "auto" to take int8.
+# How alike the vectors of a text must be, in int8 or bfloat16 and in float32, for "auto" to take those numbers.
 LEAST_COSINE = 0.99
+# What is compared before "auto" takes bfloat16; it is paid at every load, so with fewer texts where each takes long.
+_COMPARED: tuple[PrecisionName, ...] = ("fp32", "bf16")
+_LARGE, _FEWEST_TEXTS = 50_000_000, 2
 
 
 def has_fast_bf16(device: torch.device) -> bool:
@@ -57,6 +63,9 @@ def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device
     file = _read_rounded(folder, name) if name == "int8" or (name == "auto" and device.type == "cpu") else None
     if name == "auto":
         name = _choose(folder.model, file, device)
+        if name == "bf16":
+            _use_near_bf16(folder, device)
+            return
     use_products(folder.model, name, {} if file is None else file.weights)
 
 
@@ -69,6 +78,37 @@ def _read_rounded(folder: ModelFolder, name: PrecisionName) -> QuantizedFile | N
             raise
         logger.warning("%s; until then, auto goes on without int8", error)
         return None
+
+
+def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
+    """Take bfloat16 unasked: only where a few texts have nearly the vectors that float32 gives them."""
+    bert, tokenizer = folder.model, folder.tokenizer
+    large = sum(parameter.numel() for parameter in bert.parameters()) > _LARGE
+    texts = FEW_TEXTS[: _FEWEST_TEXTS if large else None]
+    batch = collate([tokenizer(text) for text in texts], tokenizer.pad_id, device)
+    make, vectors = _vector_maker(folder), []
+    for name in _COMPARED:
+        use_products(bert, name, {})
+        with torch.inference_mode():
+            vectors.append(make(bert.encoder(batch.ids, batch.segments, batch.mask).last, batch.mask))
+    least = float(torch.cosine_similarity(vectors[0], vectors[1]).min())
+    if least >= LEAST_COSINE:
+        return
+    logger.warning(
+        "bf16 changes this model's vectors too much (a cosine of %.4f to float32's, at least %s was expected): "
+        "float32 is used; --precision bf16 takes bf16 all the same",
+        least,
+        LEAST_COSINE,
+    )
+    use_products(bert, "fp32", {})
+
+
+def _vector_maker(folder: ModelFolder) -> VectorMaker:
+    """As the folder makes them: whitening, say, makes differences larger. One that cannot may have other heads."""
+    try:
+        return make_vectors(folder.embedding, None, folder.model.config.hidden_size, last=True)
+    except ClozeError:
+        return VectorMaker("mean")
 
 
 def precision_of(bert: Bert) -> PrecisionName:
