@@ -78,10 +78,10 @@ def test_passes_are_bounded(model: Model, monkeypatch: pytest.MonkeyPatch) -> No
         return run(encodings, step)
 
     monkeypatch.setattr(model, "run", counted)
-    for blanks, top, rounds in ((1, 1, 0), (2, 3, 2), (4, 7, 2), (3, 5, 4)):
+    for count, top, rounds in ((1, 1, 0), (2, 3, 2), (4, 7, 2), (3, 5, 4)):
         read.clear()
-        model.fill_together("the" + " [MASK]" * blanks, top, rounds)
-        assert 0 < sum(read) <= most_passes(blanks, top, rounds)
+        model.fill_together("the" + " [MASK]" * count, top, rounds)
+        assert 0 < sum(read) <= most_passes(count, top, rounds)
 
 
 def test_no_blank_is_filled_with_a_blank(model: Model) -> None:
