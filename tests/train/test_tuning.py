@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import cloze.train.finetune
+import cloze.train.ending
 import cloze.train.tuning
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.errors import CheckpointError, ConfigError
@@ -71,7 +71,7 @@ def trained_model(monkeypatch: pytest.MonkeyPatch, train: Callable[[], Path]) ->
     """What is about to be saved, all of it."""
     seen: list[ModelFolder] = []
     for name in ("save_folder", "save_adapter"):
-        monkeypatch.setattr(cloze.train.finetune, name, lambda contents, _: seen.append(contents))
+        monkeypatch.setattr(cloze.train.ending, name, lambda contents, _: seen.append(contents))
     train()
     (contents,) = seen
     return contents
