@@ -1,9 +1,10 @@
+import errno
 from pathlib import Path
 
 import pytest
 
 from cloze.errors import CheckpointError, ConfigError
-from cloze.train.run import Run
+from cloze.train.run import BEST, Run
 
 
 def test_an_evaluation_that_is_owed_is_not_counted_twice(tmp_path: Path) -> None:
@@ -69,3 +70,20 @@ def test_what_older_runs_did_not_know_is_not_held_against_them(tmp_path: Path) -
     Run.open(tmp_path / "run", {"steps": 3, "longest_answer": 30, "content": "abc"})
     with pytest.raises(ConfigError, match="stride was None and is now 64; choose another --out"):
         Run.open(tmp_path / "run", {"steps": 3, "stride": 64})
+
+
+def test_a_finished_run_ends_well_though_its_disk_takes_nothing_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.open(tmp_path / "run", {})
+    (run.folder / BEST).write_bytes(b"weights")
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise OSError(errno.EROFS, f"{path} {missing_ok}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        run.clear()
+    assert (run.folder / BEST).exists()
+    run.clear()
+    assert not (run.folder / BEST).exists()

@@ -9,6 +9,7 @@ model/          the model folder, once it is finished
 import json
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,9 @@ class Run:
         return self.finished
 
     def clear(self) -> None:
-        """Delete what only training needs."""
-        (self.folder / BEST).unlink(missing_ok=True)
+        """Delete what only training needs; what cannot be deleted does no harm, and the same command tries again."""
+        with suppress(OSError):
+            (self.folder / BEST).unlink(missing_ok=True)
         self.store.clear()
 
     def log(self, step: int, **figures: float) -> None:
