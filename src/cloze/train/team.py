@@ -5,6 +5,7 @@ holding the weights: DDP gives every process all of them, FSDP2 a share of each 
 that a run may go on with another number of processes, or another way.
 """
 
+import ctypes
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -51,6 +52,9 @@ class Team:
                 place = distributed.PrefixStore(f"attempt {attempt}", place)  # type: ignore[attr-defined]
             backend = "nccl" if device.type == "cuda" else "gloo"
             distributed.init_process_group(backend, store=place, rank=rank, world_size=size)
+            # To be taken apart, a group waits for its thread, which may wait for Python to let go of its last tensor,
+            # while Python waits for the group: for ever. So it is held until the process ends.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(distributed.group.WORLD))
         return cls(distributed.get_rank(), distributed.get_world_size(), device)
 
     def leave(self) -> None:
