@@ -49,6 +49,15 @@ def test_what_is_kept_grows(probability: float) -> None:
     torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - probability)))
 
 
+@pytest.mark.parametrize("probability", [0.1, 0.25, 0.9])
+def test_bfloat16_drops_the_same_elements(probability: float) -> None:
+    wide = dropped(probability, (10_000,))
+    torch.manual_seed(0)
+    narrow = Dropout(probability).train()(torch.ones(10_000, dtype=torch.bfloat16))
+    assert narrow.dtype == torch.bfloat16
+    assert torch.equal(narrow, wide.bfloat16())
+
+
 def test_gradient_takes_the_same_way() -> None:
     values = torch.randn(50, 9, requires_grad=True)
     torch.manual_seed(5)

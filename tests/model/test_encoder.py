@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cloze.model import Bert, BertConfig
-from cloze.model.encoder import activation
+from cloze.model.encoder import activation, attention_weights
 from cloze.model.losses import masked_word_logits, masked_word_loss, next_sentence_loss
 from tests.model.made import SMALL, assert_close, random_bert
 
@@ -148,3 +148,17 @@ def test_same_seed_same_weights() -> None:
     assert all(torch.equal(first[name], again[name]) for name in first)
     matrices = [name for name, tensor in first.items() if tensor.ndim == 2]
     assert not any(torch.equal(first[name], other[name]) for name in matrices)
+
+
+@pytest.mark.parametrize("length", [1, 31, 32, 45, 64])
+def test_attention_in_bfloat16_is_rounded_once(length: int) -> None:
+    """Whichever way the softmax goes, the weights are those of float32 from the same scores, rounded."""
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 2, 3, length, 8).bfloat16()
+    mask = torch.ones(2, 1, 1, length, dtype=torch.bool)
+    mask[1, ..., length // 2 + 1 :] = False
+    weights = attention_weights(query, key, mask)
+    scores = (query * 8**-0.5 @ key.transpose(-2, -1)).float().masked_fill(~mask, float("-inf"))
+    assert weights.dtype == torch.bfloat16
+    torch.testing.assert_close(weights, scores.softmax(-1).bfloat16(), rtol=2**-7, atol=1e-6)
+    assert (weights[1, ..., length // 2 + 1 :] == 0).all()

@@ -26,14 +26,23 @@ class Dropout(nn.Module):
             return values
         if values.device.type != "cpu":  # accelerators have a fused one
             return functional.dropout(values, self.probability)
-        # As floats, which hold sixteen bits exactly. The share is the one that was asked for, not what sixteen bits
-        # make of it: they agree to 1 in 65,536.
-        kept = random_bits(values.shape).float().ge_(round(self.probability * _LEVELS) - _LEVELS // 2)
-        return values * kept.div_(1 - self.probability).to(values.dtype)
+        # What the rest grows by follows from the share that was asked for, not from what sixteen bits make of it: they
+        # agree to 1 in 65,536.
+        kept = random_bits(values.shape).ge_(round(self.probability * _LEVELS) - _LEVELS // 2)
+        return values * _times(kept, 1 / (1 - self.probability), values.dtype)
 
     def extra_repr(self) -> str:
         """What the printed model says of it."""
         return f"{self.probability}"
+
+
+def _times(kept: Tensor, factor: float, kind: torch.dtype) -> Tensor:
+    """Zeros and ones of sixteen bits -> zeros and factors of another kind; what is given is used up."""
+    if kind != torch.bfloat16:
+        return kept.to(kind).mul_(factor)
+    # Its sixteen bits, read as a whole number, can be multiplied where they are.
+    bits = int(torch.tensor(factor, dtype=kind).view(torch.int16))
+    return kept.mul_(bits).view(kind)
 
 
 def random_bits(shape: torch.Size) -> Tensor:

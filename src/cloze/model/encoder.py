@@ -18,10 +18,15 @@ from torch.utils.checkpoint import checkpoint
 from cloze.model.config import BertConfig
 from cloze.model.dropout import Dropout
 from cloze.model.packing import Packing, Part, pick, put_back
+from cloze.model.tables import WordTable, table
 
 # Whom a token may look at: the real tokens of its sequence (B, 1, 1, T); in a packed row, those of its own sequence, by
 # the parts of the row; or every token there is.
 Visible = Tensor | tuple[Part, ...] | None
+
+# PyTorch's softmax of bfloat16 works on so many numbers at once on a CPU, and one by one on those that are left: where
+# some are, the way over float32 is three times as fast (docs/findings.md).
+_LANES = 32
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,7 @@ class Embeddings(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         # padding_idx keeps the gradient of [PAD] at zero: padding must teach nothing.
-        self.token = table(config.vocab_size, config.table_width, padding_id=config.pad_id)
+        self.token = WordTable(config.vocab_size, config.table_width, padding_id=config.pad_id)
         self.segment = table(config.segments, config.table_width)
         self.position = table(config.positions, config.table_width)
         self.norm = nn.LayerNorm(config.table_width, eps=config.norm_epsilon)
@@ -55,14 +60,6 @@ class Embeddings(nn.Module):
         narrow: Tensor = self.dropout(self.norm(total))  # (B, T, E)
         # Back to float32 where the product was of bfloat16: sums along the layers keep their digits.
         return narrow if self.to_hidden is None else self.to_hidden(narrow).to(narrow.dtype)
-
-
-def table(rows: int, width: int, padding_id: int | None = None) -> nn.Embedding:
-    """A table of zeros, to be initialised or loaded.
-
-    PyTorch's own random start would be thrown away in either case, and takes two seconds on the meta device.
-    """
-    return nn.Embedding(rows, width, padding_idx=padding_id, _weight=torch.zeros(rows, width))
 
 
 class SelfAttention(nn.Module):
@@ -108,7 +105,7 @@ class SelfAttention(nn.Module):
 
     def _in_parts(self, fused: Tensor, parts: tuple[Part, ...]) -> Tensor:
         """The same for sequences in one row, (1, N, 3 H) -> (1, N, H), a few at a time."""
-        tokens = torch.split(fused[0], [part.tokens for part in parts])
+        tokens = torch.split(fused.flatten(0, 1), [part.tokens for part in parts])
         contexts = [
             part.gather(self._attend(part.spread(some), part.mask)[0]) for some, part in zip(tokens, parts, strict=True)
         ]
@@ -128,9 +125,12 @@ def attention_weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor
     """softmax(Q K^T / sqrt(D)) over the real tokens: (B, A, T, D) twice -> (B, A, T, T)."""
     # Factor and mask go where they cost least: on the narrower side of the product, and added in place.
     scores: Tensor = query * query.shape[-1] ** -0.5 @ key.transpose(-2, -1)
+    kind = scores.dtype
+    if kind == torch.bfloat16 and scores.device.type == "cpu" and scores.shape[-1] % _LANES:
+        scores = scores.float()
     if mask is not None:
         scores += torch.zeros_like(mask, dtype=scores.dtype).masked_fill_(~mask, float("-inf"))
-    return scores.softmax(-1)
+    return scores.softmax(-1).to(kind)
 
 
 class Layer(nn.Module):

@@ -97,5 +97,5 @@ def pick(states: Tensor, places: Tensor) -> Tensor:
 
 def put_back(picked: Tensor, places: Tensor, shape: torch.Size) -> Tensor:
     """(M, H) -> (B, T, H) at their places, and zero elsewhere; places are all different."""
-    empty = picked.new_zeros(shape.numel(), picked.shape[-1])
-    return empty.index_copy(0, places, picked).view(*shape, -1)
+    spread = picked.new_zeros(shape.numel(), picked.shape[-1]).index_copy_(0, places, picked)
+    return spread.view(*shape, -1)
