@@ -25,13 +25,13 @@ from cloze.corpus.settings import VocabularySettings
 from cloze.corpus.vocabulary import train_vocabulary
 from cloze.files import read_json, replace_json
 from cloze.predict import Model, load
-from cloze.text import MASK
+from cloze.text import MASK, Tokenizer
 from cloze.train.pretrain import pretrain
 from cloze.train.settings import PretrainSettings
 
 # As cloze-mini begins: short sequences, no sentence task, no dropout.
 TRAINING = PretrainSettings(batch=64, length=32, rate=1e-3, objective="none", dropout=0.0, evaluate_every=0)
-MOST_WORDS = 18  # of a sentence, so that all of it is read in pieces as well
+MOST_WORDS = 18  # of a sentence: most of these are read whole, in pieces as well
 TEXT_BYTES = 30_000_000
 
 
@@ -49,9 +49,13 @@ def main() -> None:
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
     text = sample(asked.text, asked.out)
-    blanks = list(islice(make_blanks(asked.held_out), asked.words))
-    for size in asked.sizes:
-        run = train(text, asked.out / str(size), size, asked.preset, asked.steps)
+    vocabularies = [learn(text, asked.out / str(size) / "vocabulary", size) for size in asked.sizes]
+    tokenizers = [Tokenizer.from_folder(vocabulary) for vocabulary in vocabularies]
+    blanks = list(islice(make_blanks(asked.held_out, tokenizers), asked.words))
+    for size, vocabulary in zip(asked.sizes, vocabularies, strict=True):
+        data = prepare([text], vocabulary, vocabulary.parent / "data")
+        settings = replace(TRAINING, preset=asked.preset, steps=asked.steps)
+        run = pretrain(data, vocabulary.parent / "run", settings=settings)
         print(line(load(run), size, run, blanks), flush=True)
 
 
@@ -70,22 +74,27 @@ def sample(text: Path, out: Path) -> Path:
     return path
 
 
-def train(text: Path, out: Path, size: int, preset: str, steps: int) -> Path:
-    """A model with a vocabulary of this size."""
-    if not (out / "vocabulary").is_dir():
-        train_vocabulary([text], out / "vocabulary", settings=VocabularySettings(size=size))
-    data = prepare([text], out / "vocabulary", out / "data")
-    return pretrain(data, out / "run", settings=replace(TRAINING, preset=preset, steps=steps))
+def learn(text: Path, folder: Path, size: int) -> Path:
+    """A vocabulary of this size."""
+    if not folder.is_dir():
+        train_vocabulary([text], folder, settings=VocabularySettings(size=size))
+    return folder
 
 
-def make_blanks(held_out: Path) -> Iterator[tuple[str, str, str]]:
-    """Sentences with a word to hide: what stands before it, the word, and what stands behind."""
+def make_blanks(held_out: Path, tokenizers: list[Tokenizer]) -> Iterator[tuple[str, str, str]]:
+    """Sentences with a word to hide: what stands before it, the word, and what stands behind.
+
+    Only such as all of the models can read whole.
+    """
     chance = random.Random(0)
+    longest = TRAINING.length - 2  # [CLS] and [SEP]
     for document in read_documents([held_out]):
         for paragraph in document:
             for sentence in re.split(r"(?<=[.!?]) ", paragraph):
                 words = list(re.finditer(r"[A-Za-z]+", sentence))
-                if 6 <= len(words) <= MOST_WORDS:
+                if 6 <= len(words) <= MOST_WORDS and all(
+                    len(tokenizer.encode_ids([sentence])[0]) <= longest for tokenizer in tokenizers
+                ):
                     word = chance.choice(words)
                     yield sentence[: word.start()], word.group(), sentence[word.end() :]
 
