@@ -3,7 +3,8 @@
     python benchmarks/ranks.py [--preset mini] [--steps 40] [--rounds 3] [--precision fp32]
 
 The same training of the bundled books each time, in turns. Speeds are those that the runs write down themselves, the
-first ten steps left out; losses are printed as well, for they should agree.
+first ten steps left out. Losses should agree: the last one is printed, and how far any of a curve is from one
+process's, as a share of it.
 """
 
 import argparse
@@ -27,15 +28,17 @@ WAYS = {
 }
 
 
-def train(way: str, data: Path, out: Path, preset: str, steps: int, precision: str = "auto") -> tuple[float, float]:
-    """Tokens a second and the last loss of one run."""
+def train(
+    way: str, data: Path, out: Path, preset: str, steps: int, precision: str = "auto"
+) -> tuple[float, list[float]]:
+    """Tokens a second and the losses of one run."""
     launcher, flags = WAYS[way]
     words = ["pretrain", str(data), "--out", str(out), "--preset", preset, "--steps", str(steps), "--dropout", "0"]
     words += ["--precision", precision]
     subprocess.run([sys.executable, *launcher, *words, *flags], check=True, capture_output=True)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     told = [row for row in rows if "tokens_per_second" in row]
-    return mean(row["tokens_per_second"] for row in told[1:]), told[-1]["loss"]
+    return mean(row["tokens_per_second"] for row in told[1:]), [row["loss"] for row in told]
 
 
 def main() -> None:
@@ -47,7 +50,7 @@ def main() -> None:
     parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto")
     arguments = parser.parse_args()
     speeds: dict[str, list[float]] = {way: [] for way in WAYS}
-    losses: dict[str, float] = {}
+    losses: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         vocabulary = train_vocabulary([DATA / "books.txt.xz"], folder / "v", settings=VocabularySettings(size=6000))
@@ -57,10 +60,14 @@ def main() -> None:
                 out = folder / f"{way}-{number}"
                 speed, losses[way] = train(way, data, out, arguments.preset, arguments.steps, arguments.precision)
                 speeds[way].append(speed)
-    alone = speeds["one process, two threads"]
+    alone = "one process, two threads"
     for way, values in speeds.items():
-        ratio = median(value / one for value, one in zip(values, alone, strict=True))
-        print(f"{way:<26} {median(values):7,.0f} tokens/s  {ratio:.2f} of one process  last loss {losses[way]:.6f}")
+        ratio = median(value / one for value, one in zip(values, speeds[alone], strict=True))
+        apart = max(abs(loss / one - 1) for loss, one in zip(losses[way], losses[alone], strict=True))
+        print(
+            f"{way:<26} {median(values):7,.0f} tokens/s  {ratio:.2f} of one process  "
+            f"last loss {losses[way][-1]:.6f}, all within {apart:.1e}"
+        )
 
 
 if __name__ == "__main__":

@@ -18,10 +18,10 @@ def test_runs_compute_in_the_precision_that_is_asked_for(
 
     def run(command: list[str], **how: Any) -> None:
         commands.append(command)
-        rows = [{"tokens_per_second": speed, "loss": 7.5} for speed in (1.0, 20.0, 30.0)]
+        rows = [{"tokens_per_second": speed, "loss": speed / 4} for speed in (1.0, 20.0, 30.0)]
         (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
 
     monkeypatch.setattr(subprocess, "run", run)
     for way in ranks.WAYS:
-        assert ranks.train(way, tmp_path, tmp_path, "mini", 40, precision) == (25.0, 7.5)
+        assert ranks.train(way, tmp_path, tmp_path, "mini", 40, precision) == (25.0, [0.25, 5.0, 7.5])
     assert [command[command.index("--precision") + 1] for command in commands] == [precision] * len(ranks.WAYS)
