@@ -18,14 +18,13 @@ from torch.utils.checkpoint import checkpoint
 from cloze.model.config import BertConfig
 from cloze.model.dropout import Dropout
 from cloze.model.packing import Packing, Part, pick, put_back
-from cloze.model.tables import WordTable, table
 
 # Whom a token may look at: the real tokens of its sequence (B, 1, 1, T); in a packed row, those of its own sequence, by
 # the parts of the row; or every token there is.
 Visible = Tensor | tuple[Part, ...] | None
 
 # PyTorch's softmax of bfloat16 works on so many numbers at once on a CPU, and one by one on those that are left: where
-# some are, the way over float32 is three times as fast (docs/findings.md).
+# some are, the way over float32 is about twice as fast (docs/findings.md).
 _LANES = 32
 
 
@@ -44,7 +43,7 @@ class Embeddings(nn.Module):
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         # padding_idx keeps the gradient of [PAD] at zero: padding must teach nothing.
-        self.token = WordTable(config.vocab_size, config.table_width, padding_id=config.pad_id)
+        self.token = table(config.vocab_size, config.table_width, padding_id=config.pad_id)
         self.segment = table(config.segments, config.table_width)
         self.position = table(config.positions, config.table_width)
         self.norm = nn.LayerNorm(config.table_width, eps=config.norm_epsilon)
@@ -60,6 +59,14 @@ class Embeddings(nn.Module):
         narrow: Tensor = self.dropout(self.norm(total))  # (B, T, E)
         # Back to float32 where the product was of bfloat16: sums along the layers keep their digits.
         return narrow if self.to_hidden is None else self.to_hidden(narrow).to(narrow.dtype)
+
+
+def table(rows: int, width: int, padding_id: int | None = None) -> nn.Embedding:
+    """A table of zeros, to be initialised or loaded.
+
+    PyTorch's own random start would be thrown away in either case, and takes two seconds on the meta device.
+    """
+    return nn.Embedding(rows, width, padding_idx=padding_id, _weight=torch.zeros(rows, width))
 
 
 class SelfAttention(nn.Module):
