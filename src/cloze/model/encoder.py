@@ -100,12 +100,15 @@ class SelfAttention(nn.Module):
         """Queries, keys and values (B, T, 3 H) -> contexts (B, T, H), and the weights where they were written out."""
         batch, length, width = fused.shape
         projected = fused.view(batch, length, 3, self.heads, self.head_size)
-        query, key, value = projected.permute(2, 0, 3, 1, 4)  # each (B, A, T, D)
+        parted = projected.permute(2, 0, 3, 1, 4)  # three of (B, A, T, D)
         weights = None
         if explicit or self._written_out(fused):
+            # Copied once: each product would otherwise copy what it takes.
+            query, key, value = parted.contiguous()
             weights = attention_weights(query, key, mask)
             context = self.dropout(weights) @ value
         else:
+            query, key, value = parted
             dropout = self.dropout.probability if self.training else 0.0
             context = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
         return context.transpose(1, 2).reshape(batch, length, width // 3), weights  # (B, A, T, D) -> (B, T, H)

@@ -192,9 +192,9 @@ def _kept_by_a_layer(config: BertConfig, length: int, explicit: bool, share: flo
     if not explicit:
         # The kernel keeps one number a row, and what it made, which is the context itself where nothing is left out.
         return 4 * _FLOAT * hidden + behind + _FLOAT * (config.heads + (hidden if share < 1 else 0))
-    # Written out: the softmax; and with dropout, the factors, and what came of it.
+    # Written out: the scaled query; the softmax; and with dropout, the factors, and what came of it.
     weights = 3 * _FLOAT if config.attention_dropout > 0 else _FLOAT
-    return 4 * _FLOAT * hidden + behind + weights * config.heads * length
+    return 5 * _FLOAT * hidden + behind + weights * config.heads * length
 
 
 def _kept_by_embeddings(config: BertConfig) -> int:
