@@ -65,7 +65,7 @@ $(BIN)/python:
 		&& PYTHONPATH=$(VENV).bootstrap $(PYTHON) -m virtualenv --quiet $(VENV); rm -rf $(VENV).bootstrap; }
 
 # torch first and alone: a pinned version is what keeps pip from fetching a newer build with CUDA.
-$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard src/cloze/predict/native/*.[ch]) | $(BIN)/python
+$(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard src/cloze/predict/quantization/native/*.[ch]) | $(BIN)/python
 	$(PIP) "$(TORCH)"
 	$(PIP) --editable .
 	touch $@

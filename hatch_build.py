@@ -14,7 +14,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FOLDER = "src/cloze/predict/native"
+FOLDER = "src/cloze/predict/quantization/native"
 SOURCE, TARGET = f"{FOLDER}/int8.c", f"{FOLDER}/libint8.so"
 INSTRUCTIONS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "fma")
 FLAGS = ("-std=c11", "-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", *(f"-m{name}" for name in INSTRUCTIONS))

@@ -29,10 +29,10 @@ from cloze.model.adapters import Attachment, attach
 from cloze.predict import Model
 from cloze.tasks.classify import LabelledTexts
 from cloze.tasks.metrics import score
+from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.source import Source
-from cloze.tasks.task import TaskData, read_task
 from cloze.text import SPECIAL, Tokenizer
-from cloze.train.finetune import finetune
+from cloze.train.finetuning.finetune import finetune
 from cloze.train.settings import FinetuneSettings
 from first_rows import first_rows  # beside this file
 from minilm import minilm

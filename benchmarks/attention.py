@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cloze.model.encoder import attention_weights
-from cloze.train.allocator import keep_freed_memory
+from cloze.train.memory import keep_freed_memory
 
 # Sequences, heads, tokens, head size: mini, MiniLM and base on usual lengths.
 SHAPES = ((16, 4, 128, 64), (32, 12, 48, 32), (8, 12, 128, 64), (4, 12, 512, 64))

@@ -18,15 +18,15 @@ from typing import Any
 import torch
 
 from cloze.corpus.documents import read_documents
-from cloze.corpus.prepare import prepare
+from cloze.corpus.learn_vocabulary import train_vocabulary
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import VocabularySettings
-from cloze.corpus.vocabulary import train_vocabulary
 from cloze.files import replace_json
 from cloze.predict import evaluate
 from cloze.tasks.source import Source
-from cloze.train.finetune import finetune
-from cloze.train.masked_words import evaluate_masked_words
-from cloze.train.pretrain import pretrain
+from cloze.train.finetuning.finetune import finetune
+from cloze.train.pretraining.masked_words import evaluate_masked_words
+from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import BlankSettings, FinetuneSettings, PretrainSettings
 from first_rows import first_rows  # beside this file
 

@@ -21,12 +21,12 @@ import numpy as np
 
 from cloze.corpus.documents import read_documents
 from cloze.predict import load
-from cloze.predict.correction import proposed_changes
-from cloze.tasks.correction_files import Corrections, read_corrections
-from cloze.tasks.correction_metrics import score_corrections
-from cloze.tasks.correction_settings import CorrectionSettings
-from cloze.tasks.correction_threshold import Changes, applied, choose_threshold
-from cloze.tasks.edits import Similar, read_synonyms
+from cloze.predict.correction.corrector import proposed_changes
+from cloze.tasks.correction.correction_metrics import score_corrections
+from cloze.tasks.correction.correction_threshold import Changes, applied, choose_threshold
+from cloze.tasks.correction.files import Corrections, read_corrections
+from cloze.tasks.correction.settings import CorrectionSettings
+from cloze.tasks.text_edits import Similar, read_synonyms
 from ngram_correction import NgramCorrector  # beside this file
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from cloze.tasks.source import Source
-from cloze.train.distill import distill
-from cloze.train.distill_settings import DistillSettings
+from cloze.train.distillation.distill import distill
+from cloze.train.distillation.settings import DistillSettings
 from kept_scores import KeptScores  # beside this file
 from scores import FOLDERS, score, source_of, tune
 from scores import KEPT as TEACHERS

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from cloze.corpus.documents import read_documents
 from cloze.predict import load
-from cloze.predict.embedding_report import report_embeddings
+from cloze.predict.embeddings.embedding_report import report_embeddings
 from cloze.tasks.glue import GLUE
 from cloze.tasks.published import read_split
 from minilm import minilm  # beside this file

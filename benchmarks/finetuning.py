@@ -28,8 +28,8 @@ GROUPED = "Trainer, grouped by length"
 
 
 def read(folder: Path) -> Any:
+    from cloze.tasks.registry import read_task
     from cloze.tasks.source import Source
-    from cloze.tasks.task import read_task
 
     return read_task(Source("mrpc", folder))
 
@@ -53,7 +53,7 @@ def serve_trainer(connection: Connection, way: str, folder: Path, threads: int, 
 
 def ways() -> tuple[str, ...]:
     """What is compared on this machine."""
-    from cloze.predict.engine import has_fast_bf16
+    from cloze.predict.quantization.precision import has_fast_bf16
 
     grouped = f"{GROUPED}, bf16" if has_fast_bf16(torch.device("cpu")) else GROUPED
     return ("cloze", "Trainer, padded to 128", "Trainer, padded to the longest", grouped)
@@ -65,13 +65,13 @@ def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, 
     from cloze.model.surgery import with_heads
     from cloze.progress import Silent
     from cloze.tasks.classify import sequence_items
-    from cloze.train.allocator import keep_freed_memory
+    from cloze.train.finetuning.task_batches import TaskBatches
+    from cloze.train.finetuning.task_objective import TaskObjective
     from cloze.train.loop import Company, train
+    from cloze.train.memory import keep_freed_memory
     from cloze.train.precision import Precision
     from cloze.train.run import Run
     from cloze.train.settings import LoopSettings
-    from cloze.train.task_batches import TaskBatches
-    from cloze.train.task_objective import TaskObjective
 
     torch.set_num_threads(threads)
     keep_freed_memory()

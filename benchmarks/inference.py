@@ -74,7 +74,7 @@ def base_folder(folder: Path, layers: int) -> Path:
 
 def cloze_ways(folder: Path) -> dict[str, Embed]:
     import cloze
-    from cloze.predict.engine import has_fast_bf16
+    from cloze.predict.quantization.precision import has_fast_bf16
 
     names = ["fp32", "int8", *(["bf16"] if has_fast_bf16(torch.device("cpu")) else [])]
     return {f"cloze {name}": cloze.load(folder, device="cpu", precision=name).embed for name in names}  # type: ignore[arg-type]
@@ -299,9 +299,9 @@ def operations(folder: Path, texts: list[str]) -> float:
 def peaks(clock: Callable[[], float], size: int = 1024) -> dict[str, float]:
     """Operations a second of a large product, at its best: in float32, and in int8 by the best way that is here."""
     from cloze.checkpoint.quantized_file import Int8Weight
-    from cloze.predict.native.library import library
-    from cloze.predict.native.product import NativeProduct
-    from cloze.predict.quantized import KERNELS
+    from cloze.predict.quantization.native.library import library
+    from cloze.predict.quantization.native.product import NativeProduct
+    from cloze.predict.quantization.quantized import KERNELS
 
     left, right = torch.randn(size, size), torch.randn(size, size)
     rows = torch.randint(-60, 60, (size, size)).float()

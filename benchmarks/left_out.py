@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cloze.model import PRESETS, Bert, BertConfig, first_places, preset
 from cloze.model.losses import masked_word_logits, masked_word_loss, next_sentence_loss, task_logits, task_loss
-from cloze.predict.engine import use_products
+from cloze.predict.quantization.precision import use_products
 
 MINILM = BertConfig(vocab_size=30522, hidden_size=384, layers=6, heads=12, feedforward_size=1536, positions=512)
 

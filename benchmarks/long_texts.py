@@ -19,7 +19,7 @@ import torch
 
 from cloze.kinds import LongTexts
 from cloze.tasks.source import Source
-from cloze.train.finetune import finetune
+from cloze.train.finetuning.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
 from kept_scores import KeptScores  # beside this file

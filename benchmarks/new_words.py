@@ -22,17 +22,17 @@ from cloze.checkpoint import load_folder
 from cloze.checkpoint.extend import extend
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.documents import read_lines
-from cloze.corpus.prepare import prepare
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
 from cloze.model import Bert, HeadName
 from cloze.model.losses import masked_word_logits
 from cloze.model.surgery import WordStart, with_heads
 from cloze.text import Tokenizer
-from cloze.text.coverage import Coverage, measure_coverage
-from cloze.train.held_out import SEED
-from cloze.train.objective import PretrainingObjective
+from cloze.text.oov.coverage import Coverage, measure_coverage
 from cloze.train.optimizer import make_optimizer, set_rate
+from cloze.train.pretraining.held_out import SEED
+from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.schedule import Schedule
 from minilm import minilm  # beside this file
 

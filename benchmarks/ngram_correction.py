@@ -10,13 +10,13 @@ from itertools import chain
 
 import numpy as np
 
-from cloze.predict.correction import best_reading
-from cloze.predict.proposals import Proposals
-from cloze.tasks.correction_files import Corrections
-from cloze.tasks.correction_settings import CorrectionSettings
-from cloze.tasks.edits import Similar, cased_like
+from cloze.predict.correction.corrector import best_reading
+from cloze.predict.correction.proposals import Proposals
+from cloze.tasks.correction.files import Corrections
+from cloze.tasks.correction.settings import CorrectionSettings
+from cloze.tasks.text_edits import Similar, cased_like
 from cloze.text import Tokenizer
-from cloze.text.pieces import Word
+from cloze.text.encoding import Word
 from kneser_ney import Floats, Ints, KneserNey  # beside this file
 
 # Words that the vocabulary has in pieces are one kind; the probability of the kind is shared by so many of them.

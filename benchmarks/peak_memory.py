@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from cloze.corpus.prepare import prepare
+from cloze.corpus.preparation.prepare import prepare
 from cloze.demo.flow import DATA
 from cloze.text import Tokenizer
 

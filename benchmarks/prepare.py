@@ -37,7 +37,7 @@ OURS = """
 import json, sys, time
 from pathlib import Path
 from cloze.corpus.batches import PretrainingBatches
-from cloze.corpus.prepare import prepare
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import EngineSettings, ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
 from cloze.text import Tokenizer
@@ -167,7 +167,7 @@ def measure_memory(data: Path, scratch: Path, sizes: list[int]) -> None:
 
 
 def measure_verifying(data: Path, scratch: Path, megabytes: int) -> None:
-    from cloze.corpus.prepare import prepare
+    from cloze.corpus.preparation.prepare import prepare
     from cloze.corpus.shards import Corpus, verify_corpus
 
     make_text(data, scratch / "verified.txt", megabytes)

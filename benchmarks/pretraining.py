@@ -24,16 +24,16 @@ from transformers import BertForPreTraining
 
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
-from cloze.corpus.prepare import prepare
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
 from cloze.model import Bert, HeadName, preset
-from cloze.model.estimate import estimate
+from cloze.model.cost import estimate
 from cloze.text import Tokenizer
-from cloze.train.allocator import keep_freed_memory
-from cloze.train.objective import PretrainingObjective
+from cloze.train.memory import keep_freed_memory
 from cloze.train.optimizer import make_optimizer
 from cloze.train.precision import Precision, measure_peak
+from cloze.train.pretraining.objective import PretrainingObjective
 
 SHAPES = {"tiny": (32, 128), "mini": (32, 128), "small": (16, 128), "medium": (16, 128), "base": (8, 128)}
 RATE = 1e-4

@@ -15,9 +15,9 @@ import tempfile
 from pathlib import Path
 from statistics import mean, median
 
-from cloze.corpus.prepare import prepare
+from cloze.corpus.learn_vocabulary import train_vocabulary
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import VocabularySettings
-from cloze.corpus.vocabulary import train_vocabulary
 from cloze.demo.flow import DATA
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "cloze")

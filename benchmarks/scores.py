@@ -25,9 +25,9 @@ from typing import Any
 import torch
 from scipy.stats import t
 
+from cloze.tasks.registry import read_task
 from cloze.tasks.source import Source
-from cloze.tasks.task import read_task
-from cloze.train.finetune import finetune
+from cloze.train.finetuning.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
 from first_rows import first_rows, first_sentences  # beside this file

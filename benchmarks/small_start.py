@@ -14,16 +14,16 @@ from pathlib import Path
 import torch
 
 from cloze.corpus.batches import PretrainingBatches
-from cloze.corpus.prepare import prepare
+from cloze.corpus.learn_vocabulary import train_vocabulary
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings, VocabularySettings
 from cloze.corpus.shards import Corpus
-from cloze.corpus.vocabulary import train_vocabulary
 from cloze.demo.flow import DATA
 from cloze.model import Bert, HeadName, preset
 from cloze.text import Tokenizer
-from cloze.train.held_out import SEED, HeldOut
-from cloze.train.objective import PretrainingObjective
 from cloze.train.optimizer import make_optimizer, set_rate
+from cloze.train.pretraining.held_out import SEED, HeldOut
+from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.schedule import Schedule
 
 TOKENS = 2048  # an update

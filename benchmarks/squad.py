@@ -28,9 +28,9 @@ from typing import Any
 import torch
 
 from cloze.files import replace_json
+from cloze.tasks.answering.metrics import Told, answer_scores
 from cloze.tasks.source import Source
-from cloze.tasks.squad_metrics import Told, answer_scores
-from cloze.train.finetune import finetune
+from cloze.train.finetuning.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
 from kept_scores import KeptScores  # beside this file

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy
 
-from cloze.checkpoint.crc32c import crc32c, masked
-from cloze.checkpoint.tensor_bundle import BundleEntry, TensorBundle
+from cloze.checkpoint.tensorflow.bundle import BundleEntry, TensorBundle
+from cloze.checkpoint.tensorflow.crc32c import crc32c, masked
 
 
 def megabytes_per_second(size: int, work: Callable[[], object], repeats: int = 3) -> float:

@@ -83,8 +83,8 @@ def make_trainer(data: Any, way: str, seed: int, out: Path, callbacks: list[Any]
 
 def trainer_score(data: Any, seed: int, out: Path) -> float:
     """The Trainer's dev score, by the product's metrics."""
-    from cloze.tasks.entities import score_tags
     from cloze.tasks.metrics import score
+    from cloze.tasks.tagging.entities import score_tags
 
     # Not grouped by length: it then sees a group from the longest to the shortest, which cost a run of MRPC 13 points.
     trainer = make_trainer(data, "padded to the longest", seed, out, [])

@@ -1,4 +1,4 @@
-"""How near ``model/estimate.py`` comes to the memory and the arithmetic of real training steps.
+"""How near ``model/cost.py`` comes to the memory and the arithmetic of real training steps.
 
     python benchmarks/training_memory.py [--preset base] [--length 512] [--batch 2 4]
 
@@ -36,7 +36,7 @@ def measure(preset_name: str, batch: int, length: int, checkpointing: bool) -> d
     import torch
 
     from cloze.model import Bert, first_places, preset
-    from cloze.model.estimate import estimate
+    from cloze.model.cost import estimate
     from cloze.model.losses import masked_word_logits, masked_word_loss, next_sentence_loss
 
     torch.set_num_threads(1)

@@ -36,8 +36,8 @@ RUNS = (("0", 1, "1"), ("1", 2, "2"), ("77", 3, "1"), ("4321", 4, "2"), ("random
 
 def learn(text: Path, out: Path, size: int, workers: int) -> dict[str, Any]:
     """One run of ours, in a process of its own."""
+    from cloze.corpus.learn_vocabulary import learn_vocabulary
     from cloze.corpus.settings import VocabularySettings
-    from cloze.corpus.vocabulary import learn_vocabulary
     from cloze.progress import Silent
 
     counting = 0.0

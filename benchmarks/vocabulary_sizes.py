@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 
 from blanks import clustered_interval  # beside this file
 from cloze.corpus.documents import read_documents
-from cloze.corpus.prepare import prepare
+from cloze.corpus.learn_vocabulary import train_vocabulary
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import VocabularySettings
-from cloze.corpus.vocabulary import train_vocabulary
 from cloze.files import read_json, replace_json
 from cloze.predict import Model, load
 from cloze.text import MASK, Tokenizer
-from cloze.train.pretrain import pretrain
+from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import PretrainSettings
 from kneser_ney import Ints
 

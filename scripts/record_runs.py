@@ -16,7 +16,7 @@ from pathlib import Path
 
 from safetensors import safe_open
 
-RECORDED = Path(__file__).parents[1] / "src/cloze/train/recorded_runs.json"
+RECORDED = Path(__file__).parents[1] / "src/cloze/train/pretraining/recorded_runs.json"
 
 
 def points(run: Path) -> list[tuple[int, float]]:

@@ -58,8 +58,8 @@ def break_model(batcher: Batcher) -> None:
         ]
 
     # A result that is not a number is noticed where results are checked, so that it is checked once more here.
+    from cloze.serve.errors import Failed
     from cloze.serve.operations import NOT_FINITE, is_finite
-    from cloze.serve.refusals import Failed
 
     batcher._compute = lambda kind, inputs, check: [
         one if is_finite(one) else Failed(NOT_FINITE) for one in faulty(kind, inputs, check)

@@ -17,7 +17,7 @@ from cloze.checkpoint import StateStore, TrainingState
 from cloze.corpus.batches import WordTables
 from cloze.progress import Progress
 from cloze.text import Tokenizer
-from cloze.train.phases import Phases
+from cloze.train.pretraining.batches import Phases
 from cloze.train.settings import PretrainSettings
 from torture.campaign import Outcome
 from torture.training import command, differences, live, make_corpus, result

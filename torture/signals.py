@@ -19,10 +19,10 @@ from typing import Any, Literal, get_args
 from unittest.mock import patch
 
 from cloze.checkpoint import StateStore
-from cloze.corpus.prepare import _Work
+from cloze.corpus.preparation.prepare import _Work
 from cloze.progress import Progress
-from cloze.train.held_out import HeldOut
 from cloze.train.loop import _Training
+from cloze.train.pretraining.held_out import HeldOut
 from cloze.train.run import Run
 from torture.campaign import Outcome
 from torture.preparation import differences as other_files

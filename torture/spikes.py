@@ -18,10 +18,10 @@ import torch
 from cloze.checkpoint import StateStore, TrainingState
 from cloze.corpus.batches import PretrainingBatch
 from cloze.progress import Progress
-from cloze.train.guard import PATIENCE, SETTLING
 from cloze.train.loop import Outcome as Losses
 from cloze.train.loop import _Training
-from cloze.train.objective import PretrainingObjective
+from cloze.train.loss_guard import PATIENCE, SETTLING
+from cloze.train.pretraining.objective import PretrainingObjective
 from torture.campaign import Outcome
 from torture.training import Life, command, differences, live, make_corpus, newest, result
 

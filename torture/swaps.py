@@ -21,7 +21,7 @@ from tests.model.made import SMALL, WORDS, model_folder, saved
 from cloze.checkpoint import TaskLabels
 from cloze.kinds import PrecisionName
 from cloze.predict import load
-from cloze.predict.quantizing import quantize
+from cloze.predict.quantization.quantize import quantize
 from cloze.progress import Progress
 from torture.campaign import Outcome
 from torture.load import Target, press

@@ -24,7 +24,7 @@ import sys
 from pathlib import Path
 from cloze.errors import DataError
 from cloze.tasks.source import Source
-from cloze.tasks.task import read_task
+from cloze.tasks.registry import read_task
 train, dev = map(Path, sys.argv[1:])
 try:
     data = read_task(Source("classify", train, dev))
@@ -36,7 +36,7 @@ else:
 PREPARE = """
 import sys
 from pathlib import Path
-from cloze.corpus.prepare import prepare
+from cloze.corpus.preparation.prepare import prepare
 from cloze.text import SPECIAL, Tokenizer
 text, out = map(Path, sys.argv[1:])
 words = ["the", "ship", "went", "down", "with", "all", "men", "."]

@@ -21,7 +21,7 @@ from cloze.corpus.batches import PretrainingBatch
 from cloze.progress import Progress
 from cloze.train.loop import Outcome as Losses
 from cloze.train.loop import _Training
-from cloze.train.objective import PretrainingObjective
+from cloze.train.pretraining.objective import PretrainingObjective
 from torture.campaign import Outcome
 from torture.training import begin, command, make_corpus, result
 

@@ -23,11 +23,11 @@ from tests.corpus.texts import as_text, make_documents
 
 from cloze.checkpoint import TrainingState
 from cloze.cli import main
-from cloze.corpus.prepare import prepare
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
 from cloze.errors import CheckpointError
 from cloze.text import Tokenizer, learn_pieces
-from cloze.train import pretrain
+from cloze.train.pretraining import pretrain
 from cloze.train.run import Run
 from cloze.train.settings import LoopSettings, PretrainSettings
 

@@ -16,14 +16,14 @@ _HOMES = {
     "load": "cloze.predict",
     "Model": "cloze.predict",
     "evaluate": "cloze.predict",
-    "show": "cloze.inspect.notebook",
-    "train_vocabulary": "cloze.corpus.vocabulary",
-    "prepare": "cloze.corpus.prepare",
-    "pretrain": "cloze.train.pretrain",
-    "finetune": "cloze.train.finetune",
-    "search": "cloze.train.search",
-    "adapt": "cloze.train.adapt",
-    "distill": "cloze.train.distill",
+    "show": "cloze.inspect.views.notebook",
+    "train_vocabulary": "cloze.corpus.learn_vocabulary",
+    "prepare": "cloze.corpus.preparation.prepare",
+    "pretrain": "cloze.train.pretraining.pretrain",
+    "finetune": "cloze.train.finetuning.finetune",
+    "search": "cloze.train.finetuning.search",
+    "adapt": "cloze.train.finetuning.domain_adaptation",
+    "distill": "cloze.train.distillation.distill",
     "convert": "cloze.checkpoint.convert",
     "extend": "cloze.checkpoint.extend",
     "VocabularySettings": "cloze.corpus.settings",
@@ -32,7 +32,7 @@ _HOMES = {
     "FinetuneSettings": "cloze.train.settings",
     "SearchSettings": "cloze.train.search_settings",
     "AdaptSettings": "cloze.train.adapt_settings",
-    "DistillSettings": "cloze.train.distill_settings",
+    "DistillSettings": "cloze.train.distillation.settings",
     "Source": "cloze.tasks.source",
     "ClozeError": "cloze.errors",
 }
@@ -40,23 +40,23 @@ _HOMES = {
 if TYPE_CHECKING:
     from cloze.checkpoint.convert import convert as convert
     from cloze.checkpoint.extend import extend as extend
-    from cloze.corpus.prepare import prepare as prepare
+    from cloze.corpus.learn_vocabulary import train_vocabulary as train_vocabulary
+    from cloze.corpus.preparation.prepare import prepare as prepare
     from cloze.corpus.settings import PrepareSettings as PrepareSettings
     from cloze.corpus.settings import VocabularySettings as VocabularySettings
-    from cloze.corpus.vocabulary import train_vocabulary as train_vocabulary
     from cloze.errors import ClozeError as ClozeError
-    from cloze.inspect.notebook import show as show
+    from cloze.inspect.views.notebook import show as show
     from cloze.predict import Model as Model
     from cloze.predict import evaluate as evaluate
     from cloze.predict import load as load
     from cloze.tasks.source import Source as Source
-    from cloze.train.adapt import adapt as adapt
     from cloze.train.adapt_settings import AdaptSettings as AdaptSettings
-    from cloze.train.distill import distill as distill
-    from cloze.train.distill_settings import DistillSettings as DistillSettings
-    from cloze.train.finetune import finetune as finetune
-    from cloze.train.pretrain import pretrain as pretrain
-    from cloze.train.search import search as search
+    from cloze.train.distillation.distill import distill as distill
+    from cloze.train.distillation.settings import DistillSettings as DistillSettings
+    from cloze.train.finetuning.domain_adaptation import adapt as adapt
+    from cloze.train.finetuning.finetune import finetune as finetune
+    from cloze.train.finetuning.search import search as search
+    from cloze.train.pretraining.pretrain import pretrain as pretrain
     from cloze.train.search_settings import SearchSettings as SearchSettings
     from cloze.train.settings import FinetuneSettings as FinetuneSettings
     from cloze.train.settings import PretrainSettings as PretrainSettings

@@ -9,16 +9,16 @@ from typing import Literal
 # a text the answer to a question stands; choose: which of several continuations fits.
 TaskKind = Literal["classify", "multilabel", "regress", "tag", "answer", "choose"]
 
-# What becomes of a text beyond a model's length: text/long_texts.py tells.
+# What becomes of a text beyond a model's length: text/truncation.py tells.
 LongTexts = Literal["cut", "head-tail", "windows"]
 
 # What may be trained in place of the model: model/adapters.py and model/lora.py.
 AdapterKind = Literal["houlsby", "lora"]
-# Which frozen states are read, and by what: model/features.py.
+# Which frozen states are read, and by what: model/frozen_features.py.
 Features = Literal["last", "last4", "mix"]
 FeatureHead = Literal["linear", "lstm"]
 
-# In which numbers a prediction is computed: predict/engine.py.
+# In which numbers a prediction is computed: predict/quantization/precision.py.
 PrecisionName = Literal["auto", "fp32", "bf16", "int8"]
 
 # A target where nothing is asked, as PyTorch has it.

@@ -3,7 +3,7 @@
 import numpy
 import pytest
 
-from cloze.checkpoint.crc32c import CHUNK_BYTES, COARSE, FINE, crc32c, masked
+from cloze.checkpoint.tensorflow.crc32c import CHUNK_BYTES, COARSE, FINE, crc32c, masked
 from tests.checkpoint.table_writer import slow_crc32c, slow_masked_crc32c
 
 # RFC 3720, B.4, and the check value of the catalogues of CRCs.

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from cloze.checkpoint import sstable
-from cloze.checkpoint.sstable import read_table
-from cloze.checkpoint.tensor_bundle import TensorBundle
+from cloze.checkpoint.tensorflow import sstable
+from cloze.checkpoint.tensorflow.bundle import TensorBundle
+from cloze.checkpoint.tensorflow.sstable import read_table
 from cloze.errors import CheckpointError
 from tests.checkpoint.table_writer import (
     block,

@@ -11,8 +11,8 @@ import numpy
 import pytest
 from numpy.typing import NDArray
 
-from cloze.checkpoint.sstable import MAX_TABLE_BYTES, read_table
-from cloze.checkpoint.tensor_bundle import TensorBundle
+from cloze.checkpoint.tensorflow.bundle import TensorBundle
+from cloze.checkpoint.tensorflow.sstable import MAX_TABLE_BYTES, read_table
 from cloze.errors import CheckpointError
 from tests.checkpoint import table_writer as writer
 

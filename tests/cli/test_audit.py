@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
-from cloze.corpus.prepare import prepare
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
 from cloze.text import Tokenizer, learn_pieces
 from tests.cli.conftest import DEMO, Cloze

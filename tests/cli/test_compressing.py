@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloze.predict import load
-from cloze.predict.quantizing import QuantizeReport
+from cloze.predict.quantization.quantize import QuantizeReport
 from tests.cli.conftest import Cloze, Way
 
 

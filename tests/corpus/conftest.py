@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from cloze.corpus.prepare import prepare
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
 from cloze.text import Tokenizer, learn_pieces
 from tests.corpus.texts import as_text, make_documents

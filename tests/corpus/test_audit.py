@@ -8,8 +8,8 @@ import pytest
 from scipy.stats import binomtest, poisson
 
 from cloze.corpus.audit import Audit, Check, audit, wilson
+from cloze.corpus.audit_masks import is_chance, is_similar_word
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTables
-from cloze.corpus.seen_tokens import is_chance, is_similar_word
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
 from cloze.corpus.shards import Corpus
 from cloze.errors import ConfigError

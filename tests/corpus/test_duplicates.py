@@ -3,8 +3,8 @@ import random
 import numpy as np
 import pytest
 
-import cloze.corpus.duplicates as module
-from cloze.corpus.duplicates import ExactHasher, NearHasher, keep_exact, keep_near
+import cloze.corpus.preparation.deduplicate as module
+from cloze.corpus.preparation.deduplicate import ExactHasher, NearHasher, keep_exact, keep_near
 
 WORDS = [f"word{number}" for number in range(2000)]
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import cloze.corpus.encoding as module
-from cloze.corpus.encoding import SentenceEncoder
+import cloze.corpus.preparation.encode as module
+from cloze.corpus.preparation.encode import SentenceEncoder
 from cloze.text import SPECIAL, Tokenizer, learn_pieces, split_sentences
-from cloze.text.words import WordSplitter, encode_words
+from cloze.text.segmentation import WordSplitter, encode_words
 from tests.text.generated import strings, wild_strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import cloze.corpus.engines as module
-from cloze.corpus.engines import ShardJob, check_engine, slurm_executor
-from cloze.corpus.prepare import prepare
+import cloze.corpus.preparation.cluster as module
+from cloze.corpus.preparation.cluster import ShardJob, check_engine, slurm_executor
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import EngineSettings, PrepareSettings
 from cloze.corpus.shards import read_manifest
 from cloze.errors import ClozeError, ConfigError

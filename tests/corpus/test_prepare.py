@@ -17,17 +17,17 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-import cloze.corpus.prepare as module
-import cloze.corpus.shard_making as making
-import cloze.corpus.workers as workers_module
-from cloze.corpus.prepare import prepare
+import cloze.corpus.preparation.make_shard as making
+import cloze.corpus.preparation.prepare as module
+import cloze.corpus.preparation.workers as workers_module
+from cloze.corpus.preparation.prepare import prepare
+from cloze.corpus.preparation.shard_writer import SplitWriter
 from cloze.corpus.settings import EngineSettings, PrepareSettings
-from cloze.corpus.shard_files import SplitWriter
 from cloze.corpus.shards import Corpus, read_manifest, verify_corpus
 from cloze.errors import ClozeError, ConfigError, DataError
 from cloze.interrupts import Interrupted
 from cloze.text import Tokenizer, split_sentences
-from cloze.text.words import WordSplitter, encode_words
+from cloze.text.segmentation import WordSplitter, encode_words
 from tests.corpus.texts import as_text, make_documents
 from tests.text.generated import strings
 from tests.text.passages import ENGLISH
@@ -221,8 +221,8 @@ def killing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], 
         program = f"""
 import os, signal
 from pathlib import Path
-from cloze.corpus.shard_making import ShardMaker
-from cloze.corpus.workers import serve
+from cloze.corpus.preparation.make_shard import ShardMaker
+from cloze.corpus.preparation.workers import serve
 make = ShardMaker.make
 def deadly(maker, part, told):
     mark = Path({str(tmp_path / "deaths")!r})
@@ -423,7 +423,7 @@ def test_plain_text_that_is_not_utf8_stops_even_where_bad_rows_are_skipped(vocab
 def test_shard_that_would_be_too_large_is_told(
     kind: str, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloze.corpus.shard_files._MOST_TOKENS", 3)
+    monkeypatch.setattr("cloze.corpus.preparation.shard_writer._MOST_TOKENS", 3)
     path = tmp_path / ("one.txt" if kind == "text" else "one.parquet")
     if kind == "text":
         path.write_text("The old river sees the garden.\n", encoding="utf-8")
@@ -459,7 +459,7 @@ def test_full_disk_is_one_line_and_keeps_what_is_finished(
 
 LIMITED = """
 import resource, sys
-from cloze.corpus.prepare import prepare
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[4]), resource.RLIM_INFINITY))
 prepare([sys.argv[1]], sys.argv[2], sys.argv[3], settings=PrepareSettings(0.2, shard_size=float(sys.argv[5])))

@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 import cloze.corpus.shards as module
-from cloze.corpus.prepare import prepare
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
 from cloze.corpus.shards import Corpus, JoinedArray, read_manifest, verify_corpus
 from cloze.errors import CheckpointError, DataError

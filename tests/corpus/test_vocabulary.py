@@ -7,8 +7,8 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from cloze.corpus.learn_vocabulary import learn_vocabulary, train_vocabulary
 from cloze.corpus.settings import VocabularySettings
-from cloze.corpus.vocabulary import learn_vocabulary, train_vocabulary
 from cloze.errors import ConfigError, DataError
 from cloze.progress import Silent
 from cloze.text import Tokenizer

@@ -9,9 +9,9 @@ import torch
 
 from cloze.checkpoint import ModelFolder
 from cloze.errors import DataError
-from cloze.inspect.heads import Survey, agreement, survey_heads
 from cloze.inspect.patterns import PATTERNS
 from cloze.inspect.sequences import draw_samples
+from cloze.inspect.survey import Survey, agreement, survey_heads
 from cloze.model import Bert, BertConfig, HeadName
 from cloze.model.config import preset
 from cloze.model.encoder import SelfAttention
@@ -85,7 +85,7 @@ def test_same_seed_gives_the_same_survey() -> None:
 def test_padding_of_batches_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model = made_model(with_shifted_head(1))
     together = survey_heads(model, made_documents(), QUICK)
-    monkeypatch.setattr("cloze.inspect.heads.batches", lambda lengths: ([index] for index in range(len(lengths))))
+    monkeypatch.setattr("cloze.inspect.survey.batches", lambda lengths: ([index] for index in range(len(lengths))))
     alone = survey_heads(model, made_documents(), QUICK)
     np.testing.assert_allclose(alone.scores.score, together.scores.score, atol=1e-5)
 

@@ -8,9 +8,9 @@ import torch
 from transformers import BertModel
 
 import cloze
-from cloze.inspect.heads import agreement, attentions, survey_heads
 from cloze.inspect.sequences import draw_samples
 from cloze.inspect.settings import HeadSettings
+from cloze.inspect.survey import agreement, attentions, survey_heads
 from cloze.predict import Model, load
 
 DATA = Path(cloze.__file__).parent / "demo" / "data"

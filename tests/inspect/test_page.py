@@ -13,9 +13,9 @@ import pytest
 
 import cloze
 from cloze.errors import ClozeError
-from cloze.inspect.bundle import fingerprint, one_script, read_static, static_names
-from cloze.inspect.page import json_text, render_page, served_frame, write_page
-from cloze.inspect.view_data import look, make_view, view_of
+from cloze.inspect.views.bundle import fingerprint, one_script, read_static, static_names
+from cloze.inspect.views.page import json_text, render_page, served_frame, write_page
+from cloze.inspect.views.view_data import look, make_view, view_of
 from cloze.predict import Attention, Model, load
 from tests.cli.conftest import Cloze, quiet_neighbours, run
 from tests.model.made import model_folder, saved
@@ -206,7 +206,7 @@ def test_attention_that_the_model_would_no_longer_have_is_shown_alone(model: Mod
 
 
 def test_notebooks_are_spared_what_is_too_large(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloze.inspect.notebook._LARGEST", 10)
+    monkeypatch.setattr("cloze.inspect.views.notebook._LARGEST", 10)
     told = model.attend("the cat").show()._repr_html_()  # type: ignore[attr-defined]
     assert "are too much for a notebook" in told
 

@@ -14,11 +14,11 @@ from transformers import BertForMaskedLM
 
 from cloze.errors import ClozeError
 from cloze.files import write_json
-from cloze.inspect.head_notes import notes_of_text, read_notes
-from cloze.inspect.layer_fills import choose_places
-from cloze.inspect.neighbours import nearest_pieces, nearest_tokens
-from cloze.inspect.quantised import LEVELS, bound, quantise, restore
-from cloze.inspect.view_data import EXAMPLE, default_texts, look, make_view, view_of
+from cloze.inspect.views.head_notes import notes_of_text, read_notes
+from cloze.inspect.views.layer_fills import choose_places
+from cloze.inspect.views.neighbours import nearest_pieces, nearest_tokens
+from cloze.inspect.views.quantize import LEVELS, bound, quantise, restore
+from cloze.inspect.views.view_data import EXAMPLE, default_texts, look, make_view, view_of
 from cloze.predict import Attention, Model, load
 from tests.model.made import SMALL, model_folder, saved
 
@@ -45,7 +45,7 @@ def softmax_weights(layers: int, heads: int, length: int) -> NDArray[np.float32]
 @pytest.mark.parametrize("levels", LEVELS)
 def test_weights_come_back_within_the_bound(levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = softmax_weights(2, 4, 20)
-    monkeypatch.setattr("cloze.inspect.quantised.LEVELS", (levels,))
+    monkeypatch.setattr("cloze.inspect.views.quantize.LEVELS", (levels,))
     quantised = quantise(weights)
     assert quantised.levels == levels
     found = np.stack([restore(layer, levels, 4, 20) for layer in quantised.layers])

@@ -18,7 +18,7 @@ from cloze.inspect.pruning import (
 )
 from cloze.inspect.pruning_picture import draw_curves
 from cloze.kinds import TaskKind
-from cloze.model.head_masks import gated_heads, prune_heads
+from cloze.model.head_pruning import gated_heads, prune_heads
 from cloze.predict import Model
 from tests.model.made import SMALL, model_folder
 

@@ -8,7 +8,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from cloze.errors import ConfigError
 from cloze.model import PRESETS, Bert, BertConfig, HeadName, first_places, preset
-from cloze.model.estimate import count_activations, count_flops, count_parameters, estimate
+from cloze.model.cost import count_activations, count_flops, count_parameters, estimate
 from cloze.model.losses import (
     masked_word_logits,
     masked_word_loss,

@@ -28,7 +28,7 @@ from cloze.predict.answering import (
     rank_answers,
     rank_stretches,
 )
-from cloze.tasks.answer import Question, Questions, Reading, read_contexts
+from cloze.tasks.answering.examples import Question, Questions, Reading, read_contexts
 from cloze.tasks.source import Source
 from tests.model.made import model_folder, saved
 from tests.tasks import squad_reference as reference

@@ -12,8 +12,8 @@ from cloze.checkpoint import ModelFolder
 from cloze.errors import RequestError
 from cloze.model import Bert
 from cloze.predict import Model
-from cloze.predict.augmentation import Proposer, sayable, similar_words
 from cloze.text import SPECIAL, Tokenizer
+from cloze.train.finetuning.augmentation import Proposer, sayable, similar_words
 from tests.model.made import SMALL
 
 WORDS = ["river", "mill", "winter", "garden", "cold", "old", "house", "time", "the", "and", "go", "says", "a", "year"]

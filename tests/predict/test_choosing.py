@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, BertForMultipleChoice
 from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.predict import Model, evaluate, load
-from cloze.predict.choosing import evaluate_choices, option_logits
+from cloze.predict.choice import evaluate_choices, option_logits
 from cloze.tasks.choose import Choice, Choices
 from cloze.tasks.source import Source
 from tests.model.made import assert_close, model_folder, saved

@@ -10,12 +10,12 @@ import torch
 
 from cloze.errors import ConfigError, DataError, RequestError
 from cloze.predict import Corrected, Correction, Model
-from cloze.predict import correction as correction_module
 from cloze.predict.blanks import token_windows
-from cloze.predict.correction import Corrector
-from cloze.predict.near_words import NearWords, mistakes_between
-from cloze.predict.proposals import Proposals
-from cloze.tasks.correction_settings import CorrectionSettings
+from cloze.predict.correction import corrector as correction_module
+from cloze.predict.correction.corrector import Corrector
+from cloze.predict.correction.near_words import NearWords, mistakes_between
+from cloze.predict.correction.proposals import Proposals
+from cloze.tasks.correction.settings import CorrectionSettings
 from tests.model.made import model_folder
 from tests.predict.taught import Example, hide_each, make_tokenizer, teach
 
@@ -254,7 +254,7 @@ def test_what_is_near_is_listed_once(english: Model, monkeypatch: pytest.MonkeyP
         made.append(given)
         return Proposals(*given)
 
-    monkeypatch.setattr("cloze.predict.correction.Proposals", make)
+    monkeypatch.setattr("cloze.predict.correction.corrector.Proposals", make)
     model = Model(english._folder)
     assert model.correct(["the cat sta on the mat ."]) == model.correct(["the cat sta on the mat ."])
     assert len(made) == 1

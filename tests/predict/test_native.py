@@ -12,13 +12,13 @@ from torch import Tensor
 from cloze.checkpoint.quantized_file import Int8Weight, layer_products
 from cloze.model import BertConfig
 from cloze.model.encoder import Encoder
-from cloze.predict import engine
-from cloze.predict.native import layers as native_layers
-from cloze.predict.native import library as native_library
-from cloze.predict.native.layers import NativeLayers, are_native
-from cloze.predict.native.product import NativeLinear, NativeProduct, packed
-from cloze.predict.quantized import Int8Linear
-from cloze.predict.rounding import round_products
+from cloze.predict.quantization import precision as engine
+from cloze.predict.quantization.native import layers as native_layers
+from cloze.predict.quantization.native import library as native_library
+from cloze.predict.quantization.native.layers import NativeLayers, are_native
+from cloze.predict.quantization.native.product import NativeLinear, NativeProduct, packed
+from cloze.predict.quantization.quantized import Int8Linear
+from cloze.predict.quantization.rounding import round_products
 from tests.model.made import random_bert
 
 CONFIG = BertConfig(vocab_size=60, hidden_size=64, layers=2, heads=4, feedforward_size=112, positions=600)

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 from cloze.errors import RequestError
-from cloze.predict import Model, load, quantized
-from cloze.predict.quantized import KERNELS, Int8Linear, is_right
-from cloze.predict.quantizing import QuantizeReport, quantize
-from cloze.predict.rounding import round_product
-from cloze.predict.sample_texts import odd_texts
+from cloze.predict import Model, load
+from cloze.predict.quantization import quantized
+from cloze.predict.quantization.quantize import QuantizeReport, quantize
+from cloze.predict.quantization.quantized import KERNELS, Int8Linear, is_right
+from cloze.predict.quantization.rounding import round_product
+from cloze.predict.quantization.sample_texts import odd_texts
 from cloze.tasks.similarity import cosines
 from cloze.tasks.source import Source
 from tests.model.made import assert_close, model_folder, saved

@@ -1,7 +1,15 @@
 """Texts of ours to try a model on: of every kind, in words that its vocabulary has."""
 
 from cloze.predict import load
-from cloze.predict.sample_texts import CHARACTERS, CHINESE, WORDS, is_chinese, odd_texts, reads_chinese, running_texts
+from cloze.predict.quantization.sample_texts import (
+    CHARACTERS,
+    CHINESE,
+    WORDS,
+    is_chinese,
+    odd_texts,
+    reads_chinese,
+    running_texts,
+)
 from cloze.text import SPECIAL, Tokenizer
 
 SIGNS_OF_CHINESE = sorted(set("".join(CHINESE)))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from cloze.cli.streaming_predict import Stream, run_stream
 from cloze.errors import ClozeError, DataError
 from cloze.interrupts import Interrupted
-from cloze.predict.streaming import Stream, run_stream
 from cloze.progress import Silent
 
 PARTS = [["a", "b"], ["c", "d"], ["e"]]

@@ -14,8 +14,8 @@ from cloze.predict import Entity, Model, load, write_report
 from cloze.predict.tagging import evaluate_tags, tag_texts, word_logits
 from cloze.tasks.labels import LabelSet
 from cloze.tasks.source import Source
-from cloze.tasks.tag import TaggedSentences, read_own_tags
-from cloze.tasks.tag_windows import read_words
+from cloze.tasks.tagging.examples import TaggedSentences, read_own_tags
+from cloze.tasks.tagging.windows import read_words
 from tests.model.made import model_folder, saved
 
 NAMES = ("B-LOC", "B-PER", "I-LOC", "I-PER", "O")

@@ -11,9 +11,9 @@ import pytest
 
 from cloze.errors import RequestError
 from cloze.serve.batcher import FIRST_GUESS, AbandonedError, Batcher, Check
+from cloze.serve.errors import Failed, Overloaded
 from cloze.serve.metrics import Metrics
 from cloze.serve.queue import Job, Kind
-from cloze.serve.refusals import Failed, Overloaded
 
 KIND = Kind("embed")
 

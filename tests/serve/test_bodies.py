@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from cloze.serve import forms
+from cloze.serve import schemas as forms
 from cloze.serve.bodies import MOST_TOLD, check
-from cloze.serve.refusals import Invalid
+from cloze.serve.errors import Invalid
 from cloze.serve.settings import Limits
 
 SIZE = Limits().body

@@ -14,9 +14,9 @@ from starlette.staticfiles import StaticFiles
 from torture.doors import app_routes, doors, every_door, every_route, untried
 from torture.services import Running, running
 
-from cloze.inspect.bundle import static_names
+from cloze.inspect.views.bundle import static_names
+from cloze.serve.access import OPEN
 from cloze.serve.app import ROUTERS
-from cloze.serve.gate import OPEN
 from cloze.serve.settings import ServiceSettings
 from tests.serve.conftest import error_of
 
@@ -85,7 +85,7 @@ def test_health_alone_is_open() -> None:
 
 
 def test_an_open_route_would_be_noticed(locked: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloze.serve.gate.OPEN", {"/health", "/info"})
+    monkeypatch.setattr("cloze.serve.access.OPEN", {"/health", "/info"})
     assert every_door(locked, KEY)[1]
 
 

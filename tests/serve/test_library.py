@@ -10,7 +10,7 @@ import pytest
 from torture.services import Running, running
 
 from cloze.predict import load
-from cloze.serve.library import Served
+from cloze.serve.models import Served
 from cloze.serve.settings import ServiceSettings
 from tests.checkpoint.test_adapter_folder import HOULSBY, LORA, make_adapter, make_base
 

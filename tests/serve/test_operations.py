@@ -9,9 +9,9 @@ import torch
 from cloze.errors import RequestError
 from cloze.predict import Model, load
 from cloze.predict.reading import read_texts
+from cloze.serve.errors import Failed
 from cloze.serve.operations import abilities, compute, is_finite
 from cloze.serve.queue import Kind
-from cloze.serve.refusals import Failed
 from tests.model.made import model_folder
 
 # What needs no head.

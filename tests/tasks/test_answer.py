@@ -6,7 +6,15 @@ from itertools import pairwise
 import pytest
 
 from cloze.errors import RequestError
-from cloze.tasks.answer import LONGEST_QUESTION, NOWHERE, Question, Questions, Reading, answer_items, read_contexts
+from cloze.tasks.answering.examples import (
+    LONGEST_QUESTION,
+    NOWHERE,
+    Question,
+    Questions,
+    Reading,
+    answer_items,
+    read_contexts,
+)
 from cloze.text import Tokenizer, learn_pieces
 from tests.train.made import Listener
 

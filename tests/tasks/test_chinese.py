@@ -6,8 +6,8 @@ import pytest
 
 from cloze.errors import DataError
 from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.registry import find_task, read_task
 from cloze.tasks.source import Source
-from cloze.tasks.task import find_task, read_task
 
 FILES = {
     "chnsenticorp/train.tsv": 'label\ttext_a\n1\t酒店"很好。\n0\t房间太小\n',

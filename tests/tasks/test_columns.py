@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import DataError
-from cloze.tasks.columns import (
+from cloze.tasks.tagging.columns import (
     Sentences,
     column_texts,
     columns_text,

@@ -7,10 +7,10 @@ import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
 from cloze.errors import DataError
-from cloze.tasks.correction_files import Corrections, read_corrections
-from cloze.tasks.correction_metrics import find_edits, score_corrections
-from cloze.tasks.correction_settings import CorrectionSettings
-from cloze.tasks.correction_threshold import applied, choose_threshold
+from cloze.tasks.correction.correction_metrics import find_edits, score_corrections
+from cloze.tasks.correction.correction_threshold import applied, choose_threshold
+from cloze.tasks.correction.files import Corrections, read_corrections
+from cloze.tasks.correction.settings import CorrectionSettings
 
 # Of two sentences without a mistake one is changed; of two with mistakes both are found, and one is put right.
 SOURCES = ["他们那么好玩", "生活作息很不建康康", "在这里有很多人", "我仿别很高兴"]

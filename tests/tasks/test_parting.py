@@ -6,10 +6,10 @@ import pytest
 
 from cloze.errors import DataError
 from cloze.tasks.classify import LabelledTexts
-from cloze.tasks.parting import split_dev, split_fold
+from cloze.tasks.registry import read_task
 from cloze.tasks.source import Source
-from cloze.tasks.tag import TaggedSentences
-from cloze.tasks.task import read_task
+from cloze.tasks.splits import split_dev, split_fold
+from cloze.tasks.tagging.examples import TaggedSentences
 
 
 def rows(targets: list[int] | list[float]) -> LabelledTexts:

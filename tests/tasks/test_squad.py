@@ -12,12 +12,12 @@ import pytest
 from pyarrow import parquet
 
 from cloze.errors import DataError
-from cloze.tasks import squad
-from cloze.tasks.answer import Question, Questions
+from cloze.tasks.answering import files as squad
+from cloze.tasks.answering.examples import Question, Questions
+from cloze.tasks.answering.files import locate
+from cloze.tasks.answering.metrics import Told, answer_scores, best_threshold, exactness, likeness, normalized
+from cloze.tasks.registry import read_examples, read_task
 from cloze.tasks.source import Source
-from cloze.tasks.squad import locate
-from cloze.tasks.squad_metrics import Told, answer_scores, best_threshold, exactness, likeness, normalized
-from cloze.tasks.task import read_examples, read_task
 from tests.tasks import squad_reference as reference
 
 CONTEXT = "The old captain sees the river. He keeps a silver letter behind the house."

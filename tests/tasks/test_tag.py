@@ -10,11 +10,12 @@ from seqeval.metrics import f1_score
 
 from cloze.errors import ConfigError, DataError
 from cloze.kinds import IGNORED
-from cloze.tasks.columns import Sentence
-from cloze.tasks.entities import Span, are_entities, find_entities, find_tags, score_tags, tag_metrics, unify
 from cloze.tasks.labels import LabelSet
+from cloze.tasks.registry import read_task
 from cloze.tasks.source import Source
-from cloze.tasks.tag import (
+from cloze.tasks.tagging.columns import Sentence
+from cloze.tasks.tagging.entities import Span, are_entities, find_entities, find_tags, score_tags, tag_metrics, unify
+from cloze.tasks.tagging.examples import (
     BIO_NER,
     CONLL,
     MSRA,
@@ -26,8 +27,7 @@ from cloze.tasks.tag import (
     read_published_tags,
     tag_items,
 )
-from cloze.tasks.tag_windows import read_words, tag_windows
-from cloze.tasks.task import read_task
+from cloze.tasks.tagging.windows import read_words, tag_windows
 from cloze.text import SPECIAL, Tokenizer
 
 LETTERS = [chr(ord("a") + number) for number in range(26)]

@@ -7,9 +7,9 @@ from itertools import chain
 
 from cloze.errors import DataError
 from cloze.text import SPECIAL, Tokenizer
-from cloze.text.extension import Additions, extend_tokenizer
-from cloze.text.ladder import Entity, Ladder
-from cloze.text.word_files import EntityRow, WordRow
+from cloze.text.oov.extension import Additions, extend_tokenizer
+from cloze.text.oov.ladder import Entity, Ladder
+from cloze.text.oov.word_lists import EntityRow, WordRow
 from tests.text import reference
 
 LETTERS = "abc"

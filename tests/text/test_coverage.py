@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from cloze.text import SPECIAL, Tokenizer, coverage
+from cloze.text import SPECIAL, Tokenizer
 from cloze.text.characters import LONGEST_READ
-from cloze.text.coverage import Candidate, Coverage, measure_coverage
-from cloze.text.extension import Additions, extend_tokenizer
-from cloze.text.pieces import RUNGS
-from cloze.text.word_files import WordRow
+from cloze.text.encoding import RUNGS
+from cloze.text.oov import coverage
+from cloze.text.oov.coverage import Candidate, Coverage, measure_coverage
+from cloze.text.oov.extension import Additions, extend_tokenizer
+from cloze.text.oov.word_lists import WordRow
 from tests.text.generated import strings
 from tests.text.laddered import drawn_ladder, drawn_text, drawn_tokenizer, extended
 from tests.text.passages import CHINESE, ENGLISH, MIXED

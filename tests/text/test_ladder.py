@@ -9,8 +9,8 @@ import pytest
 
 from cloze.text import SPECIAL, Tokenizer
 from cloze.text.characters import LONGEST_READ
-from cloze.text.ladder import Ladder
-from cloze.text.pieces import RUNGS, Encoding, Word
+from cloze.text.encoding import RUNGS, Encoding, Word
+from cloze.text.oov.ladder import Ladder
 from tests.text import reference
 from tests.text.generated import strings, wild_strings
 from tests.text.laddered import climb, drawn_ladder, drawn_text, drawn_tokenizer, extended, plain, rungs

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as draw
 
 from cloze.errors import CheckpointError
-from cloze.text import SPECIAL, Tokenizer, ladder
-from cloze.text.ladder import Entity, Ladder, read_ladder, write_ladder
+from cloze.text import SPECIAL, Tokenizer
+from cloze.text.oov import ladder
+from cloze.text.oov.ladder import Entity, Ladder, read_ladder, write_ladder
 from tests.text.generated import strings
 from tests.text.laddered import extended, rungs
 

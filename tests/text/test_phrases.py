@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from cloze.text import SPECIAL, Tokenizer
-from cloze.text.phrases import Phrase, Phrases
-from cloze.text.pieces import Mark
+from cloze.text.encoding import Mark
+from cloze.text.oov.phrases import Phrase, Phrases
 from tests.text.laddered import extended, rungs
 
 WORDS = [

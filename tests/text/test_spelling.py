@@ -3,7 +3,7 @@
 import pytest
 
 from cloze.text import SPECIAL, Tokenizer
-from cloze.text.spelling import LONGEST_SPELLED
+from cloze.text.oov.spelling import LONGEST_SPELLED
 from tests.text.laddered import extended, rungs
 
 LETTERS = "abcdefinorstu"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import DataError
-from cloze.text import Tokenizer, WordSplitter, encode_words, word_numbers, words
+from cloze.text import Tokenizer, WordSplitter, encode_words, word_numbers
+from cloze.text import segmentation as words
 from cloze.text.characters import is_ideograph
 from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cloze.checkpoint import ModelFolder, save_folder
-from cloze.corpus.prepare import prepare
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
 from cloze.text import Tokenizer, learn_pieces
 from tests.corpus.texts import as_text, make_documents

@@ -15,12 +15,12 @@ from torch import nn
 from cloze.corpus.batches import WordTables
 from cloze.model import Bert, BertConfig
 from cloze.text import Tokenizer
+from cloze.train.finetuning.task_batches import TaskBatch, TaskBatches
 from cloze.train.loop import BatchSource, train
-from cloze.train.objective import PretrainingObjective
-from cloze.train.phases import Phases
+from cloze.train.pretraining.batches import Phases
+from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.run import Run
 from cloze.train.settings import LoopSettings, PretrainSettings
-from cloze.train.task_batches import TaskBatch, TaskBatches
 
 LOOP = LoopSettings(steps=12, rate=1e-3, save_every=3, log_every=5, seed=4)
 

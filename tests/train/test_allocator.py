@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from cloze.train.allocator import IdleMemory, resident_memory
+from cloze.train.memory import IdleMemory, resident_memory
 
 PROGRAM = """
 import resource
 import torch
-from cloze.train.allocator import give_back_freed_memory, keep_freed_memory
+from cloze.train.memory import give_back_freed_memory, keep_freed_memory
 
 def step():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -36,7 +36,7 @@ def test_pages_are_made_once_or_every_time() -> None:
 
 IDLE = """
 import torch
-from cloze.train.allocator import give_back_idle_memory, keep_freed_memory
+from cloze.train.memory import give_back_idle_memory, keep_freed_memory
 
 def resident():
     with open("/proc/self/statm") as file:

@@ -10,8 +10,8 @@ from cloze.predict import evaluate, load
 from cloze.predict.submission import answer_test_rows, write_submission
 from cloze.tasks.glue import GLUE
 from cloze.tasks.source import Source
-from cloze.train.benchmark_suite import finetune_glue
-from cloze.train.finetune import finetune
+from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.glue import finetune_glue
 from cloze.train.run import Run
 from cloze.train.search_settings import SearchSettings
 from cloze.train.settings import FinetuneSettings

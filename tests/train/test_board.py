@@ -5,7 +5,7 @@ import pytest
 
 from cloze.errors import ConfigError
 from cloze.train.board import Board
-from cloze.train.pretrain import pretrain
+from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import PretrainSettings
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from cloze.cli import build
-from cloze.train.card import pretraining_command
-from cloze.train.pretrain import pretrain
-from cloze.train.recipes import read_recipe
+from cloze.train.pretraining.card import pretraining_command
+from cloze.train.pretraining.pretrain import pretrain
+from cloze.train.pretraining.recipes import read_recipe
 from cloze.train.settings import PretrainSettings
 
 WAYS = {

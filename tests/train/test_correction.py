@@ -16,14 +16,19 @@ from cloze.kinds import IGNORED
 from cloze.model import Bert, BertConfig
 from cloze.model.surgery import with_heads
 from cloze.predict import load
-from cloze.tasks.correction_files import Corrections
-from cloze.tasks.correction_settings import CorrectionSettings
+from cloze.tasks.correction.files import Corrections
+from cloze.tasks.correction.settings import CorrectionSettings
 from cloze.tasks.source import Source
 from cloze.text import Tokenizer
-from cloze.train.correction import CorrectionObjective, correction_items, finetune_correction, read_correction_data
-from cloze.train.finetune import finetune
+from cloze.train.finetuning.correction import (
+    CorrectionObjective,
+    correction_items,
+    finetune_correction,
+    read_correction_data,
+)
+from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.task_batches import TaskBatches
 from cloze.train.settings import FinetuneSettings
-from cloze.train.task_batches import TaskBatches
 from tests.corpus.texts import make_documents
 from tests.model.made import assert_close
 from tests.predict.taught import make_tokenizer

@@ -20,17 +20,17 @@ from cloze.model import Bert, HeadName
 from cloze.predict import load
 from cloze.tasks.classify import LabelledTexts
 from cloze.tasks.labels import LabelSet
+from cloze.tasks.registry import TaskData
 from cloze.tasks.source import Source
-from cloze.tasks.task import TaskData
 from cloze.text import Tokenizer
-from cloze.train.distill import distill
-from cloze.train.distill_report import share_kept
-from cloze.train.distill_settings import DistillSettings
-from cloze.train.finetune import finetune
+from cloze.train.distillation.distill import distill
+from cloze.train.distillation.distill_report import share_kept
+from cloze.train.distillation.settings import DistillSettings
+from cloze.train.distillation.students import make_student, with_layers
+from cloze.train.distillation.unlabelled import read_unlabelled
+from cloze.train.finetuning.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
-from cloze.train.students import make_student, with_layers
-from cloze.train.unlabelled import read_unlabelled
 from tests.model.made import SMALL
 from tests.train.made import Listener, interrupted_at, make_bert
 from tests.train.test_finetune import LEARNING, make_rows, write
@@ -140,7 +140,7 @@ def test_resumed_is_uninterrupted_to_the_bit(teacher: Path, rows: Source, tmp_pa
 def test_run_cut_off_while_saving_ends_the_same(
     teacher: Path, rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloze.train.distill.compare", lambda *_: pytest.fail("cut off"))
+    monkeypatch.setattr("cloze.train.distillation.distill.compare", lambda *_: pytest.fail("cut off"))
     with pytest.raises(pytest.fail.Exception):
         distill(rows, teacher, tmp_path / "run", settings=QUICK)
     monkeypatch.undo()

@@ -15,10 +15,10 @@ from cloze.model import Bert, BertConfig
 from cloze.model.adapters import Attachment, attach
 from cloze.model.losses import task_logits
 from cloze.predict.batching import Batch
-from cloze.train.distill_objective import DistillBatch, DistillObjective, answer_loss, match_layers
-from cloze.train.distill_settings import DistillSettings
-from cloze.train.students import layers_to_take, with_layers
-from cloze.train.task_batches import TaskBatch
+from cloze.train.distillation.objective import DistillBatch, DistillObjective, answer_loss, match_layers
+from cloze.train.distillation.settings import DistillSettings
+from cloze.train.distillation.students import layers_to_take, with_layers
+from cloze.train.finetuning.task_batches import TaskBatch
 
 CONFIG = BertConfig(
     vocab_size=40,

@@ -19,7 +19,7 @@ from cloze.model import Bert
 from cloze.predict import Model, evaluate, load
 from cloze.tasks.source import Source
 from cloze.text import Tokenizer
-from cloze.train.finetune import finetune
+from cloze.train.finetuning.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
 from tests.corpus.texts import WORDS

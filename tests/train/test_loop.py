@@ -15,8 +15,8 @@ from cloze.corpus.batches import PretrainingBatch
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError
 from cloze.interrupts import Interrupted
 from cloze.train.loop import Company, Outcome, train
-from cloze.train.objective import PretrainingObjective
 from cloze.train.precision import Precision
+from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.run import Run
 from cloze.train.settings import Parallel
 from cloze.train.team import Team

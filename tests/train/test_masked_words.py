@@ -8,13 +8,13 @@ from transformers import BertForMaskedLM
 
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.corpus.batches import PretrainingBatches
-from cloze.corpus.prepare import prepare
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
 from cloze.errors import CheckpointError, ConfigError
 from cloze.model.surgery import with_heads
 from cloze.text import Tokenizer
-from cloze.train.masked_words import evaluate_masked_words
+from cloze.train.pretraining.masked_words import evaluate_masked_words
 from cloze.train.settings import BlankSettings
 from tests.corpus.texts import as_text, make_documents
 

@@ -11,10 +11,10 @@ from cloze.errors import ConfigError, DataError
 from cloze.predict import evaluate_examples
 from cloze.progress import Silent
 from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.source import Source
-from cloze.tasks.task import TaskData, read_task
-from cloze.train.finetune import finetune
-from cloze.train.more_rows import with_more_rows
+from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.more_rows import with_more_rows
 from cloze.train.settings import FinetuneSettings
 from tests.train.made import Listener
 from tests.train.test_distill import make_source
@@ -79,7 +79,7 @@ def test_run_tells_how_many_and_never_touches_dev(
         scored.append(examples.texts)
         return evaluate_examples(model, kind, examples, metrics)
 
-    monkeypatch.setattr("cloze.train.finetune.evaluate_examples", watched)
+    monkeypatch.setattr("cloze.train.finetuning.finetune.evaluate_examples", watched)
     listener = Listener()
     run = finetune(source, base, tmp_path / "run", settings=settings_of(way), progress=listener)
     assert f"40 training rows were made of 40 by {way}" in listener.said

@@ -11,12 +11,12 @@ from transformers import BertForQuestionAnswering
 from cloze.checkpoint import TaskLabels, load_folder
 from cloze.errors import ConfigError
 from cloze.predict import evaluate, load
-from cloze.tasks.answer import NOWHERE, Question, Questions, answer_items
+from cloze.tasks.answering.examples import NOWHERE, Question, Questions, answer_items
 from cloze.tasks.source import Source
-from cloze.train.finetune import finetune
+from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.task_batches import TaskBatch, TaskBatches
+from cloze.train.finetuning.task_objective import TaskObjective
 from cloze.train.settings import FinetuneSettings
-from cloze.train.task_batches import TaskBatch, TaskBatches
-from cloze.train.task_objective import TaskObjective
 from tests.corpus.texts import WORDS
 from tests.train.made import Listener
 from tests.train.parity import BATCH, check, inputs_of, start

@@ -12,9 +12,9 @@ from cloze.checkpoint import TaskLabels
 from cloze.predict import load
 from cloze.tasks.choose import Choice, Choices, choice_items
 from cloze.tasks.source import Source
-from cloze.train.finetune import finetune
+from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.task_batches import TaskBatch, TaskBatches
 from cloze.train.settings import FinetuneSettings
-from cloze.train.task_batches import TaskBatch, TaskBatches
 from tests.corpus.texts import WORDS
 from tests.train.parity import BATCH, check, inputs_of, start
 

@@ -10,7 +10,7 @@ from cloze.checkpoint import TaskLabels
 from cloze.kinds import TaskKind
 from cloze.tasks.items import Item
 from cloze.text import Tokenizer
-from cloze.train.task_batches import TaskBatches
+from cloze.train.finetuning.task_batches import TaskBatches
 from tests.train.parity import BATCH, check, labelled_loss, start
 from tests.train.test_finetune import make_rows
 

@@ -12,10 +12,10 @@ from cloze.checkpoint import TaskLabels
 from cloze.errors import ConfigError
 from cloze.predict import load
 from cloze.tasks.source import Source
-from cloze.tasks.tag import read_own_tags, tag_items
-from cloze.train.finetune import finetune
+from cloze.tasks.tagging.examples import read_own_tags, tag_items
+from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.task_batches import TaskBatches
 from cloze.train.settings import FinetuneSettings
-from cloze.train.task_batches import TaskBatches
 from tests.corpus.texts import WORDS
 from tests.train.parity import BATCH, check, labelled_loss, start
 

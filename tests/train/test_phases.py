@@ -14,10 +14,10 @@ from cloze.errors import ConfigError, DataError
 from cloze.model import Bert
 from cloze.text import Tokenizer
 from cloze.train.curves import draw_curves
-from cloze.train.held_out import HeldOut, evaluate_all, open_held_out
-from cloze.train.objective import PretrainingObjective
-from cloze.train.phases import Phases, open_tables
-from cloze.train.pretrain import pretrain
+from cloze.train.pretraining.batches import Phases, open_tables
+from cloze.train.pretraining.held_out import HeldOut, evaluate_all, open_held_out
+from cloze.train.pretraining.objective import PretrainingObjective
+from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import PretrainSettings
 from cloze.train.team import Team
 from tests.train.made import Listener
@@ -135,7 +135,7 @@ def test_training_counts_the_work_of_both_phases(data: Path, tmp_path: Path, mon
         shares.append(long)
         return 1e6
 
-    monkeypatch.setattr("cloze.train.pretrain.flops_a_token", cost)
+    monkeypatch.setattr("cloze.train.pretraining.pretrain.flops_a_token", cost)
     pretrain(data, tmp_path / "two", settings=replace(TWO, steps=1))
     pretrain(data, tmp_path / "one", settings=replace(TWO, steps=1, long_length=None, long_share=0.1))
     assert shares == [0.25, 0.0]

@@ -6,10 +6,10 @@ import pytest
 from cloze.checkpoint import load_folder
 from cloze.errors import DataError
 from cloze.model import Bert
-from cloze.model.estimate import count_flops
-from cloze.train import plan as module
-from cloze.train.phases import flops_a_token
-from cloze.train.plan import expected_loss, plan, recorded_runs
+from cloze.model.cost import count_flops
+from cloze.train.pretraining import plan as module
+from cloze.train.pretraining.batches import flops_a_token
+from cloze.train.pretraining.plan import expected_loss, plan, recorded_runs
 from cloze.train.settings import PretrainSettings
 
 RUNS = [

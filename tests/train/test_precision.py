@@ -10,7 +10,7 @@ from cloze.checkpoint import load_folder
 from cloze.errors import ConfigError
 from cloze.train import precision as precision_module
 from cloze.train.precision import Precision, measure_peak
-from cloze.train.pretrain import pretrain
+from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import PrecisionName, PretrainSettings
 
 CPU = torch.device("cpu")

@@ -11,14 +11,14 @@ from torch import nn
 
 from cloze.checkpoint import EmbeddingSettings, ModelFolder, load_folder, save_folder
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
-from cloze.corpus.prepare import prepare
+from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
 from cloze.corpus.shards import Corpus, read_manifest
 from cloze.errors import ConfigError, DataError
 from cloze.interrupts import Interrupted
 from cloze.model import Bert, BertConfig
 from cloze.text import Tokenizer, learn_pieces
-from cloze.train.pretrain import pretrain
+from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import PretrainSettings
 from tests.corpus.texts import as_text, make_documents
 from tests.train.made import Listener, make_bert

@@ -7,8 +7,8 @@ from cloze.checkpoint import ModelFolder, save_folder
 from cloze.errors import ConfigError
 from cloze.progress import Silent
 from cloze.text import Tokenizer
-from cloze.train.pretrain import start_model
-from cloze.train.recipes import read_recipe, recipe_names
+from cloze.train.pretraining.pretrain import start_model
+from cloze.train.pretraining.recipes import read_recipe, recipe_names
 from cloze.train.settings import PretrainSettings
 
 

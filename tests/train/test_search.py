@@ -15,14 +15,14 @@ from cloze.errors import ConfigError
 from cloze.predict import load
 from cloze.progress import Silent
 from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.registry import read_task
 from cloze.tasks.source import Source
-from cloze.tasks.task import read_task
 from cloze.train import precision as precision_module
-from cloze.train import search as search_module
-from cloze.train.finetune import finetune_on
-from cloze.train.guard import DivergedError
+from cloze.train.finetuning import search as search_module
+from cloze.train.finetuning.finetune import finetune_on
+from cloze.train.finetuning.search import TABLE, Cell, Scored, search
+from cloze.train.loss_guard import DivergedError
 from cloze.train.run import Run
-from cloze.train.search import TABLE, Cell, Scored, search
 from cloze.train.search_settings import SearchSettings
 from cloze.train.settings import FinetuneSettings
 from tests.train.made import Listener
@@ -63,7 +63,7 @@ def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
     base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, values in (("BATCHES", (4, 8)), ("RATES", (1e-3, 3e-3)), ("EPOCHS", (1, 2))):
-        monkeypatch.setattr(f"cloze.train.search.{name}", values)
+        monkeypatch.setattr(f"cloze.train.finetuning.search.{name}", values)
     listener, how = Listener(), SearchSettings(grid=True, seeds=2)
     run = search(source, base, tmp_path / "run", settings=FAST, how=how, progress=listener)
     told = "the grid tries batches, rates and epochs of its own: batch 8, rate 0.001, epochs 1 is not used"
@@ -80,13 +80,13 @@ def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
 
 
 def test_paper_has_eighteen() -> None:
-    from cloze.train.search import BATCHES, EPOCHS, RATES
+    from cloze.train.finetuning.search import BATCHES, EPOCHS, RATES
 
     assert (BATCHES, RATES, EPOCHS) == ((16, 32), (5e-5, 3e-5, 2e-5), (2, 3, 4))
 
 
 def test_the_grid_of_an_adapter_has_rates_at_which_it_learns(source: Source) -> None:
-    from cloze.train.search import FROZEN_RATES, _grid
+    from cloze.train.finetuning.search import FROZEN_RATES, _grid
 
     cells = list(_grid(read_task(source), replace(FAST, adapter="lora")))
     assert len(cells) == 18
@@ -246,12 +246,12 @@ def test_changed_settings_are_refused_and_a_finished_search_is_left_alone(
 PROGRAM = """
 import sys
 from pathlib import Path
-import cloze.train.search as module
+import cloze.train.finetuning.search as module
 from cloze.tasks.source import Source
-from cloze.train.search import search
+from cloze.train.finetuning.search import search
 from cloze.train.search_settings import SearchSettings
 from cloze.train.settings import FinetuneSettings
-from cloze.train.task_batches import TaskBatches
+from cloze.train.finetuning.task_batches import TaskBatches
 train, dev, base, out = map(Path, sys.argv[1:])
 settings = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3, save_every=2)
 module.BATCHES, module.RATES, module.EPOCHS = (8,), (1e-3, 3e-3), (1,)

@@ -15,10 +15,10 @@ from cloze.interrupts import Interrupted
 from cloze.kinds import IGNORED, TaskKind
 from cloze.predict import load
 from cloze.tasks.source import Source
-from cloze.train.finetune import finetune
-from cloze.train.self_teaching import SelfTaughtObjective, distance, with_own_teacher
+from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.mean_teacher import SelfTaughtObjective, distance, with_own_teacher
+from cloze.train.finetuning.task_objective import TaskObjective
 from cloze.train.settings import FinetuneSettings
-from cloze.train.task_objective import TaskObjective
 from tests.train.made import fingerprint, interrupted_at
 from tests.train.test_distill_objective import KINDS, make_batch, make_teacher
 from tests.train.test_finetune import FAST, LEARNING, make_rows, write

@@ -17,9 +17,9 @@ from cloze.errors import ConfigError, DataError
 from cloze.interrupts import Interrupted
 from cloze.predict import load
 from cloze.tasks.source import Source
-from cloze.train.finetune import finetune
+from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.similarity import contrast, finetune_similarity, read_similarity
 from cloze.train.settings import FinetuneSettings
-from cloze.train.similarity import contrast, finetune_similarity, read_similarity
 from cloze.train.similarity_settings import SimilaritySettings
 from tests.corpus.texts import make_documents
 from tests.model.made import assert_close

@@ -6,7 +6,7 @@ from cloze.kinds import IGNORED
 from cloze.model.losses import task_loss
 from cloze.tasks.items import Item
 from cloze.text import Encoding
-from cloze.train.task_batches import TaskBatches
+from cloze.train.finetuning.task_batches import TaskBatches
 
 
 def encoding(length: int) -> Encoding:

@@ -17,13 +17,13 @@ from cloze.kinds import IGNORED
 from cloze.model.losses import IMPOSSIBLE
 from cloze.predict.evaluation import evaluate_examples
 from cloze.tasks.source import Source
-from cloze.train import finetune as module
 from cloze.train import precision as precision_module
-from cloze.train.finetune import finetune
-from cloze.train.self_teaching import distance
+from cloze.train.finetuning import finetune as module
+from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.mean_teacher import distance
+from cloze.train.finetuning.similarity import contrast
+from cloze.train.finetuning.task_objective import TaskObjective
 from cloze.train.settings import FinetuneSettings
-from cloze.train.similarity import contrast
-from cloze.train.task_objective import TaskObjective
 from tests.train.made import Listener, interrupted_at
 from tests.train.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.test_pretrain import weights

@@ -12,22 +12,22 @@ import torch
 from torch import Tensor
 
 import cloze.train.ending
-import cloze.train.tuning
+import cloze.train.finetuning.trainable
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.errors import CheckpointError, ConfigError
 from cloze.interrupts import Interrupted
 from cloze.model import Bert, preset
 from cloze.model.adapters import part_tensors, parts_of
-from cloze.model.features import Reader
+from cloze.model.frozen_features import Reader
 from cloze.predict import load
 from cloze.tasks.source import Source
 from cloze.text import Tokenizer
-from cloze.train.finetune import finetune
+from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.search import search
+from cloze.train.finetuning.trainable import SIZES, prepare, rate_scale
 from cloze.train.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
-from cloze.train.search import search
 from cloze.train.search_settings import SearchSettings
 from cloze.train.settings import FinetuneSettings
-from cloze.train.tuning import SIZES, prepare, rate_scale
 from tests.model.made import SMALL, random_bert
 from tests.train.made import Listener, interrupted_at, make_bert
 from tests.train.test_finetune import FAST, LEARNING, make_rows, write
@@ -221,7 +221,7 @@ def test_kept_states_teach_what_computed_ones_do(
     # Each training row once; the four dev rows after each epoch, and once at the end.
     assert count == 36 + 4 * 4
     assert not any("anew" in said for said in listener.said)
-    monkeypatch.setattr(cloze.train.tuning, "STATES_BUDGET", 1000)
+    monkeypatch.setattr(cloze.train.finetuning.trainable, "STATES_BUDGET", 1000)
     count = 0
     computed = finetune(source, base, tmp_path / "computed", settings=replace(settings, epochs=3), progress=listener)
     assert count == 3 * 36 + 4 * 4

@@ -3,7 +3,7 @@
     encoder.layers.0.expand.values   int8, (N, K)
     encoder.layers.0.expand.scales   float32, (N,): what one step of each row is worth
     encoder.layers.0.expand.factors  float32, (K,): what each feature is divided by before it is rounded, and its column
-                                     multiplied with; only of products behind a LayerNorm (see predict/rounding.py)
+                                     multiplied with; only of products behind a LayerNorm (see rounding.py)
 
 Others ignore the file. It names the weights that it was made of by their SHA-256, so that one which a newer model has
 left behind is refused, and says how alike the model's vectors are in int8 and in float32.

@@ -42,7 +42,7 @@ def adapt(
         json: Print JSON.
     """
     from cloze.files import read_json
-    from cloze.train.adapt import adapt as run
+    from cloze.train.finetuning.domain_adaptation import adapt as run
 
     source = rows.source(*task, dev)
     with Reporter() as reporter:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from cloze.cli.classifying import HERE, Place
 from cloze.cli.console import print_json, print_table, tell_written
 from cloze.cli.inputs import Inputs, cut_parts, gather_texts, read_parts
 from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
-from cloze.cli.predictions import HERE, Place
 from cloze.cli.streaming import SLOW_ROWS, Answer, answer_file
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL

@@ -34,7 +34,7 @@ def quantize(
         raise ConfigError(f"{model} comes with the package and is left as it is; give --out FOLDER for a copy")
     from cloze.cli.inputs import gather_texts
     from cloze.demo.flow import DATA
-    from cloze.predict.quantizing import quantize as run
+    from cloze.predict.quantization.quantize import quantize as run
     from cloze.tasks.source import Source
 
     texts = gather_texts(None, input).texts if input else gather_texts(None, DATA / "authors_dev.tsv").texts[:OUR_TEXTS]

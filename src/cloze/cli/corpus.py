@@ -42,7 +42,7 @@ def prepare(
     if not texts or vocab is None or out is None:
         missing = next(name for name, value in {"TEXTS": texts, "--vocab": vocab, "--out": out}.items() if not value)
         raise ConfigError(f"{missing} is missing; 'cloze prepare --help' tells what it is")
-    from cloze.corpus.prepare import prepare as run
+    from cloze.corpus.preparation.prepare import prepare as run
     from cloze.corpus.shards import read_manifest
 
     with Reporter() as reporter:

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from cloze.cli.classifying import HERE, Place, Texts
 from cloze.cli.console import Machine, print_json, print_table, tell_written
 from cloze.cli.inputs import Inputs, gather_texts, read_parts
 from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
-from cloze.cli.predictions import HERE, Place, Texts
 from cloze.cli.streaming import SLOW_ROWS, Answer, answer_file, file_state
 from cloze.models import SHIPPED_MODEL
-from cloze.tasks.correction_settings import CorrectionSettings
+from cloze.tasks.correction.settings import CorrectionSettings
 from cloze.tasks.source import RowSettings
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _correct_file(
     json: bool,
 ) -> None:
     """Correct a file of any size into another."""
-    from cloze.predict.correction import Corrector
+    from cloze.predict.correction.corrector import Corrector
     from cloze.predict.needs import need_head
 
     need_head(model.bert, "mlm")
@@ -132,8 +132,8 @@ def evaluate_correction(
     """Score a model on texts with mistakes and the same without."""
     from cloze.files import replace_json
     from cloze.predict import load
-    from cloze.tasks.correction_files import correction_columns, read_corrections
-    from cloze.tasks.correction_metrics import score_corrections
+    from cloze.tasks.correction.correction_metrics import score_corrections
+    from cloze.tasks.correction.files import correction_columns, read_corrections
 
     wanted = read_corrections(data, *correction_columns(rows.text, rows.label), rows.on_bad_row)
     made = load(model, device=machine.use()).correct(wanted.sources, settings)

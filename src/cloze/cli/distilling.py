@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_table
 from cloze.tasks.source import RowSettings
-from cloze.train.distill_settings import DistillSettings
+from cloze.train.distillation.settings import DistillSettings
 
 HERE = Machine()
 
@@ -38,8 +38,8 @@ def distill(
         json: Print JSON.
     """
     from cloze.files import read_json
-    from cloze.train.distill import REPORT
-    from cloze.train.distill import distill as run
+    from cloze.train.distillation.distill import REPORT
+    from cloze.train.distillation.distill import distill as run
 
     with Reporter() as reporter:
         folder = run(

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from cloze.cli.classifying import HERE, Place, Texts, with_pair
 from cloze.cli.console import print_json, print_table
 from cloze.cli.inputs import Inputs, gather_texts
 from cloze.cli.outputs import VECTOR_FILES, check_ending, write_vectors
-from cloze.cli.predictions import HERE, Place, Texts, with_pair
 from cloze.cli.streaming import stream_file
 from cloze.errors import ConfigError
 from cloze.kinds import LongTexts
@@ -224,7 +224,7 @@ def _report(
     scores: list[float] | None = None,
 ) -> None:
     """Print how ways to make vectors compare, and what follows."""
-    from cloze.predict.embedding_report import report_embeddings
+    from cloze.predict.embeddings.embedding_report import report_embeddings
 
     fit_on = [] if work.whiten is None else gather_texts(None, work.whiten).texts
     report = report_embeddings(model, firsts, seconds or (), scores or (), fit_on)

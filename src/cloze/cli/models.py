@@ -139,8 +139,8 @@ def _facts() -> dict[str, object]:
     import torch
 
     from cloze import __version__
-    from cloze.predict.engine import has_fast_bf16
-    from cloze.predict.native.library import library
+    from cloze.predict.quantization.native.library import library
+    from cloze.predict.quantization.precision import has_fast_bf16
 
     facts: dict[str, object] = {
         "cloze": __version__,

@@ -10,7 +10,7 @@ from cloze.cli.console import Machine, Reporter, print_json, print_results, prin
 from cloze.train.settings import PretrainSettings
 
 if TYPE_CHECKING:
-    from cloze.train.plan import Plan
+    from cloze.train.pretraining.plan import Plan
 
 Data = Annotated[Path, Parameter(help="A folder that 'cloze prepare' wrote.")]
 Settings = Annotated[PretrainSettings, Parameter(name="*")]
@@ -40,7 +40,7 @@ def pretrain(
         fresh: Start over, forgetting what is in the run's folder.
         json: Print JSON.
     """
-    from cloze.train.pretrain import pretrain as run
+    from cloze.train.pretraining.pretrain import pretrain as run
 
     with Reporter() as reporter:
         folder = run(data, out, model=model, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
@@ -65,7 +65,7 @@ def plan(
         recipe: A published way: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; other flags win over it.
         json: Print JSON.
     """
-    from cloze.train.plan import plan as run
+    from cloze.train.pretraining.plan import plan as run
 
     with Reporter() as reporter:
         planned = run(data, model=model, settings=settings, device=machine.use(), progress=reporter)

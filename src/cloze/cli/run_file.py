@@ -42,7 +42,7 @@ def use_recipe(app: "App", commands: tuple[str, ...], arguments: "ArgumentCollec
     named = flags.get("recipe")
     if named is None or not named.tokens:
         return
-    from cloze.train.recipes import read_recipe
+    from cloze.train.pretraining.recipes import read_recipe
 
     name = named.tokens[-1].value
     for key, value in read_recipe(name).items():

@@ -128,7 +128,7 @@ def stream_parts(
     ``read`` gives the file in parts of so many rows, anew each time, and ``write`` the file of a part.
     """
     from cloze import __version__
-    from cloze.predict.streaming import Stream, run_stream
+    from cloze.cli.streaming_predict import Stream, run_stream
 
     if output.exists() and source.exists() and output.samefile(source):
         raise ConfigError(f"--output {output}: this is the --input itself; choose another place")

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from cloze.cli.classifying import HERE, Place
 from cloze.cli.console import print_json, print_table, tell_written
 from cloze.cli.inputs import Survey, cut_parts, gather_texts, read_parts
 from cloze.cli.outputs import ROW_FILES, beside, check_ending, join_parts, write_rows
-from cloze.cli.predictions import HERE, Place
 from cloze.cli.streaming import Tally, stream_parts
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.source import RowSettings
 
 if TYPE_CHECKING:
     from cloze.predict import Model, Tagged
-    from cloze.tasks.columns import Columns, Sentences
+    from cloze.tasks.tagging.columns import Columns, Sentences
 
 # Files with a word a line.
 COLUMNS = {".conll", ".conllu", ".iob", ".iob2", ".bio", ".bioes"}
@@ -36,7 +36,7 @@ class Asked:
     @property
     def kept(self) -> Sequence[Mapping[str, object]]:
         """What stands beside each answer: the columns of a table, else the text."""
-        from cloze.tasks.tag import join_words
+        from cloze.tasks.tagging.examples import join_words
 
         return self.fields or [{"text": text if isinstance(text, str) else join_words(text)[0]} for text in self.texts]
 
@@ -84,18 +84,18 @@ def tag(
 
 def _is_piped_table(path: Path) -> bool:
     """Whether it takes the first row to know how a file is read, and there is no reading it a second time."""
-    from cloze.tasks.tag import is_word_table
+    from cloze.tasks.tagging.examples import is_word_table
 
     return path.is_fifo() and is_word_table(path)
 
 
 def _gather(texts: Sequence[str] | None, path: Path | None, column: str) -> Asked:
     if path is not None and not texts and COLUMNS & set(path.suffixes):
-        from cloze.tasks.columns import read_columns
+        from cloze.tasks.tagging.columns import read_columns
 
         return _of_columns(read_columns(path, tagged=False, word=_word_column(path, column)))
     if path is not None and not texts:
-        from cloze.tasks.tag import is_word_table, take_word_lists
+        from cloze.tasks.tagging.examples import is_word_table, take_word_lists
 
         lists = take_word_lists(path, column) if is_word_table(path) else None
         if lists is not None:
@@ -106,7 +106,7 @@ def _gather(texts: Sequence[str] | None, path: Path | None, column: str) -> Aske
 
 def _word_column(path: Path, column: str) -> int:
     """The number of the column with the words, where a word stands on a line."""
-    from cloze.tasks.columns import column_number
+    from cloze.tasks.tagging.columns import column_number
 
     return 1 if column == RowSettings.text else column_number("text", column, path)
 
@@ -118,8 +118,8 @@ def _of_columns(found: "Sentences") -> Asked:
 
 def _read(path: Path, column: str, rows: int, *, together: bool) -> Iterator[Asked]:
     """A file, so many rows at a time; the sentences of a document are in one part where they are read together."""
-    from cloze.tasks.columns import read_column_parts
-    from cloze.tasks.tag import each_word_list, has_word_lists, is_word_table
+    from cloze.tasks.tagging.columns import read_column_parts
+    from cloze.tasks.tagging.examples import each_word_list, has_word_lists, is_word_table
 
     if COLUMNS & set(path.suffixes):
         word = _word_column(path, column)
@@ -162,7 +162,7 @@ def _reads_together(model: "Model") -> bool:
 def _tag(model: "Model", asked: Asked) -> "list[Tagged]":
     """Sentences of a file that has documents are read together, if the model was trained that way."""
     from cloze.predict.tagging import tag_texts
-    from cloze.tasks.tag import group_neighbours
+    from cloze.tasks.tagging.examples import group_neighbours
 
     together = asked.columns is not None and _reads_together(model)
     return tag_texts(model, asked.texts, group_neighbours(asked.order) if together else None)
@@ -194,7 +194,7 @@ def _write(path: Path, asked: Asked, found: "Sequence[Tagged]", columns: Sequenc
         write_rows(path, _rows(asked, found, columns, flat=path.suffix != ".jsonl"), columns)
         return
     from cloze.files import replaced_file
-    from cloze.tasks.columns import columns_text
+    from cloze.tasks.tagging.columns import columns_text
 
     marked = asked.columns is not None and asked.columns.marked
     text = columns_text(_columns(asked, found), asked.order if marked else None)
@@ -225,7 +225,7 @@ def _write_column_part(path: Path, asked: Asked, found: "Sequence[Tagged]") -> N
 def _join_columns(parts: Sequence[Path], path: Path) -> None:
     """Make one column file of what was kept; it is read three times, a sentence at a time."""
     from cloze.files import replaced_file
-    from cloze.tasks.columns import column_texts, find_layout
+    from cloze.tasks.tagging.columns import column_texts, find_layout
 
     def sentences() -> Iterator[dict[str, Any]]:
         for part in parts:
@@ -242,7 +242,7 @@ def _join_columns(parts: Sequence[Path], path: Path) -> None:
 
 def _show(model: "Model", found: "Sequence[Tagged]") -> None:
     """The entities of each text; its words, where the tags tell of none."""
-    from cloze.tasks.entities import are_entities
+    from cloze.tasks.tagging.entities import are_entities
 
     if model.task is not None and are_entities(model.task.names):
         entities = [

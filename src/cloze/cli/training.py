@@ -14,7 +14,7 @@ from cloze.cli.outputs import check_folder, write_rows
 from cloze.cli.searches import print_search
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
-from cloze.tasks.correction_settings import CorrectionSettings
+from cloze.tasks.correction.settings import CorrectionSettings
 from cloze.tasks.source import RowSettings, Source
 from cloze.train.search_settings import SearchSettings
 from cloze.train.settings import BlankSettings, FinetuneSettings
@@ -75,14 +75,14 @@ def _choose(task: str, how: SearchSettings, similarity: SimilaritySettings) -> C
     if task in ("similarity", "correction") and how.several:
         raise ConfigError(f"{task} is one run; leave out --grid, --seeds and --folds")
     if task == "glue":
-        from cloze.train.benchmark_suite import finetune_glue
+        from cloze.train.finetuning.glue import finetune_glue
 
         return partial(finetune_glue, how=how)
     if how.several:
-        from cloze.train.search import search
+        from cloze.train.finetuning.search import search
 
         return partial(search, how=how)
-    from cloze.train.finetune import finetune
+    from cloze.train.finetuning.finetune import finetune
 
     return partial(finetune, similarity=similarity)
 
@@ -163,7 +163,7 @@ def _check_flags(task: str, split: str, blanks: BlankSettings, correction: Corre
 
 def _check_longest(task: str, longest: int | None) -> None:
     """Refuse a length of answers where there are none."""
-    from cloze.tasks.task import find_task
+    from cloze.tasks.registry import find_task
 
     if longest is not None and (task in ("mlm", "correction") or find_task(task).kind != "answer"):
         raise ConfigError(f"--longest-answer is {longest}, which is for answers in texts; leave it out for {task}")
@@ -189,7 +189,7 @@ def _evaluate_blanks(
 ) -> None:
     from cloze.corpus.settings import PrepareSettings
     from cloze.files import replace_json
-    from cloze.train.masked_words import evaluate_masked_words
+    from cloze.train.pretraining.masked_words import evaluate_masked_words
 
     if out is not None:
         check_folder(out)

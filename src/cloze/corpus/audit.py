@@ -13,10 +13,10 @@ from math import sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from cloze.corpus.audit_masks import SeenCounts, chances_of_no_change, count_seen, is_chance
 from cloze.corpus.batches import Examples, PretrainingBatch, PretrainingBatches
 from cloze.corpus.masking import HIDDEN, KEPT, NO_SIMILAR, REPLACED
 from cloze.corpus.plans import Ids
-from cloze.corpus.seen_tokens import SeenCounts, chances_of_no_change, count_seen, is_chance
 from cloze.corpus.sequences import Sequences
 from cloze.errors import ConfigError
 

@@ -9,9 +9,9 @@ from cloze.corpus.plans import Flags, Ids
 from cloze.corpus.sequences import Sequences
 from cloze.errors import DataError
 from cloze.text import Tokenizer
-from cloze.text.phrases import Phrase, Phrases
-from cloze.text.pieces import Mark
-from cloze.text.word_files import read_entities, read_word_list
+from cloze.text.encoding import Mark
+from cloze.text.oov.phrases import Phrase, Phrases
+from cloze.text.oov.word_lists import read_entities, read_word_list
 
 Entities = tuple[tuple[int, ...], ...]
 

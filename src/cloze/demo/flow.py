@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from cloze.checkpoint import ModelFolder, save_folder
-from cloze.corpus.prepare import prepare
-from cloze.corpus.vocabulary import train_vocabulary
+from cloze.corpus.learn_vocabulary import train_vocabulary
+from cloze.corpus.preparation.prepare import prepare
 from cloze.demo.results import Blank, DemoResults, DemoSettings, record_results, recorded_results
 from cloze.demo.second_chapter import second_chapter, tune_shipped
 from cloze.demo.statistics import paired_margin
@@ -25,8 +25,8 @@ from cloze.tasks.labels import LabelSet
 from cloze.tasks.metrics import confusion
 from cloze.tasks.source import Source
 from cloze.text import Tokenizer
-from cloze.train.finetune import finetune
-from cloze.train.pretrain import pretrain
+from cloze.train.finetuning.finetune import finetune
+from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
 

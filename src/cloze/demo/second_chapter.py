@@ -13,7 +13,7 @@ from cloze.models import SHIPPED_MODEL
 from cloze.predict import evaluate, load
 from cloze.progress import Progress
 from cloze.tasks.source import Source
-from cloze.train.finetune import finetune
+from cloze.train.finetuning.finetune import finetune
 
 UNREAD = "order_unread.tsv"
 

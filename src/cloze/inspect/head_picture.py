@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cloze.files import replaced_file
-from cloze.inspect.heads import Survey
 from cloze.inspect.patterns import DESCRIPTIONS, PATTERNS
+from cloze.inspect.survey import Survey
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

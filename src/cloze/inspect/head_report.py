@@ -11,9 +11,9 @@ from cloze.errors import ClozeError
 from cloze.files import replace_json
 from cloze.inspect.examples import Example
 from cloze.inspect.head_picture import draw_heads
-from cloze.inspect.heads import HeadReport, Survey
 from cloze.inspect.patterns import DESCRIPTIONS, PATTERNS
 from cloze.inspect.scoring import Floats
+from cloze.inspect.survey import HeadReport, Survey
 
 HEADER = ("layer", "head", "label", "score", "null", "interval", "entropy", "distance", "also")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from cloze.errors import RequestError
-from cloze.model.head_masks import Head, gated_heads, without_heads
+from cloze.model.head_pruning import Head, gated_heads, without_heads
 from cloze.predict.batching import batches, collate
 from cloze.predict.model import Model
 from cloze.progress import Progress, Silent

@@ -17,7 +17,7 @@ from cloze.errors import DataError
 from cloze.inspect.patterns import Bools
 from cloze.lines import Lines, open_file
 from cloze.text import Encoding
-from cloze.text.pieces import Word
+from cloze.text.encoding import Word
 
 # Pairs among so many tokens of the corpus settle what is close.
 _COMPARED = 2000

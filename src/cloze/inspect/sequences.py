@@ -9,7 +9,7 @@ import numpy as np
 from cloze.errors import DataError
 from cloze.inspect.settings import FEWEST_SEQUENCES
 from cloze.text import Encoding, Tokenizer, split_sentences
-from cloze.text.pieces import Word
+from cloze.text.encoding import Word
 
 # Of so many times the sequences that are asked for, some are drawn: the first page of a book is not the book.
 _DRAWN_FROM = 20

@@ -21,7 +21,7 @@ from cloze.kinds import FeatureHead, Features
 from cloze.model.bert import POOLED_HEADS, Bert, HeadName
 from cloze.model.config import BertConfig
 from cloze.model.encoder import Layer, initialise
-from cloze.model.features import Reader
+from cloze.model.frozen_features import Reader
 from cloze.model.heads import Pooler
 from cloze.model.lora import LowRank, merge
 

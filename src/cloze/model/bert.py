@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cloze.errors import ConfigError, did_you_mean
 from cloze.model.config import BertConfig
 from cloze.model.encoder import Encoder, EncoderOutput, first_places, initialise
-from cloze.model.features import Reader
+from cloze.model.frozen_features import Reader
 from cloze.model.heads import (
     ChoiceHead,
     MaskedWordHead,

@@ -209,7 +209,7 @@ class Encoder(nn.Module):
         self.embeddings = Embeddings(config)
         self.layers = nn.ModuleList(Layer(config) for _ in range(config.distinct_layers))
         self.checkpointing = False
-        self.shortcut: Shortcut | None = None  # predict/shortcut.py
+        self.shortcut: Shortcut | None = None  # predict/quantization/shortcut.py
 
     def forward(
         self,

@@ -29,8 +29,8 @@ from cloze.predict.batching import Batch
 from cloze.predict.model import Model
 from cloze.predict.reports import Evaluation
 from cloze.predict.results import Answer
-from cloze.tasks.answer import Questions, Reading, read_contexts
-from cloze.tasks.squad_metrics import Told, answer_scores, best_threshold, is_right, likeness
+from cloze.tasks.answering.examples import Questions, Reading, read_contexts
+from cloze.tasks.answering.metrics import Told, answer_scores, best_threshold, is_right, likeness
 
 logger = logging.getLogger("cloze")
 

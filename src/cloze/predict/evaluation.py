@@ -8,14 +8,14 @@ from cloze.checkpoint import HEAD_OF
 from cloze.errors import RequestError
 from cloze.kinds import TaskKind
 from cloze.predict.answering import check_longest, evaluate_answers
-from cloze.predict.choosing import evaluate_choices
+from cloze.predict.choice import evaluate_choices
 from cloze.predict.model import Model, load
 from cloze.predict.reports import Evaluation
 from cloze.predict.sequences import evaluate_texts
 from cloze.predict.tagging import evaluate_tags
 from cloze.tasks.items import Examples
+from cloze.tasks.registry import find_task, read_examples
 from cloze.tasks.source import Source
-from cloze.tasks.task import find_task, read_examples
 
 EVALUATE: dict[TaskKind, Callable[..., Evaluation]] = {
     "classify": evaluate_texts,

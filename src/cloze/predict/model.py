@@ -27,16 +27,16 @@ from cloze.checkpoint.fingerprint import fingerprint
 from cloze.errors import RequestError
 from cloze.kinds import LongTexts, PrecisionName
 from cloze.model import Bert, EncoderOutput, HeadName, read_by
-from cloze.model.head_masks import Head, prune_heads, without_heads
+from cloze.model.head_pruning import Head, prune_heads, without_heads
 from cloze.models import SHIPPED_MODEL
 from cloze.predict.adapters import Adapters
 from cloze.predict.batching import Batch, Result, collate, run_batched
 from cloze.predict.device import choose_device
-from cloze.predict.engine import precision_of, set_precision, use_products
+from cloze.predict.embeddings.pooling import layer_indices, make_vectors
 from cloze.predict.filling import fill_blanks
 from cloze.predict.labelled import labels_that_hold, likeliest_labels
 from cloze.predict.needs import need_head, need_task
-from cloze.predict.pooling import layer_indices, make_vectors
+from cloze.predict.quantization.precision import precision_of, set_precision, use_products
 from cloze.predict.reading import read_blanks, read_texts
 from cloze.predict.results import (
     Answer,
@@ -54,8 +54,8 @@ from cloze.predict.windows import join_logits, join_vectors
 from cloze.text import Encoding, Tokenizer
 
 if TYPE_CHECKING:
-    from cloze.predict.correction import Corrector
-    from cloze.tasks.correction_settings import CorrectionSettings
+    from cloze.predict.correction.corrector import Corrector
+    from cloze.tasks.correction.settings import CorrectionSettings
 
 logger = logging.getLogger("cloze")
 
@@ -172,7 +172,7 @@ class Model:
 
     def correct(self, texts: Sequence[str], settings: "CorrectionSettings | None" = None) -> list[Corrected]:
         """Each text with its unlikely characters or words corrected, and what was changed."""
-        from cloze.predict.correction import Corrector
+        from cloze.predict.correction.corrector import Corrector
 
         need_head(self.bert, "mlm")
         return (self.corrector if settings is None else Corrector(self, settings)).correct(texts)
@@ -180,7 +180,7 @@ class Model:
     @property
     def corrector(self) -> "Corrector":
         """What corrects as the folder says; made once: to list what words are near to takes longer than a text."""
-        from cloze.predict.correction import Corrector
+        from cloze.predict.correction.corrector import Corrector
 
         self._corrector = self._corrector or Corrector(self)
         return self._corrector
@@ -254,13 +254,13 @@ class Model:
 
         With another ``pooling`` than the folder's, nothing is left of what that does with its vectors.
         """
-        from cloze.predict.whitening import with_whitening
+        from cloze.predict.embeddings.whitening import with_whitening
 
         return Model(with_whitening(self._folder, self.device, texts, dimensions, pooling), device=str(self.device))
 
     def word(self, word: str, text: str, occurrence: int = 1, layer: int | Sequence[int] = -1) -> Floats:
         """The vector of one word where it stands in a text, (H,): the mean of its pieces."""
-        from cloze.predict.word_vectors import word_vector
+        from cloze.predict.embeddings.words import word_vector
 
         return word_vector(self, word, text, occurrence, layer)
 
@@ -356,7 +356,7 @@ class Model:
 
     def choose_all(self, prompts: Sequence[str], options: Sequence[Sequence[str]]) -> list[list[Option]]:
         """The options of each prompt, as ``choose`` gives them."""
-        from cloze.predict.choosing import choose_all
+        from cloze.predict.choice import choose_all
 
         need_head(self.bert, "choice")
         return choose_all(self, prompts, options)

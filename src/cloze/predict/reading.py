@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from cloze.errors import RequestError
 from cloze.kinds import LongTexts
 from cloze.predict.blanks import TokenWindow, find_blanks, token_windows
-from cloze.tasks.answer import plan_windows
-from cloze.tasks.tag_windows import read_words
+from cloze.tasks.answering.examples import plan_windows
+from cloze.tasks.tagging.windows import read_words
 from cloze.text import Encoding, Tokenizer, encode_long
-from cloze.text.pieces import word_stretches
+from cloze.text.encoding import word_stretches
 
 
 def read_texts(

@@ -19,11 +19,11 @@ from cloze.predict.labels import probabilities
 from cloze.predict.model import Model
 from cloze.predict.reports import Confusion, Evaluation
 from cloze.predict.results import Entity, Tagged, TaggedWord
-from cloze.tasks.columns import columns_text
-from cloze.tasks.entities import find_entities, score_tags
 from cloze.tasks.metrics import confusion
-from cloze.tasks.tag import TaggedSentences, join_words
-from cloze.tasks.tag_windows import WordIds, read_words, split_text, tag_windows
+from cloze.tasks.tagging.columns import columns_text
+from cloze.tasks.tagging.entities import find_entities, score_tags
+from cloze.tasks.tagging.examples import TaggedSentences, join_words
+from cloze.tasks.tagging.windows import WordIds, read_words, split_text, tag_windows
 
 logger = logging.getLogger("cloze")
 

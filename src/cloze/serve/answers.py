@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from cloze.errors import RequestError
-from cloze.serve.refusals import Invalid, Refusal, body_of
+from cloze.serve.errors import Invalid, Refusal, body_of
 from cloze.serve.service import ClientGoneError, Service
 
 Body = TypeVar("Body", bound=BaseModel)

@@ -6,9 +6,11 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from cloze import __version__
-from cloze.serve import inspecting, others_routes, pages, routes, state_routes
+from cloze.serve import compat_routes as others_routes
+from cloze.serve import inspect_routes as inspecting
+from cloze.serve import pages, routes, state_routes
+from cloze.serve.access import Gate
 from cloze.serve.answers import add_error_handlers
-from cloze.serve.gate import Gate
 from cloze.serve.lookup import Posts
 from cloze.serve.service import Service
 

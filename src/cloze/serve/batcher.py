@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cloze.errors import RequestError
+from cloze.serve.errors import Failed, Overloaded
 from cloze.serve.metrics import Metrics
 from cloze.serve.queue import Item, Job, Kind, QueueFullError, TokenQueue
-from cloze.serve.refusals import Failed, Overloaded
 
 logger = logging.getLogger("cloze.serve")
 

@@ -11,7 +11,7 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from cloze.errors import did_you_mean
-from cloze.serve.refusals import Invalid, Overloaded, TooLarge, TooSlow
+from cloze.serve.errors import Invalid, Overloaded, TooLarge, TooSlow
 from cloze.serve.settings import Limits
 
 Form = TypeVar("Form", bound=BaseModel)

@@ -15,9 +15,9 @@ from cloze.errors import RequestError
 from cloze.predict.filling import fill_blanks
 from cloze.predict.labelled import labels_that_hold, likeliest_labels
 from cloze.predict.model import Model
+from cloze.serve.attention_views import view_texts
+from cloze.serve.errors import Failed
 from cloze.serve.queue import Kind
-from cloze.serve.refusals import Failed
-from cloze.serve.viewing import view_texts
 
 Options = Mapping[str, Any]
 NOT_FINITE = "the model gave no finite numbers for this; check its training"

@@ -16,8 +16,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from cloze.errors import ConfigError
 from cloze.kinds import PrecisionName
 from cloze.serve.app import make_app
-from cloze.serve.library import open_library
 from cloze.serve.metrics import Metrics
+from cloze.serve.models import open_library
 from cloze.serve.service import Service
 from cloze.serve.settings import ServiceSettings
 

@@ -11,12 +11,12 @@ from fastapi import Request
 from cloze.predict.blanks import count_blanks
 from cloze.serve.batcher import AbandonedError, Batcher
 from cloze.serve.bodies import Bodies
-from cloze.serve.library import Library, Served
+from cloze.serve.errors import Invalid, TooLarge, TooSlow
 from cloze.serve.metrics import Metrics
+from cloze.serve.models import Library, Served
 from cloze.serve.queue import Job, Kind
-from cloze.serve.reading import Read, Reader, Usage, read
-from cloze.serve.refusals import Invalid, TooLarge, TooSlow
 from cloze.serve.settings import ServiceSettings
+from cloze.serve.tokenization import Read, Reader, Usage, read
 
 CHARACTERS_A_WORD = 6  # with the space after it
 

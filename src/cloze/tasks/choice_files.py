@@ -13,12 +13,12 @@ from pathlib import Path
 
 from cloze.errors import DataError
 from cloze.lines import RowError
+from cloze.tasks.answering.files import find_file
 from cloze.tasks.choose import Choice, Choices
 from cloze.tasks.labels import LabelSet
 from cloze.tasks.rows import SEVERAL, Row, RowFile, read_rows
 from cloze.tasks.source import OnBadRow, Source
 from cloze.tasks.spec import Read
-from cloze.tasks.squad import find_file
 
 SWAG = {"train": "train.csv", "dev": "val.csv"}
 SWAG_ENDINGS = ("ending0", "ending1", "ending2", "ending3")

@@ -1,11 +1,11 @@
 """Text -> ids: vocabulary, tokenizer, sentences and words. Nothing here knows of tensors."""
 
-from cloze.text.long_texts import encode_long, window_places
-from cloze.text.pieces import Encoding, Pieces
+from cloze.text.encoding import Encoding, Pieces
+from cloze.text.segmentation import WordSplitter, encode_words, word_numbers
 from cloze.text.sentences import sentence_spans, split_sentences
 from cloze.text.tokenizer import Tokenizer
+from cloze.text.truncation import encode_long, window_places
 from cloze.text.vocabulary import MASK, SPECIAL, learn_pieces, read_vocabulary, write_vocabulary
-from cloze.text.words import WordSplitter, encode_words, word_numbers
 
 __all__ = [
     "MASK",

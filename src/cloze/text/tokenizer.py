@@ -15,9 +15,9 @@ from pathlib import Path
 
 from cloze.errors import RequestError
 from cloze.text.characters import LONGEST_READ, replace_surrogates, windows
-from cloze.text.climb import Climber
+from cloze.text.encoding import Encoding, Mark, Pieces, Word, read_words
 from cloze.text.engine import build_engine
-from cloze.text.pieces import Encoding, Mark, Pieces, Word, read_words
+from cloze.text.oov.resolve import Climber
 from cloze.text.tokenizer_files import DEFAULT_LENGTH, TokenizerSettings, read_settings, write_settings
 from cloze.text.vocabulary import CLS, CONTINUATION, MASK, PAD, SEP, UNKNOWN, check_pieces
 

@@ -18,8 +18,8 @@ from typing import Any
 
 from cloze.errors import CheckpointError
 from cloze.models import shipped_folder
-from cloze.text.ladder import FILE as LADDER_FILE
-from cloze.text.ladder import Ladder, read_ladder, write_ladder
+from cloze.text.oov.ladder import FILE as LADDER_FILE
+from cloze.text.oov.ladder import Ladder, read_ladder, write_ladder
 from cloze.text.tokenizer_json import read_tokenizer_json, write_tokenizer_json
 from cloze.text.vocabulary import (
     CLS,

@@ -15,9 +15,9 @@ from typing import Literal
 
 from cloze.errors import CheckpointError, ConfigError, DataError
 from cloze.progress import Progress, Silent
+from cloze.text.bpe import learn_merges
 from cloze.text.characters import is_ideograph, replace_surrogates
 from cloze.text.counting import count_words
-from cloze.text.merges import learn_merges
 from cloze.text.word_counts import LONGEST_WORD as LONGEST_WORD
 from cloze.text.word_counts import WordCounts, basic_words
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from cloze.checkpoint import TrainingState
 from cloze.interrupts import Interrupted, Interrupts, heard_between_steps
 from cloze.progress import Progress, Silent
-from cloze.train.allocator import IdleMemory
-from cloze.train.guard import Guard
+from cloze.train.loss_guard import Guard
+from cloze.train.memory import IdleMemory
 from cloze.train.meter import Meter
 from cloze.train.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
 from cloze.train.precision import Precision

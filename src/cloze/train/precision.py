@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from cloze.predict.engine import has_fast_bf16
+from cloze.predict.quantization.precision import has_fast_bf16
 from cloze.train.settings import PrecisionName, check_precision
 
 

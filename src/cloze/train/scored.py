@@ -9,11 +9,11 @@ from torch import nn
 from cloze.predict import Model
 from cloze.progress import Progress
 from cloze.train.best import Best
+from cloze.train.finetuning.trainable import rate_scale
 from cloze.train.loop import BatchSource, Company, train
 from cloze.train.precision import Precision
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
-from cloze.train.tuning import rate_scale
 
 
 class ScoredBatches(BatchSource, Protocol):

@@ -1,0 +1,119 @@
+"""The sorted table of keys and values (LevelDB's SSTable) in which TensorFlow writes a checkpoint's index.
+
+The file is data blocks, a meta-index block, an index block whose values say where the data blocks are, and a
+footer of 48 bytes that says where the last two are. Each block is followed by its compression (one byte) and
+a masked CRC32C. In a block, a key repeats only what differs from the key before it; the restart points that
+allow a binary search are of no use here, because a checkpoint's index is read whole.
+
+Everything is bounded before memory is taken: the table, each block inside it, what a block decompresses to,
+the length and the number of keys. Errors say what is wrong; the caller, who knows the file, says where and
+what to do.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Final
+
+from cloze.checkpoint.tensorflow.crc32c import crc32c, masked
+from cloze.checkpoint.tensorflow.protobuf import read_varint
+from cloze.checkpoint.tensorflow.snappy import decompress
+from cloze.errors import CheckpointError
+
+# BERT-base's index has 8.5 kB; with optimizer slots and long names a large model's stays under 1 MB.
+MAX_TABLE_BYTES: Final = 16 << 20
+MAX_ENTRIES: Final = 100_000
+MAX_KEY_BYTES: Final = 4096
+# Shared prefixes let a small file spell out enormous keys, so their sum has a bound of its own.
+MAX_KEY_BYTES_IN_ALL: Final = 16 << 20
+
+_FOOTER_BYTES: Final = 48
+_MAGIC: Final = 0xDB4775248B80FB57
+_TRAILER: Final = struct.Struct("<BI")  # compression, masked CRC32C
+_UNCOMPRESSED: Final = 0
+_SNAPPY: Final = 1
+
+
+def read_table(table: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the (key, value) pairs of a table in the order of their keys."""
+    metaindex, index = _footer_handles(table)
+    _read_block(table, *metaindex, MAX_TABLE_BYTES)  # nothing in it is needed, but damage shows here
+    stored, unpacked, entries, key_bytes = 0, 0, 0, 0
+    last_key: bytes | None = None
+    for _, value in _block_entries(_read_block(table, *index, MAX_TABLE_BYTES)):
+        offset, size = _handle(value)
+        # Two blocks over the same bytes would make the work quadratic in the file's size.
+        stored += size
+        if stored > len(table):
+            raise CheckpointError(f"blocks of {stored} bytes in a file of {len(table)}")
+        block = _read_block(table, offset, size, MAX_TABLE_BYTES - unpacked)
+        unpacked += len(block)
+        for key, content in _block_entries(block):
+            entries += 1
+            key_bytes += len(key)
+            if entries > MAX_ENTRIES or key_bytes > MAX_KEY_BYTES_IN_ALL:
+                raise CheckpointError(f"more than {MAX_ENTRIES} keys, or {MAX_KEY_BYTES_IN_ALL} bytes of keys")
+            if last_key is not None and key <= last_key:
+                raise CheckpointError(f"key {key[:80]!r} follows {last_key[:80]!r}, expected ascending order")
+            last_key = key
+            yield key, content
+
+
+def _footer_handles(table: bytes) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Return (offset, size) of the meta-index block and of the index block."""
+    footer = table[-_FOOTER_BYTES:]
+    if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
+        raise CheckpointError(f"{len(table)} bytes that do not end as an index does: not one, or cut short")
+    handles = footer[:-8]
+    metaindex_offset, position = read_varint(handles, 0)
+    metaindex_size, position = read_varint(handles, position)
+    return (metaindex_offset, metaindex_size), _handle(handles[position:])
+
+
+def _handle(data: bytes) -> tuple[int, int]:
+    """Return the offset and the size of a block; what follows them is padding."""
+    offset, position = read_varint(data, 0)
+    size, _ = read_varint(data, position)
+    return offset, size
+
+
+def _read_block(table: bytes, offset: int, size: int, limit: int) -> bytes:
+    """Return the content of one block, checked and decompressed."""
+    end = offset + size
+    if end + _TRAILER.size > len(table) - _FOOTER_BYTES:
+        raise CheckpointError(f"a block at bytes {offset} to {end}, the file has {len(table)}")
+    compression, stored_checksum = _TRAILER.unpack_from(table, end)
+    if masked(crc32c(table[offset : end + 1])) != stored_checksum:  # the compression byte is covered too
+        raise CheckpointError(f"wrong checksum of the block at byte {offset}")
+    content = table[offset:end]
+    if compression == _SNAPPY:
+        return decompress(content, limit)
+    if compression != _UNCOMPRESSED:
+        raise CheckpointError(f"the block at byte {offset} has compression {compression}, expected 0 or 1")
+    return content
+
+
+def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Yield the (key, value) pairs of a block."""
+    end = _entries_end(block)
+    position, key = 0, b""
+    while position < end:
+        shared, position = read_varint(block, position)
+        unshared, position = read_varint(block, position)
+        value_size, position = read_varint(block, position)
+        if shared > len(key) or unshared + value_size > end - position:
+            raise CheckpointError("an entry of the index runs over the end of its block")
+        if shared + unshared > MAX_KEY_BYTES:
+            raise CheckpointError(f"a key of {shared + unshared} bytes, at most {MAX_KEY_BYTES} are expected")
+        key = key[:shared] + block[position : position + unshared]
+        position += unshared
+        yield key, block[position : position + value_size]
+        position += value_size
+
+
+def _entries_end(block: bytes) -> int:
+    """Return where the entries of a block end and its restart points begin."""
+    restarts = int.from_bytes(block[-4:], "little")
+    end = len(block) - 4 * (restarts + 1)
+    if end < 0:
+        raise CheckpointError(f"{restarts} restart points in a block of {len(block)} bytes")
+    return end

@@ -1,0 +1,223 @@
+"""``cloze vocab``, ``cloze tokens`` and ``cloze coverage``."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from cyclopts import Parameter
+
+from cloze.cli.console import Reporter, print_json, print_table
+from cloze.cli.inputs import gather_texts
+from cloze.corpus.settings import VocabularySettings
+from cloze.models import SHIPPED_MODEL
+
+if TYPE_CHECKING:
+    from cloze.text import Encoding, Tokenizer
+    from cloze.text.encoding import Word
+    from cloze.text.oov.coverage import Coverage
+
+Texts = Annotated[
+    list[Path], Parameter(help="Text files, plain or .gz, .xz, .zst; or JSONL or Parquet files, a document a row.")
+]
+DEFAULTS = VocabularySettings()
+
+
+def vocab(
+    texts: Texts,
+    /,
+    *,
+    out: Path,
+    words: Path | None = None,
+    settings: Annotated[VocabularySettings, Parameter(name="*")] = DEFAULTS,
+    json: bool = False,
+) -> None:
+    """Learn a WordPiece vocabulary: the same text gives the same bytes.
+
+    Args:
+        out: The folder to write.
+        words: A file of words that get entries of their own, one a line; of a table, the first column.
+        json: Print JSON.
+    """
+    from cloze.corpus.learn_vocabulary import learn_vocabulary
+
+    with Reporter() as reporter:
+        learned = learn_vocabulary(texts, out, words=words, settings=settings, progress=reporter)
+    fit = learned.fit
+    if json:
+        about = {"folder": str(learned.folder), "size": learned.size, "cased": learned.cased}
+        print_json({**about, **asdict(fit), "coverage": fit.coverage})
+        return
+    print(f"{learned.folder}: {learned.size:,} pieces, {'cased' if learned.cased else 'uncased'}")
+    print(
+        f"{fit.words:,} words, {fit.distinct_words:,} different; {fit.one_piece:.1%} are one piece, "
+        f"{fit.unknown:.2%} [UNK]; {fit.pieces_per_word:.3f} pieces a word"
+    )
+
+
+def tokens(
+    texts: Annotated[list[str] | None, Parameter(help="Texts; standard input, a line each, if none are given.")] = None,
+    /,
+    *,
+    model: Path = Path(SHIPPED_MODEL),
+    pair: str | None = None,
+    input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
+    max_length: int | None = None,
+    bare: bool = False,
+    json: bool = False,
+) -> None:
+    """Show the pieces, ids, segments and offsets of texts, and the rung of the ladder that each word stood on.
+
+    Args:
+        model: A model folder, or any folder with a vocabulary.
+        pair: A second text, for the first one.
+        input: A file with a text a line.
+        max_length: Tokens at most; the folder's own limit if left out.
+        bare: Leave out [CLS] and [SEP].
+        json: Print JSON.
+    """
+    tokenizer = _tokenizer(model)
+    for text in gather_texts(texts, input).texts:
+        encoding = tokenizer(text, pair, max_length=max_length, special=not bare)
+        words = tokenizer.words(encoding, text, pair)
+        if json:
+            print_json(_as_json(encoding, words))
+            continue
+        rungs = {word.first: _rung(word) for word in words}
+        columns = zip(encoding.tokens, encoding.ids, encoding.segments, encoding.offsets, encoding.sources, strict=True)
+        rows = [
+            (token, number, segment, "" if source is None else f"{start}-{end}", rungs.get(place, ""))
+            for place, (token, number, segment, (start, end), source) in enumerate(columns)
+        ]
+        print_table(("piece", "id", "segment", "offsets", "rung"), rows)
+        if encoding.unknown:
+            print(f"{encoding.unknown} given up as [UNK]")
+        if encoding.dropped:
+            print(f"{encoding.dropped} pieces beyond the limit were left out")
+
+
+def coverage(
+    texts: Texts,
+    /,
+    *,
+    model: Path = Path(SHIPPED_MODEL),
+    top: int = 20,
+    best: int = 2000,
+    minimum: int = 5,
+    text: str = DEFAULTS.text,
+    on_bad_row: Literal["stop", "skip"] = DEFAULTS.on_bad_row,
+    output: Path | None = None,
+    json: bool = False,
+) -> None:
+    """Show how a vocabulary fares on a text, and the words worth adding to it.
+
+    Args:
+        model: A model folder, or any folder with a vocabulary.
+        top: How many of the words worth adding are shown.
+        best: How many words --output is to hold, and how many the forecast adds.
+        minimum: Words that come less often are not worth adding.
+        text: The column with the texts, in JSONL and Parquet files.
+        on_bad_row: A row of JSONL or Parquet that cannot be read: stop, or pass over it.
+        output: A .tsv file for the words worth adding, the best first; 'cloze extend --words' reads it.
+        json: Print JSON.
+    """
+    from cloze.cli.outputs import write_rows
+    from cloze.corpus.parts import read_paragraphs
+    from cloze.errors import ConfigError, DataError
+    from cloze.text.oov.coverage import measure_coverage
+
+    for name, value in (("top", top), ("best", best), ("minimum", minimum)):
+        if value < 1:
+            raise ConfigError(f"{name} is {value}; at least 1 was expected")
+    if output is not None and output.suffix != ".tsv":
+        raise ConfigError(f"--output {output}: .tsv was expected, which 'cloze extend --words' reads")
+    tokenizer = _tokenizer(model)
+    with Reporter() as reporter:
+        paragraphs = read_paragraphs(texts, text, skip_bad_rows=on_bad_row == "skip")
+        found = measure_coverage(paragraphs, tokenizer, minimum=minimum, progress=reporter)
+    if not found.words:
+        raise DataError(f"{', '.join(map(str, texts))}: no word in it; give a text to read")
+    if output is not None:
+        write_rows(output, [asdict(candidate) for candidate in found.candidates[:best]])
+    if json:
+        print_json(_coverage_as_json(found, best))
+    else:
+        _print_coverage(found, top, best)
+
+
+def _print_coverage(found: "Coverage", top: int, best: int) -> None:
+    from cloze.text.encoding import RUNGS
+
+    rows = [(RUNGS[name], name, f"{count:,}", f"{count / found.words:.2%}") for name, count in found.rungs.items()]
+    print_table(("rung", "", "words", "share"), sorted(rows))
+    print(
+        f"{found.words:,} words, {found.tokens:,} pieces: {found.pieces_per_word:.3f} pieces a word, "
+        f"{found.unknown_rate:.3%} with an [UNK]"
+    )
+    if found.unknown:
+        shown = ", ".join(f"{form[:20]} ({count:,})" for form, count in found.unknown[:10])
+        print(f"given up most often: {shown}")
+    if not found.candidates:
+        print("no word is worth adding")
+        return
+    shown_words = found.candidates[:top]
+    print_table(
+        ("word", "count", "pieces", "saves"),
+        [(one.word, f"{one.count:,}", one.pieces, f"{one.saves:,}") for one in shown_words],
+        title="words worth adding",
+    )
+    count = min(best, len(found.candidates))
+    print(f"adding the best {count:,}: {found.pieces_per_word_with(count):.3f} pieces a word")
+
+
+def _coverage_as_json(found: "Coverage", best: int) -> dict[str, object]:
+    count = min(best, len(found.candidates))
+    return {
+        "words": found.words,
+        "pieces": found.tokens,
+        "pieces_per_word": found.pieces_per_word,
+        "unknown_rate": found.unknown_rate,
+        "rungs": found.rungs,
+        "given_up": [{"word": form, "count": times} for form, times in found.unknown[:100]],
+        "worth_adding": [asdict(candidate) for candidate in found.candidates[:best]],
+        "after_adding": {"words": count, "pieces_per_word": found.pieces_per_word_with(count)},
+    }
+
+
+def _tokenizer(model: Path) -> "Tokenizer":
+    from cloze.text import Tokenizer
+    from cloze.text.tokenizer_files import find_vocabulary
+
+    return Tokenizer.from_folder(find_vocabulary(model))
+
+
+def _rung(word: "Word") -> str:
+    from cloze.text.encoding import RUNGS
+
+    return f"{RUNGS[word.rung]} {word.rung}" + (f" ({word.kind})" if word.kind else "")
+
+
+def _as_json(encoding: "Encoding", words: "list[Word]") -> dict[str, object]:
+    from cloze.text.encoding import RUNGS
+
+    return {
+        "tokens": encoding.tokens,
+        "ids": encoding.ids,
+        "segments": encoding.segments,
+        "offsets": encoding.offsets,
+        "dropped": encoding.dropped,
+        "unknown": encoding.unknown,
+        "words": [
+            {
+                "text": word.text,
+                "segment": word.source,
+                "start": word.start,
+                "end": word.end,
+                "pieces": word.tokens,
+                "ids": word.ids,
+                "rung": RUNGS[word.rung],
+                "by": word.rung,
+                "type": word.kind,
+            }
+            for word in words
+        ],
+    }

@@ -1,0 +1,88 @@
+"""``cloze vocab``: text files -> a folder with a vocabulary."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloze.corpus.documents import format_of, is_compressed
+from cloze.corpus.parts import read_paragraphs
+from cloze.corpus.settings import VocabularySettings
+from cloze.errors import DataError
+from cloze.files import replaced_folder
+from cloze.progress import Progress, Silent
+from cloze.text import Tokenizer
+from cloze.text.counting import count_words, usable_cores
+from cloze.text.fit import Fit, measure_fit
+from cloze.text.oov.word_lists import read_word_list
+from cloze.text.tokenizer_files import FILES
+from cloze.text.vocabulary import choose_pieces, first_entries
+
+
+@dataclass(frozen=True)
+class LearnedVocabulary:
+    """Where a vocabulary was written, and what it is like."""
+
+    folder: Path
+    size: int
+    cased: bool
+    fit: Fit
+
+
+def train_vocabulary(
+    texts: Sequence[str | Path],
+    out: str | Path,
+    *,
+    words: str | Path | None = None,
+    settings: VocabularySettings | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Learn a WordPiece vocabulary from the files that ``prepare`` reads; the same input gives the same bytes.
+
+    ``words`` is a file with one a line.
+    """
+    return learn_vocabulary(texts, out, words=words, settings=settings, progress=progress).folder
+
+
+def learn_vocabulary(
+    texts: Sequence[str | Path],
+    out: str | Path,
+    *,
+    words: str | Path | None = None,
+    settings: VocabularySettings | None = None,
+    progress: Progress | None = None,
+) -> LearnedVocabulary:
+    """Do what ``train_vocabulary`` does, and tell how well the vocabulary fits the text."""
+    settings, progress = settings or VocabularySettings(), progress or Silent()
+    folder, paths = Path(out), [Path(text) for text in texts]
+    # One with anything else in it, such as a model, is not ours to replace.
+    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= FILES):
+        raise DataError(f"{folder}: exists and is not a vocabulary's folder; choose another --out")
+    first = first_entries(settings.layout, settings.unused)
+    guaranteed = [row.word for row in read_word_list(Path(words))] if words is not None else []
+    counts = count_words(
+        read_paragraphs(paths, settings.text, skip_bad_rows=settings.on_bad_row == "skip"),
+        lowercase=not settings.cased,
+        workers=settings.workers or usable_cores(),
+        total=_total_bytes(paths),
+        progress=progress,
+    )
+    pieces = choose_pieces(
+        counts,
+        settings.size,
+        lowercase=not settings.cased,
+        words=guaranteed,
+        minimum_frequency=settings.minimum_frequency,
+        first=first,
+        progress=progress,
+    )
+    fit = measure_fit(counts, pieces)
+    with replaced_folder(folder) as temporary:
+        Tokenizer.from_vocabulary(pieces, lowercase=not settings.cased).save(temporary)
+    return LearnedVocabulary(folder, len(pieces), settings.cased, fit)
+
+
+def _total_bytes(paths: Sequence[Path]) -> int | None:
+    """The size of the text, unless some of it is compressed; what is not there is for the reader to tell."""
+    if any(is_compressed(path) or format_of(path) == "parquet" for path in paths):
+        return None
+    return sum(path.stat().st_size for path in paths if path.is_file())

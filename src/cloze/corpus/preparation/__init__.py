@@ -1,0 +1,1 @@
+"""cloze prepare: text files to memory-mapped shards, in parallel and resumable."""

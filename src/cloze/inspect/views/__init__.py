@@ -1,0 +1,1 @@
+"""Attention views: the data, the self-contained page and the notebook display."""

@@ -1,0 +1,82 @@
+"""A view -> a page: one file that works from a disk, or the frame that a service fills.
+
+Nothing is fetched from anywhere. The policy inside the file allows the one script and the one style that it was made
+with, by their hashes, and no other; texts are data, put on the page as text alone.
+"""
+
+import base64
+import json
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from cloze import __version__
+from cloze.errors import ClozeError
+from cloze.files import replaced_file
+from cloze.inspect.views.bundle import START, STYLE, fingerprint, one_script, read_static
+from cloze.inspect.views.view_data import View
+
+_REST = "base-uri 'none'; form-action 'none'"
+
+
+def write_page(view: View, path: Path) -> int:
+    """Write a page in one file; returns its size in bytes."""
+    if path.is_dir():
+        raise ClozeError(f"{path}: this is a folder; name a file in it, such as {path / 'page.html'}")
+    with replaced_file(path) as temporary:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(page_parts(view))
+    return path.stat().st_size
+
+
+def render_page(view: View) -> str:
+    """A page in one piece."""
+    return "".join(page_parts(view))
+
+
+def page_parts(view: View) -> Iterator[str]:
+    """The parts of a page in one file: the first layer and the script come first, so that it is seen at once."""
+    script, style = one_script(), read_static(STYLE)
+    policy = f"default-src 'none'; script-src '{fingerprint(script)}'; style-src '{fingerprint(style)}'; {_REST}"
+    before, after = _frame(_title(view.facts["texts"]), policy, f"<style>{style}</style>")
+    yield before
+    yield f'<script type="application/json" id="facts">{json_text(view.facts)}</script>\n'
+    first, *others = view.weights.layers
+    yield _layer(0, first)
+    yield f"<script>{script}</script>\n"
+    for number, layer in enumerate(others, start=1):
+        yield _layer(number, layer)
+    yield after
+
+
+def served_frame(static: str) -> str:
+    """The page that a service gives out, which asks it for everything else; ``static`` is where the scripts are."""
+    links = f'<link rel="icon" href="static/icon.svg">\n<link rel="stylesheet" href="{escape(static)}/{STYLE}">'
+    before, after = _frame(_title([]), None, links)
+    return f'{before}<script type="module" src="{escape(static)}/{START}"></script>\n{after}'
+
+
+def json_text(value: Any) -> str:
+    """JSON that no HTML parser takes for the end of a script: without angle brackets, and nothing beyond ASCII."""
+    text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _title(texts: Sequence[str]) -> str:
+    return " / ".join([*texts, "attention"])[:120]
+
+
+def _frame(title: str, policy: str | None, style: str) -> tuple[str, str]:
+    """What stands before the data and the scripts, and what after them."""
+    meta = "" if policy is None else f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
+    page = read_static("page.html").replace("{{policy}}", meta).replace("{{style}}", style)
+    before, _, after = page.replace("{{version}}", __version__).partition("{{scripts}}")
+    # Last, so that what a text says is not looked at for places to fill.
+    return before.replace("{{title}}", escape(title)), after
+
+
+def _layer(number: int, data: bytes) -> str:
+    encoded = base64.b64encode(data).decode()
+    return f'<script type="text/plain" id="layer-{number}">{encoded}</script>\n'

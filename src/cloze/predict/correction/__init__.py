@@ -1,0 +1,1 @@
+"""Text correction with a masked language model."""

@@ -1,0 +1,1 @@
+"""Sentence and word embeddings: pooling, whitening and quality reports."""

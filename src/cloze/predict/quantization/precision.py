@@ -1,0 +1,172 @@
+"""In which numbers a model predicts: float32, or where it is faster bfloat16 or int8.
+
+Only the four matrix products of each layer change, which is where the time goes; residual sums, LayerNorm and the
+heads stay float32. The layers keep their parameters, so that whatever saves or attaches adapters sees the same model.
+"""
+
+import logging
+from collections.abc import Mapping
+from functools import cache, partial
+
+import torch
+from torch import nn
+
+from cloze.checkpoint import ModelFolder
+from cloze.checkpoint.quantized_file import Int8Weight, QuantizedFile, layer_products, read_quantized
+from cloze.errors import CheckpointError, ClozeError, ConfigError, did_you_mean
+from cloze.kinds import PrecisionName
+from cloze.model import Bert
+from cloze.predict.batching import collate
+from cloze.predict.embeddings.pooling import VectorMaker, make_vectors
+from cloze.predict.quantization.native.layers import NativeLayers, are_native
+from cloze.predict.quantization.native.product import NativeLinear
+from cloze.predict.quantization.quantized import Bf16Linear, FrozenLinear, Int8Linear
+from cloze.predict.quantization.rounding import round_product, round_products
+from cloze.predict.quantization.sample_texts import FEW_TEXTS
+from cloze.predict.quantization.scripted import ScriptedLayers
+from cloze.predict.quantization.shortcut import Shortcut
+from cloze.predict.quantization.timing import best_seconds
+
+logger = logging.getLogger("cloze")
+
+PRECISIONS: tuple[PrecisionName, ...] = ("auto", "fp32", "bf16", "int8")
+# How alike the vectors of a text must be, in int8 or bfloat16 and in float32, for "auto" to take those numbers.
+LEAST_COSINE = 0.99
+# What is compared before "auto" takes bfloat16; it is paid at every load, so with fewer texts where each takes long.
+_COMPARED: tuple[PrecisionName, ...] = ("fp32", "bf16")
+_LARGE, _FEWEST_TEXTS = 50_000_000, 2
+
+
+def has_fast_bf16(device: torch.device) -> bool:
+    """Whether the hardware multiplies bfloat16, and faster than float32."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type == "cpu":
+        # That it has instructions for it is not enough: without its tiles, a processor that has both multiplies float32
+        # twice as fast as bfloat16.
+        return torch.cpu._is_avx512_bf16_supported() and _bf16_is_faster()
+    return False
+
+
+@cache
+def _bf16_is_faster() -> bool:
+    plain = nn.Linear(512, 512)
+    return _faster(Bf16Linear(plain), plain, torch.randn(512, 512))
+
+
+def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device) -> None:
+    """Have the folder's model compute so from now on."""
+    if name not in PRECISIONS:
+        raise ConfigError(f"unknown precision {name!r}{did_you_mean(name, PRECISIONS)}")
+    if name == "int8" and device.type != "cpu":
+        raise ConfigError(f"precision int8 is for the CPU, not for {device.type}; use bf16, or --device cpu")
+    file = _read_rounded(folder, name) if name == "int8" or (name == "auto" and device.type == "cpu") else None
+    if name == "auto":
+        name = _choose(folder.model, file, device)
+        if name == "bf16":
+            _use_near_bf16(folder, device)
+            return
+    use_products(folder.model, name, {} if file is None else file.weights)
+
+
+def _read_rounded(folder: ModelFolder, name: PrecisionName) -> QuantizedFile | None:
+    """The weights that lie beside a model; whoever leaves the choice to us goes on without them where they are bad."""
+    try:
+        return read_quantized(folder)
+    except CheckpointError as error:
+        if name == "int8":
+            raise
+        logger.warning("%s; until then, auto goes on without int8", error)
+        return None
+
+
+def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
+    """Take bfloat16 unasked: only where a few texts have nearly the vectors that float32 gives them."""
+    bert, tokenizer = folder.model, folder.tokenizer
+    large = sum(parameter.numel() for parameter in bert.parameters()) > _LARGE
+    texts = FEW_TEXTS[: _FEWEST_TEXTS if large else None]
+    batch = collate([tokenizer(text) for text in texts], tokenizer.pad_id, device)
+    make, vectors = _vector_maker(folder), []
+    for name in _COMPARED:
+        use_products(bert, name, {})
+        with torch.inference_mode():
+            vectors.append(make(bert.encoder(batch.ids, batch.segments, batch.mask).last, batch.mask))
+    least = float(torch.cosine_similarity(vectors[0], vectors[1]).min())
+    if least >= LEAST_COSINE:
+        return
+    logger.warning(
+        "bf16 changes this model's vectors too much (a cosine of %.4f to float32's, at least %s was expected): "
+        "float32 is used; --precision bf16 takes bf16 all the same",
+        least,
+        LEAST_COSINE,
+    )
+    use_products(bert, "fp32", {})
+
+
+def _vector_maker(folder: ModelFolder) -> VectorMaker:
+    """As the folder makes them: whitening, say, makes differences larger. One that cannot may have other heads."""
+    try:
+        return make_vectors(folder.embedding, None, folder.model.config.hidden_size, last=True)
+    except ClozeError:
+        return VectorMaker("mean")
+
+
+def precision_of(bert: Bert) -> PrecisionName:
+    """In which numbers a model computes now."""
+    _, first = next(layer_products(bert))  # the others are alike
+    if isinstance(first, Int8Linear | NativeLinear):
+        return "int8"
+    return "bf16" if isinstance(first, Bf16Linear) else "fp32"
+
+
+def use_products(bert: Bert, name: PrecisionName, weights: Mapping[str, Int8Weight]) -> None:
+    """Put layers of this kind into their places; ``weights`` are those that were rounded before, if they were."""
+    for place, linear in list(layer_products(bert)):
+        _put(bert, place, linear.plain() if isinstance(linear, FrozenLinear) else linear)
+    if name == "int8" and not weights:
+        weights = round_products(bert)
+    native = name == "int8" and are_native(bert.encoder)
+    for place, linear in list(layer_products(bert)):
+        _put(bert, place, _product(linear, name, place, weights.get(place), native=native))
+    call = NativeLayers.of(bert.encoder) or ScriptedLayers.of(bert.encoder)
+    bert.encoder.shortcut = None if call is None else Shortcut(bert.encoder, call)
+
+
+def _put(bert: Bert, place: str, linear: nn.Linear) -> None:
+    parent, _, last = place.rpartition(".")
+    setattr(bert.get_submodule(parent), last, linear)
+
+
+def _product(
+    plain: nn.Linear, name: PrecisionName, place: str, weight: Int8Weight | None = None, *, native: bool = False
+) -> nn.Linear:
+    if name == "int8":
+        return (NativeLinear if native else Int8Linear)(plain, weight or round_product(place, plain))
+    return Bf16Linear(plain) if name == "bf16" else plain
+
+
+def _choose(bert: Bert, file: QuantizedFile | None, device: torch.device) -> PrecisionName:
+    """By what the hardware has, and int8 where somebody has looked at what it does to this model's answers."""
+    other: PrecisionName = "bf16" if has_fast_bf16(device) else "fp32"
+    if file is None or file.least_cosine < LEAST_COSINE:
+        return other
+    return "int8" if _is_faster("int8", other, bert) else other
+
+
+_MEASURED: dict[tuple[int, int, PrecisionName], bool] = {}
+
+
+def _is_faster(name: PrecisionName, other: PrecisionName, bert: Bert) -> bool:
+    """Whether one kind of product is faster than another at this model's shape; measured once a process."""
+    shape = bert.config.hidden_size, bert.config.feedforward_size
+    if (*shape, other) not in _MEASURED:
+        plain = nn.Linear(*shape)
+        native = are_native(bert.encoder)
+        first, second = (_product(plain, kind, ".expand", native=native) for kind in (name, other))
+        _MEASURED[*shape, other] = _faster(first, second, torch.randn(256, shape[0]))
+    return _MEASURED[*shape, other]
+
+
+def _faster(first: nn.Linear, second: nn.Linear, states: torch.Tensor) -> bool:
+    one, other = best_seconds([partial(linear, states) for linear in (first, second)])
+    return one < other

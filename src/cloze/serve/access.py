@@ -1,0 +1,152 @@
+"""Who may come in: hosts, origins, keys and numbers, checked before anything of a request is read.
+
+Pure ASGI, around the whole app, so that no route can be forgotten; only ``/health`` is open. Answers leave through here
+as well, and get the headers that browsers need to be strict.
+"""
+
+import base64
+import binascii
+import hmac
+import ipaddress
+import logging
+import re
+import time
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cloze.serve.answers import refusal_response
+from cloze.serve.batcher import Batcher
+from cloze.serve.errors import KeyNeeded, Misdirected, Overloaded, Refusal, WrongOrigin
+from cloze.serve.service import Service
+
+logger = logging.getLogger("cloze.serve")
+
+OPEN = {"/health"}
+CONTENT_POLICY = "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'"
+HEADERS = [
+    (b"content-security-policy", CONTENT_POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+]
+# A text has a token for every four or five bytes. With more of them, few are turned away that would have found room.
+BYTES_A_TOKEN = 8
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", re.ASCII)
+
+
+class Gate:
+    """Lets requests through to the app, or answers itself."""
+
+    def __init__(self, app: ASGIApp, service: Service, routes: frozenset[str]) -> None:
+        self._app, self._service, self._routes = app, service, routes
+        self._key = service.settings.key.encode() if service.settings.key else None
+        self._trusted = {name.lower() for name in service.settings.trusted}
+        self.in_flight = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        metrics, start, status = self._service.metrics, time.monotonic(), 0
+
+        async def answer(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                last = [(b"connection", b"close")] if self._service.draining else []
+                message["headers"] = [*message["headers"], *HEADERS, *last]
+            await send(message)
+
+        self.in_flight += 1
+        metrics.in_flight.set(self.in_flight)
+        try:
+            self._check(scope)
+            await self._app(scope, receive, answer)
+        except Refusal as refusal:
+            asks_for_page = _header(scope, b"accept").startswith("text/html")
+            await refusal_response(refusal, password=asks_for_page)(scope, receive, answer)
+        except Exception:
+            logger.exception("a defect of cloze, at %s", scope["path"][:80])  # the app has answered
+        finally:
+            self.in_flight -= 1
+            metrics.in_flight.set(self.in_flight)
+            route = scope["path"] if scope["path"] in self._routes else "other"
+            metrics.requests.labels(route, str(status or "gone")).inc()
+            metrics.request_seconds.labels(route).observe(time.monotonic() - start)
+
+    def _check(self, scope: Scope) -> None:
+        if scope["path"] in OPEN:
+            return
+        host = _header(scope, b"host")
+        if not self._trusts(host):
+            raise Misdirected(f"this is not {host[:80]!r}; if it should be, start cloze serve with --trust {host[:80]}")
+        origin = _header(scope, b"origin")
+        if origin and _host_of(origin) != host.lower():
+            raise WrongOrigin("a page of another site asks, which is not allowed")
+        if self._key is not None and not self._knows_key(_header(scope, b"authorization")):
+            raise KeyNeeded("a key is needed: Authorization: Bearer KEY")
+        if self.in_flight > self._service.settings.limits.connections:
+            raise Overloaded(f"{self.in_flight} requests are in flight; try again in 1 s", "too_many_requests", 1)
+        if scope["method"] == "POST":
+            self._check_room(_header(scope, b"content-length"))
+
+    def _check_room(self, length: str) -> None:
+        """Turn away what will not find room, before it is read: saying no must cost less than answering."""
+        tokens = int(length[:12]) // BYTES_A_TOKEN if length.isdecimal() else 1
+        batchers = self._service.library.batchers
+        full = [one for one in batchers if _is_full(one, tokens)]
+        if len(full) == len(batchers):
+            raise full[0].overloaded()
+
+    def _trusts(self, host: str) -> bool:
+        """Whether a host is ours: a number, or a name that we know. A page that rebinds its name to us has another."""
+        name = _name_of(host)
+        if name == "localhost" or "*" in self._trusted or name in self._trusted:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+    def _knows_key(self, header: str) -> bool:
+        """Bearer, as programs send it, or Basic with any user, as browsers ask for it."""
+        assert self._key is not None
+        scheme, _, value = header.partition(" ")
+        given = value.strip().encode("latin-1", "replace")
+        if scheme.lower() == "basic":
+            try:
+                given = base64.b64decode(given, validate=True).partition(b":")[2]
+            except binascii.Error:
+                return False
+        elif scheme.lower() != "bearer":
+            return False
+        return hmac.compare_digest(given, self._key)
+
+
+def _is_full(batcher: Batcher, tokens: int) -> bool:
+    """Whether a job of about so many tokens is in vain; since it is only about, a queue that is half empty is not."""
+    queue = batcher.queue
+    return batcher.ahead > batcher.most_waiting or (2 * queue.tokens > queue.bound and not queue.has_room(tokens))
+
+
+def _header(scope: Scope, name: bytes) -> str:
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
+
+
+def _host_of(origin: str) -> str:
+    """The host and port of an origin."""
+    try:
+        return urlsplit(origin).netloc.lower()
+    except ValueError:
+        return ""
+
+
+def _name_of(host: str) -> str:
+    """The name or number in a Host header, without the port; nothing where it is none."""
+    found = _HOST.fullmatch(host.lower())
+    return (found[1] or found[2]) if found else ""

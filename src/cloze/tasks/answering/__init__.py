@@ -1,0 +1,1 @@
+"""Extractive question answering: SQuAD files, windows and metrics."""

@@ -1,0 +1,1 @@
+"""Text correction: files, settings and metrics."""

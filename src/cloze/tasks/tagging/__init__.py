@@ -1,0 +1,1 @@
+"""Token tagging: CoNLL columns, windows and entity metrics."""

@@ -1,0 +1,310 @@
+"""Tasks that ask for a tag of each word: names, parts of speech. Column files as published, and anybody's own.
+
+columns (lines -> words and tags) -> entities (tags -> those of training) -> here (rows with targets) -> tag_windows
+(rows -> sequences) -> items.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
+
+from cloze.errors import ConfigError, DataError, did_you_mean
+from cloze.files import COMPRESSED
+from cloze.kinds import IGNORED
+from cloze.lines import RowError
+from cloze.tasks.items import Item
+from cloze.tasks.labels import LabelSet
+from cloze.tasks.source import OnBadRow, Source
+from cloze.tasks.spec import Read
+from cloze.tasks.tables import Record, open_table, table_ending
+from cloze.tasks.tagging.columns import Sentence, Sentences, column_number, read_columns
+from cloze.tasks.tagging.entities import are_entities, find_tags, unify
+from cloze.tasks.tagging.windows import read_words, tag_windows
+from cloze.text import Tokenizer
+from cloze.text.characters import is_ideograph
+
+logger = logging.getLogger("cloze")
+
+Value = TypeVar("Value")
+
+# Published folders: the file of each split, under any of its names, also compressed.
+Files = Mapping[str, tuple[str, ...]]
+CONLL: Files = {
+    "train": ("eng.train", "train.txt"),
+    "dev": ("eng.testa", "valid.txt", "dev.txt"),
+    "test": ("eng.testb", "test.txt"),
+}
+MSRA: Files = {"train": ("train.txt",), "dev": ("dev.txt",), "test": ("test.txt",)}
+BIO_NER: Files = {"train": ("train.tsv",), "dev": ("devel.tsv", "dev.tsv"), "test": ("test.tsv",)}
+PUBLISHED_TAGS = {"conll": CONLL, "msra": MSRA, "bio-ner": BIO_NER}
+
+
+@dataclass(frozen=True)
+class TaggedSentences:
+    """Sentences as words, with the index of each word's tag."""
+
+    words: list[list[str]]
+    targets: list[list[int]]
+    labels: LabelSet
+    places: list[str]
+    between: list[list[str]]  # what stood in the other columns
+    order: list[int]  # neighbours in a document have neighbouring numbers
+    path: Path
+    marked: bool = False  # the file says where documents begin
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def select(self, indices: Sequence[int]) -> "TaggedSentences":
+        """The sentences at these indices, in their order."""
+        return TaggedSentences(
+            words=[self.words[index] for index in indices],
+            targets=[self.targets[index] for index in indices],
+            labels=self.labels,
+            places=[self.places[index] for index in indices],
+            between=[self.between[index] for index in indices],
+            order=[self.order[index] for index in indices],
+            path=self.path,
+            marked=self.marked,
+            skipped=self.skipped,
+        )
+
+    def documents(self) -> list[list[str]]:
+        """Each sentence as running text."""
+        return [[join_words(words)[0]] for words in self.words]
+
+    @cached_property
+    def neighbours(self) -> list[list[int]]:
+        """The sentences in groups that follow one another in a document; a file without documents is one, and told."""
+        if not self.marked:
+            logger.warning("%s has no -DOCSTART- lines: all of it is taken as one document", self.path)
+        return group_neighbours(self.order)
+
+
+def group_neighbours(order: Sequence[int]) -> list[list[int]]:
+    """Indices in groups whose numbers follow one another."""
+    groups: list[list[int]] = []
+    for index, number in enumerate(order):
+        if index and number == order[index - 1] + 1:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """Words as running text, and where each stands in it: spaces between, but none in Chinese."""
+    # Corpora of Chinese go by characters, and part those of a number or an English word, too.
+    characters = all(len(word) == 1 for word in words) and any(map(is_ideograph, words))
+    text, places = "", list[tuple[int, int]]()
+    for word in words:
+        if text and not characters and not (is_ideograph(text[-1]) and is_ideograph(word[0])):
+            text += " "
+        places.append((len(text), len(text) + len(word)))
+        text += word
+    return text, places
+
+
+def tag_items(examples: TaggedSentences, tokenizer: Tokenizer, *, context: bool = False) -> list[Item]:
+    """What a model trains on: windows, with a word's tag at its first token and nothing asked elsewhere."""
+    windows = tag_windows(tokenizer, read_words(tokenizer, examples.words), examples.neighbours if context else None)
+    items = []
+    for window in windows:
+        target = [IGNORED] * len(window.encoding.ids)
+        for served in window.served:
+            for word, place in enumerate(served.places, start=served.first):
+                target[place] = examples.targets[served.row][word]
+        items.append(Item((window.encoding,), target))
+    return items
+
+
+def read_published_tags(files: Files, source: Source, split: str, labels: LabelSet | None) -> Read:
+    """A split of a folder of column files."""
+    if split not in files:
+        raise ConfigError(f"{source.task} has no split {split!r}{did_you_mean(split, files)}")
+    if split == "dev" and source.dev is not None:
+        path = source.dev
+    else:
+        path = source.data if source.data.is_file() else _find(source.data, files[split])
+    on_bad_row = source.on_bad_row or "stop"
+    return _read(path, read_columns(path, on_bad_row=on_bad_row), labels, on_bad_row)
+
+
+def read_own_tags(source: Source, split: str, labels: LabelSet | None) -> Read:
+    """The user's own: a column file, or a table with the words of a sentence and their tags in each row."""
+    path = source.dev if split == "dev" and source.dev is not None else source.data
+    on_bad_row = source.on_bad_row or "stop"
+    if is_word_table(path):
+        found = read_word_lists(path, text=source.text, label=source.label, on_bad_row=on_bad_row)
+    else:
+        word, tag = column_numbers(source, path)
+        found = read_columns(path, on_bad_row=on_bad_row, word=word, tag=tag)
+    return _read(path, found, labels, on_bad_row)
+
+
+def column_numbers(source: Source, path: Path) -> tuple[int, int]:
+    """Which columns of a word a line hold words and tags: the first and the last, unless others were given."""
+    given = source.columns_named()
+    word = column_number("text", given["text"], path) if "text" in given else 1
+    tag = column_number("label", given["label"], path) if "label" in given else -1
+    return word, tag
+
+
+def is_word_table(path: Path) -> bool:
+    """Whether a file has a sentence a row, with columns by name. In ``.tsv`` a word a line is what people have."""
+    return table_ending(path) in {".csv", ".jsonl", ".ndjson", ".parquet"}
+
+
+def read_word_lists(path: Path, *, text: str, label: str | None, on_bad_row: OnBadRow = "stop") -> Sentences:
+    """Read JSONL, Parquet or CSV: in each row a list of words and a list of tags, or both with spaces between them.
+
+    Without a column of labels, the words alone are read.
+    """
+    sentences: list[Sentence] = []
+    order, skipped, problem = 0, 0, ""
+    with closing(open_table(path)) as table:
+        while True:
+            order += 1
+            try:
+                sentences.append(_take_words(path, next(table), text, label, order))
+            except StopIteration:
+                break
+            except RowError as error:
+                if on_bad_row == "stop":
+                    raise
+                skipped, problem = skipped + 1, problem or str(error)
+    if not sentences:
+        told = f"all of its {skipped} rows are bad; the first: {problem}" if skipped else "no rows in it; expected one"
+        raise DataError(f"{path}: {told}")
+    return Sentences(sentences, skipped=skipped)
+
+
+def take_word_lists(path: Path, text: str) -> tuple[list[list[str]], list[dict[str, object]]] | None:
+    """The lists of words in a column of JSONL or Parquet, and all columns; None where it holds running texts."""
+    with closing(open_table(path)) as table:
+        first = next(table, None)
+        if first is None or not isinstance(first.cells.get(text), list):
+            return None
+        records = [first, *table]
+    return [_texts(record, text) for record in records], [record.cells for record in records]
+
+
+def has_word_lists(path: Path, text: str) -> bool:
+    """Whether a column of JSONL or Parquet holds lists of words, as its first row tells."""
+    with closing(open_table(path)) as table:
+        first = next(table, None)
+    return first is not None and isinstance(first.cells.get(text), list)
+
+
+def each_word_list(path: Path, text: str) -> Iterator[tuple[list[str], dict[str, object]]]:
+    """The lists of words in a column, and all columns, one after the other as they are read."""
+    with closing(open_table(path)) as table:
+        for record in table:
+            yield _texts(record, text), record.cells
+
+
+def _take_words(path: Path, record: Record, text: str, label: str | None, order: int) -> Sentence:
+    spaced = table_ending(path) == ".csv"  # which has no lists
+    words = _texts(record, text, spaced=spaced)
+    tags = [] if label is None else _texts(record, label, spaced=spaced)
+    if label is not None and len(words) != len(tags):
+        raise RowError(
+            f"{record.place}: {len(words)} words in {text!r}, but {len(tags)} tags in {label!r}; give one each"
+        )
+    line = int(record.place.rpartition(":")[2])
+    return Sentence(path, line, order, words, tags, [""] * len(words), one_line=True)
+
+
+def _texts(record: Record, name: str, *, spaced: bool = False) -> list[str]:
+    """A list of texts out of a record; numbers, as some corpora have for tags, are taken as they are written."""
+    values = record.cells.get(name)
+    if spaced and isinstance(values, str):
+        values = values.split()
+    if not isinstance(values, list) or not values:
+        there = f"is {values!r:.40}" if name in record.cells else "is not there"
+        raise RowError(
+            f'{record.place}: {name!r} {there}; expected a list such as ["a", "b"]: name it by --text, --label'
+        )
+    texts = [str(value) if isinstance(value, int) else value for value in values]
+    for number, value in enumerate(texts, start=1):
+        if not isinstance(value, str) or not value.strip():
+            raise RowError(f"{record.place}: item {number} of {name!r} is {value!r:.40}; expected a text")
+        if any("\ud800" <= character <= "\udfff" for character in value):
+            raise RowError(f"{record.place}: item {number} of {name!r} has half of a character; write both halves")
+    return texts
+
+
+def find_tag_file(folder: Path, names: Sequence[str]) -> Path | None:
+    """The file of a split, plain or compressed; None if there is none."""
+    spelled = [folder / f"{name}{ending}" for name in names for ending in ("", *COMPRESSED)]
+    return next((path for path in spelled if path.is_file()), None)
+
+
+def _find(folder: Path, names: Sequence[str]) -> Path:
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder; expected one with {' or '.join(names)} in it")
+    found = find_tag_file(folder, names)
+    if found is not None:
+        return found
+    raise DataError(f"{folder} has no {' or '.join(names)} (nor one of them compressed); check the folder")
+
+
+def _read(path: Path, found: Sentences, labels: LabelSet | None, on_bad_row: OnBadRow) -> Read:
+    """Sentences with the indices of their tags, among those of training."""
+    given = labels.names if labels is not None else (tag for one in found.sentences for tag in one.tags)
+    read_tags = unify if are_entities(given) else attrgetter("tags")
+    told = _keep(found.sentences, read_tags, on_bad_row)
+    known = labels or find_tags(told.values)
+    tags = dict(zip((one.line for one in told.sentences), told.values, strict=True))
+
+    def indices(sentence: Sentence) -> list[int]:
+        found = [known.indices.get(tag) for tag in tags[sentence.line]]
+        # To name the place of each tag takes longer than all the rest, and only a strange one needs it.
+        return [
+            known.index(tags[sentence.line][word], sentence.place_of(word)) if index is None else index
+            for word, index in enumerate(found)
+        ]
+
+    kept = _keep(told.sentences, indices, on_bad_row)
+    examples = TaggedSentences(
+        words=[one.words for one in kept.sentences],
+        targets=kept.values,
+        labels=known,
+        places=[one.place for one in kept.sentences],
+        between=[one.between for one in kept.sentences],
+        order=[one.order for one in kept.sentences],
+        path=path,
+        marked=found.marked,
+        skipped=found.skipped + told.skipped + kept.skipped,
+    )
+    return Read(examples, known)
+
+
+class _Kept(NamedTuple, Generic[Value]):
+    sentences: list[Sentence]
+    values: list[Value]
+    skipped: int
+
+
+def _keep(sentences: Sequence[Sentence], value_of: Callable[[Sentence], Value], on_bad_row: OnBadRow) -> _Kept[Value]:
+    """The sentences of which something can be told, and what."""
+    kept: list[Sentence] = []
+    values: list[Value] = []
+    problem: RowError | None = None
+    for sentence in sentences:
+        try:
+            values.append(value_of(sentence))
+            kept.append(sentence)
+        except RowError as error:
+            if on_bad_row == "stop":
+                raise
+            problem = problem or error
+    if not kept:
+        raise DataError(f"{sentences[0].path}: all of its {len(sentences)} sentences are bad; the first: {problem}")
+    return _Kept(kept, values, len(sentences) - len(kept))

@@ -1,0 +1,136 @@
+"""Sentences as ids -> sequences for a model that tells of each word: what it reads, and the words that it tells of.
+
+A word is told of at its first token. A sentence beyond the model's room is read in overlapping windows, and each word
+is told of where it has the most text around it, so that none is lost or asked for twice. With neighbours, a window
+holds as many whole sentences of a document as it has room for and tells of all of them; the room that is left goes to
+the text before and after.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from cloze.errors import ConfigError
+from cloze.text import Encoding, Pieces, Tokenizer, window_places
+from cloze.text.encoding import word_stretches
+
+# The ids of a sentence, word by word.
+WordIds = list[list[int]]
+
+
+@dataclass(frozen=True)
+class Served:
+    """Neighbouring words of a row, from number ``first`` on: the place of each one's first token in the sequence."""
+
+    row: int
+    first: int
+    places: list[int]
+
+
+@dataclass(frozen=True)
+class TagWindow:
+    """A sequence, and the words that it tells of."""
+
+    encoding: Encoding
+    served: list[Served]
+
+
+def read_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[WordIds]:
+    """The ids of each word; one of which nothing is left, such as a lone control character, is [UNK]."""
+    distinct = list({word: None for words in sentences for word in words})
+    found = tokenizer.encode_pieces(distinct)
+    ids = {word: pieces.ids or [tokenizer.unknown_id] for word, pieces in zip(distinct, found, strict=True)}
+    return [[ids[word] for word in words] for words in sentences]
+
+
+def split_text(tokenizer: Tokenizer, pieces: Pieces) -> tuple[list[tuple[int, int]], WordIds]:
+    """The words of a running text, as the tokenizer splits it: where each stands, and its ids."""
+    stretches = list(word_stretches(tokenizer.word_starts(pieces.ids), pieces.marks))
+    places = [(pieces.offsets[start][0], pieces.offsets[stop - 1][1]) for start, stop in stretches]
+    return places, [pieces.ids[start:stop] for start, stop in stretches]
+
+
+def tag_windows(
+    tokenizer: Tokenizer,
+    sentences: Sequence[WordIds],
+    groups: Sequence[Sequence[int]] | None = None,
+    step: int | None = None,
+) -> list[TagWindow]:
+    """The sequences for some rows; ``groups`` are rows that are neighbours, and read together.
+
+    A long sentence has a window every ``step`` tokens, half of the room unless told otherwise.
+    """
+    room = tokenizer.room(1)
+    if room < 1:
+        raise ConfigError(
+            f"length is {tokenizer.max_length}; at least 3 was expected, for a token between two special ones"
+        )
+    step = max(1, min(step or room // 2, room))
+    if groups is None:
+        groups = [[row] for row in range(len(sentences))]
+    return [window for rows in groups for window in _read_group(tokenizer, sentences, rows, step)]
+
+
+def _read_group(
+    tokenizer: Tokenizer, sentences: Sequence[WordIds], rows: Sequence[int], step: int
+) -> Iterator[TagWindow]:
+    room = tokenizer.room(1)
+    ids = [number for row in rows for word in sentences[row] for number in word]
+    ends = [0]
+    for row in rows:
+        ends.append(ends[-1] + sum(map(len, sentences[row])))
+    first = 0
+    while first < len(rows):
+        start, last = ends[first], first + 1
+        if ends[last] - start > room:
+            yield from _read_long(tokenizer, sentences[rows[first]], rows[first], step)
+            first = last
+            continue
+        while last < len(rows) and ends[last + 1] - start <= room:
+            last += 1
+        stop = ends[last]
+        spare = room - (stop - start)
+        left = min(start, max(spare // 2, spare - (len(ids) - stop)))
+        served, place = list[Served](), left + 1  # after [CLS]
+        for row in rows[first:last]:
+            served.append(Served(row, 0, _places(sentences[row], place)))
+            place += sum(map(len, sentences[row]))
+        yield TagWindow(_assemble(tokenizer, ids[start - left : stop + spare - left]), served)
+        first = last
+
+
+def _read_long(tokenizer: Tokenizer, sentence: WordIds, row: int, step: int) -> list[TagWindow]:
+    room = tokenizer.room(1)
+    ids = [number for word in sentence for number in word]
+    places = window_places(len(ids), room, step)
+    words = _places(sentence, 0)
+    chosen = [_best_window(word, places, room, step) for word in words]
+    served: dict[int, list[Served]] = {}
+    for window, numbers in groupby(range(len(words)), chosen.__getitem__):
+        first, *others = numbers
+        inside = [words[number] - places[window][0] + 1 for number in (first, *others)]  # after [CLS]
+        served.setdefault(window, []).append(Served(row, first, inside))
+    # A window within a word, or between two others that know better, has nothing to tell.
+    return [TagWindow(_assemble(tokenizer, ids[slice(*places[window])]), served[window]) for window in sorted(served)]
+
+
+def _best_window(word: int, places: Sequence[tuple[int, int]], room: int, step: int) -> int:
+    """Of the windows that hold a token, the one with the most text on its shorter side; the first of equals."""
+    earliest = max(0, -(-(word - room + 1) // step))
+    latest = min(word // step, len(places) - 1)
+    return max(
+        range(earliest, latest + 1), key=lambda window: min(word - places[window][0], places[window][1] - 1 - word)
+    )
+
+
+def _places(sentence: WordIds, start: int) -> list[int]:
+    """Where each word's first token stands, the sentence's own standing at ``start``."""
+    places = []
+    for word in sentence:
+        places.append(start)
+        start += len(word)
+    return places
+
+
+def _assemble(tokenizer: Tokenizer, ids: list[int]) -> Encoding:
+    return tokenizer.assemble(Pieces(ids, [(0, 0)] * len(ids)))

@@ -1,0 +1,1 @@
+"""Out-of-vocabulary words: the five-rung ladder, coverage reports and vocabulary extension."""

@@ -1,0 +1,214 @@
+"""From the engine's tokens up the ladder: only words that need it are touched, so that the others cost nothing.
+
+Added words are ordinary entries to the engine, which would take them for the beginnings of longer words
+too. A longer word is therefore split again without them: they match as whole words only.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import compress, count
+from typing import NamedTuple, TypeVar
+
+from cloze.errors import CheckpointError
+from cloze.text.encoding import Mark, Pieces, is_word_start
+from cloze.text.engine import build_engine, build_normalizer
+from cloze.text.oov.ladder import FILE, Entity
+from cloze.text.oov.phrases import Match, Phrase, Phrases, Words
+from cloze.text.oov.spelling import Speller
+from cloze.text.tokenizer_files import TokenizerSettings
+from cloze.text.vocabulary import CONTINUATION, UNKNOWN
+
+Item = TypeVar("Item")
+# The same few words come again and again.
+_REMEMBERED = 50_000
+
+
+class Edit(NamedTuple):
+    """Tokens ``start`` to ``stop`` become others."""
+
+    start: int
+    stop: int
+    ids: Sequence[int]
+    offsets: Sequence[tuple[int, int]]
+    mark: Mark | None
+
+
+class Climber:
+    """A folder's ladder, ready to use; ``engine`` is the one whose tokens it takes."""
+
+    def __init__(self, settings: TokenizerSettings, ids: Mapping[str, int]) -> None:
+        ladder = settings.ladder
+        self._made_of = settings, ids
+        added = set(ladder.words)
+        base = {piece: number for piece, number in ids.items() if piece not in added}
+        self._pieces = settings.pieces
+        self._unknown = ids[UNKNOWN]
+        self._word_starts = [not piece.startswith(CONTINUATION) for piece in settings.pieces]
+        self._base = build_engine(settings, base)
+        singles = {word: ids[word] for word in ladder.words if self.basic_words(word) == (word,)}
+        self.engine = build_engine(settings, base | singles) if singles else self._base
+        self.added = frozenset(singles.values())
+        self._speller = Speller(self._base, build_normalizer(settings, chinese=False), base, singles, ladder)
+        self._spells = ladder.characters or ladder.look_alikes or bool(singles)
+        self._split_again = lru_cache(_REMEMBERED)(self._split)
+        self._phrases = Phrases(())  # phrases are read without each other
+        several = [word for word in ladder.words if word not in singles]
+        phrases = [
+            *self._read_phrases(several, [(ids[word],) for word in several], [Mark("added")] * len(several)),
+            *self._read_entities(ladder.entities),
+        ]
+        self._reads_unknown = self._spells or any(phrase.words is not None for phrase in phrases)
+        self._phrases = Phrases(phrases)
+
+    def __reduce__(self) -> tuple[type["Climber"], tuple[TokenizerSettings, Mapping[str, int]]]:
+        # What is remembered of words does not travel to other processes.
+        return Climber, self._made_of
+
+    @property
+    def reach(self) -> int:
+        """How many tokens a phrase may take: what follows so many of them has no say in what they become."""
+        return self._phrases.longest
+
+    def basic_words(self, text: str) -> tuple[str, ...]:
+        """Return the words of a text, normalised, before any of them is split into pieces."""
+        normalised = self._base.normalizer.normalize_str(text)
+        return tuple(word for word, _ in self._base.pre_tokenizer.pre_tokenize_str(normalised))
+
+    def climb(self, texts: Sequence[str], found: Sequence[Pieces]) -> list[Pieces]:
+        """Take the engine's tokens of texts up the ladder."""
+        mended = [self._mend(text, pieces) for text, pieces in zip(texts, found, strict=True)]
+        if not self._phrases:
+            return mended
+        places = self._phrases.places([pieces.ids for pieces in mended])
+        return [self._put_phrases(*one) if one[2] else one[1] for one in zip(texts, mended, places, strict=True)]
+
+    def climb_ids(self, batch: Sequence[list[int]]) -> list[list[int] | None]:
+        """Do the same without offsets; return None where only the text can tell."""
+        mended = [self._mend_ids(ids) for ids in batch]
+        if not self._phrases:
+            return mended
+        places = self._phrases.places([ids or () for ids in mended])
+        return [self._put_ids(ids, some) if ids and some else ids for ids, some in zip(mended, places, strict=True)]
+
+    def _mend(self, text: str, pieces: Pieces) -> Pieces:
+        edits = list(self._mend_words(text, pieces))
+        return _edited(pieces, edits) if edits else pieces
+
+    def _mend_ids(self, ids: list[int]) -> list[int] | None:
+        if self._reads_unknown and self._unknown in ids:
+            return None
+        longer = self._longer_words(ids)
+        ids = _spliced(ids, [(start, stop, self._split_again(tuple(ids[start:stop]))) for start, stop in longer])
+        return None if longer and self._unknown in ids else ids
+
+    def _put_phrases(self, text: str, pieces: Pieces, places: Sequence[int]) -> Pieces:
+
+        def starts_word(place: int) -> bool:
+            return is_word_start(place, self._word_starts[pieces.ids[place]], pieces.marks)
+
+        def words_at(start: int, stop: int) -> Words:
+            first, last = _stretch(pieces, start, stop)
+            return self.basic_words(text[first:last])
+
+        found = self._phrases.find(pieces.ids, places, starts_word, words_at)
+        return _edited(pieces, [_replace(match, pieces) for match in found]) if found else pieces
+
+    def _put_ids(self, ids: list[int], places: Sequence[int]) -> list[int]:
+        found = self._phrases.find(ids, places, lambda place: self._word_starts[ids[place]], lambda *_: None)
+        return _spliced(ids, [(match.start, match.stop, match.replacement) for match in found])
+
+    def _mend_words(self, text: str, pieces: Pieces) -> Iterator[Edit]:
+        """Spell what is unknown, and split again the words that only begin with an added one."""
+        places = self._longer_words(pieces.ids)
+        if self._spells and self._unknown in pieces.ids:
+            places += [(place, place + 1) for place, number in enumerate(pieces.ids) if number == self._unknown]
+        for start, stop in sorted(places):
+            first, last = _stretch(pieces, start, stop)
+            spelled = self._speller.spell(text[first:last])
+            offsets = [(first + one, first + other) for one, other in spelled.offsets]
+            yield Edit(start, stop, spelled.ids, offsets, spelled.mark)
+
+    def _longer_words(self, ids: Sequence[int]) -> list[tuple[int, int]]:
+        """Find the words that begin with an added one and go on."""
+        if self.added.isdisjoint(ids):
+            return []
+        found = []
+        for place in compress(count(), map(self.added.__contains__, ids)):
+            stop = place + 1
+            while stop < len(ids) and not self._word_starts[ids[stop]]:
+                stop += 1
+            if stop > place + 1:
+                found.append((place, stop))
+        return found
+
+    def _split(self, ids: tuple[int, ...]) -> list[int]:
+        word = "".join(self._pieces[number].removeprefix(CONTINUATION) for number in ids)
+        return [token.id for token in self._base.model.tokenize(word)]
+
+    def _read_entities(self, entities: Sequence[Entity]) -> Iterator[Phrase]:
+        replacements = [tuple(pieces.ids) for pieces in self._read([entity.words for entity in entities])]
+        for entity, replacement in zip(entities, replacements, strict=True):
+            if not replacement or self._unknown in replacement:
+                raise CheckpointError(
+                    f"{FILE}: the entity {entity.surface[:50]!r} stands for {entity.words[:50]!r}, "
+                    "which the vocabulary does not know; give words that it knows"
+                )
+        marks = [Mark("entity", entity.kind) for entity in entities]
+        return self._read_phrases([entity.surface for entity in entities], replacements, marks)
+
+    def _read_phrases(
+        self, surfaces: Sequence[str], replacements: Sequence[tuple[int, ...]], marks: Sequence[Mark]
+    ) -> Iterator[Phrase]:
+        for surface, pieces, replacement, mark in zip(surfaces, self._read(surfaces), replacements, marks, strict=True):
+            if not pieces.ids:
+                raise CheckpointError(f"{FILE}: {surface[:50]!r} has no word in it that a text could have")
+            words = self.basic_words(surface) if self._unknown in pieces.ids else None
+            yield Phrase(tuple(pieces.ids), replacement, mark, words)
+
+    def _read(self, texts: Sequence[str]) -> list[Pieces]:
+        found = self.engine.encode_batch(list(texts), add_special_tokens=False)
+        return self.climb(texts, [Pieces(encoding.ids, encoding.offsets) for encoding in found])
+
+
+def _stretch(pieces: Pieces, start: int, stop: int) -> tuple[int, int]:
+    """Return the characters that some tokens cover."""
+    return pieces.offsets[start][0], pieces.offsets[stop - 1][1]
+
+
+def _replace(match: Match, pieces: Pieces) -> Edit:
+    """Put a phrase's replacement in its place: each token of it points to the whole phrase."""
+    whole = _stretch(pieces, match.start, match.stop)
+    return Edit(match.start, match.stop, match.replacement, [whole] * len(match.replacement), match.mark)
+
+
+def _edited(pieces: Pieces, edits: Sequence[Edit]) -> Pieces:
+    return Pieces(
+        _spliced(pieces.ids, [(edit.start, edit.stop, edit.ids) for edit in edits]),
+        _spliced(pieces.offsets, [(edit.start, edit.stop, edit.offsets) for edit in edits]),
+        pieces.unread,
+        _spliced(pieces.marks or [None] * len(pieces.ids), list(_marks(edits))),
+    )
+
+
+def _marks(edits: Sequence[Edit]) -> Iterator[tuple[int, int, Sequence[Mark | None]]]:
+    """Yield the marks of each edit; two words side by side are two, though the same thing was done to both."""
+    end, last = -1, None
+    for edit in edits:
+        mark = edit.mark
+        if mark is not None and edit.start == end and mark is last:
+            mark = Mark(mark.rung, mark.kind)
+        yield edit.start, edit.stop, [mark] * len(edit.ids)
+        end, last = edit.stop, mark
+
+
+def _spliced(items: list[Item], changes: Sequence[tuple[int, int, Sequence[Item]]]) -> list[Item]:
+    """Return the items with stretches of them replaced; the stretches are in order and do not overlap."""
+    if not changes:
+        return items
+    result: list[Item] = []
+    end = 0
+    for start, stop, replacement in changes:
+        result += items[end:start]
+        result += replacement
+        end = stop
+    return result + items[end:]

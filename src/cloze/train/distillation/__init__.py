@@ -1,0 +1,1 @@
+"""Distillation of a fine-tuned teacher into a smaller student."""

@@ -1,0 +1,180 @@
+"""``cloze distill``: a smaller model learns a task from a larger one that was fine-tuned to it.
+
+The loop and the run are those of fine-tuning; the rows are held to the teacher's labels and read as the teacher reads
+them. The student that is saved is a model folder like any other.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from cloze.checkpoint import (
+    HEAD_OF,
+    ModelFolder,
+    TaskLabels,
+    any_fingerprint,
+    find_source,
+    load_any,
+    save_folder,
+)
+from cloze.errors import ConfigError, RequestError
+from cloze.files import replace_json
+from cloze.model.adapters import without_attachment
+from cloze.predict import Model, evaluate_examples, write_report
+from cloze.predict.answering import fit_threshold
+from cloze.progress import Progress, Silent
+from cloze.tasks.answering.examples import Questions
+from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.items import fingerprint
+from cloze.tasks.labels import LabelSet
+from cloze.tasks.registry import TaskData, find_task, read_task
+from cloze.tasks.source import Source
+from cloze.train.curves import draw_curves
+from cloze.train.distillation.distill_report import compare
+from cloze.train.distillation.objective import DistillBatches, DistillObjective, compares_attention
+from cloze.train.distillation.settings import DistillSettings
+from cloze.train.distillation.students import make_student
+from cloze.train.distillation.unlabelled import read_unlabelled
+from cloze.train.finetuning.finetune import ITEMS, finetuning_card, make_batches
+from cloze.train.memory import keep_freed_memory
+from cloze.train.run import Run
+from cloze.train.scored import train_scored
+from cloze.train.settings import FinetuneSettings
+
+REPORT = "distillation.json"
+_PARTIAL = "model.partial"
+
+
+def distill(
+    source: Source,
+    model: str | Path,
+    out: str | Path,
+    *,
+    unlabelled: str | Path | None = None,
+    settings: DistillSettings | None = None,
+    device: str | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Distil a fine-tuned model into a smaller one and return the run's folder. The same call goes on."""
+    settings, progress = settings or DistillSettings(), progress or Silent()
+    teacher = _load_teacher(model, source)
+    assert teacher.task is not None
+    data = read_task(source, labels=LabelSet(teacher.task.names) if teacher.task.names else None)
+    for note in data.notes:
+        progress.say(note)
+    student = _start(teacher, settings, progress)
+    texts = None if unlabelled is None else read_unlabelled(Path(unlabelled), source, data)
+    if texts is not None and not settings.logits_weight:
+        raise ConfigError("logits_weight is 0, but rows without labels teach nothing else; leave out --unlabelled")
+    asked = {
+        "command": "distill",
+        "model": str(Path(model)),
+        **source.recorded(),
+        "unlabelled": None if unlabelled is None else str(unlabelled),
+        "rows": len(data.train),
+        "unlabelled_rows": 0 if texts is None else len(texts),
+        # What has changed meanwhile, rows or teacher, would be mixed in.
+        "content": fingerprint(data.train, data.dev, *([] if texts is None else [texts])),
+        "teacher": any_fingerprint(find_source(model)),
+    }
+    run = Run.open(Path(out), asked | asdict(settings), fresh=fresh)
+    if run.done_already(progress):
+        return run.folder
+    keep_freed_memory()
+    wise, small = Model(teacher, device=device), Model(student, device=device)
+    how = _reading(teacher, settings)
+    # Where attention is compared, it is that of padded batches: texts of like length need little padding.
+    like_lengths = compares_attention(small.bert, wise.bert, settings)
+    batches = _batches(data, texts, student, how, small, progress, like_lengths=like_lengths)
+    train_scored(
+        DistillObjective(small.bert, wise.bert, HEAD_OF[data.kind], settings).to(small.device),
+        batches,
+        how,
+        run,
+        progress,
+        small,
+        data.metrics[0],
+        lambda: evaluate_examples(small, data.kind, data.dev, data.metrics).metrics,
+    )
+    _finish(run, wise, small, student, data, how, asked)
+    return run.folder
+
+
+def _load_teacher(model: str | Path, source: Source) -> ModelFolder:
+    """The teacher with whatever is attached to it; low-rank changes become part of its layers."""
+    kind = find_task(source.task).kind
+    found = load_any(find_source(model))
+    task = found.task
+    if task is None or task.kind != kind or HEAD_OF[kind] not in found.model.head_names:
+        there = f"does {task.kind}" if task else f"has the heads: {', '.join(found.model.head_names) or 'none'}"
+        raise RequestError(f"{model}: {source.task} needs a teacher fine-tuned to {kind}; this one {there}")
+    merges = found.adapter is not None and found.adapter.attachment.kind == "lora"
+    return replace(found, model=without_attachment(found.model) if merges else found.model, adapter=None)
+
+
+def _start(teacher: ModelFolder, settings: DistillSettings, progress: Progress) -> ModelFolder:
+    """A student that reads as its teacher does."""
+    assert teacher.task is not None
+    bert = make_student(teacher, settings)
+    heads = bert.config.heads, teacher.model.config.heads
+    if settings.attention_weight and heads[0] != heads[1]:
+        progress.say(f"the student has {heads[0]} heads and the teacher {heads[1]}: attention is not compared")
+    # What was fitted to the teacher's own answers is not the student's.
+    task = replace(teacher.task, temperature=TaskLabels.temperature, threshold=TaskLabels.threshold)
+    return ModelFolder(bert, teacher.tokenizer, task)
+
+
+def _reading(teacher: ModelFolder, settings: DistillSettings) -> FinetuneSettings:
+    assert teacher.task is not None
+    return settings.training(teacher.tokenizer.max_length, teacher.task.long_texts, context=teacher.task.context)
+
+
+def _batches(
+    data: TaskData,
+    texts: LabelledTexts | None,
+    student: ModelFolder,
+    how: FinetuneSettings,
+    small: Model,
+    progress: Progress,
+    *,
+    like_lengths: bool,
+) -> DistillBatches:
+    tokenizer = student.tokenizer
+    items = ITEMS[data.kind](data.train, tokenizer, how, progress)
+    if texts is not None:
+        items += ITEMS[data.kind](texts, tokenizer, how, progress)
+        skipped = f"; {texts.skipped} bad ones were skipped" if texts.skipped else ""
+        progress.say(f"{len(texts)} rows without labels are read as well{skipped}")
+    batches = make_batches(items, data.kind, tokenizer, how, small.device, progress, like_lengths=like_lengths)
+    return DistillBatches(batches)
+
+
+def _finish(
+    run: Run,
+    teacher: Model,
+    student: Model,
+    contents: ModelFolder,
+    data: TaskData,
+    how: FinetuneSettings,
+    asked: Mapping[str, Any],
+) -> None:
+    """Write scores, curves, the comparison and, last, the model: its presence says that the run is over."""
+    student.bert.eval()
+    # How it was taught is no property of the student: who trains it further finds what its teacher had.
+    usual = {name: getattr(teacher.bert.config, name) for name in ("dropout", "attention_dropout")}
+    student.bert.config = replace(student.bert.config, **usual)
+    if isinstance(data.dev, Questions):
+        contents = replace(contents, task=fit_threshold(student, data.dev))
+        student = Model(contents, device=str(student.device))
+    evaluation = evaluate_examples(student, data.kind, data.dev, data.metrics)
+    write_report(evaluation, run.folder)
+    draw_curves(run.metrics(), run.folder / "curves.png")
+    # Its size on disk is part of the comparison.
+    partial = run.folder / _PARTIAL
+    card = finetuning_card(contents, evaluation, how, data, asked) + f"\nDistilled from {asked['model']}.\n"
+    save_folder(replace(contents, card=card), partial)
+    replace_json(run.folder / REPORT, compare(teacher, student, partial, data, evaluation.metrics))
+    partial.rename(run.model_folder)
+    run.clear()

@@ -1,0 +1,114 @@
+"""Who learns from a teacher: some of its own layers, a new model, or another one that knows the same words."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from cloze.checkpoint import HEAD_OF, ModelFolder, find_source, load_folder
+from cloze.errors import ConfigError
+from cloze.model import Bert, BertConfig, HeadName, preset
+from cloze.model.surgery import with_heads
+from cloze.text import Tokenizer
+from cloze.text.tokenizer_files import TokenizerSettings
+from cloze.train.distillation.settings import DistillSettings, Take
+
+_LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
+
+
+def make_student(teacher: ModelFolder, settings: DistillSettings) -> Bert:
+    """A student with the head of its teacher's task, and no other."""
+    assert teacher.task is not None
+    head = HEAD_OF[teacher.task.kind]
+    if settings.student is not None:
+        return _from_folder(teacher, settings.student, settings)
+    config = teacher.model.config
+    if settings.preset is not None:
+        shape = preset(
+            settings.preset,
+            config.vocab_size,
+            positions=config.positions,
+            segments=config.segments,
+            pad_id=config.pad_id,
+        )
+        new = Bert.fresh(
+            _with_dropout(shape, settings.dropout),
+            (head,),
+            labels=teacher.model.labels,
+            seed=settings.seed,
+        )
+        return new.eval()
+    layers = max(1, config.layers // 2) if settings.layers is None else settings.layers
+    if layers > config.layers:
+        raise ConfigError(f"layers is {layers}, but the teacher has {config.layers}; at most as many were expected")
+    chosen = layers_to_take(config.layers, layers, settings.take or "alternate")
+    if teacher.model.reader is None:
+        return with_layers(teacher.model, chosen, head, settings.dropout)
+    # Its head reads what the reader makes of the states, which has another width, and has never seen a pooler.
+    headless = with_layers(teacher.model, chosen, None, settings.dropout)
+    return with_heads(headless, (head,), labels=teacher.model.labels, keep=False, seed=settings.seed).eval()
+
+
+def layers_to_take(teacher: int, student: int, take: Take) -> list[int]:
+    """The layers of a teacher that a student starts from, counted from 0."""
+    if take == "first":
+        return list(range(student))
+    return [(number + 1) * teacher // student - 1 for number in range(student)]
+
+
+def with_layers(model: Bert, layers: Sequence[int], head: HeadName | None, dropout: float | None = None) -> Bert:
+    """A model of some of the layers of another, with its embeddings, its pooler and one of its heads, or none."""
+    config = _with_dropout(replace(model.config, layers=len(layers)), dropout)
+    smaller = Bert(config, () if head is None else (head,), labels=model.labels, pooler=model.pooler is not None)
+    places = {str(old): new for new, old in enumerate(layers)}
+    state = {}
+    for name, tensor in model.state_dict().items():
+        layer = _LAYER.match(name)
+        if layer is None or config.shared_layers:
+            state[name] = tensor
+        elif layer[1] in places:
+            state[f"encoder.layers.{places[layer[1]]}.{name[layer.end() :]}"] = tensor
+    smaller.load_state_dict({name: state[name] for name in smaller.state_dict()})
+    return smaller.eval()
+
+
+def _from_folder(teacher: ModelFolder, name: str, settings: DistillSettings) -> Bert:
+    """Another model, with a new head unless it has that of the very same task."""
+    found = load_folder(find_source(name))
+    if not _read_alike(teacher.tokenizer, found.tokenizer):
+        raise ConfigError(
+            f"{name}: has another vocabulary than the teacher ({found.tokenizer.size} pieces and "
+            f"{teacher.tokenizer.size}), or reads texts otherwise; choose a student with the teacher's"
+        )
+    length, config = teacher.tokenizer.max_length, found.model.config
+    if config.positions < length:
+        raise ConfigError(f"{name}: reads at most {config.positions} tokens, but the teacher reads {length}")
+    if config.segments < teacher.model.config.segments:
+        raise ConfigError(
+            f"{name}: tells {config.segments} segments apart, but the teacher {teacher.model.config.segments}"
+        )
+    assert teacher.task is not None
+    same = found.task is not None and (found.task.kind, found.task.names) == (teacher.task.kind, teacher.task.names)
+    labels = teacher.model.labels
+    return with_heads(
+        found.model,
+        (HEAD_OF[teacher.task.kind],),
+        labels=labels,
+        keep=same,
+        seed=settings.seed,
+        dropout=settings.dropout,
+    )
+
+
+def _read_alike(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether two tokenizers make the same ids of every text; how many at the most is another matter."""
+
+    def words(tokenizer: Tokenizer) -> TokenizerSettings:
+        said = tokenizer.settings
+        accents = said.lowercase if said.strip_accents is None else said.strip_accents
+        return replace(said, max_length=1, segments=1, strip_accents=accents)
+
+    return words(one) == words(other)
+
+
+def _with_dropout(config: BertConfig, dropout: float | None) -> BertConfig:
+    return config if dropout is None else replace(config, dropout=dropout, attention_dropout=dropout)

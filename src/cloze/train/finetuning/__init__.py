@@ -1,0 +1,1 @@
+"""Fine-tuning on tasks, with search, augmentation and domain adaptation."""

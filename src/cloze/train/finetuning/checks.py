@@ -1,0 +1,70 @@
+"""What a task, a model and settings have to do with each other, found out before a run's folder is made.
+
+A run writes down what it was asked to do, and then refuses anything else: what can never be must not get that far.
+"""
+
+from dataclasses import fields
+from pathlib import Path
+
+from cloze.checkpoint import ModelFolder, find_source, load_folder
+from cloze.errors import ConfigError
+from cloze.kinds import TaskKind
+from cloze.tasks.registry import TaskData
+from cloze.train.finetuning.more_rows import check_augment
+from cloze.train.settings import FinetuneSettings
+
+_TEXTS: tuple[TaskKind, ...] = ("classify", "multilabel", "regress")
+_LABELS: tuple[TaskKind, ...] = ("classify", "multilabel")
+# What is understood where there are no labels to learn: similarity, correction.
+_WITHOUT_LABELS = {
+    *("epochs", "batch", "length", "rate", "warmup", "weight_decay", "dropout"),
+    *("patience", "freeze_layers", "layer_decay", "precision", "save_every", "seed"),
+}
+
+
+def check_task(data: TaskData, model: str | Path, settings: FinetuneSettings) -> ModelFolder:
+    """The model that these rows are to be learned by, if it can learn them so."""
+    check_kind(data.kind, settings)
+    base = load_folder(find_source(model))
+    check_length(settings.length, base)
+    check_augment(data, base, str(model), settings)
+    return base
+
+
+def check_length(length: int, base: ModelFolder) -> None:
+    """Refuse more tokens than a model has positions for."""
+    most = base.model.config.positions
+    if length > most:
+        raise ConfigError(
+            f"length is {length}, but the model reads at most {most} tokens; "
+            "use that, or give it more with cloze extend --positions"
+        )
+
+
+def check_understood(settings: FinetuneSettings, task: str) -> None:
+    """Refuse what training without labels would silently leave undone."""
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if field.name not in _WITHOUT_LABELS and value != field.default:
+            raise ConfigError(f"{field.name} is {value!r}, which training for {task} does not know; leave it out")
+
+
+def check_kind(kind: TaskKind, settings: FinetuneSettings) -> None:
+    """Refuse what this kind of task would silently leave undone."""
+    if settings.context and kind != "tag":
+        raise ConfigError(f"context is for tagging, whose rows are sentences of documents; this task is to {kind}")
+    if settings.calibrate and kind not in _LABELS:
+        raise ConfigError(f"calibrate is for labels of texts; this task is to {kind}")
+    if settings.class_weights != "none" and kind not in _LABELS:
+        raise ConfigError(f"class_weights are for labels of texts; this task is to {kind}")
+    if settings.augment != "none" and kind not in _TEXTS:
+        raise ConfigError(
+            f"augment is for labels and numbers of texts; this task is to {kind}, whose targets are places in them"
+        )
+    if settings.long_texts != "cut" and kind not in _TEXTS:
+        why = "where options are cut" if kind == "choose" else "which reads long texts in windows by itself"
+        raise ConfigError(f"long_texts is for labels and numbers of texts; this task is to {kind}, {why}")
+    if settings.stride != FinetuneSettings.stride and kind != "answer":
+        raise ConfigError(f"stride is for answers in long contexts; this task is to {kind}")
+    if settings.longest_answer != FinetuneSettings.longest_answer and kind != "answer":
+        raise ConfigError(f"longest_answer is for answers in texts; this task is to {kind}")

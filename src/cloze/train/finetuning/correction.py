@@ -1,0 +1,201 @@
+"""``cloze finetune correction``: texts with mistakes and the same without, for a model that is to correct.
+
+The text as it stands is read, and the head of pre-training is asked at every word that is one token what should stand
+there: most often what does. This is ``correction`` masking with mistakes that people made. The loop and the run are
+those of fine-tuning.
+
+Dimensions: B texts of a batch, T tokens, M tokens that are asked about, V vocabulary.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from torch import nn
+
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_source, load_folder
+from cloze.errors import CheckpointError, DataError
+from cloze.kinds import IGNORED
+from cloze.model import Bert
+from cloze.model.losses import masked_word_logits, masked_word_loss
+from cloze.model.surgery import with_heads
+from cloze.predict import Model
+from cloze.predict.correction.corrector import proposed_changes
+from cloze.progress import Progress, Silent
+from cloze.tasks.correction.correction_metrics import score_corrections
+from cloze.tasks.correction.correction_threshold import applied, choose_threshold
+from cloze.tasks.correction.files import Corrections, correction_columns, read_corrections
+from cloze.tasks.correction.settings import CorrectionSettings
+from cloze.tasks.items import Item, fingerprint
+from cloze.tasks.source import Source
+from cloze.tasks.splits import split_dev
+from cloze.text import Tokenizer
+from cloze.train.ending import end_run
+from cloze.train.finetuning.checks import check_length, check_understood
+from cloze.train.finetuning.task_batches import TaskBatch, TaskBatches, tell_cut
+from cloze.train.finetuning.trainable import freeze_lowest
+from cloze.train.loop import Outcome
+from cloze.train.memory import keep_freed_memory
+from cloze.train.run import Run
+from cloze.train.scored import train_scored
+from cloze.train.settings import FinetuneSettings
+
+# A share of rows without a mistake that is too small to tell how often a model raises a false alarm.
+_FEW_RIGHT = 0.2
+_WHOLE = 1_000_000  # tokens, more than any row has
+
+
+class CorrectionObjective(nn.Module):
+    """Cross-entropy of what should stand at each token that is asked about."""
+
+    def __init__(self, model: Bert) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> Outcome:
+        """This part's share of the loss of a batch."""
+        inputs, targets = batch.inputs, batch.targets.flatten()
+        positions = targets.ne(IGNORED).nonzero().flatten()  # (M,)
+        last = self.model(inputs.ids, inputs.segments, inputs.mask, positions).last
+        logits = masked_word_logits(self.model, last, positions).float()  # (M, V)
+        asked, share = targets[positions], max(1, totals["targets"])
+        right = logits.detach().argmax(-1).eq(asked).sum()
+        return Outcome(masked_word_loss(logits, asked, share), {"accuracy": right / share})
+
+
+@dataclass(frozen=True)
+class CorrectionData:
+    """Rows to train on, and rows to choose the threshold on and to score."""
+
+    train: Corrections
+    dev: Corrections
+
+
+def finetune_correction(
+    source: Source,
+    model: str | Path,
+    out: str | Path,
+    *,
+    settings: FinetuneSettings | None = None,
+    device: str | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Train on a table, or on a folder of SIGHAN's; return the run's folder. The same call goes on."""
+    settings, progress = settings or FinetuneSettings(), progress or Silent()
+    check_understood(settings, "correction")
+    data = read_correction_data(source, progress)
+    tuned = _start(load_folder(find_source(model)), str(model), settings)
+    wrapped = Model(tuned, device=device)
+    items = correction_items(data.train, tuned.tokenizer, progress)
+    facts = {"command": "finetune", "model": str(Path(model)), **source.recorded()}
+    content = {"rows": len(data.train), "content": fingerprint(data.train, data.dev)}
+    run = Run.open(Path(out), facts | content | asdict(settings), fresh=fresh)
+    if run.done_already(progress):
+        return run.folder
+    keep_freed_memory()
+    batches = TaskBatches(
+        items, settings.batch, settings.seed, tuned.tokenizer.pad_id, wrapped.device, labels_tokens=True
+    )
+    precision = train_scored(
+        CorrectionObjective(wrapped.bert),
+        batches,
+        settings,
+        run,
+        progress,
+        wrapped,
+        "correction_f1",
+        lambda: _score(wrapped, data.dev),
+    )
+    _finish(run, wrapped, tuned, data, replace(settings, precision=precision.name))
+    return run.folder
+
+
+def read_correction_data(source: Source, progress: Progress) -> CorrectionData:
+    """Rows to train on and others to score on; of these some without a mistake, since most texts have none."""
+    source_column, target_column = correction_columns(source.text, source.label)
+    read = partial(read_corrections, source=source_column, target=target_column, on_bad_row=source.on_bad_row)
+    train = read(source.data, training=True)
+    if train.right == len(train):
+        raise DataError(f"{source.data}: no row has a mistake; expected texts with mistakes, and the same without")
+    if train.skipped:
+        progress.say(f"{train.skipped} bad training rows were skipped")
+    if source.dev is not None:
+        dev = read(source.dev)
+    else:
+        train, dev = split_dev(train)
+        progress.say(f"no --dev file: {len(dev)} of the training rows, a tenth, are kept for scoring")
+    if dev.right < _FEW_RIGHT * len(dev):
+        dev = _every_other_put_right(dev)
+        progress.say("hardly a dev row is without a mistake: every other one is put right, to count false alarms")
+    return CorrectionData(train, dev)
+
+
+def _every_other_put_right(rows: Corrections) -> Corrections:
+    both = zip(rows.sources, rows.targets, strict=True)
+    return replace(rows, sources=[source if number % 2 else target for number, (source, target) in enumerate(both)])
+
+
+def correction_items(rows: Corrections, tokenizer: Tokenizer, progress: Progress) -> list[Item]:
+    """Texts as they stand, with what should stand at each word that is one token; nothing is asked elsewhere."""
+    items = []
+    read = tokenizer.encode_batch(rows.sources)
+    # Words are counted in whole texts: cut ones, in other pieces before and after, end at different words.
+    sources, targets = (tokenizer.encode_batch(texts, max_length=_WHOLE) for texts in (rows.sources, rows.targets))
+    for number, (given, whole, wanted) in enumerate(zip(read, sources, targets, strict=True)):
+        before, after = tokenizer.words(whole, rows.sources[number]), tokenizer.words(wanted, rows.targets[number])
+        if len(before) != len(after):  # a word too many, or too few: nothing says which belongs to which
+            continue
+        target = [IGNORED] * len(given.ids)
+        for word, right in zip(before, after, strict=True):
+            known = len(word.ids) == len(right.ids) == 1 and right.ids[0] != tokenizer.unknown_id
+            if known and word.first < len(given.ids) - 1:  # the last is [SEP]
+                target[word.first] = right.ids[0]
+        items.append(Item((given,), target))
+    if len(items) < len(rows):
+        left = len(rows) - len(items)
+        progress.say(f"{left} of {len(rows)} training rows have not as many words as they should: left out")
+    tell_cut(items, tokenizer.max_length, progress)
+    if not items:
+        raise DataError(
+            f"{rows.places[0]}: this row and all others have not as many words as they should; "
+            "only words that stand for words can be learned"
+        )
+    return items
+
+
+def _start(base: ModelFolder, name: str, settings: FinetuneSettings) -> ModelFolder:
+    """The model with its head of pre-training; without one, it would have to learn the language from the rows."""
+    if "mlm" not in base.model.heads:
+        raise CheckpointError(f"{name}: no masked-word head; train one with 'cloze pretrain --model {name}'")
+    check_length(settings.length, base)
+    bert = with_heads(base.model, ["mlm"], keep=True, seed=settings.seed, dropout=settings.dropout)
+    freeze_lowest(bert, settings.freeze_layers)
+    if bert.pooler is not None:
+        bert.pooler.requires_grad_(False)  # nothing asks it
+    length = min(settings.length, base.tokenizer.max_length)
+    return ModelFolder(bert, base.tokenizer.with_max_length(length), None, EmbeddingSettings())
+
+
+def _score(model: Model, dev: Corrections) -> dict[str, float]:
+    """All figures at the threshold that suits these rows best."""
+    changes = proposed_changes(model, dev.sources, CorrectionSettings(reading="seen"))
+    threshold = choose_threshold(dev.sources, dev.targets, changes)
+    told_right = score_corrections(dev.sources, dev.targets, applied(dev.sources, changes, threshold))
+    return told_right | {"threshold": threshold}
+
+
+def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: CorrectionData, settings: FinetuneSettings) -> None:
+    """Write scores, and end the run."""
+    wrapped.bert.eval()
+    scored = _score(wrapped, data.dev)
+    run.write_results({**scored, "rows": len(data.dev)})
+    scores = "\n".join(f"- {name}: {value:.4f}" for name, value in scored.items())
+    card = (
+        "# BERT, trained to correct\n\n"
+        f"- corrects: what it is surer of than {scored['threshold']:.4f}, looking at the text as it stands\n"
+        f"- training: {len(data.train):,} rows, {settings.summary}\n\n"
+        f"On {len(data.dev):,} dev rows, at the threshold that suits them best:\n\n{scores}\n"
+    )
+    end_run(run, replace(tuned, card=card, correcting=scored["threshold"]))

@@ -1,0 +1,1 @@
+"""Pre-training: masked language modelling with NSP, SOP or no sentence objective."""

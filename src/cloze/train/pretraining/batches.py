@@ -1,0 +1,83 @@
+"""The batches of a run: short sequences first, long ones at the end (appendix A.2: 90 % at 128 tokens, 10 % at 512)."""
+
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTables
+from cloze.corpus.shards import Corpus
+from cloze.corpus.word_tables import open_word_tables
+from cloze.errors import ConfigError
+from cloze.model import Bert
+from cloze.model.cost import count_flops
+from cloze.text import Tokenizer
+from cloze.train.settings import PretrainSettings
+
+
+@dataclass(frozen=True)
+class Phases:
+    """One or two sources of batches, by how far the training is."""
+
+    short: PretrainingBatches
+    long: PretrainingBatches | None
+    long_from: float
+
+    @classmethod
+    def open(cls, data: Path, tokenizer: Tokenizer, settings: PretrainSettings, tables: WordTables) -> "Phases":
+        """The batches of a prepared corpus."""
+        corpus = Corpus.open(data)
+
+        def batches(*, long: bool) -> PretrainingBatches:
+            return PretrainingBatches(
+                corpus,
+                tokenizer,
+                batch=settings.sequences(long=long),
+                examples=settings.examples(long=long),
+                masks=settings.masks(),
+                seed=settings.seed,
+                static=settings.static,
+                tables=tables,
+            )
+
+        long = None if settings.long_length is None else batches(long=True)
+        return cls(batches(long=False), long, 1 - settings.long_share)
+
+    def check(self, processes: int, accumulate: int) -> None:
+        """Refuse what would end the training at its first step, or hours later where the second phase begins."""
+        fewest, batch = processes * accumulate, self.short.batch
+        share = f"{processes} processes with {accumulate} parts each share"
+        if fewest > batch:
+            raise ConfigError(f"batch is {batch}, but {share} it; use a --batch of at least {fewest}")
+        self.short.at(0)
+        if self.long is None:
+            return
+        if fewest > self.long.batch:
+            enough = -(-fewest * self.long.examples.length // self.short.examples.length)
+            raise ConfigError(
+                f"batch is {batch}, which is {self.long.batch} of the long sequences, but {share} them; "
+                f"use a --batch of at least {enough}"
+            )
+        copy(self.long).at(0)  # what it has planned is not kept until it is needed
+
+    def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> PretrainingBatch:
+        """A part of the batch of a step, counted from 0."""
+        return self._now(progress).at(step, part, parts)
+
+    def _now(self, progress: float) -> PretrainingBatches:
+        return self.long if self.long is not None and progress >= self.long_from else self.short
+
+
+def open_tables(data: Path, tokenizer: Tokenizer, settings: PretrainSettings) -> WordTables:
+    """The words that the settings' way of masking needs."""
+    return open_word_tables(data, tokenizer, settings.masking, settings.entities, settings.similar, settings.seed)
+
+
+def flops_a_token(bert: Bert, settings: PretrainSettings, long: float) -> float:
+    """Operations that a token costs in a step, where so large a share of all tokens is of the second phase."""
+    short_cost, long_cost = (
+        count_flops(
+            bert.config, bert.head_names, length, chosen=settings.mask_rate, checkpointing=settings.checkpointing
+        )
+        for length in (settings.length, settings.longest)
+    )
+    return (1 - long) * short_cost + long * long_cost

@@ -1,0 +1,210 @@
+"""``cloze plan``: what a pre-training will take, before hours are spent. A few steps are timed, the rest worked out."""
+
+import json
+import math
+import resource
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from cloze.checkpoint import find_source
+from cloze.corpus.batches import PretrainingBatch
+from cloze.corpus.shards import read_manifest
+from cloze.errors import DataError
+from cloze.model import Bert
+from cloze.model.cost import Estimate, estimate
+from cloze.predict import choose_device
+from cloze.progress import Progress, Silent
+from cloze.text import Tokenizer
+from cloze.train.memory import IdleMemory, give_back_freed_memory, keep_freed_memory
+from cloze.train.optimizer import make_optimizer
+from cloze.train.precision import Precision, measure_peak
+from cloze.train.pretraining.batches import Phases, flops_a_token, open_tables
+from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
+from cloze.train.pretraining.pretrain import start_model
+from cloze.train.settings import PretrainSettings
+
+# At least so many steps are timed, and more where they take no time: with many, memory shows what batches of other
+# sizes add to it.
+TIMED, MOST_TIMED, SECONDS = 3, 20, 5.0
+# On a CPU, where freed memory is kept, trainings of forty steps took up to so much more than their first four.
+KEPT = 1.08
+RECORDED = Path(__file__).with_name("recorded_runs.json")
+Bound = Literal["lower", "upper"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to expect of a run."""
+
+    estimate: Estimate
+    peak_bytes: int  # what the timed steps really took, with the program itself, and room for batches of other sizes
+    tokens_a_step: int
+    seconds_a_step: float
+    share_of_peak: float
+    steps: int
+    hours: float
+    epochs: float
+    expected: "ExpectedLoss | None"
+    precision: str
+
+    @property
+    def tokens(self) -> int:
+        """All that the model will read."""
+        return self.steps * self.tokens_a_step
+
+
+@dataclass(frozen=True)
+class ExpectedLoss:
+    """What runs of this project reached after as much text."""
+
+    loss: float
+    like: str  # the run that it is taken from
+    # Less text than before that run was first looked at: that loss is a lower bound. More than it read: its last one is
+    # an upper bound.
+    bound: Bound | None = None
+
+
+def plan(
+    data: str | Path,
+    *,
+    model: str | Path | None = None,
+    settings: PretrainSettings | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> Plan:
+    """Time a few steps of the very training that these settings describe, and work out the rest."""
+    settings, progress, data = settings or PretrainSettings(), progress or Silent(), Path(data)
+    give_back_freed_memory() if settings.checkpointing else keep_freed_memory()
+    place = choose_device(device)
+    manifest = read_manifest(data)
+    start = None if model is None else find_source(model)
+    bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress)
+    precision = Precision.choose(settings.precision, place)
+    batches = Phases.open(data, tokenizer, settings, open_tables(data, tokenizer, settings))
+    seconds, tokens = _phase(bert, batches, settings, precision, 0.0, progress)
+    share_of_long = 0.0  # of the tokens
+    if settings.long_length:
+        long_seconds, long_tokens = _phase(bert, batches, settings, precision, 1.0, progress)
+        seconds += settings.long_share * (long_seconds - seconds)
+        tokens += settings.long_share * (long_tokens - tokens)
+        share_of_long = settings.long_share * long_tokens / tokens
+    steps, hours = _extent(settings, seconds)
+    numbers = memory_of(bert, settings, precision)
+    read = round(steps * tokens)
+    return Plan(
+        estimate=numbers,
+        peak_bytes=round(_peak_memory(place) * (KEPT if place.type == "cpu" and not settings.checkpointing else 1)),
+        tokens_a_step=round(tokens),
+        seconds_a_step=seconds,
+        share_of_peak=tokens / seconds * flops_a_token(bert, settings, share_of_long) / measure_peak(precision),
+        steps=steps,
+        hours=hours,
+        epochs=read / manifest["splits"]["train"]["tokens"],
+        expected=None if start else expected_loss(numbers.parameters, read, recorded_runs()),
+        precision=precision.name,
+    )
+
+
+def memory_of(bert: Bert, settings: PretrainSettings, precision: Precision) -> Estimate:
+    """Parameters, work and memory of the largest step."""
+    longest = settings.longest
+    rows = max(1, settings.batch * settings.length // longest) if settings.long_length else settings.batch
+    return estimate(
+        bert.config,
+        bert.head_names,
+        batch=-(-rows // settings.accumulate),
+        length=longest,
+        chosen=settings.mask_rate,
+        checkpointing=settings.checkpointing,
+        # As the encoder decides: dropout and bfloat16 have them written out on a CPU; accelerators have a fused kernel.
+        explicit=precision.device.type == "cpu" and (bert.config.attention_dropout > 0 or precision.bf16),
+    )
+
+
+def _phase(
+    bert: Bert, batches: Phases, settings: PretrainSettings, precision: Precision, done: float, progress: Progress
+) -> tuple[float, float]:
+    """Seconds and tokens of a step, the best of some after one to warm up."""
+    objective = PretrainingObjective(bert.to(precision.device), pretraining_heads(settings), precision.device)
+    bert.encoder.checkpointing = settings.checkpointing
+    optimizer = make_optimizer(objective, settings.rate, settings.weight_decay)
+    objective.train()
+    times: list[float] = []
+    tokens: list[int] = []
+    idle = IdleMemory()
+    while len(times) <= TIMED or (len(times) < MOST_TIMED and sum(times) < SECONDS):
+        step = len(times)
+        progress.advance("timing", min(step, TIMED), TIMED + 1)
+        start = time.perf_counter()
+        parts = [batches.at(step, part, settings.accumulate, done) for part in range(settings.accumulate)]
+        _update(objective, optimizer, parts, precision)
+        times.append(time.perf_counter() - start)
+        tokens.append(sum(part.token_count for part in parts))
+        idle.after_step()
+    return min(times[1:]), float(np.mean(tokens))
+
+
+def _update(
+    objective: PretrainingObjective,
+    optimizer: torch.optim.Optimizer,
+    parts: Sequence[PretrainingBatch],
+    precision: Precision,
+) -> None:
+    totals = {name: sum(part.counts[name] for part in parts) for name in parts[0].counts}
+    optimizer.zero_grad()
+    for part in parts:
+        with precision.autocast():
+            outcome = objective(part, totals)
+        outcome.loss.backward()
+    torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # the work of a step without its effect
+    optimizer.step()
+
+
+def _peak_memory(device: torch.device) -> int:
+    """Bytes at the highest point so far: of the accelerator, or of this process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Kilobytes on Linux, bytes on macOS.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _extent(settings: PretrainSettings, seconds: float) -> tuple[int, float]:
+    """Steps and hours, whichever of the two bounds ends the run."""
+    loop = settings.loop()
+    by_clock = math.inf if loop.hours is None else 3600 * loop.hours / seconds
+    steps = max(1, round(min(by_clock, math.inf if loop.steps is None else loop.steps)))
+    return steps, steps * seconds / 3600
+
+
+def recorded_runs(path: Path = RECORDED) -> list[dict[str, Any]]:
+    """Held-out losses along runs of this project: name, parameters, and points of (tokens seen, loss)."""
+    try:
+        runs: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(f"{path}: cannot be read ({error}); install cloze again") from error
+    return runs
+
+
+def expected_loss(parameters: int, tokens: int, runs: Sequence[Mapping[str, Any]]) -> ExpectedLoss | None:
+    """The loss of the recorded run whose model is nearest in size, after as many tokens, at its best until then.
+
+    A run may be several, one after the other, and each goes up a little when its rate does. Nothing is made up before
+    its first point and beyond its last.
+    """
+    if not runs:
+        return None
+    nearest = min(runs, key=lambda run: abs(math.log(run["parameters"] / parameters)))
+    seen, losses = zip(*nearest["points"], strict=True)
+    loss = float(np.interp(math.log(max(1, tokens)), np.log(seen), np.minimum.accumulate(losses)))
+    bound: Bound | None = "lower" if tokens < seen[0] else "upper" if tokens > seen[-1] else None
+    return ExpectedLoss(loss, nearest["name"], bound)

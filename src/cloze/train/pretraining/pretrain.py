@@ -1,0 +1,213 @@
+"""``cloze pretrain``: masked words and sentences (section 3.1), from scratch or from a model."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_model, find_source, load_folder
+from cloze.checkpoint.embedding_files import read_embedding
+from cloze.corpus.shards import read_manifest, verify_corpus
+from cloze.errors import ConfigError, DataError
+from cloze.model import Bert, BertConfig, preset
+from cloze.model.surgery import missing_heads, with_heads
+from cloze.predict import choose_device
+from cloze.progress import Progress, Silent
+from cloze.text import Tokenizer
+from cloze.train.board import Board
+from cloze.train.ending import end_run
+from cloze.train.loop import Company, train
+from cloze.train.memory import give_back_freed_memory, keep_freed_memory
+from cloze.train.precision import Precision, measure_peak
+from cloze.train.pretraining.batches import Phases, flops_a_token, open_tables
+from cloze.train.pretraining.card import pretraining_card
+from cloze.train.pretraining.held_out import evaluate_all, open_held_out
+from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
+from cloze.train.run import Run
+from cloze.train.settings import FREE, PretrainSettings
+from cloze.train.team import Team, whole_state
+
+
+def pretrain(
+    data: str | Path,
+    out: str | Path,
+    *,
+    model: str | Path | None = None,
+    settings: PretrainSettings | None = None,
+    device: str | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Pre-train on a prepared corpus and return the run's folder. The same call goes on where another stopped.
+
+    Started by torchrun, every process calls this, and they train one model together.
+    """
+    settings, progress = settings or PretrainSettings(), progress or Silent()
+    team = Team.join(choose_device(device))
+    try:
+        return _pretrain(Path(data), Path(out), model, settings, fresh, progress if team.leads else Silent(), team)
+    finally:
+        team.leave()
+
+
+def _pretrain(
+    data: Path,
+    out: Path,
+    model: str | Path | None,
+    settings: PretrainSettings,
+    fresh: bool,
+    progress: Progress,
+    team: Team,
+) -> Path:
+    read_manifest(data)  # a folder that is no corpus should be called just that
+    if team.leads:
+        verify_corpus(data)
+    start = None if model is None else find_source(model)
+    bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress)
+    tables = open_tables(data, tokenizer, settings)
+    batches = Phases.open(data, tokenizer, settings, tables)
+    batches.check(team.size, settings.accumulate)  # now, not after the folder is made
+    held_out = open_held_out(data, tokenizer, settings, tables, team, progress)
+    run = _open_run(out, _recorded(data, model, settings), fresh, team)
+    if run.done_already(progress):
+        return run.folder
+    bert.encoder.checkpointing = settings.checkpointing
+    give_back_freed_memory() if settings.checkpointing else keep_freed_memory()
+    heads = pretraining_heads(settings)
+    objective = PretrainingObjective(bert.to(team.device), heads, team.device)
+    evaluate = (lambda pause: evaluate_all(held_out, objective, pause)) if held_out else None
+    company = _company(objective, settings, run, team)
+    precision = train(objective, batches, settings.loop(), run, progress, evaluate, company)
+    plain = _plain(bert)
+    if team.leads:
+        _finish(run, data, plain, tokenizer, replace(settings, precision=precision.name), model)
+    team.wait()
+    return run.folder
+
+
+def start_model(
+    tokenizer: Tokenizer, settings: PretrainSettings, model: Path | None, progress: Progress
+) -> tuple[Bert, Tokenizer]:
+    """A fresh model of the preset, or the one to go on with; its tokenizer ends where its positions were trained."""
+    heads = pretraining_heads(settings)
+    if model is None:
+        bert, longest = _fresh(tokenizer, settings), settings.longest
+    else:
+        loaded = load_folder(model)
+        _refuse_shape(model, loaded.model.config, settings)
+        if not loaded.tokenizer.reads_like(tokenizer):
+            raise DataError(f"{model}: the text was prepared with another vocabulary; prepare it with --vocab {model}")
+        missing = missing_heads(loaded.model, heads)
+        if missing:
+            progress.say(f"{model}: lacks the heads {', '.join(missing)}; new ones start at random")
+        unused = [name for name in loaded.model.head_names if name not in heads]
+        if unused:
+            progress.say(f"{model}: its heads {', '.join(unused)} have no part in this training and are left out")
+        bert = with_heads(loaded.model, heads, keep=True, seed=settings.seed, dropout=settings.dropout)
+        longest = max(loaded.tokenizer.max_length, settings.longest)
+        tokenizer = tokenizer.with_segments(loaded.tokenizer.segments)
+    if settings.longest > bert.config.positions:
+        raise ConfigError(
+            f"length is {settings.longest}, but the model reads at most {bert.config.positions} tokens; "
+            "lengthen it with 'cloze extend --positions'"
+        )
+    return bert, tokenizer.with_max_length(longest)
+
+
+def _fresh(tokenizer: Tokenizer, settings: PretrainSettings) -> Bert:
+    dropout = BertConfig.dropout if settings.dropout is None else settings.dropout
+    config = preset(
+        settings.preset,
+        tokenizer.size,
+        dropout=dropout,
+        attention_dropout=dropout,
+        pad_id=tokenizer.pad_id,
+        embedding_size=settings.embedding_size,
+        shared_layers=settings.shared_layers,
+        positions=max(512, settings.longest),
+    )
+    return Bert.fresh(config, pretraining_heads(settings), seed=settings.seed)
+
+
+def _refuse_shape(model: Path, config: BertConfig, settings: PretrainSettings) -> None:
+    """Refuse a shape that is not the model's; the recipe that it was made by names its own, and goes on with it."""
+    other_width = settings.embedding_size not in (None, config.embedding_size)
+    if other_width or (settings.shared_layers and not config.shared_layers):
+        raise ConfigError(f"--model {model} has its shape already; shared_layers and embedding_size are of new models")
+
+
+def _recorded(data: Path, model: str | Path | None, settings: PretrainSettings) -> dict[str, Any]:
+    """What the run was asked to do, for comparing with what it is asked next time."""
+    values = {name: value for name, value in asdict(settings).items() if name not in FREE}
+    for name in ("entities", "similar"):
+        path: Path | None = values[name]
+        # By content: a file that has changed gives other masks, one that was moved does not.
+        values[name] = None if path is None else _fingerprint(path)
+    # What tells one prepared corpus from another, wherever it lies.
+    corpus = read_manifest(data)["recipe"]
+    return {"command": "pretrain", "data": corpus, "model": str(Path(model)) if model else None, **values}
+
+
+def _fingerprint(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+def _open_run(out: Path, recorded: Mapping[str, Any], fresh: bool, team: Team) -> Run:
+    """The leader makes the folder, the others find it."""
+    # Whoever starts processes again after one has died gives them the same command, whose --fresh has been heard.
+    fresh = fresh and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    run = Run.open(out, recorded, fresh=fresh) if team.leads else None
+    team.wait()
+    return run or Run.open(out, recorded)
+
+
+def _company(objective: PretrainingObjective, settings: PretrainSettings, run: Run, team: Team) -> Company:
+    precision = Precision.choose(settings.precision, team.device)
+    # Each process measures for itself; all do what the first has found.
+    precision = replace(precision, bf16=team.total([float(precision.bf16 and team.leads)])[0] > 0)
+    bert = objective.model
+    board = Board(run.folder) if settings.tensorboard and team.leads else None
+    return Company(
+        team=team,
+        precision=precision,
+        layers=tuple(bert.encoder.layers),
+        # An update has as many tokens in the second phase as before.
+        flops_a_token=flops_a_token(bert, settings, settings.long_share if settings.long_length else 0.0),
+        peak=measure_peak(precision),
+        tell=board.tell if board else None,
+    )
+
+
+def _finish(
+    run: Run, data: Path, bert: Bert, tokenizer: Tokenizer, settings: PretrainSettings, model: str | Path | None
+) -> None:
+    """Write the results, and end the run."""
+    results = run_results(run.metrics())
+    run.write_results(results)
+    card = pretraining_card(bert, tokenizer, settings, read_manifest(data), results, model)
+    end_run(run, ModelFolder(bert, tokenizer, embedding=_embedding(model), card=card))
+
+
+def _embedding(model: str | Path | None) -> EmbeddingSettings:
+    """How the model that it started from makes vectors, but for what was fitted to its own states."""
+    found = None if model is None else find_model(find_source(model))
+    return EmbeddingSettings() if found is None else replace(read_embedding(found[0]), projections=())
+
+
+def run_results(metrics: list[dict[str, float]]) -> dict[str, float]:
+    """The newest value of each figure that a run ends with."""
+    newest = {name: value for row in metrics for name, value in row.items()}
+    kept = {name: value for name, value in newest.items() if name.startswith("held_out_")}
+    return {"steps": newest["step"], "hours": newest["seconds"] / 3600, "tokens_seen": newest["tokens_seen"], **kept}
+
+
+def _plain(bert: Bert) -> Bert:
+    """A copy with whole tensors on the CPU, whoever holds which share of them; every process has to ask."""
+    plain = Bert(bert.config, bert.head_names, labels=bert.labels, pooler=bert.pooler is not None)
+    plain.load_state_dict({name: tensor.cpu() for name, tensor in whole_state(bert).items()})
+    return plain.eval()
