@@ -27,7 +27,7 @@ from cloze.kinds import AdapterKind
 from cloze.model import Bert, preset
 from cloze.model.adapters import Attachment, attach
 from cloze.predict import Model
-from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.classification import LabelledTexts
 from cloze.tasks.metrics import score
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.source import Source

@@ -25,7 +25,7 @@ from cloze.files import replace_json
 from cloze.predict import evaluate
 from cloze.tasks.source import Source
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.pretraining.masked_words import evaluate_masked_words
+from cloze.train.pretraining.evaluation import evaluate_masked_words
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import BlankSettings, FinetuneSettings, PretrainSettings
 from first_rows import first_rows  # beside this file

@@ -64,9 +64,8 @@ def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, 
     from cloze.checkpoint import HEAD_OF, load_folder
     from cloze.model.surgery import with_heads
     from cloze.progress import Silent
-    from cloze.tasks.classify import sequence_items
-    from cloze.train.finetuning.task_batches import TaskBatches
-    from cloze.train.finetuning.task_objective import TaskObjective
+    from cloze.tasks.classification import sequence_items
+    from cloze.train.finetuning.objective import TaskBatches, TaskObjective
     from cloze.train.loop import Company, train
     from cloze.train.memory import keep_freed_memory
     from cloze.train.precision import Precision

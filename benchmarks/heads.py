@@ -19,13 +19,12 @@ from statistics import mean
 
 import torch
 
-from cloze.inspect.head_report import example_lines, findings, write_survey
-from cloze.inspect.pruning import head_importance, least_first, pruning_curve, random_order, removal_costs
-from cloze.inspect.pruning_picture import draw_curves
+from cloze.inspect.pruning import draw_curves, head_importance, least_first, pruning_curve, random_order, removal_costs
+from cloze.inspect.report import example_lines, findings, write_survey
 from cloze.inspect.settings import HeadSettings
 from cloze.inspect.survey import Survey, agreement, survey_heads
 from cloze.predict import evaluate_examples, load
-from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.classification import LabelledTexts
 from cloze.tasks.registry import find_task, read_examples
 from cloze.tasks.source import Source
 from cloze.train.finetuning.finetune import finetune

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from cloze.checkpoint import load_folder
-from cloze.checkpoint.extend import extend
+from cloze.checkpoint.convert import extend
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.documents import read_lines
 from cloze.corpus.preparation.prepare import prepare
@@ -30,10 +30,9 @@ from cloze.model.losses import masked_word_logits
 from cloze.model.surgery import WordStart, with_heads
 from cloze.text import Tokenizer
 from cloze.text.oov.coverage import Coverage, measure_coverage
-from cloze.train.optimizer import make_optimizer, set_rate
-from cloze.train.pretraining.held_out import SEED
+from cloze.train.optimization import Schedule, make_optimizer, set_rate
+from cloze.train.pretraining.evaluation import SEED
 from cloze.train.pretraining.objective import PretrainingObjective
-from cloze.train.schedule import Schedule
 from minilm import minilm  # beside this file
 
 LENGTH, BATCH, RATE = 64, 16, 2e-4

@@ -10,8 +10,8 @@ from itertools import chain
 
 import numpy as np
 
+from cloze.predict.correction.candidates import Proposals
 from cloze.predict.correction.corrector import best_reading
-from cloze.predict.correction.proposals import Proposals
 from cloze.tasks.correction.files import Corrections
 from cloze.tasks.correction.settings import CorrectionSettings
 from cloze.tasks.text_edits import Similar, cased_like

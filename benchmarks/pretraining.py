@@ -31,7 +31,7 @@ from cloze.model import Bert, HeadName, preset
 from cloze.model.cost import estimate
 from cloze.text import Tokenizer
 from cloze.train.memory import keep_freed_memory
-from cloze.train.optimizer import make_optimizer
+from cloze.train.optimization import make_optimizer
 from cloze.train.precision import Precision, measure_peak
 from cloze.train.pretraining.objective import PretrainingObjective
 

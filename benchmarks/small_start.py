@@ -21,10 +21,9 @@ from cloze.corpus.shards import Corpus
 from cloze.demo.flow import DATA
 from cloze.model import Bert, HeadName, preset
 from cloze.text import Tokenizer
-from cloze.train.optimizer import make_optimizer, set_rate
-from cloze.train.pretraining.held_out import SEED, HeldOut
+from cloze.train.optimization import Schedule, make_optimizer, set_rate
+from cloze.train.pretraining.evaluation import SEED, HeldOut
 from cloze.train.pretraining.objective import PretrainingObjective
-from cloze.train.schedule import Schedule
 
 TOKENS = 2048  # an update
 RATE = 2e-3

@@ -20,8 +20,8 @@ import torch
 from numpy.typing import NDArray
 from playwright.sync_api import CDPSession, Page, sync_playwright
 
+from cloze.inspect.views.data import View, view_of
 from cloze.inspect.views.page import write_page
-from cloze.inspect.views.view_data import View, view_of
 from cloze.predict import Attention, load
 from cloze.predict.batching import collate
 from minilm import minilm

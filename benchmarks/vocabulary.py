@@ -170,8 +170,8 @@ def quality(data: Path, folder: Path, megabytes: float, size: int) -> None:
     from cloze.corpus.documents import read_lines
     from cloze.progress import Silent
     from cloze.text import read_vocabulary
-    from cloze.text.counting import count_words
-    from cloze.text.fit import measure_fit
+    from cloze.text.word_counts import count_words
+    from cloze.text.wordpiece import measure_fit
 
     limit = megabytes * MEGABYTE
     train = write_lines(folder / "train.txt", books(data, held_out=False), limit)

@@ -15,7 +15,7 @@ from starlette.routing import Mount, Route, compile_path
 
 from cloze.progress import Progress
 from cloze.serve.inspect_routes import PLACE
-from cloze.serve.lookup import Posts
+from cloze.serve.responses import Posts
 from torture.campaign import Outcome
 from torture.services import Running, made_service
 

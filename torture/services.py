@@ -20,10 +20,9 @@ from tests.model.made import model_folder, saved
 
 from cloze.checkpoint import TaskLabels
 from cloze.kinds import PrecisionName
-from cloze.serve.app import make_app
 from cloze.serve.metrics import Metrics
 from cloze.serve.models import open_library
-from cloze.serve.server import Impatient
+from cloze.serve.server import Impatient, make_app
 from cloze.serve.service import Service
 from cloze.serve.settings import Limits, ServiceSettings
 from torture.vocabulary import CLOZE

@@ -25,13 +25,13 @@ _HOMES = {
     "adapt": "cloze.train.finetuning.domain_adaptation",
     "distill": "cloze.train.distillation.distill",
     "convert": "cloze.checkpoint.convert",
-    "extend": "cloze.checkpoint.extend",
+    "extend": "cloze.checkpoint.convert",
     "VocabularySettings": "cloze.corpus.settings",
     "PrepareSettings": "cloze.corpus.settings",
     "PretrainSettings": "cloze.train.settings",
     "FinetuneSettings": "cloze.train.settings",
-    "SearchSettings": "cloze.train.search_settings",
-    "AdaptSettings": "cloze.train.adapt_settings",
+    "SearchSettings": "cloze.train.settings",
+    "AdaptSettings": "cloze.train.settings",
     "DistillSettings": "cloze.train.distillation.settings",
     "Source": "cloze.tasks.source",
     "ClozeError": "cloze.errors",
@@ -39,7 +39,7 @@ _HOMES = {
 
 if TYPE_CHECKING:
     from cloze.checkpoint.convert import convert as convert
-    from cloze.checkpoint.extend import extend as extend
+    from cloze.checkpoint.convert import extend as extend
     from cloze.corpus.learn_vocabulary import train_vocabulary as train_vocabulary
     from cloze.corpus.preparation.prepare import prepare as prepare
     from cloze.corpus.settings import PrepareSettings as PrepareSettings
@@ -50,16 +50,16 @@ if TYPE_CHECKING:
     from cloze.predict import evaluate as evaluate
     from cloze.predict import load as load
     from cloze.tasks.source import Source as Source
-    from cloze.train.adapt_settings import AdaptSettings as AdaptSettings
     from cloze.train.distillation.distill import distill as distill
     from cloze.train.distillation.settings import DistillSettings as DistillSettings
     from cloze.train.finetuning.domain_adaptation import adapt as adapt
     from cloze.train.finetuning.finetune import finetune as finetune
     from cloze.train.finetuning.search import search as search
     from cloze.train.pretraining.pretrain import pretrain as pretrain
-    from cloze.train.search_settings import SearchSettings as SearchSettings
+    from cloze.train.settings import AdaptSettings as AdaptSettings
     from cloze.train.settings import FinetuneSettings as FinetuneSettings
     from cloze.train.settings import PretrainSettings as PretrainSettings
+    from cloze.train.settings import SearchSettings as SearchSettings
 
 
 def __getattr__(name: str) -> Any:

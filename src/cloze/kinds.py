@@ -12,7 +12,7 @@ TaskKind = Literal["classify", "multilabel", "regress", "tag", "answer", "choose
 # What becomes of a text beyond a model's length: text/truncation.py tells.
 LongTexts = Literal["cut", "head-tail", "windows"]
 
-# What may be trained in place of the model: model/adapters.py and model/lora.py.
+# What may be trained in place of the model: model/adapters.py and model/adapters.py.
 AdapterKind = Literal["houlsby", "lora"]
 # Which frozen states are read, and by what: model/frozen_features.py.
 Features = Literal["last", "last4", "mix"]

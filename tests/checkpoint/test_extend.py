@@ -11,7 +11,7 @@ import torch
 import transformers
 
 from cloze.checkpoint import ModelFolder, TaskLabels, load_folder
-from cloze.checkpoint.extend import extend
+from cloze.checkpoint.convert import extend
 from cloze.errors import CheckpointError, ConfigError, DataError
 from cloze.model import BertConfig, HeadName
 from cloze.model.surgery import WordStart

@@ -5,7 +5,7 @@ from contextlib import suppress
 import numpy
 import pytest
 
-from cloze.checkpoint.tensorflow.snappy import decompress
+from cloze.checkpoint.tensorflow.wire_format import decompress
 from cloze.errors import CheckpointError
 from tests.checkpoint.table_writer import copy, literal, mutations, snappy, varint
 

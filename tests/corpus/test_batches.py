@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTables
-from cloze.corpus.pairs import plan_next_sentences
-from cloze.corpus.plans import Ids
+from cloze.corpus.sampling import Ids, plan_next_sentences
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
 from cloze.corpus.shards import Corpus
 from cloze.errors import ConfigError, DataError

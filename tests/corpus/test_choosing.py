@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
-from cloze.corpus.choosing import Choice, budgets, choose_tokens, choose_words, draw_counts
-from cloze.corpus.plans import Flags, Ids
+from cloze.corpus.mask_selection import Choice, budgets, choose_tokens, choose_words, draw_counts
+from cloze.corpus.sampling import Flags, Ids
 from cloze.corpus.settings import MaskSettings
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import numpy as np
 
-from cloze.corpus.correction import write_words
+from cloze.corpus.mask_selection import write_words
 from cloze.corpus.masking import WordTables
-from cloze.corpus.word_tables import open_word_tables
+from cloze.corpus.similar_words import open_word_tables
 from cloze.text import Tokenizer
 
 TOKENIZER = Tokenizer.from_vocabulary(

@@ -3,10 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloze.corpus.choosing import budgets
-from cloze.corpus.entities import EntityFinder, read_entity_table
+from cloze.corpus.mask_selection import EntityFinder, budgets, read_entity_table
 from cloze.corpus.masking import STREAMS, Masker, WordTables
-from cloze.corpus.sequences import Sequences
+from cloze.corpus.sampling import Sequences
 from cloze.corpus.settings import MaskSettings
 from cloze.errors import DataError
 from cloze.text import Tokenizer

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from cloze.corpus.full_sentences import plan_full_sentences
-from cloze.corpus.plans import Ids, Plan
+from cloze.corpus.sampling import Ids, Plan, plan_full_sentences
 from cloze.corpus.settings import ExampleSettings
 from cloze.corpus.shards import Corpus
 from tests.corpus.made_corpora import make_corpus

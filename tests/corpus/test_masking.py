@@ -15,8 +15,7 @@ from cloze.corpus.masking import (
     ordinary_ids,
     span_boundaries,
 )
-from cloze.corpus.plans import Ids
-from cloze.corpus.sequences import Sequences
+from cloze.corpus.sampling import Ids, Sequences
 from cloze.corpus.settings import MaskSettings
 from cloze.errors import ConfigError
 from cloze.text import Tokenizer

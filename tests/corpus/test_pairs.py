@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
-from cloze.corpus import pairs as module
-from cloze.corpus.pairs import plan_next_sentences, plan_sentence_order
-from cloze.corpus.plans import Ids, Plan
+from cloze.corpus import sampling as module
+from cloze.corpus.sampling import Ids, Plan, plan_next_sentences, plan_sentence_order
 from cloze.corpus.settings import ExampleSettings
 from cloze.corpus.shards import Corpus
 from cloze.errors import ConfigError, DataError

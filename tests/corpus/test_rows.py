@@ -7,7 +7,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-import cloze.corpus.rows as module
+import cloze.corpus.parts as module
 from cloze.corpus.documents import Paragraph
 from cloze.corpus.parts import PartReader, survey
 from cloze.errors import DataError

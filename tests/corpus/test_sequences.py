@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from cloze.corpus.plans import Plan
-from cloze.corpus.sequences import Sequences, assemble
+from cloze.corpus.sampling import Plan, Sequences, assemble
 from cloze.corpus.shards import Corpus
 from tests.corpus.made_corpora import FIRST_ENDING, FIRST_WORD, made_tokenizer
 

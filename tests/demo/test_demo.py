@@ -8,11 +8,9 @@ from pathlib import Path
 import pytest
 
 from cloze.corpus.settings import VocabularySettings
-from cloze.demo.charts import nice_ticks
 from cloze.demo.flow import run_demo
-from cloze.demo.report import render, write_report
-from cloze.demo.results import Blank, DemoResults, DemoSettings
-from cloze.demo.statistics import paired_margin
+from cloze.demo.report import nice_ticks, render, write_report
+from cloze.demo.results import Blank, DemoResults, DemoSettings, paired_margin
 from cloze.predict import load
 from cloze.progress import Silent
 from cloze.train.settings import FinetuneSettings

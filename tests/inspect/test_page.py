@@ -13,9 +13,17 @@ import pytest
 
 import cloze
 from cloze.errors import ClozeError
-from cloze.inspect.views.bundle import fingerprint, one_script, read_static, static_names
-from cloze.inspect.views.page import json_text, render_page, served_frame, write_page
-from cloze.inspect.views.view_data import look, make_view, view_of
+from cloze.inspect.views.data import look, make_view, view_of
+from cloze.inspect.views.page import (
+    fingerprint,
+    json_text,
+    one_script,
+    read_static,
+    render_page,
+    served_frame,
+    static_names,
+    write_page,
+)
 from cloze.predict import Attention, Model, load
 from tests.cli.conftest import Cloze, quiet_neighbours, run
 from tests.model.made import model_folder, saved

@@ -14,11 +14,9 @@ from transformers import BertForMaskedLM
 
 from cloze.errors import ClozeError
 from cloze.files import write_json
-from cloze.inspect.views.head_notes import notes_of_text, read_notes
-from cloze.inspect.views.layer_fills import choose_places
-from cloze.inspect.views.neighbours import nearest_pieces, nearest_tokens
+from cloze.inspect.views.data import EXAMPLE, default_texts, look, make_view, notes_of_text, read_notes, view_of
+from cloze.inspect.views.layers import choose_places, nearest_pieces, nearest_tokens
 from cloze.inspect.views.quantize import LEVELS, bound, quantise, restore
-from cloze.inspect.views.view_data import EXAMPLE, default_texts, look, make_view, view_of
 from cloze.predict import Attention, Model, load
 from tests.model.made import SMALL, model_folder, saved
 

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 from torture.services import Running, listening, running
 
-from cloze.inspect.views.bundle import static_names
+from cloze.inspect.views.page import static_names
 from cloze.inspect.views.quantize import bound, restore
 from cloze.predict import Model, load
 from cloze.serve.attention_views import Seen, Views

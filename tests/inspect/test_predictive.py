@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import BertForMaskedLM, BertModel
 
-from cloze.inspect.predictive import influences, measure_of, strongest
+from cloze.inspect.relations import influences, measure_of, strongest
 from cloze.predict import Model, load
 from tests.model.made import model_folder, saved
 

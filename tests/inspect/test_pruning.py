@@ -10,13 +10,13 @@ from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.inspect.pruning import (
     Curve,
+    draw_curves,
     head_importance,
     least_first,
     pruning_curve,
     random_order,
     removal_costs,
 )
-from cloze.inspect.pruning_picture import draw_curves
 from cloze.kinds import TaskKind
 from cloze.model.head_pruning import gated_heads, prune_heads
 from cloze.predict import Model

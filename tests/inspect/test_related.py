@@ -8,7 +8,7 @@ import pytest
 
 import cloze
 from cloze.errors import DataError
-from cloze.inspect.related import Relatedness, read_related
+from cloze.inspect.relations import Relatedness, read_related
 from cloze.predict import load
 from cloze.text import Encoding, Tokenizer
 from tests.model.made import vocabulary

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 from scipy.stats import entropy
 
-from cloze.inspect.labels import passing
-from cloze.inspect.nulls import shuffled_targets
-from cloze.inspect.patterns import PATTERNS, targets
-from cloze.inspect.scoring import Tally
+from cloze.inspect.patterns import PATTERNS, shuffled_targets, targets
+from cloze.inspect.scoring import Tally, passing
 from tests.inspect.made_heads import QUICK, exact_head, made_layout, random_heads, tallied
 
 

@@ -2,8 +2,7 @@
 
 import torch
 
-from cloze.model.adapters import attach, without_attachment
-from cloze.model.lora import LowRank
+from cloze.model.adapters import LowRank, attach, without_attachment
 from tests.model.made import SMALL, random_bert
 from tests.model.test_adapters import LORA, encode, move, trained
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cloze.checkpoint import TaskLabels
-from cloze.predict.calibration import calibrate, calibration_error
+from cloze.predict.classification import calibrate, calibration_error
 from cloze.predict.labels import Floats, chosen_classes, chosen_labels, probabilities
 
 TASK = TaskLabels("classify", ("no", "yes"))

@@ -13,7 +13,7 @@ from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.predict import Model, evaluate, load
 from cloze.predict.choice import evaluate_choices, option_logits
-from cloze.tasks.choose import Choice, Choices
+from cloze.tasks.choice import Choice, Choices
 from cloze.tasks.source import Source
 from tests.model.made import assert_close, model_folder, saved
 

@@ -10,11 +10,10 @@ import torch
 
 from cloze.errors import ConfigError, DataError, RequestError
 from cloze.predict import Corrected, Correction, Model
-from cloze.predict.blanks import token_windows
 from cloze.predict.correction import corrector as correction_module
+from cloze.predict.correction.candidates import NearWords, Proposals, mistakes_between
 from cloze.predict.correction.corrector import Corrector
-from cloze.predict.correction.near_words import NearWords, mistakes_between
-from cloze.predict.correction.proposals import Proposals
+from cloze.predict.fill_mask import token_windows
 from cloze.tasks.correction.settings import CorrectionSettings
 from tests.model.made import model_folder
 from tests.predict.taught import Example, hide_each, make_tokenizer, teach

@@ -11,9 +11,8 @@ from sklearn.metrics.pairwise import cosine_similarity
 from cloze.checkpoint import EmbeddingSettings
 from cloze.errors import RequestError
 from cloze.predict import Model, load
-from cloze.predict.embeddings.embedding_report import Way, advise, report_embeddings
-from cloze.predict.embeddings.geometry import Geometry, geometry
-from cloze.predict.embeddings.static_vectors import static_vectors, train_word2vec
+from cloze.predict.embeddings.report import Way, advise, report_embeddings, static_vectors, train_word2vec
+from cloze.predict.embeddings.whitening import Geometry, geometry
 from cloze.tasks.similarity import agreement, cosines
 from tests.model.made import assert_close, model_folder
 

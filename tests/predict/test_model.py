@@ -57,7 +57,7 @@ def test_fill_equals_transformers(pretrained: Model, oracle: Oracle) -> None:
 def test_fill_all_fills_each(pretrained: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = ["the [MASK] sat on[MASK]a mat.", "[MASK]", "[MASK] [MASK] [MASK]", "a dog ran on the mat, [MASK]"]
     alone = [pretrained.fill(text, top=3) for text in texts]
-    monkeypatch.setattr("cloze.predict.filling._HELD", 2)  # blanks of one text may be compared in two parts
+    monkeypatch.setattr("cloze.predict.fill_mask._HELD", 2)  # blanks of one text may be compared in two parts
     together = pretrained.fill_all(texts, top=3)
     assert [len(blanks) for blanks in together] == [2, 1, 3, 1]
     for ours, theirs in zip(together, alone, strict=True):

@@ -13,11 +13,11 @@ from cloze.checkpoint.quantized_file import Int8Weight, layer_products
 from cloze.model import BertConfig
 from cloze.model.encoder import Encoder
 from cloze.predict.quantization import precision as engine
+from cloze.predict.quantization.linear import Int8Linear
 from cloze.predict.quantization.native import layers as native_layers
-from cloze.predict.quantization.native import library as native_library
+from cloze.predict.quantization.native import linear as native_library
 from cloze.predict.quantization.native.layers import NativeLayers, are_native
-from cloze.predict.quantization.native.product import NativeLinear, NativeProduct, packed
-from cloze.predict.quantization.quantized import Int8Linear
+from cloze.predict.quantization.native.linear import NativeLinear, NativeProduct, packed
 from cloze.predict.quantization.rounding import round_products
 from tests.model.made import random_bert
 

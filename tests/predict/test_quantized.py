@@ -17,13 +17,12 @@ from cloze.checkpoint.quantized_file import Int8Weight, layer_products
 from cloze.errors import ConfigError
 from cloze.predict import Model, load
 from cloze.predict.batching import Batch, collate
+from cloze.predict.quantization import linear as quantized
 from cloze.predict.quantization import precision as engine_module
-from cloze.predict.quantization import quantized
-from cloze.predict.quantization.native.product import NativeLinear
+from cloze.predict.quantization.linear import KERNELS, Bf16Linear, Int8Linear, Product, choose_kernel, is_right
+from cloze.predict.quantization.native.linear import NativeLinear
 from cloze.predict.quantization.precision import PRECISIONS
-from cloze.predict.quantization.quantized import KERNELS, Bf16Linear, Int8Linear, Product, choose_kernel, is_right
-from cloze.predict.quantization.rounding import round_product
-from cloze.predict.quantization.sample_texts import FEW_TEXTS
+from cloze.predict.quantization.rounding import FEW_TEXTS, round_product
 from tests.model.made import assert_close, model_folder, saved
 from tests.predict.test_minilm import texts as minilm_texts
 

@@ -9,7 +9,7 @@ from transformers import BertForMaskedLM
 
 from cloze.errors import RequestError
 from cloze.predict import Model, Score
-from cloze.predict.blanks import token_windows
+from cloze.predict.fill_mask import token_windows
 from tests.model.made import assert_close, model_folder
 
 TEXTS = ["the cat sat on a mat.", "dogs ran", "猫坐", "", "[MASK] the cat"]

@@ -10,8 +10,8 @@ import transformers
 from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.predict import Model
-from cloze.predict.sequences import evaluate_texts
-from cloze.tasks.classify import LabelledTexts
+from cloze.predict.classification import evaluate_texts
+from cloze.tasks.classification import LabelledTexts
 from tests.model.made import assert_close, model_folder
 
 NAMES = ("no", "perhaps", "yes")

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 from cloze.model import BertConfig
 from cloze.model.head_pruning import without_heads
 from cloze.predict import Model, load
+from cloze.predict.quantization.fused import ScriptedLayers, Shortcut
+from cloze.predict.quantization.linear import choose_kernel
 from cloze.predict.quantization.native import layers as native_layers
 from cloze.predict.quantization.native.layers import NativeLayers
-from cloze.predict.quantization.native.library import library
-from cloze.predict.quantization.quantized import choose_kernel
-from cloze.predict.quantization.scripted import ScriptedLayers
-from cloze.predict.quantization.shortcut import Shortcut
+from cloze.predict.quantization.native.linear import library
 from tests.checkpoint.test_adapter_folder import make_adapter, make_base
 from tests.model.made import ATTACHED, SMALL, model_folder
 from tests.predict.test_adapters import ADAPTERS

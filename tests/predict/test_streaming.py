@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloze.cli.streaming_predict import Stream, run_stream
+from cloze.cli.streaming import Stream, run_stream
 from cloze.errors import ClozeError, DataError
 from cloze.interrupts import Interrupted
 from cloze.progress import Silent

@@ -12,7 +12,7 @@ from cloze.errors import CheckpointError, RequestError
 from cloze.files import read_json, write_json
 from cloze.predict import Entity, Model, load, write_report
 from cloze.predict.tagging import evaluate_tags, tag_texts, word_logits
-from cloze.tasks.labels import LabelSet
+from cloze.tasks.examples import LabelSet
 from cloze.tasks.source import Source
 from cloze.tasks.tagging.examples import TaggedSentences, read_own_tags
 from cloze.tasks.tagging.windows import read_words

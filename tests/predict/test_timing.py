@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from cloze.predict.quantization.timing import ROUNDS, best_seconds
+from cloze.predict.quantization.linear import ROUNDS, best_seconds
 
 
 def test_the_best_of_turns_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from starlette.staticfiles import StaticFiles
 from torture.doors import app_routes, doors, every_door, every_route, untried
 from torture.services import Running, running
 
-from cloze.inspect.views.bundle import static_names
+from cloze.inspect.views.page import static_names
 from cloze.serve.access import OPEN
-from cloze.serve.app import ROUTERS
+from cloze.serve.server import ROUTERS
 from cloze.serve.settings import ServiceSettings
 from tests.serve.conftest import error_of
 

@@ -8,7 +8,7 @@ import torch
 
 from cloze.errors import RequestError
 from cloze.predict import Model, load
-from cloze.predict.reading import read_texts
+from cloze.predict.inputs import read_texts
 from cloze.serve.errors import Failed
 from cloze.serve.operations import abilities, compute, is_finite
 from cloze.serve.queue import Kind

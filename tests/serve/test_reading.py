@@ -126,8 +126,8 @@ def test_pairs_for_a_model_of_single_texts(others: tuple[Running, Path]) -> None
 
 
 def test_every_post_is_looked_up(served: Running) -> None:
-    from cloze.serve.app import ROUTERS
-    from cloze.serve.lookup import Posts
+    from cloze.serve.responses import Posts
+    from cloze.serve.server import ROUTERS
 
     posts = Posts(route for router in ROUTERS for route in router.routes)
     assert set(posts._endpoints) == set(served.post_paths())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import DataError
-from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.classification import LabelledTexts
 from cloze.tasks.registry import find_task, read_task
 from cloze.tasks.source import Source
 

@@ -9,8 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from cloze.errors import DataError
-from cloze.tasks.choice_files import read_unlabelled_choices
-from cloze.tasks.choose import Choice, Choices, choice_items
+from cloze.tasks.choice import Choice, Choices, choice_items, read_unlabelled_choices
 from cloze.tasks.registry import read_examples, read_task
 from cloze.tasks.source import Source
 from cloze.text import SPECIAL, Tokenizer

@@ -1,13 +1,13 @@
 import pytest
 
 from cloze.errors import DataError
-from cloze.tasks.classify import (
+from cloze.tasks.classification import (
     classification_examples,
     find_labels,
     find_several_labels,
     regression_examples,
 )
-from cloze.tasks.labels import LabelSet
+from cloze.tasks.examples import LabelSet
 from cloze.tasks.rows import Row
 
 

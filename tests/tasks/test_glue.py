@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import ConfigError, DataError
-from cloze.tasks.classify import classification_examples, find_labels, regression_examples
-from cloze.tasks.glue import GLUE, find_glue_task, read_glue
+from cloze.tasks.classification import classification_examples, find_labels, regression_examples
 from cloze.tasks.metrics import METRICS
+from cloze.tasks.published import GLUE, find_glue_task, read_glue
 
 MNLI_HEADER = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"

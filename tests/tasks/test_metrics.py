@@ -1,7 +1,7 @@
 import pytest
 
 from cloze.errors import ConfigError, DataError
-from cloze.tasks.labels import LabelSet
+from cloze.tasks.examples import LabelSet
 from cloze.tasks.metrics import confusion, score
 
 TARGETS = [1, 1, 1, 0, 0, 0, 0, 0]

@@ -10,7 +10,7 @@ from seqeval.metrics import f1_score
 
 from cloze.errors import ConfigError, DataError
 from cloze.kinds import IGNORED
-from cloze.tasks.labels import LabelSet
+from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import read_task
 from cloze.tasks.source import Source
 from cloze.tasks.tagging.columns import Sentence

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import ConfigError, DataError
-from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.classification import LabelledTexts
 from cloze.tasks.registry import find_task, read_examples, read_task
 from cloze.tasks.source import Source
 from cloze.tasks.tables import is_table
-from cloze.train.finetuning.other_splits import read_other_splits, read_own_test
+from cloze.train.finetuning.leakage import read_other_splits, read_own_test
 
 RTE = "index\tsentence1\tsentence2\tlabel\n"
 MNLI = "sentence1\tsentence2\tgold_label\n"

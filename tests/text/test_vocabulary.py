@@ -10,9 +10,8 @@ import pytest
 from cloze.errors import CheckpointError, ConfigError, DataError
 from cloze.progress import Silent
 from cloze.text import SPECIAL, Tokenizer, learn_pieces, read_vocabulary, write_vocabulary
-from cloze.text.counting import count_words
 from cloze.text.vocabulary import choose_pieces, first_entries
-from cloze.text.word_counts import SortedTables
+from cloze.text.word_counts import SortedTables, count_words
 from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 

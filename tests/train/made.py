@@ -15,7 +15,7 @@ from torch import nn
 from cloze.corpus.batches import WordTables
 from cloze.model import Bert, BertConfig
 from cloze.text import Tokenizer
-from cloze.train.finetuning.task_batches import TaskBatch, TaskBatches
+from cloze.train.finetuning.objective import TaskBatch, TaskBatches
 from cloze.train.loop import BatchSource, train
 from cloze.train.pretraining.batches import Phases
 from cloze.train.pretraining.objective import PretrainingObjective

@@ -15,8 +15,7 @@ from torch import Tensor
 from cloze.checkpoint import HEAD_OF, ModelFolder, TaskLabels, load_folder, save_folder
 from cloze.model.surgery import with_heads
 from cloze.progress import Silent
-from cloze.train.finetuning.task_batches import TaskBatch, TaskBatches
-from cloze.train.finetuning.task_objective import TaskObjective
+from cloze.train.finetuning.objective import TaskBatch, TaskBatches, TaskObjective
 from cloze.train.loop import train
 from cloze.train.run import Run
 from cloze.train.settings import LoopSettings

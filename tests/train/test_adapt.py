@@ -8,9 +8,8 @@ import pytest
 from cloze.errors import ConfigError, DataError
 from cloze.predict import load
 from cloze.tasks.source import Source
-from cloze.train.adapt_settings import AdaptSettings
 from cloze.train.finetuning.domain_adaptation import adapt
-from cloze.train.settings import FinetuneSettings
+from cloze.train.settings import AdaptSettings, FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.made import Listener
 from tests.train.test_finetune import make_rows, write

@@ -4,17 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from cloze.cli.searches import print_search
+from cloze.cli.finetuning import print_search
 from cloze.errors import ConfigError, DataError, RequestError
 from cloze.predict import evaluate, load
-from cloze.predict.submission import answer_test_rows, write_submission
-from cloze.tasks.glue import GLUE
+from cloze.predict.evaluation import answer_test_rows, write_submission
+from cloze.tasks.published import GLUE
 from cloze.tasks.source import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.glue import finetune_glue
 from cloze.train.run import Run
-from cloze.train.search_settings import SearchSettings
-from cloze.train.settings import FinetuneSettings
+from cloze.train.settings import FinetuneSettings, SearchSettings
 from tests.tasks.test_glue import MNLI_CELLS, MNLI_HEADER
 
 FAST = FinetuneSettings(epochs=1, batch=4, length=16, rate=1e-3)

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import ConfigError
-from cloze.train.board import Board
 from cloze.train.pretraining.pretrain import pretrain
+from cloze.train.run_log import Board
 from cloze.train.settings import PretrainSettings
 
 

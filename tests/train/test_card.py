@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from cloze.cli import build
-from cloze.train.pretraining.card import pretraining_command
-from cloze.train.pretraining.pretrain import pretrain
+from cloze.train.pretraining.pretrain import pretrain, pretraining_command
 from cloze.train.pretraining.recipes import read_recipe
 from cloze.train.settings import PretrainSettings
 

@@ -27,7 +27,7 @@ from cloze.train.finetuning.correction import (
     read_correction_data,
 )
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.finetuning.task_batches import TaskBatches
+from cloze.train.finetuning.objective import TaskBatches
 from cloze.train.settings import FinetuneSettings
 from tests.corpus.texts import make_documents
 from tests.model.made import assert_close

@@ -18,16 +18,14 @@ from cloze.kinds import AdapterKind, Features
 from cloze.lines import RowError
 from cloze.model import Bert, HeadName
 from cloze.predict import load
-from cloze.tasks.classify import LabelledTexts
-from cloze.tasks.labels import LabelSet
+from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData
 from cloze.tasks.source import Source
 from cloze.text import Tokenizer
-from cloze.train.distillation.distill import distill
-from cloze.train.distillation.distill_report import share_kept
+from cloze.train.distillation.distill import distill, share_kept
 from cloze.train.distillation.settings import DistillSettings
-from cloze.train.distillation.students import make_student, with_layers
-from cloze.train.distillation.unlabelled import read_unlabelled
+from cloze.train.distillation.students import make_student, read_unlabelled, with_layers
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings

@@ -18,7 +18,7 @@ from cloze.predict.batching import Batch
 from cloze.train.distillation.objective import DistillBatch, DistillObjective, answer_loss, match_layers
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.distillation.students import layers_to_take, with_layers
-from cloze.train.finetuning.task_batches import TaskBatch
+from cloze.train.finetuning.objective import TaskBatch
 
 CONFIG = BertConfig(
     vocab_size=40,

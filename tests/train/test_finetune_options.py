@@ -13,13 +13,13 @@ from transformers import BertForSequenceClassification
 from cloze.errors import ConfigError
 from cloze.interrupts import Interrupted
 from cloze.predict import load
-from cloze.tasks.classify import LabelledTexts
-from cloze.tasks.labels import LabelSet
+from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData
 from cloze.tasks.source import Source
 from cloze.train.finetuning.checks import check_kind
-from cloze.train.finetuning.class_weights import balanced_weights
 from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.objective import balanced_weights
 from cloze.train.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.made import Listener, interrupted_at

@@ -14,12 +14,12 @@ from cloze.checkpoint import StateStore, TrainingState
 from cloze.corpus.batches import PretrainingBatch
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError
 from cloze.interrupts import Interrupted
+from cloze.train.distributed import Team
 from cloze.train.loop import Company, Outcome, train
 from cloze.train.precision import Precision
 from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.run import Run
 from cloze.train.settings import Parallel
-from cloze.train.team import Team
 from tests.train.made import LOOP, Disturbed, Listener, Training, fingerprint, make_bert
 
 

@@ -14,7 +14,7 @@ from cloze.corpus.shards import Corpus
 from cloze.errors import CheckpointError, ConfigError
 from cloze.model.surgery import with_heads
 from cloze.text import Tokenizer
-from cloze.train.pretraining.masked_words import evaluate_masked_words
+from cloze.train.pretraining.evaluation import evaluate_masked_words
 from cloze.train.settings import BlankSettings
 from tests.corpus.texts import as_text, make_documents
 

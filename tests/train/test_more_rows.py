@@ -10,11 +10,11 @@ from cloze.checkpoint import load_folder
 from cloze.errors import ConfigError, DataError
 from cloze.predict import evaluate_examples
 from cloze.progress import Silent
-from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.classification import LabelledTexts
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.source import Source
+from cloze.train.finetuning.augmentation import with_more_rows
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.finetuning.more_rows import with_more_rows
 from cloze.train.settings import FinetuneSettings
 from tests.train.made import Listener
 from tests.train.test_distill import make_source

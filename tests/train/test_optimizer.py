@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from cloze.train.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
+from cloze.train.optimization import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
 
 
 def make_module() -> nn.Module:

@@ -14,8 +14,7 @@ from cloze.predict import evaluate, load
 from cloze.tasks.answering.examples import NOWHERE, Question, Questions, answer_items
 from cloze.tasks.source import Source
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.finetuning.task_batches import TaskBatch, TaskBatches
-from cloze.train.finetuning.task_objective import TaskObjective
+from cloze.train.finetuning.objective import TaskBatch, TaskBatches, TaskObjective
 from cloze.train.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.made import Listener

@@ -10,10 +10,10 @@ from transformers import BertForMultipleChoice
 
 from cloze.checkpoint import TaskLabels
 from cloze.predict import load
-from cloze.tasks.choose import Choice, Choices, choice_items
+from cloze.tasks.choice import Choice, Choices, choice_items
 from cloze.tasks.source import Source
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.finetuning.task_batches import TaskBatch, TaskBatches
+from cloze.train.finetuning.objective import TaskBatch, TaskBatches
 from cloze.train.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.parity import BATCH, check, inputs_of, start

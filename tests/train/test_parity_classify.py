@@ -8,9 +8,9 @@ from transformers import BertForSequenceClassification
 
 from cloze.checkpoint import TaskLabels
 from cloze.kinds import TaskKind
-from cloze.tasks.items import Item
+from cloze.tasks.examples import Item
 from cloze.text import Tokenizer
-from cloze.train.finetuning.task_batches import TaskBatches
+from cloze.train.finetuning.objective import TaskBatches
 from tests.train.parity import BATCH, check, labelled_loss, start
 from tests.train.test_finetune import make_rows
 

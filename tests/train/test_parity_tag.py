@@ -14,7 +14,7 @@ from cloze.predict import load
 from cloze.tasks.source import Source
 from cloze.tasks.tagging.examples import read_own_tags, tag_items
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.finetuning.task_batches import TaskBatches
+from cloze.train.finetuning.objective import TaskBatches
 from cloze.train.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.parity import BATCH, check, labelled_loss, start

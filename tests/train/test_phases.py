@@ -13,13 +13,13 @@ from cloze.corpus.batches import WordTables
 from cloze.errors import ConfigError, DataError
 from cloze.model import Bert
 from cloze.text import Tokenizer
-from cloze.train.curves import draw_curves
+from cloze.train.distributed import Team
 from cloze.train.pretraining.batches import Phases, open_tables
-from cloze.train.pretraining.held_out import HeldOut, evaluate_all, open_held_out
+from cloze.train.pretraining.evaluation import HeldOut, evaluate_all, open_held_out
 from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.pretraining.pretrain import pretrain
+from cloze.train.run_log import draw_curves
 from cloze.train.settings import PretrainSettings
-from cloze.train.team import Team
 from tests.train.made import Listener
 
 TWO = PretrainSettings(

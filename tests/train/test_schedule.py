@@ -1,6 +1,6 @@
 import pytest
 
-from cloze.train.schedule import Schedule
+from cloze.train.optimization import Schedule
 
 
 def rates(schedule: Schedule, steps: int, seconds: float = 0.0) -> list[float]:

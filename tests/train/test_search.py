@@ -14,7 +14,7 @@ import pytest
 from cloze.errors import ConfigError
 from cloze.predict import load
 from cloze.progress import Silent
-from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.classification import LabelledTexts
 from cloze.tasks.registry import read_task
 from cloze.tasks.source import Source
 from cloze.train import precision as precision_module
@@ -23,8 +23,7 @@ from cloze.train.finetuning.finetune import finetune_on
 from cloze.train.finetuning.search import TABLE, Cell, Scored, search
 from cloze.train.loss_guard import DivergedError
 from cloze.train.run import Run
-from cloze.train.search_settings import SearchSettings
-from cloze.train.settings import FinetuneSettings
+from cloze.train.settings import FinetuneSettings, SearchSettings
 from tests.train.made import Listener
 from tests.train.test_finetune import make_rows, write
 from tests.train.test_pretrain import weights
@@ -249,9 +248,9 @@ from pathlib import Path
 import cloze.train.finetuning.search as module
 from cloze.tasks.source import Source
 from cloze.train.finetuning.search import search
-from cloze.train.search_settings import SearchSettings
+from cloze.train.settings import SearchSettings
 from cloze.train.settings import FinetuneSettings
-from cloze.train.finetuning.task_batches import TaskBatches
+from cloze.train.finetuning.objective import TaskBatches
 train, dev, base, out = map(Path, sys.argv[1:])
 settings = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3, save_every=2)
 module.BATCHES, module.RATES, module.EPOCHS = (8,), (1e-3, 3e-3), (1,)

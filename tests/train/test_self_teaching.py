@@ -17,7 +17,7 @@ from cloze.predict import load
 from cloze.tasks.source import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.mean_teacher import SelfTaughtObjective, distance, with_own_teacher
-from cloze.train.finetuning.task_objective import TaskObjective
+from cloze.train.finetuning.objective import TaskObjective
 from cloze.train.settings import FinetuneSettings
 from tests.train.made import fingerprint, interrupted_at
 from tests.train.test_distill_objective import KINDS, make_batch, make_teacher

@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from cloze.errors import ConfigError
-from cloze.train.adapt_settings import AdaptSettings
-from cloze.train.settings import FinetuneSettings, LoopSettings, PretrainSettings
+from cloze.train.settings import AdaptSettings, FinetuneSettings, LoopSettings, PretrainSettings
 
 WRONG = [
     ({"steps": 0}, "steps is 0; at least 1 was expected"),

@@ -19,8 +19,7 @@ from cloze.predict import load
 from cloze.tasks.source import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.similarity import contrast, finetune_similarity, read_similarity
-from cloze.train.settings import FinetuneSettings
-from cloze.train.similarity_settings import SimilaritySettings
+from cloze.train.settings import FinetuneSettings, SimilaritySettings
 from tests.corpus.texts import make_documents
 from tests.model.made import assert_close
 from tests.train.made import Listener, interrupted_at

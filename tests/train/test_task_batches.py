@@ -4,9 +4,9 @@ import torch
 
 from cloze.kinds import IGNORED
 from cloze.model.losses import task_loss
-from cloze.tasks.items import Item
+from cloze.tasks.examples import Item
 from cloze.text import Encoding
-from cloze.train.finetuning.task_batches import TaskBatches
+from cloze.train.finetuning.objective import TaskBatches
 
 
 def encoding(length: int) -> Encoding:

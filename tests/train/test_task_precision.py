@@ -21,8 +21,8 @@ from cloze.train import precision as precision_module
 from cloze.train.finetuning import finetune as module
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.mean_teacher import distance
+from cloze.train.finetuning.objective import TaskObjective
 from cloze.train.finetuning.similarity import contrast
-from cloze.train.finetuning.task_objective import TaskObjective
 from cloze.train.settings import FinetuneSettings
 from tests.train.made import Listener, interrupted_at
 from tests.train.test_finetune import FAST, LEARNING, make_rows, write

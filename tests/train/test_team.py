@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from cloze.train.team import Team
+from cloze.train.distributed import Team
 
 SETTINGS = ("--preset", "tiny", "--batch", "4", "--length", "24", "--steps", "20", "--evaluate-every", "10")
 
@@ -64,7 +64,7 @@ def test_layers_are_fetched_one_by_one_where_all_would_be_too_much(data: Path, t
     program = tmp_path / "large.py"
     program.write_text(
         # By the module, not by its main(): it knows how a process among several ends.
-        "import runpy\nimport cloze.train.team as team\n"
+        "import runpy\nimport cloze.train.distributed as team\n"
         "team._SMALL = 0\nrunpy.run_module('cloze', run_name='__main__')\n",
         encoding="utf-8",
     )
@@ -87,7 +87,7 @@ import os
 import torch
 import torch.distributed as distributed
 
-from cloze.train.exchange import Gather, ReduceScatter
+from cloze.train.distributed import Gather, ReduceScatter
 
 distributed.init_process_group("gloo")
 group, rank = distributed.group.WORLD, distributed.get_rank()

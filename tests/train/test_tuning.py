@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-import cloze.train.ending
 import cloze.train.finetuning.trainable
+import cloze.train.run
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.errors import CheckpointError, ConfigError
 from cloze.interrupts import Interrupted
@@ -25,9 +25,8 @@ from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.search import search
 from cloze.train.finetuning.trainable import SIZES, prepare, rate_scale
-from cloze.train.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
-from cloze.train.search_settings import SearchSettings
-from cloze.train.settings import FinetuneSettings
+from cloze.train.optimization import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
+from cloze.train.settings import FinetuneSettings, SearchSettings
 from tests.model.made import SMALL, random_bert
 from tests.train.made import Listener, interrupted_at, make_bert
 from tests.train.test_finetune import FAST, LEARNING, make_rows, write
@@ -71,7 +70,7 @@ def trained_model(monkeypatch: pytest.MonkeyPatch, train: Callable[[], Path]) ->
     """What is about to be saved, all of it."""
     seen: list[ModelFolder] = []
     for name in ("save_folder", "save_adapter"):
-        monkeypatch.setattr(cloze.train.ending, name, lambda contents, _: seen.append(contents))
+        monkeypatch.setattr(cloze.train.run, name, lambda contents, _: seen.append(contents))
     train()
     (contents,) = seen
     return contents

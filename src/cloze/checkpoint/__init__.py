@@ -2,9 +2,9 @@
 
 from cloze.checkpoint.adapter_folder import any_fingerprint, load_any, save_adapter, weights_fingerprint
 from cloze.checkpoint.config_file import HEAD_OF, TaskLabels
-from cloze.checkpoint.embedding_files import POOLINGS, EmbeddingSettings, Pooling
 from cloze.checkpoint.folder import RUN_MODEL, AdapterOf, ModelFolder, find_model, load_folder, save_folder
 from cloze.checkpoint.hub import find_source
+from cloze.checkpoint.pooling_files import POOLINGS, EmbeddingSettings, Pooling
 from cloze.checkpoint.state import StateStore, TrainingState
 
 __all__ = [

@@ -1,12 +1,23 @@
-"""``cloze convert``: any readable checkpoint -> a model folder."""
+"""``cloze convert``: any readable checkpoint -> a model folder.
 
+``cloze extend``: a model folder -> one that knows more words, reads longer texts, or more of them at once.
+"""
+
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from cloze.checkpoint.adapter_folder import load_any
-from cloze.checkpoint.folder import ModelFolder, save_folder
+from cloze.checkpoint.folder import ModelFolder, find_model, load_folder, plain_card, save_folder
 from cloze.checkpoint.hub import find_source
+from cloze.errors import CheckpointError, ConfigError
+from cloze.files import replaced_folder
+from cloze.model.surgery import RowStart, WordStart, with_positions, with_segments, with_words
+from cloze.text import Tokenizer
+from cloze.text.oov.extension import Additions, Extension, extend_tokenizer
+from cloze.text.oov.word_lists import read_entities, read_similar, read_word_list
+from cloze.text.tokenizer_files import FILES as VOCABULARY_FILES
 
 
 def convert(source: str | Path, destination: str | Path, *, half: bool = False) -> ModelFolder:
@@ -19,3 +30,141 @@ def convert(source: str | Path, destination: str | Path, *, half: bool = False) 
     contents = load_any(find_source(source))
     save_folder(contents, Path(destination), dtype=torch.float16 if half else torch.float32)
     return contents
+
+
+@dataclass(frozen=True)
+class Extended:
+    """What was done: ``grown`` counts the entries behind the old ones, the others took unused ones."""
+
+    folder: Path
+    words: int
+    grown: int
+    known: tuple[str, ...]
+    entities: int
+    pieces: int
+    positions: int | None = None  # None where there is a vocabulary alone
+    segments: int | None = None
+
+
+def extend(
+    model: str | Path,
+    out: str | Path,
+    *,
+    words: str | Path | None = None,
+    entities: str | Path | None = None,
+    characters: bool = False,
+    look_alikes: bool = False,
+    similar: str | Path | None = None,
+    positions: int | None = None,
+    segments: int | None = None,
+    start: WordStart = "pieces",
+    seed: int = 0,
+) -> Extended:
+    """Add words and entities from files to a model folder, or to one with a vocabulary alone, and turn rungs on.
+
+    ``positions`` and ``segments`` are the numbers that the model is to have then: how long its texts may be, and how
+    many of them a sequence may hold.
+    """
+    additions = Additions(
+        words=read_word_list(Path(words)) if words is not None else (),
+        entities=read_entities(Path(entities)) if entities is not None else (),
+        characters=characters,
+        look_alikes=look_alikes,
+        similar=read_similar(Path(similar)) if similar is not None else (),
+    )
+    if additions == Additions() and positions is None and segments is None:
+        raise ConfigError(
+            "nothing to extend by; give --words, --entities, --characters, --look-alikes, --similar, --positions or "
+            "--segments"
+        )
+    source, destination = find_source(model), Path(out)
+    if find_model(source) is None and _has_vocabulary(source):
+        if positions is not None or segments is not None:
+            raise ConfigError(f"{source}: a vocabulary alone has no positions or segments; extend a model by them")
+        return _extend_vocabulary(source, destination, additions)
+    contents = load_folder(source)
+    old = contents.tokenizer
+    extension = extend_tokenizer(old, additions)
+    extended = contents if additions == Additions() else _extend_model(contents, extension, start, seed)
+    if positions is not None or segments is not None:
+        extended = _extend_reach(extended, positions, segments, "copies" if start == "pieces" else "random", seed)
+    save_folder(extended, destination)
+    config = extended.model.config
+    return replace(_told(destination, old, extension), positions=config.positions, segments=config.segments)
+
+
+def _extend_vocabulary(source: Path, destination: Path, additions: Additions) -> Extended:
+    old = Tokenizer.from_folder(source)
+    extension = extend_tokenizer(old, additions)
+    _save_vocabulary(extension.tokenizer, destination)
+    return _told(destination, old, extension)
+
+
+def _told(destination: Path, old: Tokenizer, extension: Extension) -> Extended:
+    return Extended(
+        folder=destination,
+        words=len(extension.added),
+        grown=extension.tokenizer.size - old.size,
+        known=extension.known,
+        entities=len(extension.tokenizer.settings.ladder.entities),
+        pieces=extension.tokenizer.size,
+    )
+
+
+def _extend_model(contents: ModelFolder, extension: Extension, start: WordStart, seed: int) -> ModelFolder:
+    model = with_words(contents.model, extension.added, start=start, seed=seed)
+    extended = replace(contents, model=model, tokenizer=extension.tokenizer)
+    return _with_note(extended, _note(extension, start))
+
+
+def _extend_reach(
+    contents: ModelFolder, positions: int | None, segments: int | None, start: RowStart, seed: int
+) -> ModelFolder:
+    model, tokenizer = contents.model, contents.tokenizer
+    before = model.config
+    if positions is not None:
+        model = with_positions(model, positions, start=start, seed=seed)
+        tokenizer = tokenizer.with_max_length(positions)
+    if segments is not None:
+        model = with_segments(model, segments, start=start, seed=seed)
+        tokenizer = tokenizer.with_segments(max(segments, tokenizer.segments))
+    begun = "copies of old ones" if start == "copies" else "random vectors"
+    return _with_note(
+        replace(contents, model=model, tokenizer=tokenizer),
+        f"## Reach\n\nExtended by cloze: {before.positions:,} to {model.config.positions:,} positions, "
+        f"{before.segments} to {model.config.segments} segments. New ones started as {begun}, "
+        "and mean little before some training.\n",
+    )
+
+
+def _with_note(contents: ModelFolder, note: str) -> ModelFolder:
+    card = contents.card or plain_card(contents)
+    return replace(contents, card=f"{card.rstrip()}\n\n{note}")
+
+
+def _note(extension: Extension, start: WordStart) -> str:
+    ladder = extension.tokenizer.settings.ladder
+    rungs = [name for name, on in (("characters", ladder.characters), ("look-alikes", ladder.look_alikes)) if on]
+    begun = "the mean of their pieces" if start == "pieces" else "random vectors"
+    return (
+        f"## Words\n\nExtended by cloze: {len(extension.added):,} words added, started from {begun}; "
+        f"{extension.tokenizer.size:,} pieces in all; {len(ladder.entities):,} entities; "
+        f"further rungs: {', '.join(rungs) or 'none'}. "
+        "What is beside the vocabulary lies in `ladder.json`, which only cloze reads.\n"
+    )
+
+
+def _has_vocabulary(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("vocab.txt", "tokenizer.json"))
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether nothing is lost with a folder but a vocabulary."""
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= VOCABULARY_FILES
+
+
+def _save_vocabulary(tokenizer: Tokenizer, destination: Path) -> None:
+    if destination.exists() and not _is_ours(destination):
+        raise CheckpointError(f"{destination}: exists and is not a vocabulary's folder; choose another --out")
+    with replaced_folder(destination) as folder:
+        tokenizer.save(folder)

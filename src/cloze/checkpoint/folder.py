@@ -1,5 +1,9 @@
-"""Model folders: the HF layout, read from anybody and written for everybody."""
+"""Model folders: the HF layout, read from anybody and written for everybody.
 
+What tells a model from all that answer otherwise.
+"""
+
+import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,8 +15,8 @@ from torch import Tensor
 
 from cloze.checkpoint.assemble import assemble, check_segments, check_vocabulary
 from cloze.checkpoint.config_file import TaskLabels, layout_of, read_correcting, write_config
-from cloze.checkpoint.embedding_files import EmbeddingSettings, read_embedding, write_embedding
 from cloze.checkpoint.names import to_hugging_face
+from cloze.checkpoint.pooling_files import EmbeddingSettings, read_embedding, write_embedding
 from cloze.checkpoint.tensorflow import find_checkpoint, read_tensorflow
 from cloze.checkpoint.weights import PRETRAINING_HEADS, SAFETENSORS, read_weights, write_safetensors
 from cloze.errors import CheckpointError, ConfigError
@@ -172,3 +176,23 @@ def plain_card(contents: ModelFolder) -> str:
 
 def _is_empty(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
+
+
+def fingerprint(folder: ModelFolder) -> str:
+    """The SHA-256 of all that decides a model's answers: weights, adapters, words, labels, and how vectors are made."""
+    digest = hashlib.sha256()
+    embedding = folder.embedding
+    for said in (folder.model.config, folder.tokenizer.settings, folder.task, embedding.pooling, embedding.normalize):
+        digest.update(f"{said!r}\n".encode())
+    for name, tensor in sorted(folder.model.state_dict().items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(_bytes(tensor))
+    for projection in embedding.projections:
+        digest.update(f"{projection.activation} {tuple(projection.weight.shape)}\n".encode())
+        digest.update(_bytes(projection.weight))
+        digest.update(_bytes(projection.bias))
+    return digest.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

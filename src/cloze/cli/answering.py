@@ -167,7 +167,7 @@ def _choices(prompt: str | None, options: Sequence[str] | None, path: Path | Non
         return Prompts([prompt], [options])
     if prompt is not None:
         raise ConfigError("a prompt was given both as an argument and by --input; use one of the two")
-    from cloze.tasks.choice_files import read_unlabelled_choices
+    from cloze.tasks.choice import read_unlabelled_choices
 
     choices, fields = read_unlabelled_choices(path, text, columns)
     return Prompts([row.prompt for row in choices.rows], [row.options for row in choices.rows], fields)
@@ -175,7 +175,7 @@ def _choices(prompt: str | None, options: Sequence[str] | None, path: Path | Non
 
 def _read_prompts(path: Path, text: str, columns: str, rows: int) -> Iterator[Prompts]:
     """A file of prompts, so many at a time."""
-    from cloze.tasks.choice_files import each_unlabelled_choice
+    from cloze.tasks.choice import each_unlabelled_choice
 
     for part in cut_parts(each_unlabelled_choice(path, text, columns), rows):
         yield Prompts(

@@ -76,7 +76,7 @@ def _correct_file(
 ) -> None:
     """Correct a file of any size into another."""
     from cloze.predict.correction.corrector import Corrector
-    from cloze.predict.needs import need_head
+    from cloze.predict.inputs import need_head
 
     need_head(model.bert, "mlm")
     corrector = Corrector(model, settings)
@@ -132,8 +132,8 @@ def evaluate_correction(
     """Score a model on texts with mistakes and the same without."""
     from cloze.files import replace_json
     from cloze.predict import load
-    from cloze.tasks.correction.correction_metrics import score_corrections
     from cloze.tasks.correction.files import correction_columns, read_corrections
+    from cloze.tasks.correction.metrics import score_corrections
 
     wanted = read_corrections(data, *correction_columns(rows.text, rows.label), rows.on_bad_row)
     made = load(model, device=machine.use()).correct(wanted.sources, settings)

@@ -224,7 +224,7 @@ def _report(
     scores: list[float] | None = None,
 ) -> None:
     """Print how ways to make vectors compare, and what follows."""
-    from cloze.predict.embeddings.embedding_report import report_embeddings
+    from cloze.predict.embeddings.report import report_embeddings
 
     fit_on = [] if work.whiten is None else gather_texts(None, work.whiten).texts
     report = report_embeddings(model, firsts, seconds or (), scores or (), fit_on)

@@ -37,8 +37,8 @@ def heads(
         json: Print what heads.json holds.
     """
     from cloze.corpus.documents import read_documents
-    from cloze.inspect.head_report import HEADER, example_lines, findings, survey_json, table_rows, write_survey
-    from cloze.inspect.related import read_related
+    from cloze.inspect.relations import read_related
+    from cloze.inspect.report import HEADER, example_lines, findings, survey_json, table_rows, write_survey
     from cloze.inspect.survey import survey_heads
     from cloze.predict import load
     from cloze.tasks.tables import is_table
@@ -84,8 +84,8 @@ def inspect(
         heads: The heads.json that 'cloze heads' has written for this model, to colour the heads by.
         json: Print JSON.
     """
+    from cloze.inspect.views.data import default_texts, look, make_view
     from cloze.inspect.views.page import write_page
-    from cloze.inspect.views.view_data import default_texts, look, make_view
     from cloze.predict import load
 
     loaded = load(model, device=machine.use())

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from cloze.corpus.audit_masks import SeenCounts, chances_of_no_change, count_seen, is_chance
 from cloze.corpus.batches import Examples, PretrainingBatch, PretrainingBatches
 from cloze.corpus.masking import HIDDEN, KEPT, NO_SIMILAR, REPLACED
-from cloze.corpus.plans import Ids
-from cloze.corpus.sequences import Sequences
+from cloze.corpus.sampling import Ids, Sequences
 from cloze.errors import ConfigError
 
 # Bounds shown hold 95 times in 100. With a dozen of them, one would fail every other time: what is called wrong lies

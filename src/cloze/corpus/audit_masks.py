@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.masking import HIDDEN, KEPT, NO_SIMILAR, REPLACED, WordTables
-from cloze.corpus.plans import Ids
-from cloze.corpus.sequences import Sequences
+from cloze.corpus.sampling import Ids, Sequences
 from cloze.text.vocabulary import CONTINUATION
 
 Chances = NDArray[np.float64]

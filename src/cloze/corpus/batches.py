@@ -10,12 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloze.corpus.choosing import Draws
-from cloze.corpus.full_sentences import plan_full_sentences
+from cloze.corpus.mask_selection import Draws
 from cloze.corpus.masking import STREAMS, Fates, Masker, WordTables
-from cloze.corpus.pairs import plan_next_sentences, plan_sentence_order
-from cloze.corpus.plans import Ids, Plan
-from cloze.corpus.sequences import Sequences, assemble
+from cloze.corpus.sampling import (
+    Ids,
+    Plan,
+    Sequences,
+    assemble,
+    plan_full_sentences,
+    plan_next_sentences,
+    plan_sentence_order,
+)
 from cloze.corpus.settings import ExampleSettings, MaskSettings, check_seed
 from cloze.corpus.shards import Corpus
 from cloze.errors import ConfigError, DataError

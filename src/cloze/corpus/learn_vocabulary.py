@@ -11,11 +11,11 @@ from cloze.errors import DataError
 from cloze.files import replaced_folder
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
-from cloze.text.counting import count_words, usable_cores
-from cloze.text.fit import Fit, measure_fit
 from cloze.text.oov.word_lists import read_word_list
 from cloze.text.tokenizer_files import FILES
 from cloze.text.vocabulary import choose_pieces, first_entries
+from cloze.text.word_counts import count_words, usable_cores
+from cloze.text.wordpiece import Fit, measure_fit
 
 
 @dataclass(frozen=True)

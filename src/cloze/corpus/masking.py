@@ -20,11 +20,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.corpus.choosing import Choice, Draws, budgets, choose_tokens, choose_words, draw_counts
-from cloze.corpus.correction import SimilarWords, write_words
-from cloze.corpus.entities import Entities, EntityFinder
-from cloze.corpus.plans import Flags, Ids
-from cloze.corpus.sequences import Sequences
+from cloze.corpus.mask_selection import (
+    Choice,
+    Draws,
+    Entities,
+    EntityFinder,
+    SimilarWords,
+    budgets,
+    choose_tokens,
+    choose_words,
+    draw_counts,
+    write_words,
+)
+from cloze.corpus.sampling import Flags, Ids, Sequences
 from cloze.corpus.settings import MaskSettings
 from cloze.errors import ConfigError
 from cloze.text import Tokenizer

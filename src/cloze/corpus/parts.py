@@ -3,27 +3,155 @@
 The rule depends on the files and the size of a shard alone: a file is cut after the first document that ends beyond
 the size, and what is smaller goes together with what follows it. So the parts are the same whoever makes the shards,
 and however often the work is taken up again.
+
+JSONL and Parquet files -> documents: one a row, its text in a column, its paragraphs between line ends.
+
+A bad row is named by file and number. Whoever reads decides what to do about it: ``on_bad_row`` raises, or counts and
+returns, and then the next row is read.
 """
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cloze.corpus.documents import (
     LONGEST_PARAGRAPH,
     WHOLE,
+    OnBadRow,
     Paragraph,
     Span,
     TextStream,
+    cut_paragraph,
     format_of,
+    named_errors,
     open_text,
     read_text,
 )
-from cloze.corpus.rows import open_parquet, read_jsonl, read_parquet
-from cloze.errors import DataError
-from cloze.lines import RowError
+from cloze.errors import DataError, did_you_mean
+from cloze.lines import UTF8_MARK, RowError
+
+# A row is taken into memory as a whole.
+LONGEST_ROW = 64 * 2**20
+_ROWS_AT_ONCE = 64
+_PARQUET_BUFFER = 2**20
+
+
+def read_jsonl(stream: TextStream, span: Span, column: str, on_bad_row: OnBadRow) -> Iterator[Paragraph]:
+    """Yield the paragraphs of a span of a JSONL file."""
+    stream.go_to(span.start)
+    number = span.first
+    while stream.position < span.stop:
+        line = stream.readline(LONGEST_ROW + 1)
+        if not line:
+            stream.check_end(span)
+            return
+        try:
+            yield from _paragraphs(number, _parse(stream, number, line, column))
+        except RowError as error:
+            on_bad_row(error)
+        number += 1
+
+
+def _parse(stream: TextStream, number: int, line: bytes, column: str) -> str:
+    place = f"{stream.path}:{number}"
+    if len(line) > LONGEST_ROW:
+        while line and not line.endswith(b"\n"):
+            line = stream.readline(LONGEST_ROW)
+        raise RowError(
+            f"{place}: this row is longer than {LONGEST_ROW // 2**20} MB; "
+            "put so long a document into a plain text file, which may be of any size"
+        )
+    if number == 1:
+        line = line.removeprefix(UTF8_MARK)
+    try:
+        text = line.decode("utf-8").strip()
+        row = json.loads(text) if text else {column: ""}
+    except UnicodeDecodeError as error:
+        raise RowError(
+            f"{place}: byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8; save the file as UTF-8"
+        ) from error
+    # Deep nesting exhausts the recursion limit; huge integers exceed Python's digit limit (a ValueError).
+    except (ValueError, RecursionError) as error:
+        raise RowError(
+            f'{place}: not valid JSON ({str(error)[:100]}); expected one object a line, as {{"{column}": "..."}}'
+        ) from error
+    if not isinstance(row, dict):
+        raise RowError(f'{place}: {text[:40]!r} is not an object; expected one a line, as {{"{column}": "..."}}')
+    if column not in row:
+        raise RowError(_no_column(place, column, list(row)))
+    return _checked(place, column, row[column])
+
+
+def read_parquet(path: Path, span: Span, column: str, on_bad_row: OnBadRow) -> Iterator[Paragraph]:
+    """Yield the paragraphs of some row groups of a Parquet file, of which a few rows are in memory at once."""
+    with open_parquet(path, column) as file:
+        number = span.first
+        groups = list(range(span.start, min(span.stop, file.num_row_groups)))
+        for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=[column]):
+            for value in batch.column(0):
+                try:
+                    yield from _paragraphs(number, _value(path, number, column, value))
+                except RowError as error:
+                    on_bad_row(error)
+                number += 1
+
+
+@contextmanager
+def open_parquet(path: Path, column: str) -> Iterator[Any]:
+    """Open a Parquet file that has such a column of strings."""
+    import pyarrow
+    from pyarrow import parquet
+
+    with named_errors(path):
+        try:
+            with parquet.ParquetFile(path, buffer_size=_PARQUET_BUFFER, pre_buffer=False) as file:
+                schema = file.schema_arrow
+                if column not in schema.names:
+                    raise DataError(_no_column(str(path), column, schema.names))
+                kind = schema.field(column).type
+                if pyarrow.types.is_dictionary(kind):  # as pandas writes texts that come often
+                    kind = kind.value_type
+                if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind)):
+                    raise DataError(
+                        f"{path}: the column {column!r} holds {kind}; expected strings: choose another with --text"
+                    )
+                yield file
+        except pyarrow.ArrowException as error:
+            raise DataError(f"{path}: not a whole Parquet file ({str(error)[:100]}); fetch it again") from error
+
+
+def _value(path: Path, number: int, column: str, value: Any) -> str:
+    place = f"{path}, row {number}"
+    try:
+        return _checked(place, column, value.as_py())
+    except UnicodeDecodeError as error:
+        raise RowError(
+            f"{place}: byte {error.start + 1} of the column {column!r} is not UTF-8; write the file again as UTF-8"
+        ) from error
+
+
+def _checked(place: str, column: str, value: object) -> str:
+    if not isinstance(value, str):
+        kind = "empty (null)" if value is None else f"{str(value)[:40]!r}, of the kind {type(value).__name__}"
+        raise RowError(f"{place}: the column {column!r} is {kind}; expected a string: mend it or use --on-bad-row skip")
+    return value
+
+
+def _no_column(place: str, column: str, there: list[str]) -> str:
+    names = ", ".join(there[:20]) or "none"
+    nearest = did_you_mean(column, there) if there else ""
+    hint = nearest if nearest.startswith("; did") else "; choose one with --text"
+    return f"{place}: no column {column!r}; it has: {names}{hint}"
+
+
+def _paragraphs(number: int, text: str) -> Iterator[Paragraph]:
+    for line in text.split("\n"):
+        for part in cut_paragraph(line):
+            yield Paragraph(number, part)
+
 
 _TOLD_EVERY = 2**22
 

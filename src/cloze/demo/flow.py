@@ -1,12 +1,17 @@
 """The demo's stages, each a call of the product: what is done already is not done again.
 
 vocab/  data/  pretraining/  scratch/  finetuning/<start>-<seed>/  second/<model>-<seed>/  report.html  results.json
+
+The demo's second chapter: the model that is shipped, on the same blanks and the same task.
+
+It has read those very books, all but four. So it is compared on sentences of these, which the demo's own model has not
+read either.
 """
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
@@ -14,14 +19,21 @@ from typing import TypeVar
 from cloze.checkpoint import ModelFolder, save_folder
 from cloze.corpus.learn_vocabulary import train_vocabulary
 from cloze.corpus.preparation.prepare import prepare
-from cloze.demo.results import Blank, DemoResults, DemoSettings, record_results, recorded_results
-from cloze.demo.second_chapter import second_chapter, tune_shipped
-from cloze.demo.statistics import paired_margin
+from cloze.demo.results import (
+    Blank,
+    DemoResults,
+    DemoSettings,
+    SecondChapter,
+    paired_margin,
+    record_results,
+    recorded_results,
+)
 from cloze.files import replace_json
 from cloze.model import Bert, preset
+from cloze.models import SHIPPED_MODEL
 from cloze.predict import Evaluation, Model, evaluate, load
 from cloze.progress import Progress
-from cloze.tasks.labels import LabelSet
+from cloze.tasks.examples import LabelSet
 from cloze.tasks.metrics import confusion
 from cloze.tasks.source import Source
 from cloze.text import Tokenizer
@@ -29,6 +41,38 @@ from cloze.train.finetuning.finetune import finetune
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
+
+UNREAD = "order_unread.tsv"
+
+
+def tune_shipped(data: Path, out: Path, settings: DemoSettings, progress: Progress) -> list[Path]:
+    """Fine-tune the shipped model on the demo's task, once a seed."""
+    source = Source("classify", data / "order_train.tsv", data / "order_dev.tsv")
+    return [
+        finetune(
+            source,
+            SHIPPED_MODEL,
+            out / f"{SHIPPED_MODEL}-{seed}",
+            settings=replace(settings.second_finetuning, seed=seed),
+            progress=progress,
+        )
+        for seed in settings.second_seeds
+    ]
+
+
+def second_chapter(data: Path, sentences: Sequence[str], own: Sequence[Path], shipped: Sequence[Path]) -> SecondChapter:
+    """What both models make of sentences that neither has read, and the shipped one of the blanks."""
+    source = Source("classify", data / UNREAD)
+    model = load(SHIPPED_MODEL)
+    config = model.bert.config
+    return SecondChapter(
+        name=SHIPPED_MODEL,
+        told=f"{config.layers} layers, hidden size {config.hidden_size}, {model.bert.parameter_count():,} parameters",
+        blanks=[[(word.token, word.probability) for word in model.fill(sentence)[0]] for sentence in sentences],
+        shipped=[evaluate(run, source).metrics["accuracy"] for run in shipped],
+        own=[evaluate(run, source).metrics["accuracy"] for run in own],
+    )
+
 
 DATA = Path(str(files("cloze.demo"))) / "data"
 TEST = "order_test.tsv"

@@ -2,10 +2,13 @@
 
 A score is any function of no arguments that asks the model and returns a number, the higher the better: the official
 metric on dev rows, for one. Dimensions: B sequences, L layers, A heads.
+
+Pruning curves -> a picture: an order that knows the heads beside ones that do not.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +16,8 @@ from numpy.typing import NDArray
 from torch.nn import functional
 
 from cloze.errors import RequestError
+from cloze.files import replaced_file
+from cloze.inspect.report import save_figure
 from cloze.model.head_pruning import Head, gated_heads, without_heads
 from cloze.predict.batching import batches, collate
 from cloze.predict.model import Model
@@ -101,3 +106,25 @@ def _loss(logits: torch.Tensor, targets: torch.Tensor, kind: str) -> torch.Tenso
     if kind == "regress":
         return functional.mse_loss(logits[:, 0], targets.to(logits.dtype), reduction="sum")
     return functional.cross_entropy(logits, targets.long(), reduction="sum")
+
+
+def draw_curves(curves: Mapping[str, Sequence[Curve]], metric: str, path: Path) -> None:
+    """Draw the score over the share of heads removed, into a PNG or an SVG; of several curves the mean and the span."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, group in curves.items():
+        scores = np.array([curve.scores for curve in group])
+        (line,) = axes.plot(group[0].shares, scores.mean(0), "o-", markersize=3, label=name)
+        if len(group) > 1:
+            axes.fill_between(group[0].shares, scores.min(0), scores.max(0), color=line.get_color(), alpha=0.15)
+    axes.set_xlabel("share of heads removed")
+    axes.set_ylabel(metric)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    with replaced_file(path) as temporary:
+        save_figure(figure, temporary, path.suffix.removeprefix("."))

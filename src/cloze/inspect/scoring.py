@@ -4,6 +4,8 @@ A tally is handed the sequences one by one and keeps sums alone, so that a surve
 attention that it has seen.
 
 Dimensions: K heads of all layers, P patterns, S sequences, R shuffles, T tokens.
+
+Scores -> labels: when a score is worth a name, and which of several names comes first.
 """
 
 from dataclasses import dataclass
@@ -11,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.inspect.nulls import shuffled_targets
-from cloze.inspect.patterns import PATTERNS, Layout, targets
+from cloze.inspect.patterns import PATTERNS, Layout, shuffled_targets, targets
 from cloze.inspect.settings import HeadSettings
 from cloze.predict.results import row_distance, row_entropy
 
@@ -161,3 +162,31 @@ def _interval(draws: Floats, masses: Floats, counts: Floats) -> tuple[Floats, Fl
     missing = counts.sum(0) == 0
     low[missing], high[missing] = np.nan, np.nan
     return low, high
+
+
+def passing(scores: Scores, settings: HeadSettings) -> list[tuple[str, ...]]:
+    """The labels of every head, the strongest pattern first.
+
+    A pattern is a label where the interval's lower bound is above all but the stated rate of nulls and above what
+    attending to all alike scores, and where the excess over both is as large as a label takes. Broad attention is
+    not held against a null: it is one.
+    """
+    with np.errstate(invalid="ignore"):  # NaN: not measured, and so no label
+        holds = (
+            (scores.low > scores.null_high)
+            & (scores.low > scores.uniform[:, None])
+            & (scores.excess >= settings.effect)
+        )
+    broad = scores.evenness[1] >= settings.broad
+    found = []
+    for head in range(scores.score.shape[1]):
+        names = [index for index in range(len(PATTERNS)) if holds[index, head]]
+        names.sort(key=lambda index: -scores.strength[index, head])
+        labels: list[str] = [PATTERNS[index] for index in names]
+        found.append((*labels, *(["broad"] if broad[head] else [])))
+    return found
+
+
+def main_label(labels: tuple[str, ...]) -> str:
+    """The first of a head's labels, or that it has none."""
+    return labels[0] if labels else "mixed"

@@ -12,13 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from cloze.errors import RequestError
-from cloze.inspect.examples import Example, best_sequences, make_example, shown_names
-from cloze.inspect.labels import main_label, passing
 from cloze.inspect.patterns import PATTERNS, Layout, Pattern, make_layout
-from cloze.inspect.predictive import Measure, influences, measure_of, strongest
-from cloze.inspect.related import Groups, Relatedness
-from cloze.inspect.scoring import Scores, Tally
-from cloze.inspect.sequences import Sample, draw_samples
+from cloze.inspect.relations import Groups, Measure, Relatedness, influences, measure_of, strongest
+from cloze.inspect.scoring import Scores, Tally, main_label, passing
+from cloze.inspect.sequences import Example, Sample, best_sequences, draw_samples, make_example, shown_names
 from cloze.inspect.settings import FEWEST_SEQUENCES, HeadSettings
 from cloze.predict.batching import batches, collate
 from cloze.predict.model import Model

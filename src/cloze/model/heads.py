@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cloze.model.config import BertConfig
-from cloze.model.dropout import Dropout
-from cloze.model.encoder import activation, table
+from cloze.model.encoder import Dropout, activation, table
 
 # How many places of a span are told apart, and the width of their vectors: 200, as in the paper's section 4.2.
 SPAN_PLACES = 20

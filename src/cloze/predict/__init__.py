@@ -1,6 +1,6 @@
 """Folder + text -> results."""
 
-from cloze.predict.device import choose_device
+from cloze.predict.batching import choose_device
 from cloze.predict.evaluation import evaluate, evaluate_examples
 from cloze.predict.model import Model, load
 from cloze.predict.reports import Evaluation, write_report

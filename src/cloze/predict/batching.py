@@ -1,6 +1,10 @@
 """Texts -> batches that waste little: sorted by length, cut by a budget of tokens, put back in order.
 
 Dimensions: B sequences, T tokens.
+
+On which device a model computes.
+
+Texts that were read in several windows: what is said of each window -> what is said of the text.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cloze.errors import ConfigError
 from cloze.text import Encoding
 
 Result = TypeVar("Result")
@@ -98,3 +103,44 @@ def run_batched(
         batch = collate([encodings[index] for index in indices], pad_id, device)
         results |= dict(zip(indices, step(batch), strict=True))
     return [results[index] for index in range(len(encodings))]
+
+
+def choose_device(name: str | None) -> torch.device:
+    """The device with this name, or the best one that is there."""
+    if name is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        probe = torch.zeros(1, device=name)
+        probe.item()  # fails on "meta", which has no memory
+        return probe.device
+    # ImportError: some devices are packages of their own.
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise ConfigError(f"device {name!r} is not to be had here; use 'cpu', or leave --device out") from error
+
+
+Floats = NDArray[np.float32]
+
+
+def join_vectors(windows: Sequence[Sequence[Encoding]], rows: Sequence[Floats], *, normalize: bool) -> Floats:
+    """The mean of each text's windows, weighted by their tokens; of length one where single vectors are, too."""
+    vectors = np.stack(rows)
+    if len(vectors) == len(windows):
+        return vectors
+    tokens = np.array([[len(window.ids)] for text in windows for window in text], np.float32)
+    joined = _sums(windows, vectors * tokens) / _sums(windows, tokens)
+    if normalize:
+        joined /= np.maximum(np.linalg.norm(joined, axis=1, keepdims=True), 1e-12)
+    return joined.astype(np.float32)
+
+
+def join_logits(windows: Sequence[Sequence[Encoding]], rows: Sequence[Floats]) -> Floats:
+    """The mean of each text's windows, which count the same: each has seen enough to have an opinion."""
+    counts = np.array([[len(text)] for text in windows], np.float32)
+    return (_sums(windows, np.stack(rows)) / counts).astype(np.float32)
+
+
+def _sums(windows: Sequence[Sequence[Encoding]], values: Floats) -> Floats:
+    """What belongs to the windows of one text, added up: (windows, D) -> (texts, D)."""
+    return np.add.reduceat(values, np.cumsum([0, *map(len, windows[:-1])]))

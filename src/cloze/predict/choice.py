@@ -12,7 +12,7 @@ from cloze.predict.batching import Batch
 from cloze.predict.model import Model
 from cloze.predict.reports import Evaluation
 from cloze.predict.results import Option
-from cloze.tasks.choose import Choices, encode_options
+from cloze.tasks.choice import Choices, encode_options
 from cloze.tasks.metrics import score
 
 logger = logging.getLogger("cloze")

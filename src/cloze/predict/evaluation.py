@@ -1,19 +1,25 @@
-"""A model against labelled rows: the official metrics, and what it said to each row."""
+"""A model against labelled rows: the official metrics, and what it said to each row.
+
+Answers to GLUE's unlabelled test rows, as its server takes them: a TSV a task, ``index`` and ``prediction``.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from cloze.checkpoint import HEAD_OF
-from cloze.errors import RequestError
+from cloze.errors import DataError, RequestError
+from cloze.files import replaced_file
 from cloze.kinds import TaskKind
 from cloze.predict.answering import check_longest, evaluate_answers
 from cloze.predict.choice import evaluate_choices
+from cloze.predict.classification import evaluate_texts
+from cloze.predict.labels import chosen_classes
 from cloze.predict.model import Model, load
 from cloze.predict.reports import Evaluation
-from cloze.predict.sequences import evaluate_texts
 from cloze.predict.tagging import evaluate_tags
-from cloze.tasks.items import Examples
+from cloze.tasks.examples import Examples
+from cloze.tasks.published import PublishedTask, find_glue_task, find_split, read_unlabelled_split
 from cloze.tasks.registry import find_task, read_examples
 from cloze.tasks.source import Source
 
@@ -67,3 +73,54 @@ def load_tuned(model: str | Path | Model, name: str, *, device: str | None = Non
             f"{told}: {name} needs a model fine-tuned to {kind}; this one {there}; make one with cloze finetune"
         )
     return loaded
+
+
+# What the server calls the answers of a task that has several test files, by split.
+_NAMES = {"test_matched": "MNLI-m", "test_mismatched": "MNLI-mm", "test_diagnostic": "AX"}
+
+
+def answer_test_rows(model: str | Path, source: Source, out: Path, *, device: str | None = None) -> list[Path]:
+    """Answer the test rows of one task by the model of a folder."""
+    task = find_glue_task(source.task)
+    tuned = load_tuned(model, task.name, device=device)
+    _check_labels(tuned, task, model)
+    written = write_submission(tuned, task, source.data, out)
+    if not written:
+        raise DataError(f"{source.data}: no test file of {task.name} is there; expected {task.folder} as published")
+    return written
+
+
+def _check_labels(tuned: Model, task: PublishedTask, name: str | Path) -> None:
+    """Refuse a model that says what the server does not know."""
+    told = tuned.task.names if tuned.task else ()
+    if task.labels is not None and set(told) != set(task.labels.names):
+        raise RequestError(
+            f"{name}: the labels of {task.name} are {', '.join(task.labels.names)}; this model says {', '.join(told)}"
+        )
+
+
+def write_submission(model: Model, task: PublishedTask, data: Path, out: Path) -> list[Path]:
+    """Answer every test file of a task that is there, and return what was written."""
+    splits = [split for split in task.files if split.startswith("test_")] or ["test"]
+    return [_write(model, task, data, split, out) for split in splits if _is_there(task, data, split)]
+
+
+def _is_there(task: PublishedTask, data: Path, split: str) -> bool:
+    return find_split(task, data, split, missing_ok=True) is not None
+
+
+def _write(model: Model, task: PublishedTask, data: Path, split: str, out: Path) -> Path:
+    texts, pairs = read_unlabelled_split(task, data, split)
+    logits = model.logits(texts, pairs)
+    told = model.task
+    if told is None or told.kind == "regress":
+        # The server wants similarities from 0 to 5.
+        answers = [f"{min(5.0, max(0.0, float(value))):.3f}" for value in logits[:, 0]]
+    else:
+        answers = [told.names[index] for index in chosen_classes(told, logits)]
+    out.mkdir(parents=True, exist_ok=True)
+    path = out / f"{_NAMES.get(split, task.folder)}.tsv"
+    lines = ["index\tprediction", *(f"{index}\t{answer}" for index, answer in enumerate(answers))]
+    with replaced_file(path) as temporary:
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path

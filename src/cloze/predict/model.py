@@ -23,21 +23,19 @@ from cloze.checkpoint import (
     load_any,
     save_folder,
 )
-from cloze.checkpoint.fingerprint import fingerprint
+from cloze.checkpoint.folder import fingerprint
 from cloze.errors import RequestError
 from cloze.kinds import LongTexts, PrecisionName
 from cloze.model import Bert, EncoderOutput, HeadName, read_by
 from cloze.model.head_pruning import Head, prune_heads, without_heads
 from cloze.models import SHIPPED_MODEL
 from cloze.predict.adapters import Adapters
-from cloze.predict.batching import Batch, Result, collate, run_batched
-from cloze.predict.device import choose_device
+from cloze.predict.batching import Batch, Result, choose_device, collate, join_logits, join_vectors, run_batched
 from cloze.predict.embeddings.pooling import layer_indices, make_vectors
-from cloze.predict.filling import fill_blanks
-from cloze.predict.labelled import labels_that_hold, likeliest_labels
-from cloze.predict.needs import need_head, need_task
+from cloze.predict.fill_mask import fill_blanks
+from cloze.predict.inputs import need_head, need_task, read_blanks, read_texts
+from cloze.predict.labels import labels_that_hold, likeliest_labels
 from cloze.predict.quantization.precision import precision_of, set_precision, use_products
-from cloze.predict.reading import read_blanks, read_texts
 from cloze.predict.results import (
     Answer,
     Attention,
@@ -50,7 +48,6 @@ from cloze.predict.results import (
     Score,
     Tagged,
 )
-from cloze.predict.windows import join_logits, join_vectors
 from cloze.text import Encoding, Tokenizer
 
 if TYPE_CHECKING:
@@ -158,14 +155,14 @@ class Model:
 
     def fill_together(self, text: str, top: int = 5, rounds: int = 2) -> list[FilledTogether]:
         """The best ways to fill all ``[MASK]`` of a text so that the words fit each other, best first."""
-        from cloze.predict.joint_blanks import fill_together
+        from cloze.predict.fill_mask_joint import fill_together
 
         need_head(self.bert, "mlm")
         return fill_together(self, text, top, rounds)
 
     def score(self, texts: Sequence[str]) -> list[Score]:
         """How likely each text is: the log-probability of every token, hidden in turn."""
-        from cloze.predict.scoring import score_texts
+        from cloze.predict.fill_mask_joint import score_texts
 
         need_head(self.bert, "mlm")
         return score_texts(self, texts)

@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cloze.serve.answers import refusal_response
 from cloze.serve.batcher import Batcher
 from cloze.serve.errors import KeyNeeded, Misdirected, Overloaded, Refusal, WrongOrigin
+from cloze.serve.responses import refusal_response
 from cloze.serve.service import Service
 
 logger = logging.getLogger("cloze.serve")

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.errors import RequestError
+from cloze.inspect.views.data import look, make_facts
 from cloze.inspect.views.quantize import LEVELS, bound, to_steps
-from cloze.inspect.views.view_data import look, make_facts
 from cloze.predict.model import Model
 from cloze.serve.errors import Failed, Unknown
 

@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
 from cloze.serve import schemas as forms
-from cloze.serve.answers import add_post, json_response
 from cloze.serve.errors import Invalid
 from cloze.serve.models import Served
+from cloze.serve.responses import add_post, json_response
 from cloze.serve.service import Service
 
 # What an id weighs beside the characters of texts that wait to be read.

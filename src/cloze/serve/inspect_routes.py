@@ -6,10 +6,9 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict, Field
 
-from cloze.inspect.views.bundle import read_static, static_names
-from cloze.inspect.views.page import served_frame
-from cloze.serve.answers import add_post
+from cloze.inspect.views.page import read_static, served_frame, static_names
 from cloze.serve.attention_views import Views
+from cloze.serve.responses import add_post
 from cloze.serve.schemas import Form
 from cloze.serve.service import Service
 

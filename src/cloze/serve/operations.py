@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from cloze.errors import RequestError
-from cloze.predict.filling import fill_blanks
-from cloze.predict.labelled import labels_that_hold, likeliest_labels
+from cloze.predict.fill_mask import fill_blanks
+from cloze.predict.labels import labels_that_hold, likeliest_labels
 from cloze.predict.model import Model
 from cloze.serve.attention_views import view_texts
 from cloze.serve.errors import Failed

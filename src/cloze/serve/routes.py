@@ -6,8 +6,8 @@ import numpy as np
 from fastapi import APIRouter, Request
 
 from cloze.serve import schemas as forms
-from cloze.serve.answers import add_post
 from cloze.serve.errors import Invalid, TooLarge
+from cloze.serve.responses import add_post
 from cloze.serve.service import Answered, Service
 
 # Protected words times characters: each word is looked for at each of them, and nobody else has a turn meanwhile.

@@ -1,4 +1,7 @@
-"""The app on a socket: uvicorn, patient with answers and not with clients, and an end that loses nothing."""
+"""The app on a socket: uvicorn, patient with answers and not with clients, and an end that loses nothing.
+
+The app: routers joined, errors in one form, and the gate around it all.
+"""
 
 import asyncio
 import logging
@@ -6,20 +9,61 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from cloze import __version__
 from cloze.errors import ConfigError
 from cloze.kinds import PrecisionName
-from cloze.serve.app import make_app
+from cloze.serve import admin_routes as pages
+from cloze.serve import admin_routes as state_routes
+from cloze.serve import compat_routes as others_routes
+from cloze.serve import inspect_routes as inspecting
+from cloze.serve import routes
+from cloze.serve.access import Gate
 from cloze.serve.metrics import Metrics
 from cloze.serve.models import open_library
+from cloze.serve.responses import Posts, add_error_handlers
 from cloze.serve.service import Service
 from cloze.serve.settings import ServiceSettings
+
+# Seconds for the models' threads to end when the requests have: whatever nobody waits for ends after one pass.
+ENDING = 4.0
+# Whatever answers requests is joined here.
+ROUTERS = (routes.router, others_routes.router, state_routes.router, pages.page_router, inspecting.router)
+
+
+def make_app(service: Service) -> Gate:
+    """An ASGI app around a service; its start starts the models' threads, its end waits for them."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 (the form of a lifespan)
+        service.library.start()
+        yield
+        service.ended = service.library.drain(ENDING)
+        service.reader.close()
+
+    app = FastAPI(
+        title="cloze",
+        version=__version__,
+        description="BERT models behind HTTP.",
+        docs_url=None,  # ours loads nothing from elsewhere
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.service = service
+    app.router.routes.insert(0, Posts(route for router in ROUTERS for route in router.routes))
+    for router in ROUTERS:
+        app.include_router(router)
+    add_error_handlers(app)
+    paths = [getattr(route, "path", "") for router in ROUTERS for route in router.routes]
+    return Gate(app, service, frozenset(path for path in paths if path))
+
 
 # Seconds after which a thread must give up the interpreter's lock. The one that computes needs it for a moment between
 # operations, and would wait the usual 5 ms for it whenever the event loop is busy: longer than many an operation takes.

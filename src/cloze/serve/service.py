@@ -8,7 +8,7 @@ from typing import Any
 
 from fastapi import Request
 
-from cloze.predict.blanks import count_blanks
+from cloze.predict.fill_mask import count_blanks
 from cloze.serve.batcher import AbandonedError, Batcher
 from cloze.serve.bodies import Bodies
 from cloze.serve.errors import Invalid, TooLarge, TooSlow

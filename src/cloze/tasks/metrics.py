@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cloze.errors import ConfigError, DataError, did_you_mean
-from cloze.tasks.labels import LabelSet
+from cloze.tasks.examples import LabelSet
 
 # Indices of classes, numbers, or a yes or no for each label.
 Numbers = Sequence[Any]

@@ -7,15 +7,11 @@ from functools import partial
 from cloze.errors import ConfigError, did_you_mean
 from cloze.kinds import TaskKind
 from cloze.tasks.answering.files import CMRC, SQUAD, SQUAD2, read_own_questions, read_squad
-from cloze.tasks.chinese import CHINESE
-from cloze.tasks.choice_files import read_arc, read_own_choices, read_swag
-from cloze.tasks.glue import GLUE, task_key
-from cloze.tasks.items import Examples
-from cloze.tasks.labels import LabelSet
-from cloze.tasks.published import PublishedTask
-from cloze.tasks.sequences import read_own_texts, read_published_texts
+from cloze.tasks.choice import read_arc, read_own_choices, read_swag
+from cloze.tasks.classification import read_own_texts, read_published_texts
+from cloze.tasks.examples import Examples, LabelSet, TaskSpec
+from cloze.tasks.published import CHINESE, GLUE, PublishedTask, task_key
 from cloze.tasks.source import Source
-from cloze.tasks.spec import TaskSpec
 from cloze.tasks.splits import split_dev
 from cloze.tasks.tagging.entities import ENTITY_METRICS, tag_metrics
 from cloze.tasks.tagging.examples import PUBLISHED_TAGS, read_own_tags, read_published_tags

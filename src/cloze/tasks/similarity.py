@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.errors import ConfigError
-from cloze.tasks.classify import LabelledTexts
+from cloze.tasks.classification import LabelledTexts, read_own_texts
 from cloze.tasks.metrics import spearman
-from cloze.tasks.sequences import read_own_texts
 from cloze.tasks.source import RowSettings
 
 Vectors = NDArray[np.float32]

@@ -8,8 +8,8 @@ are dealt label by label, so that every part has its share of each. Within a par
 import random
 
 from cloze.errors import DataError
-from cloze.tasks.classify import LabelledTexts
-from cloze.tasks.items import AnyExamples, Examples
+from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.examples import AnyExamples, Examples
 
 # Without a dev file, this share of the training rows stands in for one.
 DEV_SHARE = 0.1

@@ -16,10 +16,10 @@ from pathlib import Path
 from cloze.errors import RequestError
 from cloze.text.characters import LONGEST_READ, replace_surrogates, windows
 from cloze.text.encoding import Encoding, Mark, Pieces, Word, read_words
-from cloze.text.engine import build_engine
 from cloze.text.oov.resolve import Climber
 from cloze.text.tokenizer_files import DEFAULT_LENGTH, TokenizerSettings, read_settings, write_settings
 from cloze.text.vocabulary import CLS, CONTINUATION, MASK, PAD, SEP, UNKNOWN, check_pieces
+from cloze.text.wordpiece import build_engine
 
 # Truncated texts are read in windows of this many characters for a token, and no further than the tokens
 # last. English has four to five characters a token, so that all but the longest texts are one window, and

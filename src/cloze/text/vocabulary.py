@@ -17,9 +17,8 @@ from cloze.errors import CheckpointError, ConfigError, DataError
 from cloze.progress import Progress, Silent
 from cloze.text.bpe import learn_merges
 from cloze.text.characters import is_ideograph, replace_surrogates
-from cloze.text.counting import count_words
 from cloze.text.word_counts import LONGEST_WORD as LONGEST_WORD
-from cloze.text.word_counts import WordCounts, basic_words
+from cloze.text.word_counts import WordCounts, basic_words, count_words
 
 PAD, UNKNOWN, CLS, SEP, MASK = SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 CONTINUATION = "##"

@@ -22,15 +22,14 @@ from torch import Tensor, nn
 from cloze.checkpoint import TrainingState
 from cloze.interrupts import Interrupted, Interrupts, heard_between_steps
 from cloze.progress import Progress, Silent
+from cloze.train.distributed import Team, load_whole_state, whole, whole_state
 from cloze.train.loss_guard import Guard
 from cloze.train.memory import IdleMemory
-from cloze.train.meter import Meter
-from cloze.train.optimizer import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
+from cloze.train.optimization import Schedule, make_optimizer, optimizer_tensors, restore_optimizer, set_rate
 from cloze.train.precision import Precision
 from cloze.train.run import Run
-from cloze.train.schedule import Schedule
+from cloze.train.run_log import Meter
 from cloze.train.settings import LoopSettings
-from cloze.train.team import Team, load_whole_state, whole, whole_state
 
 # Seconds after which a checkpoint is due, however few steps they were: what a power cut may cost.
 LONGEST_UNSAVED = 15 * 60.0

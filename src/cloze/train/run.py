@@ -4,6 +4,8 @@ run.json        the settings, so that the same command goes on and another one i
 metrics.jsonl   one line a measurement
 checkpoints/    the state of the training, while it lasts
 model/          the model folder, once it is finished
+
+The end of a run: its curves, its model, and nothing left that only training needs.
 """
 
 import json
@@ -13,10 +15,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from cloze.checkpoint import RUN_MODEL, StateStore
+from cloze.checkpoint import RUN_MODEL, ModelFolder, StateStore, save_adapter, save_folder
 from cloze.errors import ClozeError, ConfigError
 from cloze.files import OUR_JSON_LIMIT, read_json, replace_json, replaced_file
 from cloze.progress import Progress
+from cloze.train.run_log import draw_curves
 
 SETTINGS = "run.json"
 METRICS = "metrics.jsonl"
@@ -171,3 +174,11 @@ def _shown(value: Any) -> str:
     """A value for a message of one line: a corpus may have a thousand files, each with its fingerprint."""
     shown = repr(value)
     return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
+
+
+def end_run(run: Run, contents: ModelFolder) -> None:
+    """Write the curves and, last, the model, or what is attached to it: its presence says that the run is over."""
+    draw_curves(run.metrics(), run.folder / "curves.png")
+    contents.model.cpu()
+    (save_folder if contents.adapter is None else save_adapter)(contents, run.model_folder)
+    run.clear()

@@ -1,17 +1,81 @@
 """What can be said about a training. Light to import: the command line reads it.
 
 The text under a field is its help on the command line.
+
+Ways to tune that exclude each other, and what each may be told. Light to import: settings are checked here.
+
+What fine-tuning may be told where rows are few. Light to import: settings are checked here.
+
+What can be said about contrastive training, besides what fine-tuning knows. Light to import.
+
+The text under a field is its help on the command line.
+
+What a search over several fine-tuning runs can be told. Light to import: the command line reads it.
+
+The text under a field is its help on the command line.
+
+What ``cloze adapt`` can be told. Light to import: the command line reads it.
+
+The text under a field is its help on the command line.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal
 
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective, check_seed
 from cloze.errors import ConfigError
 from cloze.kinds import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, LongTexts
-from cloze.train.small_data import Augment, check_small_data
-from cloze.train.ways import check_ways
+
+
+def check_ways(settings: "FinetuneSettings") -> None:
+    """Refuse what cannot be, or would be silently left undone."""
+    if settings.freeze_layers < 0:
+        raise ConfigError(f"freeze_layers is {settings.freeze_layers}; a number of layers was expected, or 0 for none")
+    if not 0 < settings.layer_decay <= 1:
+        raise ConfigError(f"layer_decay is {settings.layer_decay}; a share above 0 and up to 1 was expected")
+    if settings.adapter_size is not None and settings.adapter_size < 1:
+        raise ConfigError(f"adapter_size is {settings.adapter_size}; at least 1 was expected")
+    if settings.adapter_size is not None and settings.adapter is None:
+        raise ConfigError(
+            f"adapter_size is {settings.adapter_size}, but no adapter is trained; choose houlsby or lora as adapter"
+        )
+    if settings.feature_head != "linear" and settings.frozen is None:
+        raise ConfigError(
+            f"feature_head is {settings.feature_head!r}, which reads frozen states; choose last, last4 or mix as frozen"
+        )
+    if settings.precision == "bf16" and settings.frozen is not None:
+        raise ConfigError("precision is bf16, but frozen states are computed once, in fp32; leave out one of them")
+    chosen = [name for name in ("adapter", "frozen") if getattr(settings, name) is not None]
+    chosen += ["freeze_layers"] if settings.freeze_layers else []
+    chosen += ["layer_decay"] if settings.layer_decay != 1 else []
+    # Freezing some layers and slowing the others go together; an adapter or frozen states leave nothing to freeze.
+    if len(chosen) > 1 and chosen[0] in ("adapter", "frozen"):
+        raise ConfigError(f"{' and '.join(chosen)} exclude each other; each says what is trained: choose one")
+
+
+Augment = Literal["none", "contextual", "edits"]
+
+
+def check_small_data(settings: "FinetuneSettings") -> None:
+    """Refuse what cannot be, or would be silently left undone."""
+    if not 0 <= settings.self_teaching < float("inf"):
+        raise ConfigError(f"self_teaching is {settings.self_teaching}; a weight from 0 up was expected")
+    if not 0 <= settings.teacher_decay < 1:
+        raise ConfigError(f"teacher_decay is {settings.teacher_decay}; a share from 0 up to 1 was expected")
+    if settings.self_teaching and settings.frozen is not None:
+        raise ConfigError("self_teaching and frozen exclude each other; a frozen model has nothing to average")
+    if settings.teacher_decay != type(settings).teacher_decay and not settings.self_teaching:
+        raise ConfigError(f"teacher_decay is {settings.teacher_decay}, but nothing is averaged; give self_teaching too")
+    if settings.augment_copies < 1:
+        raise ConfigError(f"augment_copies is {settings.augment_copies}; at least 1 was expected")
+    if settings.augment_copies > 1 and settings.augment == "none":
+        raise ConfigError(
+            f"augment_copies is {settings.augment_copies}, but no rows are made; choose contextual or edits as augment"
+        )
+    if settings.synonyms is not None and settings.augment != "edits":
+        raise ConfigError(f"synonyms are for edits; augment is {settings.augment}")
+
 
 Parallel = Literal["ddp", "fsdp"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
@@ -321,3 +385,93 @@ class BlankSettings:
         check_seed(self.seed)
         ExampleSettings(length=self.length)  # before any text is read
         MaskSettings(rate=self.mask_rate, mix=self.mask_mix)
+
+
+@dataclass(frozen=True)
+class SimilaritySettings:
+    """How texts are told apart."""
+
+    temperature: float = 0.05
+    """For similarity: by what cosines are divided; the lower, the more the nearest wrong texts count."""
+    vectors: str | None = None
+    """For similarity: the pooling that is trained, cls, mean, max or mean_max; the folder's own if left out."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ConfigError(f"temperature is {self.temperature}; a number above 0 was expected, such as 0.05")
+
+
+def check_meant(task: str, similarity: SimilaritySettings) -> None:
+    """Refuse what is for similarity where another task is learned: it would be silently left undone."""
+    for field in fields(similarity):
+        value = getattr(similarity, field.name)
+        if task.lower() != "similarity" and value != field.default:
+            raise ConfigError(f"{field.name} is {value!r}, which is for similarity; leave it out")
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Whether fine-tuning is one run or several."""
+
+    grid: bool = False
+    """Try the paper's 18 settings (batch 16, 32; rate 5e-5, 3e-5, 2e-5; epochs 2, 3, 4), then use the best."""
+    seeds: int = 1
+    """Runs with different seeds; the best one's model is kept, and mean and spread are told."""
+    folds: int = 0
+    """Where there is no dev set: so many models, each scored on the rows that it has not seen."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ConfigError(f"seeds is {self.seeds}; at least 1 was expected")
+        if self.folds == 1 or self.folds < 0:
+            raise ConfigError(f"folds is {self.folds}; at least 2 was expected")
+        if self.folds and (self.grid or self.seeds > 1):
+            raise ConfigError("folds stand alone; a grid and seeds need a dev set: use --dev, or leave them out")
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one run."""
+        return self.grid or self.seeds > 1 or self.folds > 0
+
+
+@dataclass(frozen=True)
+class AdaptSettings:
+    """How a model reads the text of a field and of a task before it is fine-tuned."""
+
+    domain_steps: int = 2000
+    """Updates on the field's text."""
+    task_steps: int = 300
+    """Updates on the texts of the training rows."""
+    adapt_rate: float = 1e-4
+    """Peak learning rate of both."""
+    adapt_batch: int = 32
+    """Sequences an update of both."""
+    adapt_length: int = 128
+    """Tokens a sequence of both."""
+    masking: Masking = "word"
+    """What is chosen together: token, word, ngram, span."""
+    held_out: float = 0.05
+    """Share of the text's documents that is kept for measuring."""
+    seeds: int = 3
+    """Fine-tuning runs from each start."""
+    overlap: Literal["refuse", "drop", "allow"] = "refuse"
+    """If dev or test rows occur in the text: refuse it, drop the documents in which they do, or allow it."""
+
+    def __post_init__(self) -> None:
+        if self.masking in ("entity", "correction"):
+            raise ConfigError(f"masking is {self.masking}; here it is token, word, ngram or span")
+        SearchSettings(seeds=self.seeds)
+        for steps in (self.domain_steps, self.task_steps):
+            self.pretraining(steps, "auto")
+
+    def pretraining(self, steps: int, precision: PrecisionName) -> PretrainSettings:
+        """One of the readings: masked words alone, for a task's rows have no next sentences."""
+        return PretrainSettings(
+            steps=steps,
+            batch=self.adapt_batch,
+            length=self.adapt_length,
+            rate=self.adapt_rate,
+            masking=self.masking,
+            objective="none",
+            precision=precision,
+        )

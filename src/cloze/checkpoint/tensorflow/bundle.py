@@ -23,8 +23,8 @@ import numpy
 from numpy.typing import NDArray
 
 from cloze.checkpoint.tensorflow.crc32c import crc32c, masked
-from cloze.checkpoint.tensorflow.protobuf import as_integer, as_message, read_fields
 from cloze.checkpoint.tensorflow.sstable import MAX_TABLE_BYTES, read_table
+from cloze.checkpoint.tensorflow.wire_format import as_integer, as_message, read_fields
 from cloze.errors import CheckpointError
 
 MAX_SHARDS: Final = 99_999  # five digits in the names of the data files

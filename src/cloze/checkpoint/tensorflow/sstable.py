@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cloze.checkpoint.tensorflow.crc32c import crc32c, masked
-from cloze.checkpoint.tensorflow.protobuf import read_varint
-from cloze.checkpoint.tensorflow.snappy import decompress
+from cloze.checkpoint.tensorflow.wire_format import decompress, read_varint
 from cloze.errors import CheckpointError
 
 # BERT-base's index has 8.5 kB; with optimizer slots and long names a large model's stays under 1 MB.

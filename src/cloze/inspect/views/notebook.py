@@ -5,8 +5,8 @@ from pathlib import Path
 
 import numpy as np
 
+from cloze.inspect.views.data import View, look, make_view, view_of
 from cloze.inspect.views.page import render_page, write_page
-from cloze.inspect.views.view_data import View, look, make_view, view_of
 from cloze.predict import Attention
 
 # A notebook keeps what it displays in its own file; beyond this it would no longer open well.

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from cloze.errors import RequestError
-from cloze.predict.blanks import Floats, TokenWindow, blank_logs, seen_logs, token_windows, with_ids
-from cloze.predict.correction.proposals import Ids, Proposals
+from cloze.predict.correction.candidates import Ids, Proposals
 from cloze.predict.embeddings.words import word_pattern
+from cloze.predict.fill_mask import Floats, TokenWindow, blank_logs, seen_logs, token_windows, with_ids
 from cloze.predict.model import Model
 from cloze.predict.results import Corrected, Correction
-from cloze.tasks.correction.correction_threshold import Changes
+from cloze.tasks.correction.metrics import Changes
 from cloze.tasks.correction.settings import CorrectionSettings
 from cloze.tasks.text_edits import Similar, cased_like, read_synonyms
 from cloze.text import Encoding

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cloze.checkpoint import POOLINGS, EmbeddingSettings, Pooling
-from cloze.checkpoint.projection_files import Projection
+from cloze.checkpoint.pooling_files import Projection
 from cloze.errors import CheckpointError, RequestError, did_you_mean
 
 

@@ -18,14 +18,11 @@ from cloze.kinds import PrecisionName
 from cloze.model import Bert
 from cloze.predict.batching import collate
 from cloze.predict.embeddings.pooling import VectorMaker, make_vectors
+from cloze.predict.quantization.fused import ScriptedLayers, Shortcut
+from cloze.predict.quantization.linear import Bf16Linear, FrozenLinear, Int8Linear, best_seconds
 from cloze.predict.quantization.native.layers import NativeLayers, are_native
-from cloze.predict.quantization.native.product import NativeLinear
-from cloze.predict.quantization.quantized import Bf16Linear, FrozenLinear, Int8Linear
-from cloze.predict.quantization.rounding import round_product, round_products
-from cloze.predict.quantization.sample_texts import FEW_TEXTS
-from cloze.predict.quantization.scripted import ScriptedLayers
-from cloze.predict.quantization.shortcut import Shortcut
-from cloze.predict.quantization.timing import best_seconds
+from cloze.predict.quantization.native.linear import NativeLinear
+from cloze.predict.quantization.rounding import FEW_TEXTS, round_product, round_products
 
 logger = logging.getLogger("cloze")
 

@@ -15,8 +15,7 @@ from cloze.errors import CheckpointError, RequestError
 from cloze.predict.evaluation import evaluate
 from cloze.predict.model import Floats, Model
 from cloze.predict.quantization.precision import LEAST_COSINE, use_products
-from cloze.predict.quantization.rounding import round_products
-from cloze.predict.quantization.sample_texts import odd_texts, running_texts
+from cloze.predict.quantization.rounding import odd_texts, round_products, running_texts
 from cloze.tasks.similarity import cosines
 from cloze.tasks.source import Source
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from cloze.errors import RequestError
 from cloze.progress import Progress
-from cloze.tasks.items import Item, Rows
+from cloze.tasks.examples import Item, Rows
 from cloze.text import Encoding, Pieces, Tokenizer, window_places
 
 # As in the original.

@@ -11,7 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 from cloze.lines import RowError
-from cloze.tasks.labels import LabelSet, sorted_labels
+from cloze.tasks.examples import LabelSet, sorted_labels
 from cloze.tasks.tagging.columns import Sentence
 
 OUTSIDE = "O"

@@ -17,10 +17,8 @@ from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.files import COMPRESSED
 from cloze.kinds import IGNORED
 from cloze.lines import RowError
-from cloze.tasks.items import Item
-from cloze.tasks.labels import LabelSet
+from cloze.tasks.examples import Item, LabelSet, Read
 from cloze.tasks.source import OnBadRow, Source
-from cloze.tasks.spec import Read
 from cloze.tasks.tables import Record, open_table, table_ending
 from cloze.tasks.tagging.columns import Sentence, Sentences, column_number, read_columns
 from cloze.tasks.tagging.entities import are_entities, find_tags, unify

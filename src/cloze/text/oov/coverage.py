@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from cloze.progress import Progress, Silent
 from cloze.text.characters import LONGEST_READ, windows
 from cloze.text.encoding import RUNGS, Pieces, Rung, plain_rung, word_stretches
-from cloze.text.engine import build_normalizer
 from cloze.text.tokenizer import Tokenizer
 from cloze.text.vocabulary import CONTINUATION
+from cloze.text.wordpiece import build_normalizer
 
 _BATCH = 250_000  # characters
 

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from cloze.errors import DataError
-from cloze.text.engine import build_normalizer
 from cloze.text.oov.ladder import Entity
 from cloze.text.oov.word_lists import EntityRow, WordRow
 from cloze.text.tokenizer import Tokenizer
 from cloze.text.vocabulary import CONTINUATION, SPECIAL
+from cloze.text.wordpiece import build_normalizer
 
 _UNUSED = re.compile(r"\[unused\d+\]")
 

@@ -1,6 +1,6 @@
 """The out-of-vocabulary ladder: what becomes of a word that the vocabulary does not hold whole.
 
-    1  word, pieces   WordPiece, as BERT has always done (text/engine.py)
+    1  word, pieces   WordPiece, as BERT has always done (text/wordpiece.py)
     2  characters     a word that would be [UNK] is spelled by what is known of it (text/oov/spelling.py)
     3  added          words with entries of their own, added after training (``cloze extend``)
     4  entity         names that stand for words which the vocabulary knows (text/oov/phrases.py)

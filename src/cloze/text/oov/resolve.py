@@ -11,12 +11,12 @@ from typing import NamedTuple, TypeVar
 
 from cloze.errors import CheckpointError
 from cloze.text.encoding import Mark, Pieces, is_word_start
-from cloze.text.engine import build_engine, build_normalizer
 from cloze.text.oov.ladder import FILE, Entity
 from cloze.text.oov.phrases import Match, Phrase, Phrases, Words
 from cloze.text.oov.spelling import Speller
 from cloze.text.tokenizer_files import TokenizerSettings
 from cloze.text.vocabulary import CONTINUATION, UNKNOWN
+from cloze.text.wordpiece import build_engine, build_normalizer
 
 Item = TypeVar("Item")
 # The same few words come again and again.

@@ -18,7 +18,7 @@ from cloze.model import Bert, EncoderOutput, HeadName
 from cloze.model.encoder import initialise
 from cloze.model.losses import task_logits, task_loss
 from cloze.train.distillation.settings import DistillSettings
-from cloze.train.finetuning.task_batches import TaskBatch, TaskBatches, count_targets
+from cloze.train.finetuning.objective import TaskBatch, TaskBatches, count_targets
 from cloze.train.loop import Outcome
 
 # Below this an attention weight is nothing: padding has exactly 0, whose logarithm is none.

@@ -10,7 +10,7 @@ from cloze.checkpoint import ModelFolder, find_source, load_folder
 from cloze.errors import ConfigError
 from cloze.kinds import TaskKind
 from cloze.tasks.registry import TaskData
-from cloze.train.finetuning.more_rows import check_augment
+from cloze.train.finetuning.augmentation import check_augment
 from cloze.train.settings import FinetuneSettings
 
 _TEXTS: tuple[TaskKind, ...] = ("classify", "multilabel", "regress")

@@ -23,22 +23,20 @@ from cloze.model.surgery import with_heads
 from cloze.predict import Model
 from cloze.predict.correction.corrector import proposed_changes
 from cloze.progress import Progress, Silent
-from cloze.tasks.correction.correction_metrics import score_corrections
-from cloze.tasks.correction.correction_threshold import applied, choose_threshold
 from cloze.tasks.correction.files import Corrections, correction_columns, read_corrections
+from cloze.tasks.correction.metrics import applied, choose_threshold, score_corrections
 from cloze.tasks.correction.settings import CorrectionSettings
-from cloze.tasks.items import Item, fingerprint
+from cloze.tasks.examples import Item, fingerprint
 from cloze.tasks.source import Source
 from cloze.tasks.splits import split_dev
 from cloze.text import Tokenizer
-from cloze.train.ending import end_run
+from cloze.train.dev_scoring import train_scored
 from cloze.train.finetuning.checks import check_length, check_understood
-from cloze.train.finetuning.task_batches import TaskBatch, TaskBatches, tell_cut
+from cloze.train.finetuning.objective import TaskBatch, TaskBatches, tell_cut
 from cloze.train.finetuning.trainable import freeze_lowest
 from cloze.train.loop import Outcome
 from cloze.train.memory import keep_freed_memory
-from cloze.train.run import Run
-from cloze.train.scored import train_scored
+from cloze.train.run import Run, end_run
 from cloze.train.settings import FinetuneSettings
 
 # A share of rows without a mistake that is too small to tell how often a model raises a false alarm.

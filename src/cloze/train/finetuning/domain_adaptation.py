@@ -19,15 +19,19 @@ from cloze.files import replaced_file, replaced_folder
 from cloze.progress import Progress, Silent
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.source import Source
-from cloze.train.adapt_settings import AdaptSettings
 from cloze.train.finetuning.checks import check_task
-from cloze.train.finetuning.other_splits import Placed, read_other_splits, read_own_test
-from cloze.train.finetuning.overlap import Rows, refuse_overlap, write_without_overlap
+from cloze.train.finetuning.leakage import (
+    Placed,
+    Rows,
+    read_other_splits,
+    read_own_test,
+    refuse_overlap,
+    write_without_overlap,
+)
 from cloze.train.finetuning.search import search
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.run import Run
-from cloze.train.search_settings import SearchSettings
-from cloze.train.settings import FinetuneSettings, PrecisionName
+from cloze.train.settings import AdaptSettings, FinetuneSettings, PrecisionName, SearchSettings
 
 _LOOKING = "looking for dev and test rows in the text"
 DIRECT, DOMAIN, TASK, BOTH = "direct", "domain", "task", "domain + task"

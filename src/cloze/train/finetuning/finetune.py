@@ -20,31 +20,27 @@ from cloze.model.bert import POOLED_HEADS
 from cloze.model.surgery import with_heads
 from cloze.predict import Evaluation, Model, choose_device, evaluate_examples, write_report
 from cloze.predict.answering import fit_threshold
-from cloze.predict.sequences import calibrate_texts
+from cloze.predict.classification import calibrate_texts
 from cloze.progress import Progress, Silent
 from cloze.tasks.answering.examples import Questions, answer_items
-from cloze.tasks.choose import choice_items
-from cloze.tasks.classify import sequence_items
-from cloze.tasks.items import Item, fingerprint
+from cloze.tasks.choice import choice_items
+from cloze.tasks.classification import sequence_items
+from cloze.tasks.examples import Item, fingerprint
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.source import Source
 from cloze.tasks.tagging.examples import tag_items
 from cloze.text import Tokenizer
-from cloze.train.ending import end_run
+from cloze.train.dev_scoring import train_scored
+from cloze.train.finetuning.augmentation import with_more_rows
 from cloze.train.finetuning.checks import check_task
-from cloze.train.finetuning.class_weights import balanced_weights
 from cloze.train.finetuning.correction import finetune_correction
 from cloze.train.finetuning.mean_teacher import with_own_teacher
-from cloze.train.finetuning.more_rows import with_more_rows
+from cloze.train.finetuning.objective import TaskBatches, TaskObjective, balanced_weights, tell_cut
 from cloze.train.finetuning.similarity import finetune_similarity
-from cloze.train.finetuning.task_batches import TaskBatches, tell_cut
-from cloze.train.finetuning.task_objective import TaskObjective
 from cloze.train.finetuning.trainable import keep_states, prepare
 from cloze.train.memory import keep_freed_memory
-from cloze.train.run import Run
-from cloze.train.scored import train_scored
-from cloze.train.settings import FinetuneSettings
-from cloze.train.similarity_settings import SimilaritySettings, check_meant
+from cloze.train.run import Run, end_run
+from cloze.train.settings import FinetuneSettings, SimilaritySettings, check_meant
 
 ITEMS: dict[TaskKind, Callable[[Any, Tokenizer, FinetuneSettings, Progress], list[Item]]] = {
     "classify": lambda examples, tokenizer, settings, _: sequence_items(examples, tokenizer, settings.long_texts),

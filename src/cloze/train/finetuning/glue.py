@@ -7,17 +7,15 @@ from typing import Any
 from cloze.errors import ConfigError, DataError
 from cloze.files import replace_json
 from cloze.predict import evaluate, load
-from cloze.predict.submission import write_submission
+from cloze.predict.evaluation import write_submission
 from cloze.progress import Progress, Silent
-from cloze.tasks.glue import GLUE
-from cloze.tasks.published import PublishedTask, find_split
+from cloze.tasks.published import GLUE, PublishedTask, find_split
 from cloze.tasks.registry import find_task
 from cloze.tasks.source import Source
 from cloze.train.finetuning.checks import check_kind
 from cloze.train.finetuning.search import search
 from cloze.train.run import RESULTS, Run
-from cloze.train.search_settings import SearchSettings
-from cloze.train.settings import FinetuneSettings
+from cloze.train.settings import FinetuneSettings, SearchSettings
 
 SUBMISSION = "submission"
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 
 from cloze.kinds import IGNORED
 from cloze.model.losses import IMPOSSIBLE, task_loss
-from cloze.train.finetuning.task_batches import TaskBatch
-from cloze.train.finetuning.task_objective import TaskObjective
+from cloze.train.finetuning.objective import TaskBatch, TaskObjective
 from cloze.train.loop import Outcome
 
 # An average over all steps would be held back by the random head of the start: while there are few of them, it is over

@@ -20,25 +20,23 @@ from cloze.corpus.documents import read_documents
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.model.surgery import with_heads
 from cloze.predict import Model
-from cloze.predict.embeddings.geometry import geometry
 from cloze.predict.embeddings.pooling import POOL
+from cloze.predict.embeddings.whitening import geometry
 from cloze.progress import Progress, Silent
-from cloze.tasks.items import Item, fingerprint
+from cloze.tasks.examples import Item, fingerprint
 from cloze.tasks.rows import read_rows
 from cloze.tasks.similarity import ScoredPairs, agreement, read_scored_pairs
 from cloze.tasks.source import RowSettings, Source
 from cloze.tasks.splits import DEV_SHARE
 from cloze.tasks.tables import is_table
-from cloze.train.ending import end_run
+from cloze.train.dev_scoring import train_scored
 from cloze.train.finetuning.checks import check_length, check_understood
-from cloze.train.finetuning.task_batches import TaskBatch, TaskBatches, tell_cut
+from cloze.train.finetuning.objective import TaskBatch, TaskBatches, tell_cut
 from cloze.train.finetuning.trainable import freeze_lowest
 from cloze.train.loop import Outcome
 from cloze.train.memory import keep_freed_memory
-from cloze.train.run import Run
-from cloze.train.scored import train_scored
-from cloze.train.settings import FinetuneSettings
-from cloze.train.similarity_settings import SimilaritySettings
+from cloze.train.run import Run, end_run
+from cloze.train.settings import FinetuneSettings, SimilaritySettings
 
 # Texts that are looked at for how they spread, where nobody says how alike they are.
 _LOOKED_AT = 1000

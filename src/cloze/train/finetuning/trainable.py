@@ -17,7 +17,7 @@ from cloze.model.bert import POOLED_HEADS
 from cloze.model.frozen_features import key
 from cloze.predict.batching import Batch, run_batched
 from cloze.progress import Progress
-from cloze.tasks.items import Item
+from cloze.tasks.examples import Item
 from cloze.train.settings import FinetuneSettings
 
 # At most 4 % of the parameters are trained, of MiniLM and of BERT-base alike.

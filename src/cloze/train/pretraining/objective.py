@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.corpus.batches import PretrainingBatch
-from cloze.corpus.plans import Ids
+from cloze.corpus.sampling import Ids
 from cloze.model import Bert, HeadName, first_places
 from cloze.model.losses import (
     masked_word_logits,

@@ -23,7 +23,7 @@ from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.train.memory import IdleMemory, give_back_freed_memory, keep_freed_memory
-from cloze.train.optimizer import make_optimizer
+from cloze.train.optimization import make_optimizer
 from cloze.train.precision import Precision, measure_peak
 from cloze.train.pretraining.batches import Phases, flops_a_token, open_tables
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads

@@ -1,14 +1,19 @@
-"""``cloze pretrain``: masked words and sentences (section 3.1), from scratch or from a model."""
+"""``cloze pretrain``: masked words and sentences (section 3.1), from scratch or from a model.
+
+The model card of a pre-trained model: what it is, what it was made from and how, how well it does.
+"""
 
 import hashlib
 import os
-from collections.abc import Mapping
-from dataclasses import asdict, replace
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
+from cloze import __version__
 from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_model, find_source, load_folder
-from cloze.checkpoint.embedding_files import read_embedding
+from cloze.checkpoint.pooling_files import read_embedding
 from cloze.corpus.shards import read_manifest, verify_corpus
 from cloze.errors import ConfigError, DataError
 from cloze.model import Bert, BertConfig, preset
@@ -16,18 +21,86 @@ from cloze.model.surgery import missing_heads, with_heads
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
-from cloze.train.board import Board
-from cloze.train.ending import end_run
+from cloze.train.distributed import Team, whole_state
 from cloze.train.loop import Company, train
 from cloze.train.memory import give_back_freed_memory, keep_freed_memory
 from cloze.train.precision import Precision, measure_peak
 from cloze.train.pretraining.batches import Phases, flops_a_token, open_tables
-from cloze.train.pretraining.card import pretraining_card
-from cloze.train.pretraining.held_out import evaluate_all, open_held_out
+from cloze.train.pretraining.evaluation import evaluate_all, open_held_out
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
-from cloze.train.run import Run
+from cloze.train.run import Run, end_run
+from cloze.train.run_log import Board
 from cloze.train.settings import FREE, PretrainSettings
-from cloze.train.team import Team, whole_state
+
+_OBJECTIVES = {
+    "nsp": "masked language modelling and next-sentence prediction",
+    "sop": "masked language modelling and sentence-order prediction",
+    "none": "masked language modelling on full sentences",
+}
+# Of a corpus, that the card names.
+_MOST_FILES = 10
+
+
+def pretraining_card(
+    bert: Bert,
+    tokenizer: Tokenizer,
+    settings: PretrainSettings,
+    manifest: Mapping[str, Any],
+    results: Mapping[str, float],
+    model: str | Path | None = None,
+) -> str:
+    """The card, as Markdown; ``model`` is where it began."""
+    train = manifest["splits"]["train"]
+    scores = {name: value for name, value in results.items() if name.startswith("held_out_")}
+    told = (
+        "\n".join(f"- {name}: {value:.4f}" for name, value in scores.items()) or "- none: too little text was held out"
+    )
+    length = f"{settings.length} tokens" + (f", then {settings.long_length}" if settings.long_length else "")
+    cut = f", in sequences of {settings.length} tokens (long: {settings.long_length})" if settings.long_length else ""
+    return (
+        f"# BERT, {bert.config.layers} layers, hidden size {bert.config.hidden_size}\n\n"
+        f"Pre-trained with cloze {__version__} by {_OBJECTIVES[settings.objective]}"
+        f"{' and the boundaries of spans' if settings.boundary else ''}"
+        f"{f', further from {model}' if model else ', from scratch'}.\n\n"
+        f"- parameters: {bert.parameter_count():,}\n"
+        f"- longest input: {tokenizer.max_length} tokens\n"
+        f"- vocabulary: {tokenizer.size:,} pieces, {'uncased' if tokenizer.lowercase else 'cased'}\n"
+        f"- text: {train['tokens']:,} tokens in {train['documents']:,} documents\n"
+        f"- files: {_files(manifest['recipe']['texts'])}\n"
+        f"- training: {int(results['steps']):,} steps of {settings.batch} sequences of {length}, "
+        f"{results['hours']:.2f} hours, {int(results['tokens_seen']):,} tokens seen\n"
+        f"- masking: {settings.masking}, {settings.mask_rate:.0%} of tokens, "
+        f"{'/'.join(f'{100 * share:g}' for share in settings.mask_mix)}"
+        f"{f', {settings.static} frozen variants' if settings.static else ''}\n"
+        f"- peak rate {settings.rate:g}, warm-up {settings.warmup:.0%}, weight decay {settings.weight_decay:g}, "
+        f"dropout {bert.config.dropout:g}, seed {settings.seed}, computed in {settings.precision}\n\n"
+        "The command, where `DATA` is the folder of those files as `cloze prepare` wrote it, and `RUN` a new one:\n\n"
+        f"```console\n{pretraining_command(settings, model)}\n```\n\n"
+        f"Held-out documents{cut}:\n\n{told}\n"
+    )
+
+
+def pretraining_command(settings: PretrainSettings, model: str | Path | None = None) -> str:
+    """The line that a shell reads as these settings: every flag whose value is not the default.
+
+    Folders of the corpus and the run lie elsewhere on every machine, and are named by words that stand for them.
+    """
+    words = ["cloze", "pretrain", "DATA", "--out", "RUN", *(["--model", str(model)] if model else [])]
+    for field in fields(settings):
+        value = getattr(settings, field.name)
+        if value == field.default:
+            continue
+        words.append(f"--{field.name.replace('_', '-')}")
+        if value is not True:
+            words += map(str, value if isinstance(value, tuple) else (value,))
+    return shlex.join(words)
+
+
+def _files(texts: Sequence[tuple[str, str]]) -> str:
+    """The files of a corpus and the beginning of the SHA-256 of each, or of some if they are many."""
+    shown = [f"`{name}` ({digest[:12]})" for name, digest in texts[:_MOST_FILES]]
+    more = len(texts) - len(shown)
+    return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
 def pretrain(

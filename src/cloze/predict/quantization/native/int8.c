@@ -2,7 +2,7 @@
 
 A text of a few tokens is a matter of a millisecond, and of that most goes into calling small operations one by one.
 Here all layers are one call, and what stands around a matrix product is done while its numbers are at hand: a row is
-normed, scaled, rounded and written once. The arithmetic is that of predict/quantization/quantized.py, which works everywhere and is
+normed, scaled, rounded and written once. The arithmetic is that of predict/quantization/linear.py, which works everywhere and is
 used wherever this file could not be compiled: every row has a middle and a step of its own, so that no text's result
 depends on its neighbours. Sums run in an order that depends on nothing but the row, so that a text has the same bits
 alone and in any company.

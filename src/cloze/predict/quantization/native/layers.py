@@ -9,9 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from cloze.model.encoder import Encoder, Layer
-from cloze.predict.quantization.native.library import LayerFields, NormFields, SequenceFields, library
-from cloze.predict.quantization.native.product import LANES, NativeLinear, NativeProduct
-from cloze.predict.quantization.shortcut import layers_of, linears_of
+from cloze.predict.quantization.fused import layers_of, linears_of
+from cloze.predict.quantization.native.linear import (
+    LANES,
+    LayerFields,
+    NativeLinear,
+    NativeProduct,
+    NormFields,
+    SequenceFields,
+    library,
+)
 
 _LARGEST_HEAD = 64
 _GELU, _GELU_BY_TANH, _RELU = 1, 2, 3  # as int8.c numbers them

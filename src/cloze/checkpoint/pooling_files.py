@@ -1,0 +1,199 @@
+"""``modules.json`` and its folders: how ``sentence-transformers`` says a model pools its tokens into one vector.
+
+``Dense`` modules of ``sentence-transformers``: a linear map of pooled vectors, such as whitening.
+
+Dimensions: D numbers in, K numbers out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from cloze.checkpoint.weights import read_weights, write_safetensors
+from cloze.errors import CheckpointError
+from cloze.files import read_json, read_json_value, write_json
+
+Activation = Literal["identity", "tanh"]
+_CLASSES: dict[Activation, str] = {
+    "identity": "torch.nn.modules.linear.Identity",
+    "tanh": "torch.nn.modules.activation.Tanh",
+}
+# What the module reads and writes; others than these are not one vector a text.
+_VECTOR = "sentence_embedding"
+
+
+@dataclass(frozen=True, eq=False)  # tensors have no one answer to whether they are equal
+class Projection:
+    """``activation(weight @ vector + bias)``."""
+
+    weight: Tensor  # (K, D)
+    bias: Tensor  # (K,)
+    activation: Activation = "identity"
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        """Map vectors: (N, D) -> (N, K)."""
+        mapped = torch.nn.functional.linear(vectors, self.weight.to(vectors), self.bias.to(vectors))
+        return mapped.tanh() if self.activation == "tanh" else mapped
+
+
+def read_projection(folder: Path) -> Projection | str:
+    """Read a ``Dense`` module, or return what it does that cloze does not."""
+    path = folder / "config.json"
+    values = read_json(path)
+    named = str(values.get("activation_function", _CLASSES["tanh"]))  # the default of those who write it
+    activations = [name for name in get_args(Activation) if named.lower().endswith(f".{name}")]
+    if not activations:
+        return f"ends in {named}"
+    if values.get("use_residual"):
+        return "adds its input to its output"
+    names = [values.get(key) or _VECTOR for key in ("module_input_name", "module_output_name")]
+    if names != [_VECTOR, _VECTOR]:
+        return f"reads {names[0]!r} and writes {names[1]!r}"
+    tensors = read_weights(folder)
+    weight = tensors.get("linear.weight")
+    if weight is None or weight.ndim != 2:
+        raise CheckpointError(f"{folder}: linear.weight of two dimensions was expected; fetch or save it again")
+    bias = tensors.get("linear.bias", torch.zeros(len(weight)))
+    if bias.shape != weight.shape[:1]:
+        raise CheckpointError(
+            f"{folder}: linear.bias has {tuple(bias.shape)}, but linear.weight {tuple(weight.shape)}; "
+            "fetch or save it again"
+        )
+    return Projection(weight.float(), bias.float(), activations[0])
+
+
+def write_projection(folder: Path, projection: Projection) -> None:
+    """Write a ``Dense`` module."""
+    outputs, inputs = projection.weight.shape
+    write_json(
+        folder / "config.json",
+        {
+            "in_features": inputs,
+            "out_features": outputs,
+            "bias": True,
+            "activation_function": _CLASSES[projection.activation],
+        },
+    )
+    write_safetensors(
+        folder / "model.safetensors", {"linear.weight": projection.weight, "linear.bias": projection.bias}
+    )
+
+
+Pooling = Literal["cls", "mean", "max", "mean_max"]
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+
+_FLAGS = {
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+}
+_MODES: dict[frozenset[str], Pooling] = {
+    frozenset({"cls"}): "cls",
+    frozenset({"mean"}): "mean",
+    frozenset({"max"}): "max",
+    frozenset({"mean", "max"}): "mean_max",
+}
+
+
+@dataclass(frozen=True)
+class EmbeddingSettings:
+    """How a folder embeds. ``unsupported`` says why not, for folders that do what cloze does not."""
+
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    unsupported: str | None = None
+    projections: tuple[Projection, ...] = ()  # between pooling and normalisation: whitening, or what others learned
+
+
+def read_embedding(folder: Path) -> EmbeddingSettings:
+    """Read a folder's pooling; mean without normalisation where it says nothing."""
+    path = folder / "modules.json"
+    if not path.is_file():
+        return EmbeddingSettings()
+    modules = read_json_value(path)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise CheckpointError(f"{path}: a list of modules was expected")
+    settings = EmbeddingSettings()
+    for module in modules:
+        settings = _with_module(settings, module, folder)
+        if settings.unsupported is not None:
+            return EmbeddingSettings(unsupported=f"{path} {settings.unsupported}")
+    return settings
+
+
+def _with_module(settings: EmbeddingSettings, module: dict[str, Any], folder: Path) -> EmbeddingSettings:
+    """What is known so far, and what the next module does; ``unsupported`` if cloze does not do it."""
+    kind = str(module.get("type", "")).rpartition(".")[2]
+    if kind == "Pooling":
+        modes = _pooling_modes(read_json(_inside(folder, module.get("path")) / "config.json"))
+        if modes not in _MODES:
+            return replace(settings, unsupported=f"pools by {', '.join(sorted(modes)) or 'nothing'}")
+        return replace(settings, pooling=_MODES[modes])
+    if kind == "Normalize":
+        return replace(settings, normalize=True)
+    if kind == "Dense" and not settings.normalize:
+        found = read_projection(_inside(folder, module.get("path")))
+        if isinstance(found, Projection):
+            return replace(settings, projections=(*settings.projections, found))
+        return replace(settings, unsupported=f"has a Dense that {found}")
+    if kind == "Dense":
+        return replace(settings, unsupported="has a Dense after Normalize")
+    return settings if kind == "Transformer" else replace(settings, unsupported=f"has a module of type {kind}")
+
+
+def _inside(folder: Path, name: Any) -> Path:
+    """A sub-folder named by the index, which must not lead outside."""
+    path = folder / str(name or "")
+    if "\0" in str(name) or not path.resolve().is_relative_to(folder.resolve()):
+        raise CheckpointError(
+            f"{folder / 'modules.json'}: {name!r} leads outside the folder; the file may have been tampered with"
+        )
+    return path
+
+
+def _pooling_modes(values: dict[str, Any]) -> frozenset[str]:
+    """The modes that are on, in the new spelling (``pooling_mode``) or the old (a flag each)."""
+    mode = values.get("pooling_mode")
+    if mode is not None:
+        return frozenset(map(str, mode if isinstance(mode, list) else [mode]))
+    names = {flag: name for name, flag in _FLAGS.items()}
+    return frozenset(names.get(key, key) for key, on in values.items() if key.startswith("pooling_mode_") and on)
+
+
+def write_embedding(folder: Path, settings: EmbeddingSettings, hidden_size: int, max_length: int) -> None:
+    """Write the files in the old spelling, which every release of ``sentence-transformers`` reads."""
+    if settings.unsupported is not None:
+        return
+    last = ["Normalize"] if settings.normalize else []
+    kinds = ["Transformer", "Pooling", *(["Dense"] * len(settings.projections)), *last]
+    paths = ["" if index == 0 else f"{index}_{kind}" for index, kind in enumerate(kinds)]
+    write_json(
+        folder / "modules.json",
+        [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (kind, path) in enumerate(zip(kinds, paths, strict=True))
+        ],
+    )
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": max_length, "do_lower_case": False})
+    for path in paths[1:]:
+        (folder / path).mkdir()
+    _write_pooling(folder / paths[1], settings.pooling, hidden_size)
+    _write_projections(folder, paths[2:], settings.projections)
+    # An empty folder does not survive git or an archive, so Normalize gets a file too.
+    if settings.normalize:
+        write_json(folder / paths[-1] / "config.json", {})
+
+
+def _write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
+    modes = {name for names, own in _MODES.items() if own == pooling for name in names}
+    flags = {flag: name in modes for name, flag in _FLAGS.items()}
+    write_json(folder / "config.json", {"word_embedding_dimension": hidden_size} | flags)
+
+
+def _write_projections(folder: Path, paths: Sequence[str], projections: Sequence[Projection]) -> None:
+    for path, projection in zip(paths, projections, strict=False):  # Normalize has a path too
+        write_projection(folder / path, projection)

@@ -1,0 +1,243 @@
+"""``cloze finetune`` and ``evaluate``.
+
+Tables of several runs: a grid, seeds, folds, or all of GLUE.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from cloze.cli.console import Machine, Reporter, print_json, print_results, print_table
+from cloze.cli.correcting import SETTINGS, evaluate_correction
+from cloze.cli.outputs import check_folder, write_rows
+from cloze.errors import ConfigError
+from cloze.models import SHIPPED_MODEL
+from cloze.tasks.correction.settings import CorrectionSettings
+from cloze.tasks.source import RowSettings, Source
+from cloze.train.settings import BlankSettings, FinetuneSettings, SearchSettings, SimilaritySettings, check_meant
+
+if TYPE_CHECKING:
+    from cloze.predict import Evaluation
+
+
+def print_search(folder: Path, json: bool) -> None:
+    """Print what a search has found."""
+    from cloze.files import read_json
+
+    results = read_json(folder / "eval_results.json")
+    if json:
+        print_json(results)
+    elif "tasks" in results:
+        _print_suite(results)
+    else:
+        _print_cells(read_json(folder / "search.json")["cells"], results)
+        kept = results.get("kept", results["best"])  # which the first searches did not write
+        print(f"{folder}: the model of {kept}, search.json, search.png")
+
+
+def _print_suite(results: dict[str, Any]) -> None:
+    rows = []
+    for task, score in results["tasks"].items():
+        rows.append((task, score["metric"], f"{score['mean']:.4f}", f"{score['deviation']:.4f}"))
+        if "mismatched" in score:  # other models are not kept
+            rows.append((f"{task}, mismatched", score["metric"], f"{score['mismatched']:.4f}", "best run alone"))
+    print_table(("task", "metric", "mean", "deviation"), [*rows, ("average", "", f"{results['average']:.4f}", "")])
+
+
+def _print_cells(cells: list[dict[str, Any]], results: dict[str, Any]) -> None:
+    metric = results["metric"]
+    rows = [(cell["part"], cell["name"], f"{cell['score']:.4f}", cell["failed"] or "") for cell in cells]
+    print_table(("part", "run", metric, "failed"), rows)
+    spread = f"{results['mean']:.4f} ± {results['deviation']:.4f} over {results['runs']} runs"
+    print(f"{metric}: {spread}, {results['least']:.4f} to {results['most']:.4f}; failed: {len(results['failed'])}")
+
+
+Place = Annotated[Machine, Parameter(name="*")]
+HERE = Machine()
+ROWS = RowSettings()
+TASKS = (
+    "classify, multilabel, regress, tag, answer or choose for your own files; or a published task: mrpc, sst-2, "
+    "squad, squad2, swag, conll, ..."
+)
+BLANKS = BlankSettings()
+
+
+def finetune(
+    task: Annotated[
+        str,
+        Parameter(help=f"similarity, correction, or glue for all of it; else {TASKS}"),
+    ],
+    data: Annotated[Path, Parameter(help="A file of your own, or the folder of a published task.")],
+    /,
+    *,
+    model: str = SHIPPED_MODEL,
+    out: Path,
+    dev: Path | None = None,
+    rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
+    fresh: bool = False,
+    search: Annotated[SearchSettings, Parameter(name="*")] = SearchSettings(),  # noqa: B008 (frozen)
+    settings: Annotated[FinetuneSettings, Parameter(name="*")] = FinetuneSettings(),  # noqa: B008 (frozen)
+    similarity: Annotated[SimilaritySettings, Parameter(name="*")] = SimilaritySettings(),  # noqa: B008 (frozen)
+    machine: Place = HERE,
+    json: bool = False,
+) -> None:
+    """Fine-tune a model on a task. The same command goes on where it stopped.
+
+    Args:
+        model: The model folder or run to start from, or a hub name.
+        out: The run's folder.
+        dev: Rows to score on; without it, a tenth of the training rows is kept for that.
+        fresh: Start over, forgetting what is in the run's folder.
+        json: Print JSON.
+    """
+    task = task.lower()
+    source = rows.source(task, data, dev)
+    with Reporter() as reporter:
+        run = _choose(task, search, similarity)
+        folder = run(source, model, out, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
+    print_search(folder, json) if task == "glue" or search.several else print_results(folder, json)
+
+
+def _choose(task: str, how: SearchSettings, similarity: SimilaritySettings) -> Callable[..., Path]:
+    """One run, a search over several, or all of GLUE."""
+    check_meant(task, similarity)
+    if task in ("similarity", "correction") and how.several:
+        raise ConfigError(f"{task} is one run; leave out --grid, --seeds and --folds")
+    if task == "glue":
+        from cloze.train.finetuning.glue import finetune_glue
+
+        return partial(finetune_glue, how=how)
+    if how.several:
+        from cloze.train.finetuning.search import search
+
+        return partial(search, how=how)
+    from cloze.train.finetuning.finetune import finetune
+
+    return partial(finetune, similarity=similarity)
+
+
+def evaluate(
+    task: Annotated[str, Parameter(help=f"mlm for any text; correction for texts with mistakes; else {TASKS}")],
+    data: Annotated[
+        list[Path], Parameter(help="Text files for mlm; else a file of your own, or the folder of a published task.")
+    ],
+    /,
+    *,
+    model: str = SHIPPED_MODEL,
+    out: Path | None = None,
+    split: str = "dev",
+    longest_answer: int | None = None,
+    rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
+    blanks: Annotated[BlankSettings, Parameter(name="*")] = BLANKS,
+    correction: Annotated[CorrectionSettings, Parameter(name="*")] = SETTINGS,
+    machine: Place = HERE,
+    json: bool = False,
+) -> None:
+    """Score a fine-tuned model with the official metrics; or, for mlm, how well any model fills blanks of a text.
+
+    Args:
+        model: The fine-tuned model folder or run.
+        out: A folder for eval_results.json and predictions.tsv.
+        split: Which rows of a published task: dev, dev_mismatched, test; of GLUE's test rows --out gets the answers.
+        longest_answer: To answer: tokens of an answer, at most; left out, what the model was fine-tuned with, or 30.
+        json: Print JSON.
+    """
+    from cloze.predict import evaluate as run
+    from cloze.tasks.published import is_glue_task
+
+    _check_flags(task, split, blanks, correction)
+    _check_longest(task, longest_answer)
+    if task == "mlm":
+        _evaluate_blanks(data, model, out, rows, blanks, machine, json)
+        return
+    if len(data) > 1:
+        raise ConfigError(f"{task} takes one file or folder, not {len(data)}; several texts are for mlm")
+    if task == "correction":
+        evaluate_correction(data[0], model, out, rows, correction, machine, json)
+        return
+    source = rows.source(task, data[0])
+    if out is not None:
+        check_folder(out)
+    if split == "test" and is_glue_task(task):
+        _answer_test_rows(source, model, out, machine, json)
+        return
+    _tell(run(model, source, split=split, device=machine.use(), longest=longest_answer), out, json)
+
+
+def _tell(evaluation: "Evaluation", out: Path | None, json: bool) -> None:
+    from cloze.predict import write_report
+
+    if out is not None:
+        write_report(evaluation, out)
+        told = zip(evaluation.places, evaluation.predictions, strict=True)
+        write_rows(out / "predictions.tsv", [{"row": place, "prediction": answer} for place, answer in told])
+    if json:
+        print_json(evaluation.results())
+    else:
+        print_table(("metric", "value"), [(name, f"{value:.4f}") for name, value in evaluation.metrics.items()])
+        if evaluation.skipped:
+            print(f"{evaluation.skipped} bad rows were skipped")
+
+
+def _check_flags(task: str, split: str, blanks: BlankSettings, correction: CorrectionSettings) -> None:
+    """Refuse what would be silently passed over."""
+    for meant, settings in (("mlm", blanks), ("correction", correction)):
+        for field in fields(settings) if task != meant else ():
+            if (value := getattr(settings, field.name)) != field.default:
+                flag = field.name.replace("_", "-")
+                raise ConfigError(f"--{flag} is {value!r}, which is for {meant}; leave it out for {task}")
+    if task in ("mlm", "correction") and split != "dev":
+        raise ConfigError(f"--split is {split!r}, which is for published tasks; leave it out for {task}")
+
+
+def _check_longest(task: str, longest: int | None) -> None:
+    """Refuse a length of answers where there are none."""
+    from cloze.tasks.registry import find_task
+
+    if longest is not None and (task in ("mlm", "correction") or find_task(task).kind != "answer"):
+        raise ConfigError(f"--longest-answer is {longest}, which is for answers in texts; leave it out for {task}")
+
+
+def _answer_test_rows(source: Source, model: str, out: Path | None, machine: Machine, json: bool) -> None:
+    from cloze.predict.evaluation import answer_test_rows
+
+    if out is None:
+        raise ConfigError(f"the labels of {source.task}'s test rows are not published; give --out for the answers")
+    written = answer_test_rows(model, source, out, device=machine.use())
+    print_json([str(path) for path in written]) if json else print(*written, sep="\n")
+
+
+def _evaluate_blanks(
+    texts: list[Path],
+    model: str,
+    out: Path | None,
+    rows: RowSettings,
+    settings: BlankSettings,
+    machine: Machine,
+    json: bool,
+) -> None:
+    from cloze.corpus.settings import PrepareSettings
+    from cloze.files import replace_json
+    from cloze.train.pretraining.evaluation import evaluate_masked_words
+
+    if out is not None:
+        check_folder(out)
+    with Reporter() as reporter:
+        reading = PrepareSettings(text=rows.text, on_bad_row=rows.on_bad_row or "stop")
+        results = evaluate_masked_words(
+            texts, model, settings=settings, reading=reading, device=machine.use(), progress=reporter
+        )
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        replace_json(out / "eval_results.json", results)
+    if json:
+        print_json(results)
+    else:
+        print_table(
+            ("metric", "value"),
+            [(name, f"{value:,.4f}" if isinstance(value, float) else f"{value:,}") for name, value in results.items()],
+        )

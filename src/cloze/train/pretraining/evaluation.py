@@ -1,0 +1,233 @@
+"""How well a model does on documents that training never sees: the same blanks every time.
+
+What is told as ``held_out_...`` is measured on sequences of the first phase's length, from the first step to the last,
+so that one curve can be read through. Where there is a second phase, the same is told of sequences of its length, as
+``held_out_long_...``: that is what the longer positions have learned.
+
+``cloze evaluate mlm``: how well any model fills blanks of a text, for comparing before and after, mine and yours.
+"""
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from cloze.checkpoint import find_source, load_folder
+from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTables
+from cloze.corpus.preparation.prepare import prepare
+from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
+from cloze.corpus.shards import Corpus
+from cloze.errors import CheckpointError, ConfigError, DataError
+from cloze.model import Bert
+from cloze.model.losses import masked_word_logits
+from cloze.predict import choose_device
+from cloze.progress import Progress, Silent
+from cloze.text import Tokenizer
+from cloze.train.distributed import Team
+from cloze.train.pretraining.objective import PretrainingObjective
+from cloze.train.settings import BlankSettings, PretrainSettings
+
+# Evaluation draws its masks from a seed of its own, so that every run is measured on the same blanks.
+SEED = 7_919
+SEQUENCES = 640  # of long ones as many as have the tokens of so many short ones
+NAME, LONG_NAME = "held_out", "held_out_long"
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """This process's share of the held-out batches, and what all of them hold."""
+
+    parts: list[PretrainingBatch]
+    totals: Mapping[str, int]
+    constants: dict[str, float] = field(default_factory=dict)  # what always giving one answer about pairs would get
+    team: Team = field(default_factory=Team)
+    name: str = NAME
+
+    @classmethod
+    def of(cls, batches: list[PretrainingBatch]) -> "HeldOut":
+        """These batches, for one process."""
+        return cls(batches, {name: sum(batch.counts[name] for batch in batches) for name in batches[0].counts})
+
+    def evaluate(self, objective: PretrainingObjective, pause: Callable[[], object] = bool) -> dict[str, float]:
+        """Losses and accuracies; ``pause`` is called between batches."""
+        sums: dict[str, float] = {}
+        for part in self.parts:
+            pause()
+            for name, value in objective(part, self.totals).figures.items():
+                sums[name] = sums.get(name, 0.0) + float(value)
+        values = self.team.total(list(sums.values()))
+        figures = {f"{self.name}_{name}": value for name, value in zip(sums, values, strict=True)}
+        figures[f"{self.name}_perplexity"] = math.exp(min(700.0, figures[f"{self.name}_mlm_loss"]))
+        return figures | self.constants
+
+
+def evaluate_all(
+    held_out: Sequence[HeldOut], objective: PretrainingObjective, pause: Callable[[], object] = bool
+) -> dict[str, float]:
+    """The figures of each length."""
+    return {name: value for one in held_out for name, value in one.evaluate(objective, pause).items()}
+
+
+def open_held_out(
+    data: Path,
+    tokenizer: Tokenizer,
+    settings: PretrainSettings,
+    tables: WordTables,
+    team: Team,
+    progress: Progress,
+) -> list[HeldOut]:
+    """The held-out documents in sequences of each phase's length; where too little was held out, it is said."""
+    corpus = Corpus.open(data, "held_out")
+    lacking = f"{data}: too little text is held out"
+    remedy = "prepare it with a larger --held-out to see more"
+    short = _open(corpus, tokenizer, settings, tables, team, long=False)
+    if short is None:
+        progress.say(f"{lacking} to look at; {remedy}")
+        return []
+    if settings.long_length is None:
+        return [short]
+    long = _open(corpus, tokenizer, settings, tables, team, long=True)
+    if long is None:
+        progress.say(f"{lacking} for sequences of {settings.long_length} tokens; {remedy}")
+        return [short]
+    return [short, long]
+
+
+def _open(
+    corpus: Corpus, tokenizer: Tokenizer, settings: PretrainSettings, tables: WordTables, team: Team, *, long: bool
+) -> HeldOut | None:
+    if corpus.document_count < (2 if settings.objective == "nsp" else 1):
+        return None
+    size, examples = settings.sequences(long=long), settings.examples(long=long)
+    while size >= team.size * settings.accumulate:
+        batches = PretrainingBatches(
+            corpus,
+            tokenizer,
+            batch=size,
+            examples=examples,
+            masks=settings.masks(),
+            seed=SEED,
+            tables=tables,
+        )
+        try:
+            count = min(batches.steps_in(0), max(1, SEQUENCES * settings.length // examples.length // size))
+        except DataError:  # less than one batch
+            size //= 2
+        else:
+            name = LONG_NAME if long else NAME
+            return _share([batches.at(step) for step in range(count)], batches, settings, team, name)
+    return None
+
+
+def _share(
+    whole: list[PretrainingBatch], batches: PretrainingBatches, settings: PretrainSettings, team: Team, name: str
+) -> HeldOut:
+    pieces = settings.accumulate
+    labels = np.concatenate([batch.labels for batch in whole])
+    parts = [
+        batches.at(step, team.rank * pieces + index, team.size * pieces)
+        for step in range(len(whole))
+        for index in range(pieces)
+    ]
+    # Short sequences often hold one sentence, whose B can only be random: then half is not chance.
+    share = float(labels.mean()) if len(labels) else 0.0
+    constants = {f"{name}_{settings.objective}_constant": max(share, 1 - share)} if len(labels) else {}
+    return HeldOut(parts, HeldOut.of(whole).totals, constants, team, name)
+
+
+BATCH = 16
+FEW = 16 * BATCH  # sequences
+
+
+def evaluate_masked_words(
+    texts: Sequence[str | Path],
+    model: str | Path,
+    *,
+    settings: BlankSettings | None = None,
+    reading: PrepareSettings | None = None,
+    device: str | None = None,
+    progress: Progress | None = None,
+) -> dict[str, float]:
+    """The masked-word loss of a model on text files, its standard error, perplexity and accuracy.
+
+    ``reading`` says how the files are read; nothing of them is held out.
+    """
+    settings, progress = settings or BlankSettings(), progress or Silent()
+    folder = find_source(model)
+    loaded = load_folder(folder)
+    if "mlm" not in loaded.model.heads:
+        heads = ", ".join(loaded.model.head_names) or "none"
+        raise CheckpointError(
+            f"{folder}: no masked-word head (heads: {heads}); train one with 'cloze pretrain --model {folder}'"
+        )
+    if settings.length > loaded.tokenizer.max_length:
+        raise ConfigError(
+            f"length is {settings.length}, but the model reads at most {loaded.tokenizer.max_length} tokens; "
+            f"use --length {loaded.tokenizer.max_length} or less"
+        )
+    place = choose_device(device)
+    bert = loaded.model.to(place).eval()
+    with tempfile.TemporaryDirectory() as temporary:
+        vocabulary, out = Path(temporary) / "vocabulary", Path(temporary) / "text"
+        loaded.tokenizer.save(vocabulary)
+        whole = replace(reading or PrepareSettings(), held_out=0)
+        corpus = prepare(texts, vocabulary, out, settings=whole, progress=progress)
+        batches = _batches(Corpus.open(corpus), loaded.tokenizer, settings)
+        losses, hits, tokens = _measure(bert, batches, settings.tokens, place, progress)
+    loss, blanks = float(losses.mean()), len(losses)
+    return {
+        "mlm_loss": loss,
+        "standard_error": float(losses.std()) / math.sqrt(blanks) if blanks > 1 else 0.0,
+        "perplexity": math.exp(min(700.0, loss)),
+        "mlm_accuracy": hits / blanks,
+        "blanks": blanks,
+        "tokens": tokens,
+    }
+
+
+def _batches(corpus: Corpus, tokenizer: Tokenizer, settings: BlankSettings) -> PretrainingBatches:
+    """Full sentences, single tokens; of a short text one sequence at a time, since no last, smaller batch is read."""
+    of_size = partial(
+        PretrainingBatches,
+        corpus,
+        tokenizer,
+        examples=ExampleSettings(objective="none", length=settings.length),
+        masks=MaskSettings(rate=settings.mask_rate, mix=settings.mask_mix),
+        seed=settings.seed,
+    )
+    single = of_size(batch=1)
+    return single if single.steps_in(0) <= FEW else of_size(batch=BATCH)
+
+
+def _measure(
+    bert: Bert, batches: PretrainingBatches, wanted: int, device: torch.device, progress: Progress
+) -> tuple[Tensor, int, int]:
+    """The loss of every blank, how many were filled right, and the tokens that were read."""
+    losses, hits, tokens = [], 0, 0
+    with torch.inference_mode():
+        for step in range(batches.steps_in(0)):
+            batch = batches.at(step)
+            logits = _logits(bert, batch, device)
+            targets = torch.from_numpy(batch.targets).to(device)
+            losses.append(functional.cross_entropy(logits.float(), targets, reduction="none").cpu().double())
+            hits += int((logits.argmax(-1) == targets).sum())
+            tokens += batch.token_count
+            progress.advance("reading", min(tokens, wanted), wanted)
+            if tokens >= wanted:
+                break
+    return torch.cat(losses), hits, tokens
+
+
+def _logits(bert: Bert, batch: PretrainingBatch, device: torch.device) -> Tensor:
+    ids, segments, positions = (
+        torch.from_numpy(array).to(device) for array in (batch.ids, batch.segments, batch.positions)
+    )
+    real = torch.arange(ids.shape[1]) < torch.from_numpy(batch.lengths)[:, None]
+    return masked_word_logits(bert, bert(ids, segments, real.to(device), positions).last, positions)
