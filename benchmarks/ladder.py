@@ -22,9 +22,8 @@ from transformers import AutoTokenizer
 from cloze.corpus.documents import read_lines
 from cloze.text import Tokenizer
 from cloze.text.oov.coverage import measure_coverage
-from cloze.text.oov.extension import Additions, extend_tokenizer
+from cloze.text.oov.extension import Additions, EntityRow, WordRow, extend_tokenizer
 from cloze.text.oov.ladder import Entity
-from cloze.text.oov.word_lists import EntityRow, WordRow
 from minilm import minilm  # beside this file
 
 WORDS, ENTITIES = 10_000, 50_000

@@ -20,7 +20,7 @@ from cloze.corpus.batches import PretrainingBatch
 from cloze.progress import Progress
 from cloze.train.loop import Outcome as Losses
 from cloze.train.loop import _Training
-from cloze.train.loss_guard import PATIENCE, SETTLING
+from cloze.train.optimization import PATIENCE, SETTLING
 from cloze.train.pretraining.objective import PretrainingObjective
 from torture.campaign import Outcome
 from torture.training import Life, command, differences, live, make_corpus, newest, result

@@ -21,9 +21,8 @@ from tests.text.passages import CHINESE, ENGLISH, MIXED
 from cloze.errors import ConfigError
 from cloze.progress import Progress
 from cloze.text import Tokenizer
-from cloze.text.oov.extension import Additions, extend_tokenizer
+from cloze.text.oov.extension import Additions, EntityRow, WordRow, extend_tokenizer
 from cloze.text.oov.ladder import Entity
-from cloze.text.oov.word_lists import EntityRow, WordRow
 from torture.campaign import Outcome
 from torture.fixed_texts import BEYOND_READING, FIXED
 from torture.processes import Death, do_in_processes

@@ -16,7 +16,7 @@ _HOMES = {
     "load": "cloze.predict",
     "Model": "cloze.predict",
     "evaluate": "cloze.predict",
-    "show": "cloze.inspect.views.notebook",
+    "show": "cloze.inspect.views.page",
     "train_vocabulary": "cloze.corpus.learn_vocabulary",
     "prepare": "cloze.corpus.preparation.prepare",
     "pretrain": "cloze.train.pretraining.pretrain",
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from cloze.corpus.settings import PrepareSettings as PrepareSettings
     from cloze.corpus.settings import VocabularySettings as VocabularySettings
     from cloze.errors import ClozeError as ClozeError
-    from cloze.inspect.views.notebook import show as show
+    from cloze.inspect.views.page import show as show
     from cloze.predict import Model as Model
     from cloze.predict import evaluate as evaluate
     from cloze.predict import load as load

@@ -214,7 +214,7 @@ def test_attention_that_the_model_would_no_longer_have_is_shown_alone(model: Mod
 
 
 def test_notebooks_are_spared_what_is_too_large(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloze.inspect.views.notebook._LARGEST", 10)
+    monkeypatch.setattr("cloze.inspect.views.page._LARGEST", 10)
     told = model.attend("the cat").show()._repr_html_()  # type: ignore[attr-defined]
     assert "are too much for a notebook" in told
 

@@ -14,9 +14,20 @@ from transformers import BertForMaskedLM
 
 from cloze.errors import ClozeError
 from cloze.files import write_json
-from cloze.inspect.views.data import EXAMPLE, default_texts, look, make_view, notes_of_text, read_notes, view_of
+from cloze.inspect.views.data import (
+    EXAMPLE,
+    LEVELS,
+    bound,
+    default_texts,
+    look,
+    make_view,
+    notes_of_text,
+    quantise,
+    read_notes,
+    restore,
+    view_of,
+)
 from cloze.inspect.views.layers import choose_places, nearest_pieces, nearest_tokens
-from cloze.inspect.views.quantize import LEVELS, bound, quantise, restore
 from cloze.predict import Attention, Model, load
 from tests.model.made import SMALL, model_folder, saved
 
@@ -43,7 +54,7 @@ def softmax_weights(layers: int, heads: int, length: int) -> NDArray[np.float32]
 @pytest.mark.parametrize("levels", LEVELS)
 def test_weights_come_back_within_the_bound(levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = softmax_weights(2, 4, 20)
-    monkeypatch.setattr("cloze.inspect.views.quantize.LEVELS", (levels,))
+    monkeypatch.setattr("cloze.inspect.views.data.LEVELS", (levels,))
     quantised = quantise(weights)
     assert quantised.levels == levels
     found = np.stack([restore(layer, levels, 4, 20) for layer in quantised.layers])

@@ -18,7 +18,7 @@ from cloze.inspect.pruning import (
     removal_costs,
 )
 from cloze.kinds import TaskKind
-from cloze.model.head_pruning import gated_heads, prune_heads
+from cloze.model.surgery import gated_heads, prune_heads
 from cloze.predict import Model
 from tests.model.made import SMALL, model_folder
 

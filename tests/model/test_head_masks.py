@@ -10,7 +10,7 @@ from transformers import BertModel
 from cloze.errors import ConfigError
 from cloze.model import Bert
 from cloze.model.encoder import SelfAttention
-from cloze.model.head_pruning import gated_heads, prune_heads, without_heads
+from cloze.model.surgery import gated_heads, prune_heads, without_heads
 from cloze.predict import load
 from tests.model.made import SMALL, assert_close, model_folder, random_bert, saved
 

@@ -10,7 +10,7 @@ import pytest
 from cloze.errors import RequestError
 from cloze.predict import Model
 from cloze.predict import fill_mask as blanks
-from cloze.predict.fill_mask_joint import most_passes
+from cloze.predict.fill_mask import most_passes
 from cloze.text import Encoding
 from tests.model.made import model_folder
 from tests.predict.taught import Example, make_tokenizer, teach

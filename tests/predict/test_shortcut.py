@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from cloze.model import BertConfig
-from cloze.model.head_pruning import without_heads
+from cloze.model.surgery import without_heads
 from cloze.predict import Model, load
 from cloze.predict.quantization.fused import ScriptedLayers, Shortcut
 from cloze.predict.quantization.linear import choose_kernel

@@ -5,7 +5,7 @@ import pytest
 
 from cloze.errors import RequestError
 from cloze.predict import Model
-from cloze.predict.embeddings.words import find_word
+from cloze.predict.embeddings.pooling import find_word
 from tests.model.made import assert_close
 
 

@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from cloze.serve import schemas as forms
-from cloze.serve.bodies import MOST_TOLD, check
 from cloze.serve.errors import Invalid
+from cloze.serve.schemas import MOST_TOLD, check
 from cloze.serve.settings import Limits
 
 SIZE = Limits().body

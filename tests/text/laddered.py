@@ -7,9 +7,8 @@ from itertools import chain
 
 from cloze.errors import DataError
 from cloze.text import SPECIAL, Tokenizer
-from cloze.text.oov.extension import Additions, extend_tokenizer
+from cloze.text.oov.extension import Additions, EntityRow, WordRow, extend_tokenizer
 from cloze.text.oov.ladder import Entity, Ladder
-from cloze.text.oov.word_lists import EntityRow, WordRow
 from tests.text import reference
 
 LETTERS = "abc"

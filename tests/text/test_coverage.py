@@ -11,8 +11,7 @@ from cloze.text.characters import LONGEST_READ
 from cloze.text.encoding import RUNGS
 from cloze.text.oov import coverage
 from cloze.text.oov.coverage import Candidate, Coverage, measure_coverage
-from cloze.text.oov.extension import Additions, extend_tokenizer
-from cloze.text.oov.word_lists import WordRow
+from cloze.text.oov.extension import Additions, WordRow, extend_tokenizer
 from tests.text.generated import strings
 from tests.text.laddered import drawn_ladder, drawn_text, drawn_tokenizer, extended
 from tests.text.passages import CHINESE, ENGLISH, MIXED

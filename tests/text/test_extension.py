@@ -4,9 +4,8 @@ import pytest
 
 from cloze.errors import DataError
 from cloze.text import SPECIAL, Tokenizer
-from cloze.text.oov.extension import Additions, Extension, extend_tokenizer
+from cloze.text.oov.extension import Additions, EntityRow, Extension, WordRow, extend_tokenizer
 from cloze.text.oov.ladder import Entity
-from cloze.text.oov.word_lists import EntityRow, WordRow
 from tests.text.laddered import extended, rungs
 
 PIECES = [

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import DataError
+from cloze.text.oov.extension import read_entities, read_similar, read_word_list
 from cloze.text.oov.ladder import Entity
-from cloze.text.oov.word_lists import read_entities, read_similar, read_word_list
 
 HEADED = b"word\tcount\tpieces\tsaves\ncovid\t9\t3\t18\nsars\t4\t2\t4\n"
 

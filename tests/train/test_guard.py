@@ -3,7 +3,7 @@ import math
 import pytest
 
 from cloze.errors import DataError
-from cloze.train.loss_guard import PATIENCE, SETTLING, Guard
+from cloze.train.optimization import PATIENCE, SETTLING, Guard
 
 
 def settled(loss: float = 3.0) -> Guard:

@@ -21,7 +21,7 @@ from cloze.train import precision as precision_module
 from cloze.train.finetuning import search as search_module
 from cloze.train.finetuning.finetune import finetune_on
 from cloze.train.finetuning.search import TABLE, Cell, Scored, search
-from cloze.train.loss_guard import DivergedError
+from cloze.train.optimization import DivergedError
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings, SearchSettings
 from tests.train.made import Listener

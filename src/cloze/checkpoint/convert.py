@@ -15,8 +15,7 @@ from cloze.errors import CheckpointError, ConfigError
 from cloze.files import replaced_folder
 from cloze.model.surgery import RowStart, WordStart, with_positions, with_segments, with_words
 from cloze.text import Tokenizer
-from cloze.text.oov.extension import Additions, Extension, extend_tokenizer
-from cloze.text.oov.word_lists import read_entities, read_similar, read_word_list
+from cloze.text.oov.extension import Additions, Extension, extend_tokenizer, read_entities, read_similar, read_word_list
 from cloze.text.tokenizer_files import FILES as VOCABULARY_FILES
 
 

@@ -11,7 +11,7 @@ from cloze.errors import DataError
 from cloze.files import replaced_folder
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
-from cloze.text.oov.word_lists import read_word_list
+from cloze.text.oov.extension import read_word_list
 from cloze.text.tokenizer_files import FILES
 from cloze.text.vocabulary import choose_pieces, first_entries
 from cloze.text.word_counts import count_words, usable_cores

@@ -25,8 +25,8 @@ from cloze.corpus.sampling import Flags, Ids, Sequences
 from cloze.errors import DataError
 from cloze.text import Tokenizer
 from cloze.text.encoding import Mark
+from cloze.text.oov.extension import read_entities, read_word_list
 from cloze.text.oov.phrases import Phrase, Phrases
-from cloze.text.oov.word_lists import read_entities, read_word_list
 
 Draws = NDArray[np.float64]
 

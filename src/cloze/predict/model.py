@@ -27,7 +27,7 @@ from cloze.checkpoint.folder import fingerprint
 from cloze.errors import RequestError
 from cloze.kinds import LongTexts, PrecisionName
 from cloze.model import Bert, EncoderOutput, HeadName, read_by
-from cloze.model.head_pruning import Head, prune_heads, without_heads
+from cloze.model.surgery import Head, prune_heads, without_heads
 from cloze.models import SHIPPED_MODEL
 from cloze.predict.adapters import Adapters
 from cloze.predict.batching import Batch, Result, choose_device, collate, join_logits, join_vectors, run_batched
@@ -155,14 +155,14 @@ class Model:
 
     def fill_together(self, text: str, top: int = 5, rounds: int = 2) -> list[FilledTogether]:
         """The best ways to fill all ``[MASK]`` of a text so that the words fit each other, best first."""
-        from cloze.predict.fill_mask_joint import fill_together
+        from cloze.predict.fill_mask import fill_together
 
         need_head(self.bert, "mlm")
         return fill_together(self, text, top, rounds)
 
     def score(self, texts: Sequence[str]) -> list[Score]:
         """How likely each text is: the log-probability of every token, hidden in turn."""
-        from cloze.predict.fill_mask_joint import score_texts
+        from cloze.predict.fill_mask import score_texts
 
         need_head(self.bert, "mlm")
         return score_texts(self, texts)
@@ -257,7 +257,7 @@ class Model:
 
     def word(self, word: str, text: str, occurrence: int = 1, layer: int | Sequence[int] = -1) -> Floats:
         """The vector of one word where it stands in a text, (H,): the mean of its pieces."""
-        from cloze.predict.embeddings.words import word_vector
+        from cloze.predict.embeddings.pooling import word_vector
 
         return word_vector(self, word, text, occurrence, layer)
 

@@ -10,11 +10,11 @@ from fastapi import Request
 
 from cloze.predict.fill_mask import count_blanks
 from cloze.serve.batcher import AbandonedError, Batcher
-from cloze.serve.bodies import Bodies
 from cloze.serve.errors import Invalid, TooLarge, TooSlow
 from cloze.serve.metrics import Metrics
 from cloze.serve.models import Library, Served
 from cloze.serve.queue import Job, Kind
+from cloze.serve.schemas import Bodies
 from cloze.serve.settings import ServiceSettings
 from cloze.serve.tokenization import Read, Reader, Usage, read
 

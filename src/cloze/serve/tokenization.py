@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from cloze.predict.fill_mask import count_blanks
-from cloze.predict.fill_mask_joint import most_passes
+from cloze.predict.fill_mask import count_blanks, most_passes
 from cloze.predict.inputs import count_corrected, count_windows, count_words, read_blanks, read_texts
 from cloze.serve.errors import Overloaded
 from cloze.serve.metrics import Metrics

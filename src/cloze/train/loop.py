@@ -23,9 +23,8 @@ from cloze.checkpoint import TrainingState
 from cloze.interrupts import Interrupted, Interrupts, heard_between_steps
 from cloze.progress import Progress, Silent
 from cloze.train.distributed import Team, load_whole_state, whole, whole_state
-from cloze.train.loss_guard import Guard
 from cloze.train.memory import IdleMemory
-from cloze.train.optimization import Schedule, make_optimizer, optimizer_tensors, restore_optimizer, set_rate
+from cloze.train.optimization import Guard, Schedule, make_optimizer, optimizer_tensors, restore_optimizer, set_rate
 from cloze.train.precision import Precision
 from cloze.train.run import Run
 from cloze.train.run_log import Meter

@@ -7,6 +7,8 @@ The pages' scripts as one: what a browser does with modules that it fetches, don
 
 The modules under ``static/`` are plain and need no build: a service gives them out as they are. A file that is opened
 from a disk cannot fetch; for it, each becomes a function that returns what it exports, after those that it imports.
+
+``model.attend(...).show()``: the views inside a notebook, or in a file of their own.
 """
 
 import base64
@@ -20,10 +22,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from cloze import __version__
 from cloze.errors import ClozeError
 from cloze.files import replaced_file
-from cloze.inspect.views.data import View
+from cloze.inspect.views.data import View, look, make_view, view_of
+from cloze.predict import Attention
 
 START = "main.js"
 STYLE = "views.css"
@@ -130,3 +135,40 @@ def _frame(title: str, policy: str | None, style: str) -> tuple[str, str]:
 def _layer(number: int, data: bytes) -> str:
     encoded = base64.b64encode(data).decode()
     return f'<script type="text/plain" id="layer-{number}">{encoded}</script>\n'
+
+
+# A notebook keeps what it displays in its own file; beyond this it would no longer open well.
+_LARGEST = 20_000_000
+
+
+class Shown:
+    """The views of one attention."""
+
+    def __init__(self, view: View) -> None:
+        self.view = view
+
+    def save(self, path: str | Path) -> None:
+        """Write the views into one file that any browser opens."""
+        write_page(self.view, Path(path))
+
+    def _repr_html_(self) -> str:
+        """What a notebook displays: a frame that can run its own script and reach nothing of the notebook."""
+        size = sum(map(len, self.view.weights.layers)) * 4 // 3
+        if size > _LARGEST:
+            told = f"{size / 1e6:.0f} MB are too much for a notebook"
+            return f"<p>{told}; <code>.save('page.html')</code> writes a file to open.</p>"
+        return (
+            '<iframe sandbox="allow-scripts allow-downloads" width="100%" height="900" style="border:0" '
+            f'title="Attention" srcdoc="{escape(render_page(self.view))}"></iframe>'
+        )
+
+
+def show(attention: Attention) -> Shown:
+    """The views of what ``model.attend`` has returned."""
+    if attention.origin is not None:
+        model, text, pair = attention.origin
+        looked = look(model, text, pair, read_mask=False)
+        # The model may have changed since, or have answered without some of its heads: then only the weights are sure.
+        if np.allclose(looked.attention.weights, attention.weights, atol=1e-5):
+            return Shown(make_view(looked))
+    return Shown(view_of(attention))

@@ -18,7 +18,7 @@ import numpy as np
 
 from cloze.errors import RequestError
 from cloze.predict.correction.candidates import Ids, Proposals
-from cloze.predict.embeddings.words import word_pattern
+from cloze.predict.embeddings.pooling import word_pattern
 from cloze.predict.fill_mask import Floats, TokenWindow, blank_logs, seen_logs, token_windows, with_ids
 from cloze.predict.model import Model
 from cloze.predict.results import Corrected, Correction
@@ -27,7 +27,7 @@ from cloze.tasks.correction.settings import CorrectionSettings
 from cloze.tasks.text_edits import Similar, cased_like, read_synonyms
 from cloze.text import Encoding
 from cloze.text.encoding import Word
-from cloze.text.oov.word_lists import read_word_list
+from cloze.text.oov.extension import read_word_list
 
 # Texts, and characters of them, of which all that may be wrong is listed at once: a kilobyte and more for each word.
 _LISTED_TEXTS, _LISTED_CHARACTERS = 256, 2**16

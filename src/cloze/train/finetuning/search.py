@@ -26,7 +26,7 @@ from cloze.tasks.splits import split_fold
 from cloze.train.dev_scoring import finetuning_precision
 from cloze.train.finetuning.checks import check_task
 from cloze.train.finetuning.finetune import finetune_on
-from cloze.train.loss_guard import DivergedError
+from cloze.train.optimization import DivergedError
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings, PrecisionName, SearchSettings
 
