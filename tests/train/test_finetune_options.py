@@ -22,9 +22,9 @@ from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.objective import balanced_weights
 from cloze.train.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
+from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.made import Listener, interrupted_at
-from tests.train.test_finetune import FAST, LEARNING, make_rows, write
-from tests.train.test_pretrain import weights
+from tests.train.pretraining.test_pretrain import weights
 
 
 def results(run: Path) -> dict[str, Any]:

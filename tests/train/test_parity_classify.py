@@ -11,8 +11,8 @@ from cloze.kinds import TaskKind
 from cloze.tasks.examples import Item
 from cloze.text import Tokenizer
 from cloze.train.finetuning.objective import TaskBatches
+from tests.train.finetuning.test_finetune import make_rows
 from tests.train.parity import BATCH, check, labelled_loss, start
-from tests.train.test_finetune import make_rows
 
 TARGETS: dict[TaskKind, list[object]] = {
     "classify": [number % 3 for number in range(90)],

@@ -24,9 +24,9 @@ from cloze.train.finetuning.mean_teacher import distance
 from cloze.train.finetuning.objective import TaskObjective
 from cloze.train.finetuning.similarity import contrast
 from cloze.train.settings import FinetuneSettings
+from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.made import Listener, interrupted_at
-from tests.train.test_finetune import FAST, LEARNING, make_rows, write
-from tests.train.test_pretrain import weights
+from tests.train.pretraining.test_pretrain import weights
 
 
 @pytest.fixture

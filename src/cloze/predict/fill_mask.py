@@ -34,7 +34,6 @@ from torch import Tensor
 
 from cloze.errors import RequestError
 from cloze.predict.batching import Batch
-from cloze.predict.model import Model
 from cloze.predict.results import Filled, FilledTogether, Score
 from cloze.text import MASK, Encoding, Tokenizer, window_places
 from cloze.text.vocabulary import CONTINUATION
@@ -202,7 +201,7 @@ def most_passes(blanks: int, top: int, rounds: int) -> int:
     return max(top, _LEAST_WAYS) * blanks * (1 + 2 * rounds)
 
 
-def fill_together(model: Model, text: str, top: int, rounds: int) -> list[FilledTogether]:
+def fill_together(model: "Model", text: str, top: int, rounds: int) -> list[FilledTogether]:
     """The best ways to fill all blanks; ``rounds`` is how often each blank is asked again."""
     if rounds < 0:
         raise RequestError(f"rounds is {rounds}; a number was expected, or 0 to ask no blank again")
@@ -221,7 +220,7 @@ def fill_together(model: Model, text: str, top: int, rounds: int) -> list[Filled
 
 
 def _fill_one_more(
-    model: Model, encoding: Encoding, blanks: Sequence[int], ways: Sequence[_Way], width: int
+    model: "Model", encoding: Encoding, blanks: Sequence[int], ways: Sequence[_Way], width: int
 ) -> list[_Way]:
     """Fill the most certain of each way's open blanks with each of the likeliest words, and keep the best ways."""
     grown = []
@@ -238,7 +237,7 @@ def _fill_one_more(
     return sorted(_distinct(grown), key=lambda way: -way.log_probability)[:width]
 
 
-def _ask_again(model: Model, encoding: Encoding, ways: Sequence[_Way]) -> list[_Way]:
+def _ask_again(model: "Model", encoding: Encoding, ways: Sequence[_Way]) -> list[_Way]:
     """Hide each blank of each way once more, one after the other, and take the likeliest word."""
     current = [dict(way.words) for way in ways]
     for number in range(len(current[0])):
@@ -253,7 +252,7 @@ def _ask_again(model: Model, encoding: Encoding, ways: Sequence[_Way]) -> list[_
     return [_Way(words, _chain(model, encoding, words)) for words in current]
 
 
-def _chain(model: Model, encoding: Encoding, words: Mapping[int, int]) -> float:
+def _chain(model: "Model", encoding: Encoding, words: Mapping[int, int]) -> float:
     """How likely these words are, each given those that were filled before it."""
     order = list(words)
     steps = [with_ids(encoding, {place: words[place] for place in order[:count]}) for count in range(len(order))]
@@ -279,7 +278,7 @@ def _distinct(ways: Sequence[_Way]) -> list[_Way]:
     return list(found.values())
 
 
-def _told(model: Model, text: str, blanks: Sequence[int], way: _Way) -> FilledTogether:
+def _told(model: "Model", text: str, blanks: Sequence[int], way: _Way) -> FilledTogether:
     tokens = tuple(model.tokenizer.piece(way.words[place]) for place in blanks)
     first, *rest = text.split(MASK)
     for token, gap in zip(tokens, rest, strict=True):
@@ -289,7 +288,7 @@ def _told(model: Model, text: str, blanks: Sequence[int], way: _Way) -> FilledTo
     return FilledTogether(tokens, way.log_probability, first)
 
 
-def score_texts(model: Model, texts: Sequence[str]) -> list[Score]:
+def score_texts(model: "Model", texts: Sequence[str]) -> list[Score]:
     """Hide every token of every text once."""
     windows = token_windows(model.tokenizer, texts)
     mask_id = model.tokenizer.mask_id

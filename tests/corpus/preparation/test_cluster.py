@@ -14,7 +14,7 @@ from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import EngineSettings, PrepareSettings
 from cloze.corpus.shards import read_manifest
 from cloze.errors import ClozeError, ConfigError
-from tests.corpus.test_prepare import Ear, contents
+from tests.corpus.preparation.test_prepare import Ear, contents
 
 needs_datatrove = pytest.mark.skipif(find_spec("datatrove") is None, reason="needs the extra cloze[cluster]")
 # datatrove opens files by fsspec and leaves some to the garbage collector.

@@ -30,12 +30,12 @@ from cloze.train.finetuning.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
 from tests.model.made import SMALL
+from tests.train.finetuning.test_finetune import LEARNING, make_rows, write
+from tests.train.finetuning.test_trainable import write_tags
 from tests.train.made import Listener, interrupted_at, make_bert
-from tests.train.test_finetune import LEARNING, make_rows, write
+from tests.train.pretraining.test_pretrain import weights
 from tests.train.test_finetune_options import several
 from tests.train.test_parity_choose import make_choices
-from tests.train.test_pretrain import weights
-from tests.train.test_tuning import write_tags
 
 QUICK = DistillSettings(epochs=1, batch=8, rate=1e-3)
 

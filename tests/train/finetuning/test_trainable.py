@@ -28,8 +28,8 @@ from cloze.train.finetuning.trainable import SIZES, prepare, rate_scale
 from cloze.train.optimization import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
 from cloze.train.settings import FinetuneSettings, SearchSettings
 from tests.model.made import SMALL, random_bert
+from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.made import Listener, interrupted_at, make_bert
-from tests.train.test_finetune import FAST, LEARNING, make_rows, write
 
 WAYS: dict[str, dict[str, Any]] = {
     "houlsby": {"adapter": "houlsby", "adapter_size": 8},

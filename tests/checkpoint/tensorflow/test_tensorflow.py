@@ -18,7 +18,7 @@ from cloze.text import SPECIAL, write_vocabulary
 from tests.model.made import assert_close
 
 ORACLE: Any = transformers  # typed in parts only
-TINY_BERT = Path(__file__).parent / "fixtures" / "tensorflow" / "tiny_bert"
+TINY_BERT = Path(__file__).parents[1] / "fixtures" / "tensorflow" / "tiny_bert"
 
 
 @pytest.fixture

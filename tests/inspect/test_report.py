@@ -14,7 +14,7 @@ from cloze.inspect.settings import HeadSettings
 from cloze.inspect.survey import Survey, survey_heads
 from tests.cli.conftest import quiet_neighbours as quiet_neighbours  # a fixture
 from tests.inspect.made_heads import QUICK, made_documents
-from tests.inspect.test_heads import made_model, with_shifted_head
+from tests.inspect.test_survey import made_model, with_shifted_head
 
 
 @pytest.fixture(scope="module")

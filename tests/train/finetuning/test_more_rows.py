@@ -16,11 +16,11 @@ from cloze.tasks.source import Source
 from cloze.train.finetuning.augmentation import with_more_rows
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.settings import FinetuneSettings
+from tests.train.distillation.test_distill import make_source
+from tests.train.finetuning.test_finetune import FAST, make_rows, write
 from tests.train.made import Listener
-from tests.train.test_distill import make_source
-from tests.train.test_finetune import FAST, make_rows, write
+from tests.train.pretraining.test_pretrain import weights
 from tests.train.test_finetune_options import several
-from tests.train.test_pretrain import weights
 
 WAYS = ["contextual", "edits"]
 

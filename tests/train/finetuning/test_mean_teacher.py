@@ -19,10 +19,10 @@ from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.mean_teacher import SelfTaughtObjective, distance, with_own_teacher
 from cloze.train.finetuning.objective import TaskObjective
 from cloze.train.settings import FinetuneSettings
+from tests.train.distillation.test_objective import KINDS, make_batch, make_teacher
+from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.made import fingerprint, interrupted_at
-from tests.train.test_distill_objective import KINDS, make_batch, make_teacher
-from tests.train.test_finetune import FAST, LEARNING, make_rows, write
-from tests.train.test_pretrain import weights
+from tests.train.pretraining.test_pretrain import weights
 
 
 @pytest.fixture

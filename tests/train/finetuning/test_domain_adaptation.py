@@ -11,8 +11,8 @@ from cloze.tasks.source import Source
 from cloze.train.finetuning.domain_adaptation import adapt
 from cloze.train.settings import AdaptSettings, FinetuneSettings
 from tests.corpus.texts import WORDS
+from tests.train.finetuning.test_finetune import make_rows, write
 from tests.train.made import Listener
-from tests.train.test_finetune import make_rows, write
 
 FAST = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3, precision="fp32")
 QUICK = AdaptSettings(domain_steps=4, task_steps=2, adapt_batch=4, adapt_length=16, held_out=0.2, seeds=2)

@@ -24,7 +24,7 @@ from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.made import Listener, interrupted_at, make_bert
-from tests.train.test_pretrain import weights
+from tests.train.pretraining.test_pretrain import weights
 
 FAST = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3)
 LEARNING = FinetuneSettings(epochs=6, batch=8, length=16, rate=3e-3, dropout=0.0)

@@ -24,9 +24,9 @@ from cloze.train.finetuning.search import TABLE, Cell, Scored, search
 from cloze.train.optimization import DivergedError
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings, SearchSettings
+from tests.train.finetuning.test_finetune import make_rows, write
 from tests.train.made import Listener
-from tests.train.test_finetune import make_rows, write
-from tests.train.test_pretrain import weights
+from tests.train.pretraining.test_pretrain import weights
 
 FAST = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3)
 

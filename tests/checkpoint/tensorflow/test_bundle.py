@@ -16,7 +16,7 @@ from cloze.checkpoint.tensorflow.sstable import MAX_TABLE_BYTES, read_table
 from cloze.errors import CheckpointError
 from tests.checkpoint import table_writer as writer
 
-FIXTURES = Path(__file__).parent / "fixtures" / "tensorflow"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "tensorflow"
 TINY_BERT = FIXTURES / "tiny_bert" / "bert_model.ckpt"
 MIXED_TYPES = FIXTURES / "mixed_types" / "mixed.ckpt"
 TWO_SHARDS = FIXTURES / "two_shards" / "sharded.ckpt"
