@@ -18,7 +18,7 @@ from cloze.predict.quantization.native import layers as native_layers
 from cloze.predict.quantization.native import linear as native_library
 from cloze.predict.quantization.native.layers import NativeLayers, are_native
 from cloze.predict.quantization.native.linear import NativeLinear, NativeProduct, packed
-from cloze.predict.quantization.quantize import round_products
+from cloze.predict.quantization.rounding import round_products
 from tests.model.made import random_bert
 
 CONFIG = BertConfig(vocab_size=60, hidden_size=64, layers=2, heads=4, feedforward_size=112, positions=600)

@@ -217,7 +217,8 @@ def _watch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 SCRIPT = """
-from cloze.text import counting, learn_pieces
+from cloze.text import learn_pieces
+from cloze.text import word_counts as counting
 counting.BLOCK, counting.FEWEST_BLOCKS = 1000, 2
 print("once")
 print(len(learn_pieces(["some words of a text"] * 1000, 30, workers=2)))

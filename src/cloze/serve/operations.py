@@ -15,8 +15,8 @@ from cloze.errors import RequestError
 from cloze.predict.fill_mask import fill_blanks
 from cloze.predict.labels import labels_that_hold, likeliest_labels
 from cloze.predict.model import Model
+from cloze.serve.attention_views import view_texts
 from cloze.serve.errors import Failed
-from cloze.serve.inspect_routes import view_texts
 from cloze.serve.queue import Kind
 
 Options = Mapping[str, Any]

@@ -9,13 +9,15 @@ import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from cloze.errors import DataError, did_you_mean
 from cloze.kinds import TaskKind
 from cloze.lines import RowError
 from cloze.tasks.source import Source
-from cloze.text import Encoding
+
+if TYPE_CHECKING:
+    from cloze.text import Encoding
 
 # A label's index or a number; 0.0 or 1.0 for each label; a label for each token; the first and last token of an answer.
 Target = int | float | Sequence[int] | Sequence[float]
@@ -25,7 +27,7 @@ Target = int | float | Sequence[int] | Sequence[float]
 class Item:
     """One sequence and its target; of a choice, the sequence of each option."""
 
-    encodings: tuple[Encoding, ...]
+    encodings: "tuple[Encoding, ...]"
     target: Target
 
 

@@ -306,7 +306,7 @@ def test_errors_of_workers_are_those_of_one_process(vocabulary: Path, tmp_path: 
 def test_defects_of_workers_are_told(
     text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = "from cloze.corpus import workers; workers.survey = None; workers.serve()"
+    program = "from cloze.corpus.preparation import workers; workers.survey = None; workers.serve()"
     monkeypatch.setattr(workers_module, "PROGRAM", program)
     with pytest.raises(RuntimeError, match=r"reading .*text.txt: TypeError"):
         prepare([text, text], vocabulary, tmp_path / "data", engine=EngineSettings(workers=2))

@@ -13,7 +13,8 @@ from cloze.errors import RequestError
 from cloze.predict import Model, load
 from cloze.predict.quantization import linear as quantized
 from cloze.predict.quantization.linear import KERNELS, Int8Linear, is_right
-from cloze.predict.quantization.quantize import QuantizeReport, odd_texts, quantize, round_product
+from cloze.predict.quantization.quantize import QuantizeReport, quantize
+from cloze.predict.quantization.rounding import odd_texts, round_product
 from cloze.tasks.similarity import cosines
 from cloze.tasks.source import Source
 from tests.model.made import assert_close, model_folder, saved

@@ -11,7 +11,7 @@ from cloze.checkpoint.quantized_file import is_evened, layer_products
 from cloze.model import Bert
 from cloze.predict import load
 from cloze.predict.quantization.linear import Int8Linear
-from cloze.predict.quantization.quantize import largest_features, round_product, round_products
+from cloze.predict.quantization.rounding import largest_features, round_product, round_products
 from tests.model.made import SMALL, model_folder
 from tests.predict.test_minilm import texts as minilm_texts
 

@@ -14,6 +14,7 @@ vector.
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,8 +24,10 @@ from torch import Tensor
 from cloze.checkpoint import POOLINGS, EmbeddingSettings, Pooling
 from cloze.checkpoint.pooling_files import Projection
 from cloze.errors import CheckpointError, RequestError, did_you_mean
-from cloze.predict.model import Model
 from cloze.text.characters import is_ideograph
+
+if TYPE_CHECKING:
+    from cloze.predict.model import Model
 
 
 def cls_pool(states: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG001 (the poolings share one signature)
@@ -122,7 +125,9 @@ def layer_indices(layer: int | Sequence[int], layers: int) -> tuple[int, ...]:
     return tuple(one % (layers + 1) for one in asked)
 
 
-def word_vector(model: Model, word: str, text: str, occurrence: int, layer: int | Sequence[int]) -> NDArray[np.float32]:
+def word_vector(
+    model: "Model", word: str, text: str, occurrence: int, layer: int | Sequence[int]
+) -> NDArray[np.float32]:
     """The mean of the states of a word's pieces, (H,); ``occurrence`` counts from 1."""
     places = find_word(word, text, lowercase=model.tokenizer.lowercase)
     if not places:

@@ -22,7 +22,7 @@ from cloze.predict.quantization.fused import ScriptedLayers, Shortcut
 from cloze.predict.quantization.linear import Bf16Linear, FrozenLinear, Int8Linear, best_seconds
 from cloze.predict.quantization.native.layers import NativeLayers, are_native
 from cloze.predict.quantization.native.linear import NativeLinear
-from cloze.predict.quantization.quantize import FEW_TEXTS, round_product, round_products
+from cloze.predict.quantization.rounding import FEW_TEXTS, round_product, round_products
 
 logger = logging.getLogger("cloze")
 
