@@ -1,7 +1,7 @@
-"""Compiles int8 for processors with AVX-512 VNNI while cloze is installed, where there is a C compiler.
+"""Build hook: compile the int8 kernels for AVX-512 VNNI while cloze is installed, if a C compiler is available.
 
-Without one, or for another processor, nothing is compiled and nothing fails: cloze then computes with PyTorch's own
-kernels, more slowly. ``cloze doctor`` tells which of the two it is.
+Without a compiler, or on another processor, the build compiles nothing and still succeeds: cloze then uses PyTorch's
+own int8 kernels, which are slower. ``cloze doctor`` prints which of the two is in use.
 """
 
 import os
@@ -21,25 +21,33 @@ FLAGS = ("-std=c11", "-O3", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared", *
 
 
 class Int8BuildHook(BuildHookInterface[Any]):
-    """What hatchling calls before it packs or links the sources."""
+    """Compile the kernels before hatchling packs the wheel or links the sources."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002 (the interface)
-        """Compile, and have the wheel say for which system it is then."""
-        if self.target_name == "wheel" and compiled(Path(self.root)):
+        """Add the compiled library to the wheel and set the wheel's platform tag."""
+        if self.target_name == "wheel" and compile_kernels(Path(self.root)):
             build_data["artifacts"].append(TARGET)
-            # Any Python of this system can call it: it knows nothing of Python.
+            # Any Python version can load the library through ctypes: it does not use Python's C API.
             build_data["pure_python"], build_data["tag"] = False, "py3-none-linux_x86_64"
 
 
-def compiled(root: Path) -> bool:
-    """Whether there is a library now."""
+def compile_kernels(root: Path) -> bool:
+    """Compile the int8 kernels in place.
+
+    Args:
+        root: The source checkout.
+
+    Returns:
+        Whether the library was compiled.
+    """
     compiler = next(filter(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")), None)
     if compiler is None or sys.platform != "linux" or platform.machine() != "x86_64":
         return False
-    # To the side first: a process that has the old one loaded must not see it change.
+    # Write to a temporary name first: a process that has the old library loaded must not see it change.
     partial = root / f"{TARGET}.tmp"
-    done = subprocess.run([compiler, *FLAGS, "-o", str(partial), str(root / SOURCE)], capture_output=True, check=False)
-    if done.returncode:
+    command = [compiler, *FLAGS, "-o", str(partial), str(root / SOURCE)]
+    completed = subprocess.run(command, capture_output=True, check=False)
+    if completed.returncode:
         partial.unlink(missing_ok=True)
         return False
     partial.replace(root / TARGET)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloze.hardware import avoid_hidden_tiles
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 avoid_hidden_tiles()
 

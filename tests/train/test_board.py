@@ -22,5 +22,5 @@ def test_a_run_writes_its_curves(data: Path, tmp_path: Path) -> None:
 
 def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ConfigError, match=r"pip install 'cloze\[tensorboard\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'cloze-bert\[tensorboard\]'"):
         Board(tmp_path)

@@ -79,7 +79,7 @@ class EngineSettings:
     """Where text is prepared; the result is the same everywhere."""
 
     engine: Literal["local", "slurm", "ray"] = "local"
-    """local: processes of this machine; slurm or ray: the jobs of a cluster, with the extra cloze[cluster]."""
+    """local: processes of this machine; slurm or ray: the jobs of a cluster, with the extra cloze-bert[cluster]."""
     workers: int | None = None
     """Processes, or jobs at once; one a core here, and as many as the cluster gives, if left out."""
     partition: str | None = None

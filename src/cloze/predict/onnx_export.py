@@ -51,7 +51,7 @@ def export_onnx(contents: ModelFolder, out: Path) -> Path:
         import onnxscript  # noqa: F401 (the exporter needs it)
     except ImportError as error:
         raise ConfigError(
-            "cloze export needs the onnx packages; install them with: pip install 'cloze[onnx]'"
+            "cloze export needs the onnx packages; install them with: pip install 'cloze-bert[onnx]'"
         ) from error
     bert = without_attachment(contents.model).eval()
     head = next((name for name in bert.head_names if name not in PRETRAINING_HEADS), None)

@@ -73,7 +73,7 @@ class Board:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ConfigError(
-                "--tensorboard needs TensorBoard; install it with: pip install 'cloze[tensorboard]'"
+                "--tensorboard needs TensorBoard; install it with: pip install 'cloze-bert[tensorboard]'"
             ) from error
         # What was written after the checkpoint that a run goes on from comes twice, with equal values.
         self._writer = SummaryWriter(str(run / FOLDER))

@@ -16,7 +16,7 @@ from cloze.corpus.shards import read_manifest
 from cloze.errors import ClozeError, ConfigError
 from tests.corpus.preparation.test_prepare import Ear, contents
 
-needs_datatrove = pytest.mark.skipif(find_spec("datatrove") is None, reason="needs the extra cloze[cluster]")
+needs_datatrove = pytest.mark.skipif(find_spec("datatrove") is None, reason="needs the extra cloze-bert[cluster]")
 # datatrove opens files by fsspec and leaves some to the garbage collector.
 ours_alone = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::ResourceWarning")
 SHARDS = PrepareSettings(0.2, shard_size=0.02)
@@ -134,7 +134,7 @@ def test_jobs_that_still_run_are_waited_for(text: Path, vocabulary: Path, tmp_pa
 @pytest.mark.parametrize("engine", ["slurm", "ray"])
 def test_missing_extra_is_named(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda _: None)
-    message = rf"engine is {engine}, which needs datatrove; install it with: pip install 'cloze\[cluster\]'"
+    message = rf"engine is {engine}, which needs datatrove; install it with: pip install 'cloze-bert\[cluster\]'"
     with pytest.raises(ConfigError, match=message):
         check_engine(EngineSettings(engine, partition="cpu"))  # type: ignore[arg-type]
     check_engine(EngineSettings())
@@ -167,12 +167,13 @@ def test_a_job_travels_by_its_folder(tmp_path: Path) -> None:
     assert ShardJob(tmp_path).__dict__ == {"folder": str(tmp_path.resolve())}
 
 
-@pytest.mark.skipif(
-    find_spec("ray") is None or "CLOZE_TEST_RAY" not in os.environ,
-    reason="starts a Ray cluster here, which takes a minute: set CLOZE_TEST_RAY=1 with the extra cloze[cluster]",
-)
+@needs_datatrove
+@pytest.mark.skipif(find_spec("ray") is None, reason="needs the extra cloze-bert[cluster]")
 @pytest.mark.filterwarnings("ignore")
-def test_ray_makes_the_same_corpus(text: Path, vocabulary: Path, tmp_path: Path) -> None:
+def test_ray_makes_the_same_corpus(
+    text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")  # Ray reports usage over the network otherwise
     here = prepare([text], vocabulary, tmp_path / "here", settings=SHARDS)
     engine = EngineSettings("ray", workers=2, memory=1)
     assert contents(prepare([text], vocabulary, tmp_path / "there", settings=SHARDS, engine=engine)) == contents(here)

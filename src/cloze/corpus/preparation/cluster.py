@@ -51,7 +51,7 @@ def check_engine(settings: EngineSettings) -> None:
     for name in needed:
         if find_spec(name) is None:
             raise ConfigError(
-                f"engine is {settings.engine}, which needs {name}; install it with: pip install 'cloze[cluster]'"
+                f"engine is {settings.engine}, which needs {name}; install it with: pip install 'cloze-bert[cluster]'"
             )
     if settings.engine == "slurm" and shutil.which("sbatch") is None:
         raise ConfigError("engine is slurm, but there is no sbatch here; give the command on a machine of the cluster")
