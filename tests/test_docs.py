@@ -22,8 +22,9 @@ SOURCES = Path(cloze.__file__).parent
 README, CHINESE = ROOT / "README.md", ROOT / "README.zh.md"
 DOCUMENTS = sorted((ROOT / "docs").glob("*.md"))
 TUTORIALS = [path for path in DOCUMENTS if path.name[0].isdigit()]
+EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
 # Whatever a visitor may read.
-ALL = [README, CHINESE, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCUMENTS]
+ALL = [README, CHINESE, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCUMENTS, *EXPERIMENTS]
 # Everything whose commands are run.
 RUNNABLE = [README, *DOCUMENTS]
 
@@ -153,6 +154,34 @@ def test_check_of_machine_places_can_fail() -> None:
 def test_every_command_is_told_of() -> None:
     text = "\n".join(path.read_text("utf-8") for path in RUNNABLE)
     assert [name for name in COMMANDS if f"cloze {name}" not in text and f"`{name}`" not in text] == []
+
+
+PAGES = [path for path in EXPERIMENTS if path.name[0].isdigit()]
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_an_experiment_has_its_four_sections_and_is_short(path: Path) -> None:
+    text = path.read_text("utf-8")
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Question", "Setup", "Result", "Decision"]
+    assert len(text.splitlines()) < 80
+
+
+def test_every_experiment_is_in_the_index() -> None:
+    index = (ROOT / "docs" / "experiments" / "README.md").read_text("utf-8")
+    assert [path.name for path in PAGES if f"({path.name})" not in index] == []
+
+
+def test_every_result_names_its_command_machine_and_commit() -> None:
+    text = (ROOT / "docs" / "results.md").read_text("utf-8")
+    tables = [line for line in text.splitlines() if line.startswith("| ") and line.count(" | ") == 5]
+    rows = [line.strip("| ").split(" | ") for line in tables if not line.startswith("| figure |")]
+    assert len(rows) > 20
+    for figure, command, machine, commit, seeds, interval in rows:
+        assert command == "the same" or re.fullmatch(r"`[^`]+`", command), figure
+        assert machine in ("Zen 4", "Xeon", "AVX2", "-"), figure
+        assert re.fullmatch(r"[0-9a-f]{7}", commit), figure
+        assert re.fullmatch(r"\d+|-", seeds), figure
+        assert interval, figure
 
 
 @pytest.mark.parametrize("path", [README, CHINESE], ids=name_of)
