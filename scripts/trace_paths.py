@@ -1,0 +1,338 @@
+"""List the project files that execute on each main path, by running it and recording every call.
+
+    python scripts/trace_paths.py [--all] [STAGE...]
+
+Each stage is one real call of the public API on a small text. It runs twice: the first run imports everything and fills
+the caches, the second is recorded with ``sys.settrace`` in every thread. A file counts if at least five different lines of
+its functions run; importing it does not count.
+
+A stage ends where another one begins: calls to a *border*, the entry point of another stage, are shown as that stage's
+name, and what runs beneath them is counted there. ``--all`` counts across the borders too.
+"""
+
+import argparse
+import asyncio
+import functools
+import inspect
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import cloze
+
+SOURCES = Path(cloze.__file__).parent
+LIMIT = 8  # files per stage
+# A file of which fewer distinct lines run is touched (an accessor, a check), and need not be opened to follow the path.
+FEWEST_LINES = 5
+TraceFunction = Callable[[FrameType, str, Any], Any]
+
+WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
+SENTENCES = [f"The {first} men met the {second} dogs near river {first}." for first in WORDS for second in WORDS]
+
+
+VOCABULARY = cloze.VocabularySettings(size=120, workers=1)
+PRETRAINING = cloze.PretrainSettings(preset="tiny", steps=2, batch=8, length=32)
+FINETUNING = cloze.FinetuneSettings(epochs=1, length=32)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One main path.
+
+    Attributes:
+        run: Makes the call, in a work folder where the stages before it have run.
+        roots: Functions ("module:qualified.name") to record beneath; empty to record the whole call.
+        borders: Entry points of other stages, by the other stage's name.
+        entry: The functions by which other stages enter this one.
+    """
+
+    run: "Callable[[Workspace], object]"
+    roots: tuple[str, ...] = ()
+    borders: tuple[str, ...] = ()
+    entry: tuple[str, ...] = ()
+
+
+class Workspace:
+    """A temporary folder with a text, a table, and what the stages make of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.runs = folder, 0
+        self.text, self.table = folder / "text.txt", folder / "rows.csv"
+        documents = ["\n".join(SENTENCES[start : start + 5]) for start in range(0, len(SENTENCES), 5)]
+        self.text.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+        rows = [f"{sentence},{'even' if number % 2 else 'odd'}" for number, sentence in enumerate(SENTENCES)]
+        self.table.write_text("text,label\n" + "\n".join(rows) + "\n", encoding="utf-8")
+        self.vocabulary, self.data, self.model, self.tuned = (
+            folder / name for name in ("vocabulary", "data", "pretrained/model", "finetuned/model")
+        )
+
+    def fresh(self, name: str) -> Path:
+        """A folder that no run has used."""
+        self.runs += 1
+        return self.folder / f"{name}-{self.runs}"
+
+    def make(self) -> None:
+        """Run the whole way once, so that every stage has its input."""
+        train_vocabulary(self, self.vocabulary)
+        prepare(self, self.data)
+        pretrain(self, self.model.parent)
+        finetune(self, self.tuned.parent)
+
+
+def train_vocabulary(work: Workspace, out: Path | None = None) -> None:
+    """Text -> vocabulary."""
+    cloze.train_vocabulary([work.text], out or work.fresh("vocabulary"), settings=VOCABULARY)
+
+
+def prepare(work: Workspace, out: Path | None = None) -> None:
+    """Text -> shards."""
+    cloze.prepare([work.text], work.vocabulary, out or work.fresh("data"))
+
+
+def pretrain(work: Workspace, out: Path | None = None) -> None:
+    """Shards -> loss -> checkpoint: two steps."""
+    cloze.pretrain(work.data, out or work.fresh("pretrained"), settings=PRETRAINING)
+
+
+def finetune(work: Workspace, out: Path | None = None) -> None:
+    """CSV rows -> fine-tuned model."""
+    source = cloze.Source("classify", work.table, work.table)
+    cloze.finetune(source, work.model, out or work.fresh("finetuned"), settings=FINETUNING)
+
+
+def evaluate(work: Workspace) -> None:
+    """Rows -> metric."""
+    cloze.evaluate(work.tuned, cloze.Source("classify", work.table))
+
+
+def encode(work: Workspace) -> None:
+    """Text -> ids."""
+    tokenizer(work).encode_batch(SENTENCES[:3])
+
+
+@functools.cache
+def tokenizer(work: Workspace) -> Any:
+    """The tokenizer that the vocabulary stage has learned."""
+    return cloze.load(work.model).tokenizer
+
+
+def load(work: Workspace) -> None:
+    """Folder -> model."""
+    cloze.load(work.model)
+
+
+def embed(work: Workspace) -> None:
+    """Texts -> vectors, from Python."""
+    cloze.load(work.model).embed(SENTENCES[:3])
+
+
+def request(work: Workspace) -> None:
+    """HTTP request -> vector, in this process: the whole ASGI app, without a socket."""
+    asyncio.run(_post(service_app(work)))
+
+
+@functools.cache
+def service_app(work: Workspace) -> Any:
+    """The service's ASGI app, with its threads running."""
+    from cloze.serve.metrics import Metrics
+    from cloze.serve.models import open_library
+    from cloze.serve.server import make_app
+    from cloze.serve.service import Service
+    from cloze.serve.settings import ServiceSettings
+
+    settings, metrics = ServiceSettings({"base": str(work.model)}), Metrics()
+    service = Service(settings, open_library(settings, metrics), metrics)
+    service.library.start()
+    return make_app(service)
+
+
+async def _post(app: Any) -> None:
+    import httpx
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        (await client.post("/embed", json={"texts": SENTENCES[:2]})).raise_for_status()
+
+
+STAGES: dict[str, Stage] = {
+    "text -> vocabulary": Stage(train_vocabulary),
+    "text -> ids": Stage(
+        encode,
+        entry=(
+            "cloze.text.tokenizer:Tokenizer.encode_batch",
+            "cloze.text.tokenizer:Tokenizer.encode_pieces",
+            "cloze.text.tokenizer:Tokenizer.encode_ids",
+        ),
+    ),
+    "text -> shards": Stage(prepare, borders=("text -> ids", "folder -> model")),
+    "shards -> loss": Stage(
+        pretrain,
+        roots=(
+            "cloze.corpus.batches:PretrainingBatches.at",
+            "cloze.train.pretraining.objective:PretrainingObjective.forward",
+        ),
+        borders=("batch -> states",),
+        entry=(
+            "cloze.corpus.batches:PretrainingBatches.at",
+            "cloze.train.pretraining.objective:PretrainingObjective.forward",
+        ),
+    ),
+    "batch -> states": Stage(
+        embed,
+        roots=("cloze.model.encoder:Encoder.forward",),
+        entry=("cloze.model.bert:Bert.forward", "cloze.model.encoder:Encoder.forward"),
+    ),
+    "loss -> checkpoint": Stage(
+        pretrain,
+        roots=("cloze.train.loop:train",),
+        borders=("shards -> loss", "batch -> states"),
+        entry=(
+            "cloze.train.loop:train",
+            "cloze.train.run:Run.open",
+            "cloze.train.run:Run.done_already",
+            "cloze.train.run:end_run",
+        ),
+    ),
+    "folder -> model": Stage(
+        load,
+        entry=(
+            "cloze.predict.model:load",
+            "cloze.predict.model:Model.__init__",
+            "cloze.model.surgery:with_heads",
+            "cloze.checkpoint.folder:load_folder",
+            "cloze.checkpoint.folder:save_folder",
+            "cloze.text.tokenizer:Tokenizer.from_folder",
+        ),
+    ),
+    "file -> rows": Stage(
+        evaluate,
+        roots=("cloze.tasks.rows:read_rows", "cloze.tasks.rows:RowFile.__iter__"),
+        entry=("cloze.tasks.rows:read_rows", "cloze.tasks.rows:RowFile.__iter__"),
+    ),
+    "CSV row -> fine-tuned model": Stage(
+        finetune,
+        borders=("file -> rows", "text -> ids", "folder -> model", "loss -> checkpoint", "rows -> metric"),
+    ),
+    "rows -> metric": Stage(
+        evaluate,
+        borders=("file -> rows", "text -> ids", "folder -> model", "batch -> states"),
+        entry=("cloze.predict.evaluation:evaluate_examples", "cloze.predict.reports:write_report"),
+    ),
+    "request -> vector": Stage(request, borders=("text -> ids", "batch -> states")),
+}
+
+
+@dataclass
+class Recorder:
+    """A trace function that notes the lines of the project's functions while it is on."""
+
+    roots: frozenset[CodeType] = frozenset()
+    borders: dict[CodeType, str] = field(default_factory=dict)
+    on: bool = False
+    lines: dict[str, set[int]] = field(default_factory=dict)
+    crossed: set[str] = field(default_factory=set)
+    _threads: threading.local = field(default_factory=threading.local)
+
+    @property
+    def files(self) -> list[str]:
+        """Files that do a part of the work."""
+        return sorted(path for path, lines in self.lines.items() if len(lines) >= FEWEST_LINES)
+
+    @property
+    def touched(self) -> list[str]:
+        """Files of which only an accessor or a check ran."""
+        return sorted(self.lines.keys() - set(self.files))
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> "TraceFunction | None":  # noqa: ARG002
+        """Decide at each call whether to follow it; the function returned gets the later events of that frame."""
+        if not self.on or event != "call":
+            return None
+        state, code = self._threads.__dict__, frame.f_code
+        if code in self.roots:
+            state["rooted"] = state.get("rooted", 0) + 1
+            return functools.partial(self._follow, "rooted")
+        if self.roots and not state.get("rooted", 0):
+            return None
+        if code in self.borders:
+            self.crossed |= {self.borders[code]} if not state.get("beyond", 0) else set()
+            state["beyond"] = state.get("beyond", 0) + 1
+            return functools.partial(self._follow, "beyond")
+        return None if state.get("beyond", 0) or not is_project_function(code) else functools.partial(self._follow, "")
+
+    def _follow(self, counter: str, frame: FrameType, event: str, argument: object) -> "TraceFunction":  # noqa: ARG002
+        if event == "return" and counter:
+            self._threads.__dict__[counter] -= 1
+        if event == "line" and counter != "beyond" and is_project_function(frame.f_code):
+            self.lines.setdefault(str(Path(frame.f_code.co_filename).relative_to(SOURCES)), set()).add(frame.f_lineno)
+        return functools.partial(self._follow, counter)
+
+
+@functools.cache
+def is_project_function(code: CodeType) -> bool:
+    """Whether this is a function of ours; bodies of modules and classes, which run at import, are not optimized."""
+    return bool(code.co_flags & inspect.CO_OPTIMIZED) and SOURCES in Path(code.co_filename).parents
+
+
+def code_of(name: str) -> CodeType:
+    """The code of "module:qualified.name"."""
+    module, _, path = name.partition(":")
+    found = functools.reduce(getattr, path.split("."), import_module(module))
+    code: CodeType = inspect.unwrap(getattr(found, "__func__", found)).__code__
+    return code
+
+
+@contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Record in this thread and in those that start meanwhile."""
+    sys.settrace(recorder)
+    recorder.on = True
+    try:
+        yield
+    finally:
+        recorder.on = False
+        sys.settrace(None)
+
+
+def trace(work: Workspace, stage: Stage, *, across: bool = False) -> Recorder:
+    """Run a stage twice and record the second time."""
+    others = {} if across else {code_of(entry): name for name in stage.borders for entry in STAGES[name].entry}
+    recorder = Recorder(frozenset(map(code_of, stage.roots)), others)
+    threading.settrace(recorder)  # threads that the first run starts live on, and are recorded in the second
+    stage.run(work)
+    with recording(recorder):
+        stage.run(work)
+    threading.settrace(None)  # type: ignore[arg-type]
+    return recorder
+
+
+def trace_all(names: list[str] | None = None, *, across: bool = False) -> dict[str, Recorder]:
+    """Trace these stages, or all, in a temporary folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Workspace(Path(folder))
+        work.make()
+        return {name: trace(work, STAGES[name], across=across) for name in names or STAGES}
+
+
+def main() -> None:
+    """Print the files of each stage."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="the stages to trace; all if none is named")
+    parser.add_argument("--all", action="store_true", help="count the files of other stages too")
+    options = parser.parse_args()
+    for name, found in trace_all(options.stages, across=options.all).items():
+        calls = f"; calls {', '.join(sorted(found.crossed))}" if found.crossed else ""
+        print(f"\n{name}: {len(found.files)} files{calls}")
+        for path in found.files:
+            print(f"  {path} ({len(found.lines[path])} lines)")
+        if found.touched:
+            print(f"  touched: {', '.join(found.touched)}")
+
+
+if __name__ == "__main__":
+    main()
