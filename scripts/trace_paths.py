@@ -3,8 +3,8 @@
     python scripts/trace_paths.py [--all] [STAGE...]
 
 Each stage is one real call of the public API on a small text. It runs twice: the first run imports everything and fills
-the caches, the second is recorded with ``sys.settrace`` in every thread. A file counts if at least five different lines of
-its functions run; importing it does not count.
+the caches, the second is recorded with ``sys.settrace`` in every thread. A file counts if at least five different
+lines of its functions run; importing it does not count.
 
 A stage ends where another one begins: calls to a *border*, the entry point of another stage, are shown as that stage's
 name, and what runs beneath them is counted there. ``--all`` counts across the borders too.
@@ -227,6 +227,17 @@ STAGES: dict[str, Stage] = {
     "request -> vector": Stage(request, borders=("text -> ids", "batch -> states")),
 }
 
+# Those that the architecture limits; the others are what they have in common.
+MAIN_PATHS = (
+    "text -> vocabulary",
+    "text -> shards",
+    "shards -> loss",
+    "loss -> checkpoint",
+    "CSV row -> fine-tuned model",
+    "rows -> metric",
+    "request -> vector",
+)
+
 
 @dataclass
 class Recorder:
@@ -282,7 +293,9 @@ def is_project_function(code: CodeType) -> bool:
 def code_of(name: str) -> CodeType:
     """The code of "module:qualified.name"."""
     module, _, path = name.partition(":")
-    found = functools.reduce(getattr, path.split("."), import_module(module))
+    found: Any = import_module(module)
+    for part in path.split("."):
+        found = getattr(found, part)
     code: CodeType = inspect.unwrap(getattr(found, "__func__", found)).__code__
     return code
 
@@ -307,7 +320,7 @@ def trace(work: Workspace, stage: Stage, *, across: bool = False) -> Recorder:
     stage.run(work)
     with recording(recorder):
         stage.run(work)
-    threading.settrace(None)  # type: ignore[arg-type]
+    threading.settrace(None)
     return recorder
 
 
@@ -319,19 +332,24 @@ def trace_all(names: list[str] | None = None, *, across: bool = False) -> dict[s
         return {name: trace(work, STAGES[name], across=across) for name in names or STAGES}
 
 
-def main() -> None:
+def print_paths(traced: dict[str, Recorder]) -> None:
     """Print the files of each stage."""
+    for name, stage in traced.items():
+        calls = f"; calls {', '.join(sorted(stage.crossed))}" if stage.crossed else ""
+        print(f"\n{name}: {len(stage.files)} files{calls}")
+        for path in stage.files:
+            print(f"  {path} ({len(stage.lines[path])} lines)")
+        if stage.touched:
+            print(f"  touched: {', '.join(stage.touched)}")
+
+
+def main() -> None:
+    """Trace the stages that are named."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="the stages to trace; all if none is named")
     parser.add_argument("--all", action="store_true", help="count the files of other stages too")
     options = parser.parse_args()
-    for name, found in trace_all(options.stages, across=options.all).items():
-        calls = f"; calls {', '.join(sorted(found.crossed))}" if found.crossed else ""
-        print(f"\n{name}: {len(found.files)} files{calls}")
-        for path in found.files:
-            print(f"  {path} ({len(found.lines[path])} lines)")
-        if found.touched:
-            print(f"  touched: {', '.join(found.touched)}")
+    print_paths(trace_all(options.stages, across=options.all))
 
 
 if __name__ == "__main__":
