@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_results, print_table
-from cloze.cli.correcting import SETTINGS, evaluate_correction
+from cloze.cli.correction import SETTINGS, evaluate_correction
 from cloze.cli.outputs import check_folder, write_rows
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
