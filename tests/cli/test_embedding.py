@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--report", "--word", "cat"), "--report compares vectors of texts; leave out --word"),
+        (("--report", "--word", "cat"), "--word has no effect with --report; leave out one of the two"),
         (("--report", "--output", "v.npy"), "--report prints a table, and no vectors; leave out --output"),
         (
             ("--report", "--whiten", "a.txt", "--out", "x"),
@@ -39,17 +39,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             ("--whiten", "a.txt", "--out", "x"),
-            "--out writes the whitened model, and no vectors; ask it for them with --model x",
+            "--out writes the whitened model, and no vectors; for vectors, use --model x afterwards",
         ),
-        (("--word", "cat", "--pair", "a mat"), "--word is looked for in single texts; leave out --pair"),
+        (("--word", "cat", "--pair", "a mat"), "--pair has no effect with --word; leave out one of the two"),
         (
             ("--word", "cat", "--pooling", "max"),
-            "--pooling has no part in what --word does; leave out one of the two",
+            "--pooling has no effect with --word; leave out one of the two",
         ),
-        (("--report", "--layer", "2"), "--layer has no part in what --report does; leave out one of the two"),
+        (("--report", "--layer", "2"), "--layer has no effect with --report; leave out one of the two"),
         (
             ("--whiten", "a.txt", "--out", "x", "--long-texts", "windows"),
-            "--long-texts has no part in what --out does; leave out one of the two",
+            "--long-texts has no effect with --out; leave out one of the two",
         ),
         (("--output", "v.csv"), "--output v.csv: .npy, .jsonl or .parquet was expected"),
     ],

@@ -121,7 +121,7 @@ TYPED = {
     "fill [MASK] --model {folder}/none": "none: no such folder",
     "fill [MASK] --model {pretrained} --threads 0": "threads is 0; at least 1 was expected",
     "fill door --model {pretrained}": "no [MASK] in 'door'",
-    "fill [MASK] --rounds 3 --model {pretrained}": "--rounds is for --joint; without it every blank is asked once",
+    "fill [MASK] --rounds 3 --model {pretrained}": "--rounds is for --joint; without it each blank is predicted once",
     "embed --input {folder}/none.txt --model {pretrained}": "none.txt: no such file",
     "embed door --input {text} --model {pretrained}": "texts were given both as arguments and by --input",
     "embed door --model {pretrained} --pooling meen": "unknown pooling 'meen'; did you mean 'mean'?",

@@ -176,7 +176,7 @@ def test_other_work_does_not_go_on(
     with Path("rows.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(case.rows[0]) + "\n")
     words = asked(case, folders, case.output)
-    assert "holds the beginning of other work (input was" in run(*words).err
+    assert "belongs to a job with other settings (input was" in run(*words).err
     assert run(*words, "--fresh").out.startswith(f"{case.output}: 12 rows")
 
 
@@ -192,7 +192,7 @@ def test_a_changed_list_of_similar_words_is_other_work(
         stop_at(patch, case.called, 2)
         assert run(*asked(case, folders, "out.jsonl")).code == 143
     Path("similar.tsv").write_text("cat\tdog\n", encoding="utf-8")
-    assert "holds the beginning of other work (similar was" in run(*asked(case, folders, "out.jsonl")).err
+    assert "belongs to a job with other settings (similar was" in run(*asked(case, folders, "out.jsonl")).err
 
 
 BAD = {

@@ -122,7 +122,7 @@ def test_similarity_is_trained(run: Cloze, way: Way, lines: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("--layer", "last"), "--layer 'last': a number was expected, or several with commas between"),
+        (("--layer", "last"), "--layer 'last': expected a number, or several separated by commas"),
         (("--whiten", "a.txt"), "--whiten needs --out FOLDER for the whitened model, or --report to try it"),
         (("--dimensions", 3), "--dimensions is for whitening; name a text with --whiten"),
         (("--out", "x"), "--out is for the whitened model; name a text with --whiten, or use --output for vectors"),

@@ -1,4 +1,4 @@
-"""What a person sees: bars on a terminal, plain lines elsewhere, tables, JSON."""
+"""Terminal output: progress bars (plain lines where there is no terminal), tables, JSON; and the machine options."""
 
 import json
 import sys
@@ -34,14 +34,14 @@ HIDDEN = {"mlm_loss", "nsp_loss", "sop_loss", "sbo_loss", "tokens_seen"}
 
 @dataclass
 class Reporter:
-    """The ``Progress`` that draws: a bar with rate and time left on a terminal, a line now and then elsewhere."""
+    """Progress display: a bar with rate and time left on a terminal, an occasional line elsewhere."""
 
     _bar: "Bar | None" = None
     _tasks: "dict[str, TaskID]" = field(default_factory=dict)
     _last: float = 0.0
     _starts: dict[str, tuple[float, int]] = field(default_factory=dict)
     _done: dict[str, int] = field(default_factory=dict)
-    _said: set[str] = field(default_factory=set)
+    _messages: set[str] = field(default_factory=set)
 
     def __enter__(self) -> "Reporter":
         if sys.stderr.isatty():
@@ -68,11 +68,11 @@ class Reporter:
         if stage not in self._tasks:
             self._tasks[stage] = self._bar.add_task(stage, total=total, figures="", left="")
         left = self._seconds_left(stage, done, total)
-        told = "" if left is None else f"{timedelta(seconds=round(left))} left"
-        self._bar.update(self._tasks[stage], completed=done, total=total, figures=shown, left=told)
+        time_left = "" if left is None else f"{timedelta(seconds=round(left))} left"
+        self._bar.update(self._tasks[stage], completed=done, total=total, figures=shown, left=time_left)
 
     def _seconds_left(self, stage: str, done: int, total: int | None) -> float | None:
-        """By the speed so far. The bar's own guess knows the last half minute alone, or nothing after a new total."""
+        """Estimate from the mean rate; the bar's own estimate covers half a minute and is lost with a new total."""
         now = time.monotonic()
         start, first = self._starts.setdefault(stage, (now, done))
         return (now - start) / (done - first) * (total - done) if total and first < done < total else None
@@ -92,14 +92,14 @@ class Reporter:
             return
         self._last = now
         of = f" of {total:,}" if total else ""
-        told = "" if left is None else f", {left:.0f} s left"
-        self._print(f"{stage}: {done:,}{of}{told}{'  ' + shown if shown else ''}")
+        time_left = "" if left is None else f", {left:.0f} s left"
+        self._print(f"{stage}: {done:,}{of}{time_left}{'  ' + shown if shown else ''}")
 
     def say(self, message: str) -> None:
-        """Print one line to standard error, above the bar if there is one; the same line is said once."""
-        if message in self._said:
+        """Print one line to standard error, above the bar if there is one; a repeated line is printed once."""
+        if message in self._messages:
             return
-        self._said.add(message)
+        self._messages.add(message)
         self._print(message)
 
     def _print(self, message: str) -> None:
@@ -142,20 +142,20 @@ def _number(name: str, value: float) -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON value a line, for programs; dates and the like, which JSON has not, as texts."""
+    """Print one JSON value per line; types that JSON lacks, such as dates, become strings."""
     print(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def tell_written(output: "Path", rows: int, json: bool, **more: int) -> None:
-    """Say what was written, and what else there is to say of it."""
+def print_written(output: "Path", rows: int, json: bool, **counts: int) -> None:
+    """Report an output file: its number of rows, and further counts."""
     if json:
-        print_json({"file": str(output), "rows": rows, **more})
+        print_json({"file": str(output), "rows": rows, **counts})
     else:
-        print(", ".join([f"{output}: {rows:,} rows", *(f"{count:,} {name}" for name, count in more.items())]))
+        print(", ".join([f"{output}: {rows:,} rows", *(f"{count:,} {name}" for name, count in counts.items())]))
 
 
 def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: str | None = None) -> None:
-    """Print a table: drawn on a terminal, tab-separated where somebody reads it with a program."""
+    """Print a table: with borders on a terminal, tab-separated elsewhere."""
     if not sys.stdout.isatty():
         for row in (header, *rows):
             print("\t".join(str(cell) for cell in row))
@@ -166,8 +166,7 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
 
     table = Table(*header, title=title, box=SIMPLE_HEAD, title_justify="left")
     for row in rows:
-        # Text is shown as it is: a bracket in it is not markup.
-        table.add_row(*(_plain(cell) for cell in row))
+        table.add_row(*(_plain(cell) for cell in row))  # plain text: brackets are not markup
     Console().print(table)
 
 
@@ -179,12 +178,12 @@ def _plain(cell: object) -> Any:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the work is done."""
+    """Device and threads. The text under a field is its help."""
 
     device: str | None = None
-    """cpu, cuda or mps; the best that is there if left out."""
+    """cpu, cuda or mps; by default, the best available."""
     threads: int | None = None
-    """Threads of one operation; one a core if left out."""
+    """Threads per operation; by default, one per core."""
 
     def use(self) -> str | None:
         """Set the threads and return the device."""
@@ -200,21 +199,21 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Engine(Machine):
-    """Where a prediction is made, and in which numbers."""
+class InferenceMachine(Machine):
+    """Device, threads and precision of a prediction."""
 
     precision: PrecisionName = "fp32"
-    """fp32 (the numbers of other libraries), bf16, int8 (CPUs), or auto: the fastest that is near enough."""
+    """fp32 (same results as other libraries), bf16, int8 (CPUs), or auto: the fastest that is close enough."""
 
     def load(self, model: str) -> "Model":
-        """Load a model to ask."""
+        """Load a model for prediction."""
         from cloze.predict import load
 
         return load(model, device=self.use(), precision=self.precision)
 
 
 def print_results(run: "Path", json: bool) -> None:
-    """Print what a finished run came to."""
+    """Print the results of a finished run."""
     from cloze.train.run import Run
 
     results = Run(run).results()

@@ -1,18 +1,17 @@
 """``cloze correct``, and ``cloze evaluate correction``."""
 
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from cyclopts import Parameter
 
-from cloze.cli.classifying import HERE, Place, Texts
-from cloze.cli.console import Machine, print_json, print_table, tell_written
-from cloze.cli.inputs import Inputs, gather_texts, read_parts
-from cloze.cli.outputs import ROW_FILES, beside, check_ending, write_rows
-from cloze.cli.streaming import SLOW_ROWS, Answer, answer_file, file_state
-from cloze.models import SHIPPED_MODEL
+from cloze.cli.console import Machine, print_json, print_table
+from cloze.cli.inputs import Inputs, read_arguments
+from cloze.cli.jobs import OPTIONS, SLOW_PART_ROWS, Options, Row, TextPrediction, Texts, run_prediction
+from cloze.cli.outputs import write_rows
+from cloze.cli.resumable import file_state
 from cloze.tasks.correction.settings import CorrectionSettings
 from cloze.tasks.source import RowSettings
 
@@ -22,102 +21,88 @@ if TYPE_CHECKING:
 SETTINGS = CorrectionSettings()
 
 
+@dataclass(frozen=True)
+class Correct(TextPrediction["Corrected"]):
+    """Corrections of texts."""
+
+    part_rows: ClassVar[int] = SLOW_PART_ROWS
+
+    settings: CorrectionSettings = SETTINGS
+
+    def predictor(self, model: "Model") -> "Callable[[Inputs], Sequence[Corrected]]":
+        """Return a function that corrects one part; the corrector is created once, since that takes time."""
+        from cloze.predict.correction.corrector import Corrector
+        from cloze.predict.inputs import need_head
+
+        need_head(model.bert, "mlm")
+        corrector = Corrector(model, self.settings)
+        return lambda part: corrector.correct(part.texts)
+
+    def predict(self, model: "Model", part: Inputs) -> "Sequence[Corrected]":
+        """Correct each text."""
+        return self.predictor(model)(part)
+
+    def kept(self, part: Inputs) -> Sequence[Mapping[str, object]]:
+        """Return the columns of the file; the text itself is written as ``source`` in any case."""
+        return part.fields or [{} for _ in part.texts]
+
+    def to_row(self, result: "Corrected") -> Row:
+        """Return the text before and after, and its corrections."""
+        return correction_row(result)
+
+    def to_json(self, part: Inputs, results: "Sequence[Corrected]") -> Iterable[Row]:  # noqa: ARG002
+        """Return the same rows as for a file, without its columns."""
+        return map(correction_row, results)
+
+    def counts(self, results: "Sequence[Corrected]") -> Mapping[str, int]:
+        """Return the number of corrected texts."""
+        return {"corrected": sum(bool(result.corrections) for result in results)}
+
+    def identity(self, model: "Model") -> dict[str, Any]:
+        """Return the settings that apply to this model; files may have changed under the same name."""
+        settings = asdict(self.settings.completed(model.correcting))
+        for name in ("similar", "protect"):
+            settings[name] = None if settings[name] is None else file_state(settings[name])
+        identity = super().identity(model)
+        del identity["settings"]
+        return identity | settings
+
+    def print_table(self, model: "Model", part: Inputs, results: "Sequence[Corrected]") -> None:  # noqa: ARG002
+        """Print each corrected text with its corrections."""
+        rows = [
+            (
+                result.target,
+                ", ".join(f"{one.wrong} -> {one.right} ({one.confidence:.2f})" for one in result.corrections),
+            )
+            for result in results
+        ]
+        print_table(("text", "corrections"), rows)
+
+
 def correct(
     texts: Texts = None,
     /,
     *,
-    model: str = SHIPPED_MODEL,
     settings: Annotated[CorrectionSettings, Parameter(name="*")] = SETTINGS,
-    input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
-    output: Path | None = None,
-    text: str = "text",
-    fresh: bool = False,
-    json: bool = False,
-    machine: Place = HERE,
+    text: str = Correct.text,
+    options: Options = OPTIONS,
 ) -> None:
-    """Find characters or words that are unlikely where they stand, and correct them.
+    """Find characters or words that are unlikely in their context, and correct them.
 
     Args:
-        model: A model folder with the head of pre-training, or a hub name.
-        input: A file: a text a line, or CSV, TSV, JSONL or Parquet; its columns are kept in the output.
-        output: Where to write the rows: .jsonl, .csv or .tsv; if it was stopped, the same command goes on.
         text: The column with the texts.
-        fresh: Begin anew in place of going on.
-        json: Print JSON.
     """
-    if output is not None:
-        check_ending(output, ROW_FILES)
-    if input is not None and output is not None and not texts:
-        _correct_file(machine.load(model), input, output, text, settings, fresh=fresh, json=json)
-        return
-    inputs = gather_texts(texts, input, text=text)
-    corrected = machine.load(model).correct(inputs.texts, settings)
-    if output is not None:
-        kept = inputs.fields or [{} for _ in inputs.texts]
-        write_rows(output, beside(kept, [told(one) for one in corrected]))
-        tell_written(output, len(corrected), json, corrected=sum(bool(one.corrections) for one in corrected))
-    elif json:
-        for one in corrected:
-            print_json(told(one))
-    else:
-        rows = [(one.target, ", ".join(_shown(one))) for one in corrected]
-        print_table(("text", "corrections"), rows)
+    run_prediction(Correct(text=text, settings=settings), read_arguments(texts, options.input), options)
 
 
-def _correct_file(
-    model: "Model",
-    source: Path,
-    output: Path,
-    text: str,
-    settings: CorrectionSettings,
-    *,
-    fresh: bool,
-    json: bool,
-) -> None:
-    """Correct a file of any size into another."""
-    from cloze.predict.correction.corrector import Corrector
-    from cloze.predict.inputs import need_head
-
-    need_head(model.bert, "mlm")
-    corrector = Corrector(model, settings)
-
-    def read(rows: int) -> Iterator[Inputs]:
-        for part in read_parts(source, rows, text=text):
-            # The text itself is told as "source", and needs no column beside.
-            yield replace(part, fields=part.fields or [{} for _ in part.texts])
-
-    def say(part: Inputs) -> list[Answer]:
-        return [told(one) for one in corrector.correct(part.texts)]
-
-    asked = asdict(settings.completed(model.correcting))
-    for name in ("similar", "protect"):  # which may have changed under their names
-        asked[name] = None if asked[name] is None else file_state(asked[name])
-    answer_file(
-        model,
-        source,
-        output,
-        read,
-        say,
-        settings={"text": text, **asked},
-        fresh=fresh,
-        json=json,
-        rows=SLOW_ROWS,
-        counts={"corrected": lambda answer: bool(answer["errors"])},
-    )
-
-
-def told(corrected: "Corrected") -> dict[str, Any]:
-    """A text, the same corrected, the triples of what was wrong, what is right and where, and how sure that is."""
+def correction_row(corrected: "Corrected") -> Row:
+    """Return a text before and after correction, its (wrong, right, position) triples, and their confidences."""
     return {
         "source": corrected.source,
         "target": corrected.target,
         "errors": [list(error) for error in corrected.errors],
-        "confidences": [round(one.confidence, 4) for one in corrected.corrections],
+        "confidences": [round(correction.confidence, 4) for correction in corrected.corrections],
     }
-
-
-def _shown(corrected: "Corrected") -> list[str]:
-    return [f"{one.wrong} -> {one.right} ({one.confidence:.2f})" for one in corrected.corrections]
 
 
 def evaluate_correction(
@@ -129,23 +114,24 @@ def evaluate_correction(
     machine: Machine,
     json: bool,
 ) -> None:
-    """Score a model on texts with mistakes and the same without."""
+    """Evaluate corrections of texts with mistakes against the correct texts."""
     from cloze.files import replace_json
     from cloze.predict import load
     from cloze.tasks.correction.files import correction_columns, read_corrections
     from cloze.tasks.correction.metrics import score_corrections
 
-    wanted = read_corrections(data, *correction_columns(rows.text, rows.label), rows.on_bad_row)
-    made = load(model, device=machine.use()).correct(wanted.sources, settings)
-    results = score_corrections(wanted.sources, wanted.targets, [one.target for one in made])
+    expected = read_corrections(data, *correction_columns(rows.text, rows.label), rows.on_bad_row)
+    corrections = load(model, device=machine.use()).correct(expected.sources, settings)
+    results = score_corrections(expected.sources, expected.targets, [correction.target for correction in corrections])
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        replace_json(out / "eval_results.json", results | {"rows": len(made)})
-        pairs = zip(wanted.places, wanted.targets, made, strict=True)
-        write_rows(
-            out / "predictions.jsonl", [{"row": place, **told(one), "expected": gold} for place, gold, one in pairs]
-        )
+        replace_json(out / "eval_results.json", results | {"rows": len(corrections)})
+        pairs = zip(expected.places, expected.targets, corrections, strict=True)
+        predictions = [
+            {"row": place, **correction_row(correction), "expected": target} for place, target, correction in pairs
+        ]
+        write_rows(out / "predictions.jsonl", predictions)
     if json:
-        print_json(results | {"rows": len(made)})
+        print_json(results | {"rows": len(corrections)})
     else:
         print_table(("metric", "value"), [(name, f"{value:.4f}") for name, value in results.items()])

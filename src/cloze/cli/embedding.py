@@ -1,20 +1,18 @@
-"""``cloze embed``."""
+"""``cloze embed``: vectors of texts or words; whitening; a report that compares ways to embed."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from cyclopts import Parameter
 
-from cloze.cli.classifying import HERE, Place, Texts, with_pair
 from cloze.cli.console import print_json, print_table
-from cloze.cli.inputs import Inputs, gather_texts
+from cloze.cli.inputs import TEXT_COLUMN, Inputs, Survey, gather_texts, read_arguments, with_pair
+from cloze.cli.jobs import PredictionOptions, Row, TextPrediction, Texts, run_prediction
 from cloze.cli.outputs import VECTOR_FILES, check_ending, write_vectors
-from cloze.cli.streaming import stream_file
 from cloze.errors import ConfigError
 from cloze.kinds import LongTexts
-from cloze.models import SHIPPED_MODEL
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,19 +22,25 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Work:
-    """What else is done with vectors."""
+class EmbedOptions(PredictionOptions):
+    """Options of ``cloze embed``, which writes vectors."""
 
-    word: str | None = None
-    """The vector of this word in each text, instead of the text's."""
+    output: Path | None = None
+    """Where to write the vectors: .npy, .jsonl or .parquet. Re-running an interrupted command resumes it."""
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """What ``cloze embed`` does other than embedding texts: whitening a model, or a report."""
+
     whiten: Path | None = None
-    """A text file, a text a line, to fit whitening on: written with the model to --out, or used in --report."""
+    """A file with one text per line to fit whitening on; the model is written to --out, or used by --report."""
     dimensions: int | None = None
-    """Dimensions that whitening keeps; all if left out."""
+    """Dimensions that whitening keeps; all by default."""
     out: Path | None = None
     """The folder for the whitened model."""
     report: bool = False
-    """Compare ways to make vectors, with advice: on texts, or on --input pairs with scores (--pair and --label)."""
+    """Compare ways to embed, with advice: on texts, or on --input pairs with scores (--pair and --label)."""
     label: str = "label"
     """For --report: the column with the scores."""
 
@@ -49,191 +53,184 @@ class Work:
             raise ConfigError("--dimensions is for whitening; name a text with --whiten")
         if self.report and self.out is not None:
             raise ConfigError("--out writes the whitened model, --report tries it; use one of the two")
-        if self.report and self.word is not None:
-            raise ConfigError("--report compares vectors of texts; leave out --word")
-
-    def check(self, how: Sequence[str], *, given: bool, output: Path | None, pair: str | None) -> None:
-        """Refuse what would go unheard: ``how`` vectors are asked for; ``given`` tells whether there are texts."""
-        heard = {"--word": {"--layer"}, "--out": {"--pooling"}, "--report": set[str]()}
-        for flag, asked in (("--word", self.word), ("--out", self.out), ("--report", self.report)):
-            unheard = [one for one in how if asked and one not in heard[flag]]
-            if unheard:
-                raise ConfigError(f"{unheard[0]} has no part in what {flag} does; leave out one of the two")
-        if self.out is not None and (given or output is not None):
-            raise ConfigError(
-                f"--out writes the whitened model, and no vectors; ask it for them with --model {self.out}"
-            )
-        if self.report and output is not None:
-            raise ConfigError("--report prints a table, and no vectors; leave out --output")
-        if self.word is not None and pair is not None:
-            raise ConfigError("--word is looked for in single texts; leave out --pair")
+        if self.report and self.dimensions is not None:
+            raise ConfigError("--dimensions has no effect with --report; leave out one of the two")
 
 
-WORK = Work()
+ANALYSIS = Analysis()
+
+
+@dataclass(frozen=True)
+class Embed(TextPrediction["NDArray[np.float32]"]):
+    """One vector per text, or with ``word`` the vector of that word in each text."""
+
+    output_formats: ClassVar[tuple[str, ...]] = VECTOR_FILES
+
+    pooling: str | None = None
+    layer: str = "-1"
+    long_texts: LongTexts = "cut"
+    word: str | None = None
+
+    @property
+    def layers(self) -> int | tuple[int, ...]:
+        """Return the layers as numbers."""
+        return read_layers(self.layer)
+
+    def predict(self, model: "Model", part: Inputs) -> "NDArray[np.float32]":  # type: ignore[override]
+        """Return the vectors, (N, H)."""
+        if self.word is None:
+            return model.embed(part.texts, part.pairs, self.pooling, self.layers, self.long_texts)  # type: ignore[arg-type]
+        import numpy as np
+
+        return np.stack([model.word(self.word, text, layer=self.layers) for text in part.texts])
+
+    def to_row(self, result: "NDArray[np.float32]") -> Row:
+        """Return the vector as a list."""
+        return {"vector": result.tolist()}
+
+    def write(
+        self, path: Path, part: Inputs, results: "Sequence[NDArray[np.float32]]", survey: Survey | None = None
+    ) -> None:
+        """Write the vectors."""
+        write_vectors(path, part, results, survey)  # type: ignore[arg-type]
+
+    def counts(self, results: "Sequence[NDArray[np.float32]]") -> Mapping[str, int]:
+        """Return the size of a vector."""
+        return {"size": results.shape[1]}  # type: ignore[attr-defined]
+
+    def combine_counts(self, counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+        """Return the size of a vector, which all parts share."""
+        return {name: value for part_counts in counts for name, value in part_counts.items()}
+
+    def print_written(self, output: Path, rows: int, counts: Mapping[str, int], json: bool) -> None:
+        """Report the number of vectors and their size."""
+        size = counts.get("size")
+        if json:
+            print_json({"file": str(output), "vectors": rows, "size": size})
+        else:
+            print(f"{output}: {rows:,} vectors" + (f" of {size}" if size else ""))
+
+    def print_table(self, model: "Model", part: Inputs, results: "Sequence[NDArray[np.float32]]") -> None:  # noqa: ARG002
+        """Print the first values of each vector."""
+        rows = [
+            (text if len(text) < 60 else text[:57] + "...", len(vector), " ".join(f"{x:+.3f}" for x in vector[:6]))
+            for text, vector in zip(part.texts, results, strict=True)
+        ]
+        print_table(("text", "size", "first values (--json or --output for all)"), rows)
 
 
 def embed(
     texts: Texts = None,
     /,
     *,
-    model: str = SHIPPED_MODEL,
-    input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
-    output: Path | None = None,
-    text: str = "text",
+    text: str = TEXT_COLUMN,
     pair: str | None = None,
-    pooling: str | None = None,
-    layer: Annotated[str, Parameter(allow_leading_hyphen=True)] = "-1",
-    long_texts: LongTexts = "cut",
-    fresh: bool = False,
-    work: Annotated[Work, Parameter(name="*")] = WORK,
-    json: bool = False,
-    machine: Place = HERE,
+    pooling: str | None = Embed.pooling,
+    layer: Annotated[str, Parameter(allow_leading_hyphen=True)] = Embed.layer,
+    long_texts: LongTexts = Embed.long_texts,
+    word: str | None = Embed.word,
+    analysis: Annotated[Analysis, Parameter(name="*")] = ANALYSIS,
+    options: Annotated[EmbedOptions, Parameter(name="*")] = EmbedOptions(),
 ) -> None:
-    """Turn texts into vectors; whiten a model's vectors, or report on them.
+    """Embed texts as vectors; whiten a model's vectors, or report on them.
 
     Args:
-        model: A model folder, or a hub name.
-        input: A file: a text a line, or CSV, TSV, JSONL or Parquet.
-        output: Where to write the vectors: .npy, .jsonl or .parquet; if it was stopped, the same command goes on.
         text: The column with the texts.
         pair: The column with second texts, if there are any; with texts as arguments, the second text itself.
-        pooling: cls, mean, max or mean_max; as the folder says if left out.
-        layer: Which layer's states: 0 the embeddings, -1 the last; of several, commas between, the mean.
+        pooling: cls, mean, max or mean_max; by default, as the model folder says.
+        layer: The layer to pool: 0 is the embeddings, -1 the last; several, separated by commas, are averaged.
         long_texts: Texts beyond the model's length: cut, head-tail, or windows, whose vectors are averaged.
-        fresh: Begin anew in place of going on.
-        json: Print JSON.
+        word: Embed this word in each text, instead of the text.
     """
-    layers = read_layers(layer)
-    defaults = (pooling, None, "--pooling"), (layers, -1, "--layer"), (long_texts, "cut", "--long-texts")
-    how = [flag for value, default, flag in defaults if value != default]
-    work.check(how, given=bool(texts) or input is not None, output=output, pair=pair)
-    if output is not None:
-        check_ending(output, VECTOR_FILES)
-    if work.out is not None:
-        _whiten(machine.load(model), work, pooling, json)
+    read_layers(layer)
+    command = Embed(text, pair, pooling, layer, long_texts, word)
+    _check_flags(command, analysis, texts, options)
+    if analysis.out is not None:
+        _whiten(options.load(), analysis, pooling, options.json)
         return
-    if work.report and input is not None and pair is not None:
-        _report_pairs(machine.load(model), input, text, pair, work, json)
+    if analysis.report:
+        _report(analysis, command, texts, options)
         return
-    asked = {"pooling": pooling, "layer": layers, "long_texts": long_texts}
-    if input is not None and output is not None and not texts and not work.report and work.word is None:
-        _stream(machine.load(model), input, output, text, pair, asked, fresh=fresh, json=json)
-        return
-    inputs = gather_texts(texts, input, text=text, pair=pair)
-    if pair is not None and input is None:
-        inputs = with_pair(inputs, pair)
-    loaded = machine.load(model)
-    if work.report:
-        _report(loaded, work, json, inputs.texts)
-        return
-    if work.word is not None:
-        import numpy as np
-
-        vectors = np.stack([loaded.word(work.word, one, layer=layers) for one in inputs.texts])
-    else:
-        vectors = loaded.embed(inputs.texts, inputs.pairs, **asked)  # type: ignore[arg-type]
-    _tell(inputs, vectors, output, json)
+    arguments = with_pair(read_arguments(texts, options.input), pair)
+    run_prediction(command if arguments is None else replace(command, pair=None), arguments, options)
 
 
-def _tell(inputs: Inputs, vectors: "NDArray[np.float32]", output: Path | None, json: bool) -> None:
-    """Write the vectors, or print them whole or in part."""
-    if output is not None:
-        write_vectors(output, inputs, vectors)
-        _tell_written(output, len(vectors), vectors.shape[1], json)
-    elif json:
-        for one, vector in zip(inputs.texts, vectors, strict=True):
-            print_json({"text": one, "vector": vector.tolist()})
-    else:
-        rows = [
-            (one if len(one) < 60 else one[:57] + "...", len(vector), " ".join(f"{value:+.3f}" for value in vector[:6]))
-            for one, vector in zip(inputs.texts, vectors, strict=True)
-        ]
-        print_table(("text", "size", "first values (--json or --output for all)"), rows)
-
-
-def _tell_written(output: Path, count: int, width: int | None, json: bool) -> None:
-    """Say what was written; the width is not known where all parts were there from before."""
-    if json:
-        print_json({"file": str(output), "vectors": count, "size": width})
-    else:
-        print(f"{output}: {count:,} vectors" + (f" of {width}" if width else ""))
-
-
-def _stream(
-    model: "Model",
-    source: Path,
-    output: Path,
-    text: str,
-    pair: str | None,
-    asked: dict[str, Any],
-    *,
-    fresh: bool,
-    json: bool,
-) -> None:
-    """Embed a file of any size into another."""
-    width: int | None = None
-
-    def write(part: Inputs, path: Path) -> None:
-        nonlocal width
-        vectors = model.embed(part.texts, part.pairs, **asked)
-        width = vectors.shape[1]
-        write_vectors(path, part, vectors)
-
-    settings = asked | {"layer": str(asked["layer"])}
-    count = stream_file(model, source, output, write, text=text, pair=pair, settings=settings, fresh=fresh)
-    _tell_written(output, count, width, json)
+def _check_flags(command: Embed, analysis: Analysis, texts: Sequence[str] | None, options: EmbedOptions) -> None:
+    """Refuse flags that would have no effect."""
+    if options.output is not None:
+        check_ending(options.output, VECTOR_FILES)
+    columns = {"text", "pair"} if options.input is not None else set()
+    modes = (
+        ("--word", command.word is not None, {"word", "layer", "text"}),
+        ("--out", analysis.out is not None, {"pooling"}),
+        ("--report", analysis.report, columns),
+    )
+    for mode, active, settings in modes:
+        for field in fields(command) if active else ():
+            if field.name not in settings and getattr(command, field.name) != field.default:
+                flag = f"--{field.name.replace('_', '-')}"
+                raise ConfigError(f"{flag} has no effect with {mode}; leave out one of the two")
+    if analysis.out is not None and (texts or options.input is not None or options.output is not None):
+        raise ConfigError(
+            f"--out writes the whitened model, and no vectors; for vectors, use --model {analysis.out} afterwards"
+        )
+    if analysis.report and options.output is not None:
+        raise ConfigError("--report prints a table, and no vectors; leave out --output")
+    if analysis.label != ANALYSIS.label and not (analysis.report and command.pair is not None):
+        raise ConfigError(f"--label {analysis.label} is for --report on pairs; give --report, --input and --pair")
 
 
 def read_layers(layer: str) -> int | tuple[int, ...]:
-    """One layer, or several with commas between."""
+    """Parse ``--layer``: one layer, or several separated by commas."""
     try:
-        layers = tuple(int(one) for one in layer.split(","))
+        layers = tuple(int(number) for number in layer.split(","))
     except ValueError as error:
-        raise ConfigError(f"--layer {layer!r}: a number was expected, or several with commas between") from error
+        raise ConfigError(f"--layer {layer!r}: expected a number, or several separated by commas") from error
     return layers if len(layers) > 1 else layers[0]
 
 
-def _whiten(model: "Model", work: Work, pooling: str | None, json: bool) -> None:
+def _whiten(model: "Model", analysis: Analysis, pooling: str | None, json: bool) -> None:
     """Fit whitening on a text and write the model with it."""
-    assert work.whiten is not None
-    assert work.out is not None
-    texts = gather_texts(None, work.whiten).texts
-    whitened = model.whiten(texts, work.dimensions, pooling)  # type: ignore[arg-type]
-    whitened.save(work.out)
+    assert analysis.whiten is not None
+    assert analysis.out is not None
+    texts = gather_texts(None, analysis.whiten).texts
+    whitened = model.whiten(texts, analysis.dimensions, pooling)  # type: ignore[arg-type]
+    whitened.save(analysis.out)
     size = len(whitened.embedding.projections[-1].bias)
     if json:
-        print_json({"folder": str(work.out), "texts": len(texts), "size": size})
+        print_json({"folder": str(analysis.out), "texts": len(texts), "size": size})
     else:
-        print(f"{work.out}: vectors of {size}, whitened on {len(texts):,} texts")
+        print(f"{analysis.out}: vectors of {size}, whitened on {len(texts):,} texts")
 
 
-def _report_pairs(model: "Model", path: Path, text: str, pair: str, work: Work, json: bool) -> None:
+def _report(analysis: Analysis, command: Embed, texts: Sequence[str] | None, options: EmbedOptions) -> None:
+    """Compare ways to embed on texts, or on pairs with scores."""
+    from cloze.predict.embeddings.report import report_embeddings
+
+    firsts, seconds, scores = _read_report_texts(analysis, command, texts, options.input)
+    fit_on = [] if analysis.whiten is None else gather_texts(None, analysis.whiten).texts
+    report = report_embeddings(options.load(), firsts, seconds, scores, fit_on)
+    rows = [way.row() for way in report.ways]
+    if options.json:
+        print_json({"ways": rows, "advice": report.advice})
+        return
+    header = [name for name in rows[0] if scores or name != "spearman"]
+    print_table(
+        header, [[f"{row[name]:.3f}" if isinstance(row[name], float) else row[name] for name in header] for row in rows]
+    )
+    print(report.advice)
+
+
+def _read_report_texts(
+    analysis: Analysis, command: Embed, texts: Sequence[str] | None, path: Path | None
+) -> tuple[list[str], list[str], list[float]]:
+    """Return first texts, second texts and scores; the last two are empty for single texts."""
+    if path is None or command.pair is None:
+        return gather_texts(texts, path, text=command.text).texts, [], []
+    if texts:
+        raise ConfigError("texts were given both as arguments and by --input; use one of the two")
     from cloze.tasks.similarity import read_scored_pairs
     from cloze.tasks.source import RowSettings
 
-    pairs = read_scored_pairs(path, RowSettings(text, pair, work.label))
-    _report(model, work, json, pairs.firsts, pairs.seconds, pairs.scores)
-
-
-def _report(
-    model: "Model",
-    work: Work,
-    json: bool,
-    firsts: list[str],
-    seconds: list[str] | None = None,
-    scores: list[float] | None = None,
-) -> None:
-    """Print how ways to make vectors compare, and what follows."""
-    from cloze.predict.embeddings.report import report_embeddings
-
-    fit_on = [] if work.whiten is None else gather_texts(None, work.whiten).texts
-    report = report_embeddings(model, firsts, seconds or (), scores or (), fit_on)
-    rows = [way.row() for way in report.ways]
-    if json:
-        print_json({"ways": rows, "advice": report.advice})
-        return
-    shown = [name for name in rows[0] if scores or name != "spearman"]
-    print_table(
-        shown, [[f"{row[name]:.3f}" if isinstance(row[name], float) else row[name] for name in shown] for row in rows]
-    )
-    print(report.advice)
+    pairs = read_scored_pairs(path, RowSettings(command.text, command.pair, analysis.label))
+    return pairs.firsts, pairs.seconds, pairs.scores

@@ -1,8 +1,8 @@
-"""Where a prediction's texts come from: arguments, a file, or standard input; a file also in parts."""
+"""Inputs of the prediction commands: texts from arguments, from a file (whole or in parts), or from standard input."""
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -12,51 +12,68 @@ from cloze.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from cloze.tasks.rows import Row
 
-One = TypeVar("One")
+Item = TypeVar("Item")
 
-# Rows that are read, answered and written at a time. Enough of them that texts of like length find each other.
+# Rows that are read, predicted and written at a time: enough to fill batches with texts of similar length.
 PART_ROWS = 4096
+# The column with the texts, unless --text names another.
+TEXT_COLUMN = "text"
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What is known of a file before the work: its rows, its columns, and of what kinds Parquet is to keep them."""
+    """What a first pass over an input file found: the number of rows, all columns, and their types for Parquet."""
 
     rows: int
     columns: tuple[str, ...]
-    kinds: Any = None  # an Arrow schema
+    schema: Any = None  # an Arrow schema
 
 
 @dataclass(frozen=True)
 class Inputs:
-    """Texts, their pairs, and the other columns of the file that they came from."""
+    """Texts, optional second texts, and the columns of the rows they came from."""
 
     texts: list[str]
     pairs: list[str] | None = None
     fields: list[Mapping[str, object]] = field(default_factory=list)
-    survey: Survey | None = None  # of the file that these are a part of
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """Those of the whole file, as far as they are known."""
-        return self.survey.columns if self.survey else ()
 
     @property
     def kept(self) -> list[Mapping[str, object]]:
-        """What stands beside each answer: the columns of the file, else the text."""
+        """Return what is written beside each prediction: the columns of the file, or else the text."""
         return self.fields or [{"text": text} for text in self.texts]
 
 
 def gather_texts(
-    texts: Sequence[str] | None, path: Path | None, *, text: str = "text", pair: str | None = None
+    texts: Sequence[str] | None, path: Path | None, *, text: str = TEXT_COLUMN, pair: str | None = None
 ) -> Inputs:
-    """Take the arguments, else the file, else standard input; tables are read by column name."""
+    """Return the texts given as arguments, or else those of the file, or else the lines of standard input."""
+    given = read_arguments(texts, path)
+    if given is not None:
+        return given
+    assert path is not None
+    return read_file(path, text=text, pair=pair)
+
+
+def read_arguments(texts: Sequence[str] | None, path: Path | None) -> Inputs | None:
+    """Return the texts given as arguments, or else the lines of standard input; None if a file was named instead."""
     if texts and path is not None:
         raise ConfigError("texts were given both as arguments and by --input; use one of the two")
     if texts:
         return Inputs(list(texts))
-    if path is not None:
-        return _gathered(_rows(path, text, pair), pair)
+    return read_stdin() if path is None else None
+
+
+def with_pair(arguments: Inputs | None, pair: str | None) -> Inputs | None:
+    """Add the second text to the one text given as an argument; with a file, ``pair`` is a column."""
+    if arguments is None or pair is None:
+        return arguments
+    if len(arguments.texts) != 1:
+        raise ConfigError(f"--pair with {len(arguments.texts)} texts; give one text, or --input with a column of pairs")
+    return replace(arguments, pairs=[pair])
+
+
+def read_stdin() -> Inputs:
+    """Read standard input, one text per line; blank lines are skipped."""
     if sys.stdin.isatty():
         raise ConfigError("no text given; name some, or use --input FILE, or pipe lines into the command")
     try:
@@ -66,35 +83,43 @@ def gather_texts(
         raise DataError(f"standard input: the byte {byte} is not UTF-8; convert the text to UTF-8") from error
 
 
-def read_parts(path: Path, rows: int, *, text: str = "text", pair: str | None = None) -> Iterator[Inputs]:
-    """The rows of a file, so many at a time."""
-    for part in cut_parts(_rows(path, text, pair), rows):
-        yield _gathered(part, pair)
+def read_file(path: Path, *, text: str = TEXT_COLUMN, pair: str | None = None) -> Inputs:
+    """Read all rows of a file."""
+    return _collect(_read_rows(path, text, pair), pair)
 
 
-def cut_parts(rows: Iterable[One], count: int) -> Iterator[list[One]]:
-    """So many rows at a time."""
-    rest = iter(rows)
-    while part := list(islice(rest, count)):
+def read_parts(path: Path, rows: int, *, text: str = TEXT_COLUMN, pair: str | None = None) -> Iterator[Inputs]:
+    """Read a file, ``rows`` rows at a time."""
+    for part in split_parts(_read_rows(path, text, pair), rows):
+        yield _collect(part, pair)
+
+
+def split_parts(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Split an iterable into lists of ``size`` items; the last may be shorter."""
+    rest = iter(items)
+    while part := list(islice(rest, size)):
         yield part
 
 
-def _rows(path: Path, text: str, pair: str | None) -> "Iterable[Row | str]":
-    """The rows of a table, or the lines of a text that are not blank."""
+def _read_rows(path: Path, text: str, pair: str | None) -> "Iterable[Row | str]":
+    """Return the rows of a table, or the non-blank lines of a text file, which has no columns to choose from."""
     from cloze.tasks.tables import is_table
 
     if is_table(path):
         from cloze.tasks.rows import read_rows
 
         return read_rows(path, text=text, pair=pair, skippable=False)
-    if pair is not None:
-        raise ConfigError(f"{path}: lines of text have no column {pair!r} for --pair; give CSV, TSV, JSONL or Parquet")
+    for flag, column in (("--pair", pair), ("--text", None if text == TEXT_COLUMN else text)):
+        if column is not None:
+            raise ConfigError(
+                f"{path}: lines of text have no column {column!r} for {flag}; give CSV, TSV, JSONL or Parquet"
+            )
     from cloze.corpus.documents import read_lines
 
     return (line for line in read_lines(path) if line)
 
 
-def _gathered(rows: "Iterable[Row | str]", pair: str | None) -> Inputs:
+def _collect(rows: "Iterable[Row | str]", pair: str | None) -> Inputs:
     texts: list[str] = []
     pairs: list[str] = []
     fields: list[Mapping[str, object]] = []

@@ -1,4 +1,4 @@
-"""Results into files: all of a file, or none of it; and files of parts into one."""
+"""Output files of the commands: rows and vectors, each file written completely or not at all; joining of parts."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from cloze.cli.inputs import Inputs
+from cloze.cli.inputs import Inputs, Survey
 from cloze.errors import ConfigError, DataError
 from cloze.files import replaced_file
 
@@ -28,32 +28,38 @@ _WHITE = re.compile("[\t\r\n]+")
 
 
 def check_ending(path: Path, endings: Sequence[str]) -> None:
-    """Refuse an output that could not be written, before the work and not after it."""
+    """Refuse an output file of an unknown format before any work is done."""
     if path.suffix not in endings:
         *others, last = endings
         raise ConfigError(f"--output {path}: {', '.join(others)} or {last} was expected")
 
 
 def check_folder(path: Path) -> None:
-    """Refuse a folder for results that could not be made or written to, before the work and not after it."""
-    there = next(one for one in (path, *path.absolute().parents) if one.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        why = "cannot be written to" if there.is_dir() else "is a file"
-        raise ConfigError(f"--out {path}: {there} {why}; choose another folder")
+    """Refuse an output folder that cannot be created or written to before any work is done."""
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        reason = "cannot be written to" if existing.is_dir() else "is a file"
+        raise ConfigError(f"--out {path}: {existing} {reason}; choose another folder")
 
 
 def beside(
-    kept: Sequence[Mapping[str, object]], answers: Sequence[Mapping[str, object]], columns: Sequence[str] = ()
+    kept: Sequence[Mapping[str, object]], predictions: Sequence[Mapping[str, object]], columns: Sequence[str] = ()
 ) -> list[dict[str, object]]:
-    """A file's rows as they are, each with its answer, under names that no column of the file has.
+    """Append predictions to the columns of their rows, under names that no column of the file has.
 
-    ``columns`` are those of the whole file, where these are a part of it.
+    Args:
+        kept: The columns of each row.
+        predictions: The columns to append to each row.
+        columns: All columns of the file, if ``kept`` is only a part of it.
+
+    Returns:
+        The combined rows.
     """
     taken = {*columns, *_names(kept)}
-    own = {name: _free_name(name, taken) for name in _names(answers)}
+    free_names = {name: _free_name(name, taken) for name in _names(predictions)}
     return [
-        {**fields, **{own[name]: value for name, value in answer.items()}}
-        for fields, answer in zip(kept, answers, strict=True)
+        {**fields, **{free_names[name]: value for name, value in prediction.items()}}
+        for fields, prediction in zip(kept, predictions, strict=True)
     ]
 
 
@@ -64,7 +70,7 @@ def _free_name(name: str, taken: Collection[str]) -> str:
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]], columns: Sequence[str] = ()) -> None:
-    """Write rows as JSONL, CSV or TSV, by the file's ending; ``columns`` are there in any case, and first."""
+    """Write rows as JSONL, CSV or TSV, by the suffix; a table has all of ``columns``, and has them first."""
     check_ending(path, ROW_FILES)
     names = list(dict.fromkeys([*columns, *_names(rows)]))
     with replaced_file(path) as temporary:
@@ -76,24 +82,30 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, object]], columns: Sequen
             _write_tabbed(temporary, names, rows)
 
 
-def write_vectors(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]") -> None:
-    """Write vectors as a NumPy array, or with the input's columns as JSONL or Parquet."""
+def write_vectors(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]", survey: Survey | None = None) -> None:
+    """Write vectors as a NumPy array, or as JSONL or Parquet with the columns of the input.
+
+    Args:
+        path: The file to write.
+        inputs: The texts the vectors belong to.
+        vectors: One vector per text, (N, H).
+        survey: The columns of the whole file, if ``inputs`` is a part of one.
+    """
     check_ending(path, VECTOR_FILES)
-    kept = inputs.kept
     with replaced_file(path) as temporary:
         if path.suffix == ".npy":
             _write_array(temporary, vectors)
         elif path.suffix == ".jsonl":
-            answers = [{"vector": vector.tolist()} for vector in vectors]
-            _write_json_lines(temporary, beside(kept, answers, inputs.columns))
+            predictions = [{"vector": vector.tolist()} for vector in vectors]
+            _write_json_lines(temporary, beside(inputs.kept, predictions, survey.columns if survey else ()))
         else:
-            _write_parquet(temporary, inputs, vectors)
+            _write_parquet(temporary, inputs, vectors, survey.schema if survey else None)
 
 
 def _write_array(path: Path, vectors: "NDArray[np.float32]") -> None:
     import numpy as np
 
-    # np.save would add its ending to a temporary name; an open file is left as it is called.
+    # Given a path, np.save would append .npy to the temporary name.
     with path.open("wb") as file:
         np.save(file, vectors)
 
@@ -104,7 +116,7 @@ def _write_json_lines(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
 
 
 def _write_quoted(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
-    # Half of a character, which JSON can have and a text cannot, is written as its number.
+    # An unpaired surrogate, which JSON can hold and UTF-8 cannot, is written as an escape.
     with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file:
         writer = csv.DictWriter(file, names, lineterminator="\n")
         writer.writeheader()
@@ -112,79 +124,79 @@ def _write_quoted(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, 
 
 
 def _write_tabbed(path: Path, names: Sequence[str], rows: Sequence[Mapping[str, object]]) -> None:
-    """Quotes protect nothing in the TSV that we read, so that a tab or a line end in a cell becomes a space."""
+    """Write TSV without quoting, as it is read: a tab or line break in a cell becomes a space."""
     cells = [names, *([_cell(row.get(name)) for name in names] for row in rows)]
     lines = ("\t".join(_WHITE.sub(" ", cell) for cell in line) + "\n" for line in cells)
     path.write_text("".join(lines), encoding="utf-8", errors="backslashreplace")
 
 
 def _cell(value: object) -> str:
-    """What a table without kinds shows: nothing for what is not there, and JSON for what has parts."""
+    """Format a cell of a table without types: empty for None, JSON for lists and dicts."""
     if value is None:
         return ""
     return _json(value) if isinstance(value, list | dict) else str(value)
 
 
 def _json(value: object) -> str:
-    """On one line; dates and the like, which columns of Parquet have and JSON has not, as texts."""
+    """Format a value as JSON on one line; types that JSON lacks, such as dates, become strings."""
     try:
         text = json.dumps(value, ensure_ascii=False, default=str, allow_nan=False)
     except ValueError:
         text = json.dumps(_finite(value), ensure_ascii=False, default=str)
     try:
         text.encode("utf-8")
-    except UnicodeEncodeError:  # half of a character, which only an escape can say
+    except UnicodeEncodeError:  # an unpaired surrogate, which only an escape can represent
         return json.dumps(_finite(value), default=str)
     return text
 
 
 def _finite(value: object) -> object:
-    """The same with null for numbers that are none, which JSON cannot say."""
+    """Replace NaN and infinities, which JSON lacks, by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {name: _finite(one) for name, one in value.items()}
-    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _names(rows: Sequence[Mapping[str, object]]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _write_parquet(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]") -> None:
+def _write_parquet(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]", schema: Any) -> None:
     import pyarrow as arrow
     from pyarrow import parquet
 
     flat = arrow.array(vectors.reshape(-1))
     column = arrow.FixedSizeListArray.from_arrays(flat, vectors.shape[1])
-    with _keepable(path):
-        table = _table(inputs.kept, inputs.survey.kinds if inputs.survey else None)
+    with _parquet_errors(path):
+        table = _table(inputs.kept, schema)
         parquet.write_table(table.append_column(_free_name("vector", table.column_names), column), path)
 
 
-def kinds_of(kept: Sequence[Mapping[str, object]], before: Any, path: Path) -> Any:
-    """The Arrow schema of rows that a Parquet file is to keep, and of those before them; refused if it cannot."""
+def arrow_schema(kept: Sequence[Mapping[str, object]], before: Any, path: Path) -> Any:
+    """Return the Arrow schema of rows, unified with that of the rows before; refuse rows that Parquet cannot hold."""
     import pyarrow as arrow
     from pyarrow import parquet
 
-    with _keepable(path):
-        # A column may be empty at first and have texts, or whole numbers and then others, later.
+    with _parquet_errors(path):
+        # A column may start empty or with integers, and have strings or floats later.
         schemas = [*([before] if before else []), _table(kept).schema]
-        kinds = arrow.unify_schemas(schemas, promote_options="permissive")
-        parquet.write_table(kinds.empty_table(), io.BytesIO())  # some kinds Arrow has, and Parquet has not
-    return kinds
+        schema = arrow.unify_schemas(schemas, promote_options="permissive")
+        parquet.write_table(schema.empty_table(), io.BytesIO())  # Arrow has types that Parquet lacks
+    return schema
 
 
-def _table(kept: Sequence[Mapping[str, object]], kinds: Any = None) -> Any:
+def _table(kept: Sequence[Mapping[str, object]], schema: Any = None) -> Any:
     import pyarrow as arrow
 
-    names = _names(kept)  # of all rows; by itself, Arrow takes those of the first
-    return arrow.Table.from_pylist([{name: fields.get(name) for name in names} for fields in kept], schema=kinds)
+    names = _names(kept)  # of all rows; by default, Arrow uses the names of the first row only
+    return arrow.Table.from_pylist([{name: fields.get(name) for name in names} for fields in kept], schema=schema)
 
 
 @contextmanager
-def _keepable(path: Path) -> Iterator[None]:
-    """A column of Parquet holds values of one kind, and not of any."""
+def _parquet_errors(path: Path) -> Iterator[None]:
+    """Turn an error about values that Parquet cannot hold in one column into a message of one line."""
     import pyarrow as arrow
 
     try:
@@ -195,7 +207,7 @@ def _keepable(path: Path) -> Iterator[None]:
 
 
 def join_parts(parts: Sequence[Path], path: Path) -> None:
-    """Make one file of several that were written here, one of them in memory at a time."""
+    """Join files written by this module into one, with one of them in memory at a time."""
     joiners: dict[str, Callable[[Sequence[Path], Path], None]] = {
         ".npy": _join_arrays,
         ".parquet": _join_parquet,
@@ -219,25 +231,25 @@ def _join_tables(parts: Sequence[Path], path: Path, *, quoted: bool) -> None:
     with path.open("w", encoding="utf-8", newline="") as file:
         for part in parts:
             with part.open(encoding="utf-8", newline="") as source:
-                own = _read_header(source, quoted=quoted)
+                part_header = _read_header(source, quoted=quoted)
                 if header is None:
-                    file.write(own)
-                elif own != header:
+                    file.write(part_header)
+                elif part_header != header:
                     raise DataError(
                         f"{part}: its rows have other columns than those before them; write .jsonl, which allows it"
                     )
-                header = own
+                header = part_header
                 shutil.copyfileobj(source, file)
 
 
 def _read_header(source: TextIO, *, quoted: bool) -> str:
-    """The first record, which in quotes may have several lines."""
-    read: list[str] = []
-    while not read or (quoted and "".join(read).count('"') % 2):
-        read.append(source.readline())
-        if not read[-1]:
+    """Read the first record; a quoted cell may contain line breaks."""
+    lines: list[str] = []
+    while not lines or (quoted and "".join(lines).count('"') % 2):
+        lines.append(source.readline())
+        if not lines[-1]:
             break
-    return "".join(read)
+    return "".join(lines)
 
 
 def _join_arrays(parts: Sequence[Path], path: Path) -> None:
@@ -257,7 +269,7 @@ def _join_parquet(parts: Sequence[Path], path: Path) -> None:
     import pyarrow as arrow
     from pyarrow import parquet
 
-    with _keepable(path):
+    with _parquet_errors(path):
         schema = arrow.unify_schemas([parquet.read_schema(part) for part in parts], promote_options="permissive")
     with parquet.ParquetWriter(path, schema) as writer:
         for part in parts:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Engine, print_json
+from cloze.cli.console import InferenceMachine, print_json
 from cloze.errors import ConfigError
 from cloze.serve.settings import Limits, ServiceSettings, name_adapters, name_models
 
@@ -42,7 +42,7 @@ class Access:
         return keys.pop() if keys else None
 
 
-KEYLESS, LIMITS, HERE = Access(), Limits(), Engine()
+KEYLESS, LIMITS, HERE = Access(), Limits(), InferenceMachine()
 
 
 def serve(
@@ -55,7 +55,7 @@ def serve(
     json: bool = False,
     access: Annotated[Access, Parameter(name="*")] = KEYLESS,
     limits: Annotated[Limits, Parameter(name="*")] = LIMITS,
-    machine: Annotated[Engine, Parameter(name="*")] = HERE,
+    machine: Annotated[InferenceMachine, Parameter(name="*")] = HERE,
 ) -> None:
     """Answer over HTTP, with pages to try it in a browser, until a signal comes.
 

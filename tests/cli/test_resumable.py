@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cloze.cli.streaming import Stream, run_stream
+from cloze.cli.resumable import ResumableJob
 from cloze.errors import ClozeError, DataError
 from cloze.interrupts import Interrupted
 from cloze.progress import Silent
@@ -22,7 +22,7 @@ class Work:
     def __init__(self, fail_at: str = "", work: str = "one") -> None:
         self.written: list[list[str]] = []
         self.fail_at = fail_at
-        self.stream = Stream("rows", len, self.write, self.join, {"kind": work})
+        self.job = ResumableJob("rows", len, self.write, self.join, {"kind": work})
 
     def write(self, part: list[str], path: Path) -> None:
         if self.fail_at and self.fail_at in part:
@@ -34,7 +34,7 @@ class Work:
         path.write_text("".join(part.read_text(encoding="utf-8") for part in parts), encoding="utf-8")
 
     def run(self, output: Path, parts: list[list[str]] = PARTS, *, fresh: bool = False) -> int:
-        return run_stream(self.stream, iter(parts), 5, output, Silent(), fresh=fresh)
+        return self.job.run(iter(parts), 5, output, Silent(), fresh=fresh)
 
 
 def test_parts_become_one_file(tmp_path: Path) -> None:
@@ -50,13 +50,13 @@ def test_one_part_is_written_at_once(tmp_path: Path) -> None:
 
 
 def test_nothing_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^there are no rows to answer; give some$"):
+    with pytest.raises(DataError, match=r"^the input has no rows; give at least one$"):
         Work().run(tmp_path / "out.txt", [])
 
 
 def test_a_stopped_work_goes_on(tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
-    message = r"^stopped after 2 rows, which are kept in .*out\.txt\.parts; the same command goes on from there$"
+    message = r"^stopped after 2 rows, which are kept in .*out\.txt\.parts; re-run the command to resume$"
     with pytest.raises(Interrupted, match=message) as stop:
         Work(fail_at="c").run(output)
     assert stop.value.exit_code == 143
@@ -73,8 +73,8 @@ def test_other_work_is_refused_unless_fresh(tmp_path: Path) -> None:
     with pytest.raises(Interrupted):
         Work(fail_at="c").run(output)
     message = (
-        r"out\.txt\.parts: holds the beginning of other work \(kind was 'one', is 'two'\); "
-        "pass --fresh to begin anew, or give another --output$"
+        r"out\.txt\.parts: belongs to a job with other settings \(kind was 'one', is 'two'\); "
+        "pass --fresh to start over, or give another --output$"
     )
     with pytest.raises(DataError, match=message):
         Work(work="two").run(output)
@@ -98,9 +98,9 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
         def write(part: list[str], path: Path) -> None:
             path.write_text("".join(part), encoding="utf-8")
 
-        stream = Stream("rows", len, write, lambda *_: None, {})
+        job = ResumableJob[list[str]]("rows", len, write, lambda *_: None, {})
         tracemalloc.start()
-        run_stream(stream, parts(count), None, tmp_path / f"{count}.txt", Silent(), fresh=True)
+        job.run(parts(count), None, tmp_path / f"{count}.txt", Silent(), fresh=True)
         found = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return found

@@ -78,7 +78,7 @@ def test_the_same_command_goes_on(run: Cloze, way: Way, table: Path, monkeypatch
     assert (stopped.code, output.exists()) == (143, False)
     assert "stopped after 4 rows" in stopped.err
     other = run(*words, "--pooling", "cls")
-    assert "holds the beginning of other work (pooling was None, is 'cls')" in other.complaint
+    assert "belongs to a job with other settings (pooling was None, is 'cls')" in other.complaint
     assert run(*words).code == 0
     assert [text for texts in calls[2:] for text in texts] == TEXTS[4:]
     np.testing.assert_allclose(np.load(output), embed(load(way.pretrained), TEXTS), atol=1e-5)
@@ -169,5 +169,5 @@ def test_another_model_does_not_go_on(
     monkeypatch.setattr(Model, "embed", stops)
     words = ("embed", "--input", table, "--output", output)
     assert run(*words, "--model", way.pretrained).code == 143
-    assert "holds the beginning of other work (model was" in run(*words, "--model", tmp_path / "white").complaint
+    assert "belongs to a job with other settings (model was" in run(*words, "--model", tmp_path / "white").complaint
     assert run(*words, "--model", way.pretrained).code == 0

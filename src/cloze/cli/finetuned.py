@@ -1,0 +1,260 @@
+"""Commands that use fine-tuned heads: ``cloze classify``, ``answer`` and ``choose``; ``tag`` has its own module.
+
+Each command is a signature with its help and a ``Prediction`` (see ``jobs``) with its settings and steps.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from cyclopts import Parameter
+
+from cloze.cli.console import print_table
+from cloze.cli.inputs import TEXT_COLUMN, Inputs, read_arguments, split_parts, with_pair
+from cloze.cli.jobs import (
+    OPTIONS,
+    SHOWN,
+    SLOW_PART_ROWS,
+    TABLE_OPTIONS,
+    Options,
+    PairOptions,
+    Prediction,
+    Row,
+    TextPrediction,
+    Texts,
+    run_prediction,
+)
+from cloze.errors import ConfigError
+
+if TYPE_CHECKING:
+    from cloze.predict import Answer, Model, Option
+    from cloze.tasks.choice import Choice
+
+
+@dataclass(frozen=True)
+class Classify(TextPrediction[Row]):
+    """The label or labels of texts, or their value, as the model was fine-tuned."""
+
+    every_label: bool = False  # with the probability of every label
+
+    def predict(self, model: "Model", part: Inputs) -> list[Row]:
+        """Return a label with its probability, the labels that apply, or a value for each text."""
+        if model.task is not None and model.task.kind == "multilabel":
+            return [
+                {"labels": "|".join(labels.labels)} | self._probabilities(labels.probabilities)
+                for labels in model.classify_all(part.texts, part.pairs)
+            ]
+        if model.task is not None and model.task.kind == "regress":
+            return [{"value": float(value)} for value in model.regress(part.texts, part.pairs)]
+        return [
+            {"label": label.label, "probability": label.probability} | self._probabilities(label.probabilities)
+            for label in model.classify(part.texts, part.pairs)
+        ]
+
+    def _probabilities(self, probabilities: Mapping[str, float]) -> Row:
+        return {"probabilities": dict(probabilities)} if self.every_label else {}
+
+    def to_row(self, result: Row) -> Row:
+        """Return the result itself."""
+        return result
+
+    def to_json(self, part: Inputs, results: Sequence[Row]) -> Iterable[Row]:
+        """Return the columns of each row with its result."""
+        return Prediction.to_json(self, part, results)
+
+    def print_table(self, model: "Model", part: Inputs, results: Sequence[Row]) -> None:  # noqa: ARG002
+        """Print a row per text."""
+        header = tuple(results[0]) if results else ("label",)
+        rows = [
+            (*(_format(result[name]) for name in header), text[:SHOWN])
+            for result, text in zip(results, part.texts, strict=True)
+        ]
+        print_table((*header, "text"), rows)
+
+
+def classify(
+    texts: Texts = None,
+    /,
+    *,
+    text: str = Classify.text,
+    pair: str | None = Classify.pair,
+    options: Options = OPTIONS,
+) -> None:
+    """Classify texts with a fine-tuned model; a regression model predicts numbers.
+
+    Args:
+        text: The column with the texts.
+        pair: The column with second texts, if there are any; with texts as arguments, the second text itself.
+    """
+    arguments = with_pair(read_arguments(texts, options.input), pair)
+    command = Classify(text, pair if arguments is None else None, every_label=options.json)
+    run_prediction(command, arguments, options)
+
+
+def _format(value: object) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class FindAnswers(TextPrediction["list[Answer]"]):
+    """Extractive question answering: spans of the contexts."""
+
+    part_rows: ClassVar[int] = SLOW_PART_ROWS
+
+    text: str = "question"
+    pair: str = "context"
+    top: int = 1
+    longest_answer: int | None = None
+
+    def predict(self, model: "Model", part: Inputs) -> "list[list[Answer]]":
+        """Return the best answers to each question."""
+        return model.answer_all(part.texts, part.pairs or [], self.top, self.longest_answer)
+
+    def to_row(self, result: "list[Answer]") -> Row:
+        """Return the best answer; with ``--top``, also all of them."""
+        best = result[0]
+        row: Row = {"answer": best.text, "start": best.start, "end": best.end, "probability": best.probability}
+        return row if self.top == 1 else row | {"answers": [dict(vars(answer)) for answer in result]}
+
+    def to_json(self, part: Inputs, results: "Sequence[list[Answer]]") -> Iterable[Row]:
+        """Return each question and context with the answers."""
+        for question, context, answers in zip(part.texts, part.pairs or [], results, strict=True):
+            yield {"question": question, "context": context, "answers": [vars(answer) for answer in answers]}
+
+    def print_table(self, model: "Model", part: Inputs, results: "Sequence[list[Answer]]") -> None:  # noqa: ARG002
+        """Print a row per answer."""
+        rows = [
+            (answer.text or "(none)", f"{answer.probability:.4f}", f"{answer.start}-{answer.end}", question[:SHOWN])
+            for question, answers in zip(part.texts, results, strict=True)
+            for answer in answers
+        ]
+        print_table(("answer", "probability", "characters", "question"), rows)
+
+
+def answer(
+    question: Annotated[str | None, Parameter(help="The question.")] = None,
+    contexts: Annotated[list[str] | None, Parameter(help="Texts that may contain the answer.")] = None,
+    /,
+    *,
+    top: int = FindAnswers.top,
+    longest_answer: int | None = FindAnswers.longest_answer,
+    text: str = FindAnswers.text,
+    pair: str = FindAnswers.pair,
+    options: PairOptions = TABLE_OPTIONS,
+) -> None:
+    """Find the answer to a question in a text; with several texts, in each of them.
+
+    Args:
+        top: Answers per question. An output file has the best in columns; above 1, all of them in a column answers.
+        longest_answer: Maximum number of tokens in an answer; by default, as the model was fine-tuned, or 30.
+        text: The column with the questions.
+        pair: The column with the texts that may contain the answers.
+    """
+    command = FindAnswers(text, pair, top, longest_answer)
+    run_prediction(command, _read_questions(question, contexts, options.input), options)
+
+
+def _read_questions(question: str | None, contexts: Sequence[str] | None, path: Path | None) -> Inputs | None:
+    if path is not None:
+        return read_arguments([question] if question else None, path)
+    if question is None or not contexts:
+        raise ConfigError("a question and a text were expected: cloze answer QUESTION CONTEXT; or --input FILE")
+    rows: list[Mapping[str, object]] = [{"question": question, "context": context} for context in contexts]
+    return Inputs([question] * len(contexts), list(contexts), rows)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Prompts, the options of each, and the columns of the rows they came from."""
+
+    texts: Sequence[str]
+    options: Sequence[Sequence[str]]
+    fields: Sequence[Mapping[str, object]] = field(default_factory=list)
+
+    @property
+    def kept(self) -> Sequence[Mapping[str, object]]:
+        """Return what is written beside each choice."""
+        rows = zip(self.texts, self.options, strict=True)
+        return self.fields or [{"prompt": prompt, "options": "|".join(options)} for prompt, options in rows]
+
+
+@dataclass(frozen=True)
+class Choose(Prediction[Prompts, "list[Option]"]):
+    """Multiple choice: the options of each prompt, ranked."""
+
+    column_settings: ClassVar[tuple[str, ...]] = ("text", "options")
+
+    text: str = TEXT_COLUMN
+    options: str = "options"
+
+    def read_file(self, path: Path) -> Prompts:
+        """Read a whole file."""
+        from cloze.tasks.choice import each_unlabelled_choice
+
+        return self._collect(list(each_unlabelled_choice(path, self.text, self.options)))
+
+    def read_parts(self, model: "Model", path: Path, rows: int) -> Iterator[Prompts]:  # noqa: ARG002
+        """Read a file, ``rows`` rows at a time."""
+        from cloze.tasks.choice import each_unlabelled_choice
+
+        return map(self._collect, split_parts(each_unlabelled_choice(path, self.text, self.options), rows))
+
+    def predict(self, model: "Model", part: Prompts) -> "list[list[Option]]":
+        """Rank the options of each prompt."""
+        return model.choose_all(part.texts, part.options)
+
+    def to_row(self, result: "list[Option]") -> Row:
+        """Return the best option."""
+        best = result[0]
+        return {"choice": best.text, "index": best.index, "probability": best.probability}
+
+    def to_json(self, part: Prompts, results: "Sequence[list[Option]]") -> Iterable[Row]:
+        """Return each prompt with its ranked options."""
+        for prompt, ranked in zip(part.texts, results, strict=True):
+            yield {"prompt": prompt, "options": [vars(option) for option in ranked]}
+
+    def print_table(self, model: "Model", part: Prompts, results: "Sequence[list[Option]]") -> None:  # noqa: ARG002
+        """Print the best option of each prompt, or all options of a single prompt."""
+        rows = [
+            (option.text, option.index, f"{option.probability:.4f}", prompt[:SHOWN])
+            for prompt, ranked in zip(part.texts, results, strict=True)
+            for option in (ranked if len(part.texts) == 1 else ranked[:1])
+        ]
+        print_table(("option", "index", "probability", "prompt"), rows)
+
+    @staticmethod
+    def _collect(rows: "Sequence[tuple[Choice, Mapping[str, object]]]") -> Prompts:
+        return Prompts(
+            [choice.prompt for choice, _ in rows],
+            [choice.options for choice, _ in rows],
+            [fields for _, fields in rows],
+        )
+
+
+def choose(
+    prompt: Annotated[str | None, Parameter(help="The text to continue, or the question.")] = None,
+    options: Annotated[list[str] | None, Parameter(help="The options, at least two.")] = None,
+    /,
+    *,
+    text: str = Choose.text,
+    columns: Annotated[str, Parameter(name="--options")] = Choose.options,
+    shared: PairOptions = TABLE_OPTIONS,
+) -> None:
+    """Choose which of several options fits a text.
+
+    Args:
+        text: The column with the prompts.
+        columns: The column with a list of options, or several columns with one each, separated by commas.
+    """
+    run_prediction(Choose(text, columns), _read_prompt(prompt, options, shared.input), shared)
+
+
+def _read_prompt(prompt: str | None, options: Sequence[str] | None, path: Path | None) -> Prompts | None:
+    if path is not None and prompt is not None:
+        raise ConfigError("a prompt was given both as an argument and by --input; use one of the two")
+    if path is not None:
+        return None
+    if prompt is None or not options:
+        raise ConfigError("a prompt and options were expected: cloze choose PROMPT OPTION OPTION; or --input FILE")
+    return Prompts([prompt], [options])

@@ -1,0 +1,169 @@
+"""Resumable file jobs: an input of any size is processed and written in parts, so that memory use stays constant.
+
+While a job runs, the folder ``OUTPUT.parts`` beside the output holds one finished file per part, and ``work.json``,
+which identifies the job. Re-running the same command resumes after the last finished part; a command with other
+settings is refused. At the end the parts are joined into one file and the folder is removed.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Generic, TypeVar
+
+from cloze.errors import ClozeError, DataError
+from cloze.files import read_json, replace_json
+from cloze.interrupts import Interrupted, heard_at_once
+from cloze.progress import Progress
+
+Part = TypeVar("Part")
+WORK = "work.json"
+
+
+@dataclass(frozen=True)
+class ResumableJob(Generic[Part]):
+    """The steps of a job that is processed in parts.
+
+    Attributes:
+        name: Label of the progress bar.
+        size: Returns the number of rows in a part.
+        write: Processes a part and writes its file, completely or not at all.
+        join: Joins the files of all parts into the output.
+        identity: Everything that must be unchanged for the job to be resumed; JSON values.
+    """
+
+    name: str
+    size: Callable[[Part], int]
+    write: Callable[[Part, Path], None]
+    join: Callable[[list[Path], Path], None]
+    identity: Mapping[str, Any]
+
+    def run(
+        self, parts: Iterator[Part], total: int | None, output: Path, progress: Progress, *, fresh: bool = False
+    ) -> int:
+        """Process all parts into one file, resuming a previous run of the same job.
+
+        Args:
+            parts: The input, in parts. A single part is written directly, without a folder beside the output.
+            total: Number of rows in all parts, if it is known.
+            output: The file to write.
+            progress: Receives the number of finished rows.
+            fresh: Discard the parts of a previous run.
+
+        Returns:
+            The number of rows in the output.
+        """
+        folder = output.with_name(f"{output.name}.parts")
+        if fresh:
+            shutil.rmtree(folder, ignore_errors=True)
+        first, second = next(parts, None), next(parts, None)
+        if first is None:
+            raise DataError("the input has no rows; give at least one")
+        if second is None and not folder.exists():
+            self.write(first, output)
+            return self.size(first)
+        _open_folder(folder, self.identity, output)
+        paths, done = self._write_parts(
+            chain([first] if second is None else [first, second], parts),
+            folder,
+            output.suffix,
+            _RowRate(progress, self.name, total),
+        )
+        with _disk_errors(output):
+            self.join(paths, output)
+        shutil.rmtree(folder, ignore_errors=True)
+        return done
+
+    def _write_parts(
+        self, parts: Iterator[Part], folder: Path, suffix: str, rate: "_RowRate"
+    ) -> tuple[list[Path], int]:
+        """Write the parts that are missing; return the paths of all parts and their number of rows."""
+        paths, done = [], 0
+        for number, part in enumerate(parts):
+            path, rows = folder / f"{number:06}{suffix}", self.size(part)
+            if not path.exists():
+                self._write_part(part, path, done)
+                rate.advance(done + rows, rows)
+            done += rows
+            paths.append(path)
+        return paths, done
+
+    def _write_part(self, part: Part, path: Path, done: int) -> None:
+        try:
+            with heard_at_once():
+                self.write(part, path)
+        except Interrupted as stop:
+            message = f"stopped after {done:,} rows, which are kept in {path.parent}; re-run the command to resume"
+            raise Interrupted(stop.number, message) from stop
+
+
+@contextmanager
+def _disk_errors(output: Path) -> Iterator[None]:
+    """Turn an error of the disk into a message of one line."""
+    try:
+        yield
+    except OSError as error:
+        raise ClozeError(f"{output}: cannot be written ({error.strerror or error}); choose another place") from error
+
+
+def _open_folder(folder: Path, identity: Mapping[str, Any], output: Path) -> None:
+    """Create the folder of a new job, or check that an existing one belongs to the same job."""
+    record = folder / WORK
+    identity = json.loads(json.dumps(identity))  # as it is read back: tuples become lists
+    if not record.exists():
+        with _disk_errors(output):
+            folder.mkdir(exist_ok=True)
+            replace_json(record, dict(identity))
+        return
+    before = read_json(record, DataError)
+    changed = [name for name in identity if before.get(name) != identity[name]]
+    if changed:
+        name = changed[0]
+        raise DataError(
+            f"{folder}: belongs to a job with other settings ({name} was {before.get(name)!r}, is {identity[name]!r}); "
+            "pass --fresh to start over, or give another --output"
+        )
+
+
+def file_state(path: Path) -> list[Any]:
+    """Return what changes when a file is replaced or edited: its path, size and modification time."""
+    state = path.stat()
+    return [str(path.resolve()), state.st_size, state.st_mtime_ns]
+
+
+class PartCounts:
+    """Counts over all parts of a job. Those of each part are kept beside it, for when the job is resumed."""
+
+    def __init__(self, output: Path) -> None:
+        self._output = output
+        self.each: list[dict[str, int]] = []
+
+    def record(self, path: Path, counts: Mapping[str, int]) -> None:
+        """Keep the counts of a part. Called before the part is written, so that a finished part has its counts."""
+        if path == self._output:  # the only part
+            self.each = [dict(counts)]
+        elif counts:
+            replace_json(path.with_suffix(".counts.json"), dict(counts))
+
+    def load(self, parts: Sequence[Path]) -> None:
+        """Read the counts of all parts before their folder is removed."""
+        records = [part.with_suffix(".counts.json") for part in parts]
+        self.each = [read_json(record, DataError) for record in records if record.exists()]
+
+
+class _RowRate:
+    """Reports finished rows and the rate of this process; rows of an earlier run count as done but not for the rate."""
+
+    def __init__(self, progress: Progress, name: str, total: int | None) -> None:
+        self._progress, self._name, self._total = progress, name, total
+        self._start, self._processed = perf_counter(), 0
+
+    def advance(self, done: int, rows: int) -> None:
+        """Report that ``done`` rows are finished in all, ``rows`` of them since the last call."""
+        self._processed += rows
+        rate = self._processed / max(perf_counter() - self._start, 1e-9)
+        self._progress.advance(self._name, done, self._total, rows_per_second=rate)
