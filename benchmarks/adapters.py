@@ -27,10 +27,10 @@ from cloze.kinds import AdapterKind
 from cloze.model import Bert, preset
 from cloze.model.adapters import Attachment, attach
 from cloze.predict import Model
-from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.metrics import score
 from cloze.tasks.registry import TaskData, read_task
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.text import SPECIAL, Tokenizer
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.settings import FinetuneSettings

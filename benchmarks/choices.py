@@ -23,7 +23,7 @@ from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import VocabularySettings
 from cloze.files import replace_json
 from cloze.predict import evaluate
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.pretraining.evaluation import evaluate_masked_words
 from cloze.train.pretraining.pretrain import pretrain

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.distillation.distill import distill
 from cloze.train.distillation.settings import DistillSettings
 from kept_scores import KeptScores  # beside this file

@@ -16,7 +16,7 @@ from pathlib import Path
 from cloze.corpus.documents import read_documents
 from cloze.predict import load
 from cloze.predict.embeddings.report import report_embeddings
-from cloze.tasks.published import GLUE, read_split
+from cloze.tasks.classification.published import GLUE, read_split
 from minilm import minilm  # beside this file
 
 

@@ -29,7 +29,7 @@ GROUPED = "Trainer, grouped by length"
 
 def read(folder: Path) -> Any:
     from cloze.tasks.registry import read_task
-    from cloze.tasks.source import Source
+    from cloze.tasks.rows import Source
 
     return read_task(Source("mrpc", folder))
 
@@ -61,10 +61,10 @@ def ways() -> tuple[str, ...]:
 
 def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, out: Path) -> None:
     """Train with the product's own loop, each step when it is told to."""
-    from cloze.checkpoint import HEAD_OF, load_folder
+    from cloze.checkpoint import load_folder
     from cloze.model.surgery import with_heads
     from cloze.progress import Silent
-    from cloze.tasks.classification import sequence_items
+    from cloze.tasks.classification.kind import sequence_items
     from cloze.train.finetuning.objective import TaskBatches, TaskObjective
     from cloze.train.loop import Company, train
     from cloze.train.memory import keep_freed_memory
@@ -75,7 +75,7 @@ def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, 
     torch.set_num_threads(threads)
     keep_freed_memory()
     data, base = read(folder), load_folder(minilm())
-    head = HEAD_OF[data.kind]
+    head = data.kind.head
     tokenizer = base.tokenizer.with_max_length(LENGTH)
     items = sequence_items(data.train, tokenizer, "cut")
     bert = with_heads(base.model, (head,), labels=len(data.labels), keep=False, seed=0)

@@ -24,9 +24,9 @@ from cloze.inspect.report import example_lines, findings, write_survey
 from cloze.inspect.settings import HeadSettings
 from cloze.inspect.survey import Survey, agreement, survey_heads
 from cloze.predict import evaluate_examples, load
-from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import find_task, read_examples
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.settings import FinetuneSettings
 from first_rows import first_rows  # beside this file

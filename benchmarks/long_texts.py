@@ -18,7 +18,7 @@ from statistics import mean, stdev
 import torch
 
 from cloze.kinds import LongTexts
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings

@@ -12,7 +12,7 @@ import numpy as np
 
 from cloze.predict.correction.candidates import Proposals
 from cloze.predict.correction.corrector import best_reading
-from cloze.tasks.correction.files import Corrections
+from cloze.tasks.correction.kind import Corrections
 from cloze.tasks.correction.settings import CorrectionSettings
 from cloze.tasks.text_edits import Similar, cased_like
 from cloze.text import Tokenizer

@@ -26,7 +26,7 @@ import torch
 from scipy.stats import t
 
 from cloze.tasks.registry import read_task
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings

@@ -29,7 +29,7 @@ import torch
 
 from cloze.files import replace_json
 from cloze.tasks.answering.metrics import Told, answer_scores
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings

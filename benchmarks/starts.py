@@ -18,7 +18,7 @@ import torch
 from cloze.checkpoint import find_source, load_folder, save_folder
 from cloze.model import Bert
 from cloze.tasks.registry import find_task
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.run import Run
 from cloze.train.settings import FinetuneSettings

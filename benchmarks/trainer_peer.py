@@ -48,7 +48,7 @@ def make_trainer(data: Any, way: str, seed: int, out: Path, callbacks: list[Any]
     torch.manual_seed(seed)
     labels = 1 if data.labels is None else len(data.labels)
     tokenizer = transformers.AutoTokenizer.from_pretrained(minilm())
-    tags = data.kind == "tag"
+    tags = data.kind.name == "tag"
     maker: Any = (
         transformers.AutoModelForTokenClassification if tags else transformers.AutoModelForSequenceClassification
     )
@@ -92,7 +92,7 @@ def trainer_score(data: Any, seed: int, out: Path) -> float:
     rows = Rows(data.dev, trainer.processing_class)
     found = trainer.predict(rows)
     metric = data.metrics[0]
-    if data.kind == "tag":
+    if data.kind.name == "tag":
         told, names = found.predictions.argmax(-1), data.labels.names
         expected = [[names[tag] for tag in tags] for tags in data.dev.targets]
         return float(score_tags(data.labels, expected, _tags(told, found.label_ids, expected, names))[metric])

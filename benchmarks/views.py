@@ -22,8 +22,8 @@ from playwright.sync_api import CDPSession, Page, sync_playwright
 
 from cloze.inspect.views.data import View, view_of
 from cloze.inspect.views.page import write_page
+from cloze.model.batch import collate
 from cloze.predict import Attention, load
-from cloze.predict.batching import collate
 from minilm import minilm
 
 LAYERS, HEADS, TOKENS = 24, 16, 512

@@ -222,7 +222,7 @@ STAGES: dict[str, Stage] = {
     "rows -> metric": Stage(
         evaluate,
         borders=("file -> rows", "text -> ids", "folder -> model", "batch -> states"),
-        entry=("cloze.predict.evaluation:evaluate_examples", "cloze.predict.reports:write_report"),
+        entry=("cloze.predict.evaluation:evaluate_examples", "cloze.tasks.evaluation:write_report"),
     ),
     "request -> vector": Stage(request, borders=("text -> ids", "batch -> states")),
 }

@@ -23,7 +23,7 @@ READ = """
 import sys
 from pathlib import Path
 from cloze.errors import DataError
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.tasks.registry import read_task
 train, dev = map(Path, sys.argv[1:])
 try:

@@ -33,7 +33,7 @@ _HOMES = {
     "SearchSettings": "cloze.train.settings",
     "AdaptSettings": "cloze.train.settings",
     "DistillSettings": "cloze.train.distillation.settings",
-    "Source": "cloze.tasks.source",
+    "Source": "cloze.tasks.rows",
     "ClozeError": "cloze.errors",
 }
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from cloze.predict import Model as Model
     from cloze.predict import evaluate as evaluate
     from cloze.predict import load as load
-    from cloze.tasks.source import Source as Source
+    from cloze.tasks.rows import Source as Source
     from cloze.train.distillation.distill import distill as distill
     from cloze.train.distillation.settings import DistillSettings as DistillSettings
     from cloze.train.finetuning.domain_adaptation import adapt as adapt

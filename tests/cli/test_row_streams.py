@@ -13,7 +13,7 @@ import pytest
 from cloze.checkpoint import TaskLabels
 from cloze.cli import inputs
 from cloze.interrupts import Interrupted
-from cloze.predict.tagging import tag_texts
+from cloze.tasks.tagging.decoding import tag_texts
 from tests.cli.conftest import Cloze
 from tests.model.made import model_folder, saved
 
@@ -54,18 +54,18 @@ CASES = {
         "cloze.predict.correction.corrector.Corrector.correct",
         "out.csv",
     ),
-    "tag": Case(("tag",), rows_with(text=lambda number: TEXTS[number]), "cloze.predict.tagging.tag_texts"),
+    "tag": Case(("tag",), rows_with(text=lambda number: TEXTS[number]), "cloze.tasks.tagging.decoding.tag_texts"),
     "tag to tsv": Case(
-        ("tag",), rows_with(text=lambda number: TEXTS[number]), "cloze.predict.tagging.tag_texts", "out.tsv"
+        ("tag",), rows_with(text=lambda number: TEXTS[number]), "cloze.tasks.tagging.decoding.tag_texts", "out.tsv"
     ),
     "tag lists": Case(
-        ("tag",), rows_with(text=lambda number: SENTENCES[number % 3]), "cloze.predict.tagging.tag_texts"
+        ("tag",), rows_with(text=lambda number: SENTENCES[number % 3]), "cloze.tasks.tagging.decoding.tag_texts"
     ),
     "tag to columns": Case(
         ("tag",),
         # From the third part on, cells need tabs between them.
         rows_with(text=lambda number: SENTENCES[number % 3] + (["New York"] if number > 8 else [])),
-        "cloze.predict.tagging.tag_texts",
+        "cloze.tasks.tagging.decoding.tag_texts",
         "out.conll",
     ),
     "answer": Case(
@@ -255,7 +255,7 @@ def test_documents_stay_whole_where_they_are_read_together(
         sizes.append(len(texts))
         return tag_texts(model, texts, groups)
 
-    monkeypatch.setattr("cloze.predict.tagging.tag_texts", tag)
+    monkeypatch.setattr("cloze.tasks.tagging.decoding.tag_texts", tag)
     monkeypatch.setattr(inputs, "PART_ROWS", 4)
     assert run(*words, output).code == 0
     assert sizes == ([6, 6, 1] if context else [4, 4, 4, 1])

@@ -19,7 +19,7 @@ from cloze.checkpoint import TaskLabels
 from cloze.errors import CheckpointError, RequestError
 from cloze.kinds import LONGEST_ANSWER
 from cloze.predict import Model, evaluate, load, write_report
-from cloze.predict.answering import (
+from cloze.tasks.answering.decoding import (
     BEST,
     Candidate,
     Ranking,
@@ -29,7 +29,7 @@ from cloze.predict.answering import (
     rank_stretches,
 )
 from cloze.tasks.answering.examples import Question, Questions, Reading, read_contexts
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from tests.model.made import model_folder, saved
 from tests.tasks import squad_reference as reference
 

@@ -12,9 +12,9 @@ from transformers import AutoTokenizer, BertForMultipleChoice
 from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.predict import Model, evaluate, load
-from cloze.predict.choice import evaluate_choices, option_logits
-from cloze.tasks.choice import Choice, Choices
-from cloze.tasks.source import Source
+from cloze.tasks.choice.decoding import evaluate_choices, option_logits
+from cloze.tasks.choice.kind import Choice, Choices
+from cloze.tasks.rows import Source
 from tests.model.made import assert_close, model_folder, saved
 
 FOLDER = model_folder(["choice"], task=TaskLabels("choose"))

@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 
 from cloze.checkpoint import TaskLabels
-from cloze.predict.classification import calibrate, calibration_error
-from cloze.predict.labels import Floats, chosen_classes, chosen_labels, probabilities
+from cloze.tasks.classification.decoding import (
+    Floats,
+    calibrate,
+    calibration_error,
+    predicted_classes,
+    predicted_flags,
+    probabilities,
+)
 
 TASK = TaskLabels("classify", ("no", "yes"))
 
@@ -35,7 +41,7 @@ def test_threshold_makes_the_score_as_large_as_it_can() -> None:
     logits, targets = overconfident()
 
     def f1(task: TaskLabels) -> float:
-        told = chosen_classes(task, logits)
+        told = predicted_classes(task, logits)
         hits = int((told & targets).sum())
         return 2 * hits / max(1, int(told.sum() + targets.sum()))
 
@@ -51,7 +57,7 @@ def test_labels_on_their_own() -> None:
     truth = probabilities(TaskLabels("multilabel", ("a", "b", "c"), temperature=3.0), logits)
     targets = (np.random.default_rng(1).random(truth.shape) < truth).astype(np.int64)
     task = TaskLabels("multilabel", ("a", "b", "c"))
-    found = calibrate(task, logits, targets, lambda one: float((chosen_labels(one, logits) == targets).mean()))
+    found = calibrate(task, logits, targets, lambda one: float((predicted_flags(one, logits) == targets).mean()))
     assert found.task.temperature == pytest.approx(3.0, rel=0.1)
     assert found.task.threshold == pytest.approx(0.5, abs=0.1)
 

@@ -10,8 +10,8 @@ import transformers
 from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.predict import Model
-from cloze.predict.classification import evaluate_texts
-from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.classification.decoding import evaluate_numbers
+from cloze.tasks.classification.kind import LabelledTexts
 from tests.model.made import assert_close, model_folder
 
 NAMES = ("no", "perhaps", "yes")
@@ -66,7 +66,7 @@ def test_wrong_numbers_are_those_furthest_off() -> None:
     off = numpy.arange(60) * numpy.where(numpy.arange(60) % 2, 1.0, -1.0)  # the later, the further
     places = [f"rows:{index}" for index in range(60)]
     rows = LabelledTexts(TEXTS, None, (numbers + off).tolist(), places)
-    wrong = evaluate_texts(REGRESSOR, rows, ["pearson"]).wrong()
+    wrong = evaluate_numbers(REGRESSOR, rows, ["pearson"]).wrong()
     assert [row["row"] for row in wrong] == [f"rows:{index}" for index in (59, 58, 57, 56, 55, 54)]
     assert float(wrong[0]["expected"]) - float(wrong[0]["predicted"]) == pytest.approx(59, rel=1e-5)
 

@@ -11,9 +11,9 @@ from cloze.checkpoint import TaskLabels, load_folder
 from cloze.errors import CheckpointError, RequestError
 from cloze.files import read_json, write_json
 from cloze.predict import Entity, Model, load, write_report
-from cloze.predict.tagging import evaluate_tags, tag_texts, word_logits
 from cloze.tasks.examples import LabelSet
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
+from cloze.tasks.tagging.decoding import evaluate_tags, tag_texts, word_logits
 from cloze.tasks.tagging.examples import TaggedSentences, read_own_tags
 from cloze.tasks.tagging.windows import read_words
 from tests.model.made import model_folder, saved
@@ -103,7 +103,7 @@ def test_texts_without_words(tagger: Model) -> None:
 def entities_of(monkeypatch: pytest.MonkeyPatch, tagger: Model, text: str, tags: str) -> tuple[Entity, ...]:
     """What comes of tags that a model might have said, each with the logit 1."""
     logits = np.eye(5, dtype=np.float32)[[NAMES.index(tag) for tag in tags.split()]]
-    monkeypatch.setattr("cloze.predict.tagging.word_logits", lambda *_: [logits])
+    monkeypatch.setattr("cloze.tasks.tagging.decoding.word_logits", lambda *_: [logits])
     return tag_texts(tagger, [text])[0].entities
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import DataError
-from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import find_task, read_task
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 
 FILES = {
     "chnsenticorp/train.tsv": 'label\ttext_a\n1\t酒店"很好。\n0\t房间太小\n',

@@ -9,9 +9,9 @@ import pytest
 from pyarrow import parquet
 
 from cloze.errors import DataError
-from cloze.tasks.choice import Choice, Choices, choice_items, read_unlabelled_choices
+from cloze.tasks.choice.kind import Choice, Choices, choice_items, read_unlabelled_choices
 from cloze.tasks.registry import read_examples, read_task
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.text import SPECIAL, Tokenizer
 
 SWAG = (
@@ -58,7 +58,7 @@ def test_swag_as_published(tmp_path: Path) -> None:
     write(tmp_path / "train.csv", SWAG)
     write(tmp_path / "val.csv", SWAG)
     data = read_task(Source("swag", tmp_path))
-    assert (data.kind, data.metrics, data.labels) == ("choose", ("accuracy",), None)
+    assert (data.kind.name, data.metrics, data.labels) == ("choose", ("accuracy",), None)
     assert isinstance(data.train, Choices)
     assert data.train.rows == [
         Choice(

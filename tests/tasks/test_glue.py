@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import ConfigError, DataError
-from cloze.tasks.classification import classification_examples, find_labels, regression_examples
+from cloze.tasks.classification.kind import classification_examples, find_labels, regression_examples
+from cloze.tasks.classification.published import GLUE, find_glue_task, read_split
 from cloze.tasks.metrics import METRICS
-from cloze.tasks.published import GLUE, find_glue_task, read_glue
 
 MNLI_HEADER = (
     "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
@@ -67,40 +67,40 @@ def folder(tmp_path: Path) -> Path:
 def test_published_forms(folder: Path, task: str, split: str, expected: list[tuple[str, str | None, int]]) -> None:
     labels = find_glue_task(task).labels
     assert labels is not None
-    examples = classification_examples(read_glue(task, folder, split), labels)
+    examples = classification_examples(read_split(find_glue_task(task), folder, split), labels)
     assert examples.targets is not None
     pairs: Sequence[str | None] = examples.pairs or [None] * len(examples)
     assert list(zip(examples.texts, pairs, examples.targets, strict=True)) == expected
 
 
 def test_scores_are_numbers(folder: Path) -> None:
-    examples = regression_examples(read_glue("stsb", folder, "train"))
+    examples = regression_examples(read_split(find_glue_task("stsb"), folder, "train"))
     assert (examples.texts, examples.pairs, examples.targets) == (["A plane."], ["An air plane."], [4.25])
 
 
 @pytest.mark.parametrize("task", ["cola", "mrpc", "sts-b"])
 def test_test_files_bear_no_labels(folder: Path, task: str) -> None:
-    assert [row.label for row in read_glue(task, folder, "test")] == [None]
+    assert [row.label for row in read_split(find_glue_task(task), folder, "test")] == [None]
 
 
 def test_lines_of_qqp_that_lack_cells_are_counted(folder: Path) -> None:
-    rows = read_glue("qqp", folder, "train")
+    rows = read_split(find_glue_task("qqp"), folder, "train")
     assert len(list(rows)) == 1
     assert rows.skipped == 1
     with pytest.raises(DataError, match=r"train\.tsv:3: 4 cells, but there are 6 columns"):
-        list(read_glue("qqp", folder, "train", on_bad_row="stop"))
+        list(read_split(find_glue_task("qqp"), folder, "train", on_bad_row="stop"))
 
 
 def test_the_folder_of_the_task_itself_and_compressed_files(folder: Path) -> None:
     plain = folder / "RTE" / "train.tsv"
     (folder / "RTE" / "train.tsv.xz").write_bytes(lzma.compress(plain.read_bytes()))
     plain.unlink()
-    [first, _] = read_glue("rte", folder / "RTE", "train")
+    [first, _] = read_split(find_glue_task("rte"), folder / "RTE", "train")
     assert first.place == f"{folder}/RTE/train.tsv.xz:2"
 
 
 def test_fixed_orders_are_those_of_sorted_data(folder: Path) -> None:
-    assert find_labels(read_glue("rte", folder, "train")) == GLUE["rte"].labels
+    assert find_labels(read_split(find_glue_task("rte"), folder, "train")) == GLUE["rte"].labels
 
 
 def test_tasks_are_consistent() -> None:
@@ -113,16 +113,16 @@ def test_tasks_are_consistent() -> None:
 
 def test_complaints(folder: Path) -> None:
     with pytest.raises(ConfigError) as task:
-        read_glue("mrcp", folder, "train")
+        read_split(find_glue_task("mrcp"), folder, "train")
     assert str(task.value) == "GLUE has no task 'mrcp'; did you mean 'mrpc'?"
     with pytest.raises(ConfigError) as split:
-        read_glue("cola", folder, "devel")
+        read_split(find_glue_task("cola"), folder, "devel")
     assert str(split.value) == "cola has no split 'devel'; did you mean 'dev'?"
     with pytest.raises(DataError) as missing:
-        read_glue("qnli", folder, "train")
+        read_split(find_glue_task("qnli"), folder, "train")
     assert str(missing.value) == (
         f"{folder}/QNLI has no train.tsv (nor one of them compressed); expected QNLI as published"
     )
     with pytest.raises(DataError) as nowhere:
-        read_glue("qnli", folder / "x", "train")
+        read_split(find_glue_task("qnli"), folder / "x", "train")
     assert str(nowhere.value) == (f"{folder}/x is not a folder; expected the one with QNLI inside, or that itself")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import ConfigError, DataError
-from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import find_task, read_examples, read_task
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.tasks.tables import is_table
 from cloze.train.finetuning.leakage import read_other_splits, read_own_test
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import DataError
-from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
+from cloze.tasks.examples import split_dev, split_fold
 from cloze.tasks.registry import read_task
-from cloze.tasks.source import Source
-from cloze.tasks.splits import split_dev, split_fold
+from cloze.tasks.rows import Source
 from cloze.tasks.tagging.examples import TaggedSentences
 
 

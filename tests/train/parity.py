@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloze.checkpoint import HEAD_OF, ModelFolder, TaskLabels, load_folder, save_folder
+from cloze.checkpoint import ModelFolder, TaskLabels, load_folder, save_folder
 from cloze.model.surgery import with_heads
 from cloze.progress import Silent
+from cloze.tasks.registry import head_of
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, TaskObjective
 from cloze.train.loop import train
 from cloze.train.run import Run
@@ -27,7 +28,7 @@ def start(base: Path, task: TaskLabels, folder: Path) -> ModelFolder:
     """A model for a task, on disk for both."""
     loaded = load_folder(base)
     labels = max(1, len(task.names))
-    bert = with_heads(loaded.model, (HEAD_OF[task.kind],), labels=labels, keep=False, seed=1, dropout=0.0)
+    bert = with_heads(loaded.model, (head_of(task.kind),), labels=labels, keep=False, seed=1, dropout=0.0)
     save_folder(ModelFolder(bert, loaded.tokenizer, task), folder)
     return load_folder(folder)
 
@@ -44,7 +45,7 @@ def check(
     assert ours.task is not None
     settings = LoopSettings(steps=STEPS, rate=RATE, warmup=0.1, log_every=1, save_every=1000)
     run = Run.open(out, {})
-    train(TaskObjective(ours.model, HEAD_OF[ours.task.kind]), batches, settings, run, Silent())
+    train(TaskObjective(ours.model, head_of(ours.task.kind)), batches, settings, run, Silent())
     found = [row["loss"] for row in run.metrics()]
     assert len(found) == STEPS
     assert found == pytest.approx(_train_theirs(theirs.train(), batches, their_loss), abs=1e-4)

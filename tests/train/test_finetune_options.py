@@ -13,10 +13,10 @@ from transformers import BertForSequenceClassification
 from cloze.errors import ConfigError
 from cloze.interrupts import Interrupted
 from cloze.predict import load
-from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.checks import check_kind
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.objective import balanced_weights

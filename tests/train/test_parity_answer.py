@@ -12,7 +12,7 @@ from cloze.checkpoint import TaskLabels, load_folder
 from cloze.errors import ConfigError
 from cloze.predict import evaluate, load
 from cloze.tasks.answering.examples import NOWHERE, Question, Questions, answer_items
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, TaskObjective
 from cloze.train.settings import FinetuneSettings

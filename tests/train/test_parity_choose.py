@@ -10,8 +10,8 @@ from transformers import BertForMultipleChoice
 
 from cloze.checkpoint import TaskLabels
 from cloze.predict import load
-from cloze.tasks.choice import Choice, Choices, choice_items
-from cloze.tasks.source import Source
+from cloze.tasks.choice.kind import Choice, Choices, choice_items
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches
 from cloze.train.settings import FinetuneSettings

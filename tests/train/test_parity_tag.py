@@ -11,7 +11,7 @@ from transformers import BertForTokenClassification
 from cloze.checkpoint import TaskLabels
 from cloze.errors import ConfigError
 from cloze.predict import load
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.tasks.tagging.examples import read_own_tags, tag_items
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.objective import TaskBatches

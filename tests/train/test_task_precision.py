@@ -16,7 +16,7 @@ from cloze.interrupts import Interrupted
 from cloze.kinds import IGNORED
 from cloze.model.losses import IMPOSSIBLE
 from cloze.predict.evaluation import evaluate_examples
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train import precision as precision_module
 from cloze.train.finetuning import finetune as module
 from cloze.train.finetuning.finetune import finetune

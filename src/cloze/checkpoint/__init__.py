@@ -1,14 +1,13 @@
 """Folders <-> models: the HF layout, TensorFlow bundles, hub names, and the state of a training."""
 
 from cloze.checkpoint.adapter_folder import any_fingerprint, load_any, save_adapter, weights_fingerprint
-from cloze.checkpoint.config_file import HEAD_OF, TaskLabels
 from cloze.checkpoint.folder import RUN_MODEL, AdapterOf, ModelFolder, find_model, load_folder, save_folder
 from cloze.checkpoint.hub import find_source
 from cloze.checkpoint.pooling_files import POOLINGS, EmbeddingSettings, Pooling
 from cloze.checkpoint.state import StateStore, TrainingState
+from cloze.tasks.kind import TaskLabels
 
 __all__ = [
-    "HEAD_OF",
     "POOLINGS",
     "RUN_MODEL",
     "AdapterOf",

@@ -19,7 +19,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from cloze.checkpoint.config_file import TaskLabels, read_task, write_config
+from cloze.checkpoint.config_file import read_task, write_config
 from cloze.checkpoint.folder import (
     ADAPTER,
     RUN_MODEL,
@@ -36,6 +36,7 @@ from cloze.kinds import FeatureHead, Features
 from cloze.model import HEAD_NAMES, Bert
 from cloze.model.adapters import Attachment, AttachmentKind, Parts, install, new_parts, part_tensors, parts_of
 from cloze.model.bert import PRETRAINING_HEADS
+from cloze.tasks.kind import TaskLabels
 
 TENSORS = "adapter.safetensors"
 _FORMAT = "cloze adapter 1"

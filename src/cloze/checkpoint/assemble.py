@@ -8,18 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cloze.checkpoint.config_file import (
-    HEAD_OF,
-    TaskLabels,
-    read_config,
-    read_layout,
-    read_sentence_task,
-    read_task,
-    read_task_head,
-)
+from cloze.checkpoint.config_file import read_config, read_layout, read_sentence_task, read_task, read_task_head
 from cloze.checkpoint.names import COPIES, Layout, hugging_face_names, joined, layer_prefix, normalised
 from cloze.errors import CheckpointError
 from cloze.model import Bert, BertConfig, HeadName
+from cloze.tasks.kind import TaskLabels
+from cloze.tasks.registry import labelled_kinds
 
 _DERIVED = {"bert.embeddings.position_ids", "albert.embeddings.position_ids"}
 
@@ -45,7 +39,7 @@ def assemble(tensors: Mapping[str, Tensor], values: dict[str, Any], path: Path) 
     state = {name: _take(name, layout, parameter, found, path) for name, parameter in model.state_dict().items()}
     model.load_state_dict(state, assign=True)
     _check_tied(tensors, layout, found, path)
-    task_heads = [head for head in heads if head in HEAD_OF.values()]
+    task_heads = [head for head in heads if head in {kind.head for kind in labelled_kinds()}]
     task = read_task(values, task_heads[0], labels, path) if task_heads else None
     return Assembled(model.eval(), task, _notes(model, layout, found))
 

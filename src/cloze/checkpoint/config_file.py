@@ -4,14 +4,15 @@ A model whose tables have a width of their own is an ALBERT there, any other one
 """
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 from cloze.checkpoint.names import Layout
-from cloze.errors import CheckpointError, ConfigError
-from cloze.kinds import LONGEST_ANSWER, LongTexts, TaskKind
+from cloze.errors import CheckpointError, ConfigError, did_you_mean
+from cloze.kinds import LONGEST_ANSWER, LongTexts
 from cloze.model import BertConfig, HeadName
+from cloze.tasks.kind import TaskKind, TaskLabels
+from cloze.tasks.registry import KINDS, find_kind, labelled_kinds
 
 _NAMES = {
     "vocab_size": "vocab_size",
@@ -52,35 +53,10 @@ _HEAD_CLASSES: dict[str, HeadName] = {
     "ForQuestionAnswering": "span",
 }
 
-
-# The head that each kind of task has.
-HEAD_OF: dict[TaskKind, HeadName] = {
-    "classify": "sequence",
-    "multilabel": "sequence",
-    "regress": "sequence",
-    "tag": "token",
-    "answer": "span",
-    "choose": "choice",
-}
-# What others do not know of a task, as an object of this name.
+# What other libraries do not know about a task, as an object of this name.
 _OWN = "cloze_task"
 # How sure a model should be that was fine-tuned to correct.
 _CORRECTING = "cloze_correcting"
-
-
-@dataclass(frozen=True)
-class TaskLabels:
-    """What a fine-tuned head's outputs mean, and how texts are to be read for it."""
-
-    kind: TaskKind = "classify"
-    names: tuple[str, ...] = ()
-    long_texts: LongTexts = "cut"
-    context: bool = False  # to tag: sentences are read with their neighbours in the document
-    temperature: float = 1.0  # what logits are divided by before they are probabilities
-    # From which probability on the second of two labels, or any of several, holds; to answer, from which odds on (those
-    # of no answer against the best one) there is none.
-    threshold: float | None = None
-    longest_answer: int = LONGEST_ANSWER  # to answer: tokens that an answer has at most
 
 
 def read_layout(values: dict[str, Any], path: Path) -> Layout:
@@ -154,14 +130,14 @@ def read_task_head(values: dict[str, Any]) -> HeadName:
 
 
 def read_task(values: dict[str, Any], head: HeadName, count: int, path: Path) -> TaskLabels:
-    """What the outputs of a task head are, ``count`` of them where it labels."""
+    """Return what the outputs of a task head mean; ``count`` is the number of outputs of a labelling head."""
     own = values.get(_OWN, {})
     if not isinstance(own, dict):
         raise CheckpointError(f"{path}: {_OWN} is {str(own)[:50]!r}; an object was expected")
-    kind = _read_kind(values, head, count)
+    kind = _read_kind(own, values, head, count, path)
     return TaskLabels(
-        kind,
-        _read_names(values, count, path) if kind in ("classify", "multilabel", "tag") else (),
+        kind.name,
+        _read_names(values, count, path) if kind.named_outputs else (),
         long_texts=_one_of(own.get("long_texts", "cut"), get_args(LongTexts), f"{_OWN}.long_texts", path),
         context=_one_of(str(own.get("context", False)).lower(), ("false", "true"), f"{_OWN}.context", path) == "true",
         temperature=_number(own.get("temperature", 1.0), f"{_OWN}.temperature", path) or 1.0,
@@ -175,12 +151,33 @@ def read_correcting(values: dict[str, Any], path: Path) -> float | None:
     return _number(values.get(_CORRECTING), _CORRECTING, path)
 
 
-def _read_kind(values: dict[str, Any], head: HeadName, count: int) -> TaskKind:
-    if head == "sequence":
-        if values.get("problem_type") == "regression" or count == 1:
-            return "regress"
-        return "multilabel" if values.get("problem_type") == "multi_label_classification" else "classify"
-    return next(kind for kind, its_head in HEAD_OF.items() if its_head == head)
+def _read_kind(own: dict[str, Any], values: dict[str, Any], head: HeadName, count: int, path: Path) -> TaskKind:
+    """Return the kind that a folder records, or the one that its head and problem type tell."""
+    name = own.get("kind")
+    if name is None:
+        return derived_kind(head, count, values.get("problem_type"))
+    if name not in KINDS or KINDS[name].head != head:
+        known = [kind.name for kind in labelled_kinds() if kind.head == head]
+        raise CheckpointError(
+            f"{path}: {_OWN}.kind is {str(name)[:50]!r}, which is no kind of task with a {head!r} head"
+            f"{did_you_mean(str(name)[:50], known)}"
+        )
+    return KINDS[name]
+
+
+def derived_kind(head: HeadName, count: int, problem_type: object) -> TaskKind:
+    """Return the kind of task that a head has, as far as ``transformers`` records it.
+
+    Args:
+        head: The task head.
+        count: Its number of outputs; a sequence head with a single one is a regression, as in ``transformers``.
+        problem_type: The entry of ``config.json``.
+    """
+    kinds = [kind for kind in labelled_kinds() if kind.head == head]
+    numbers = [kind for kind in kinds if kind.targets == "number"]
+    if count == 1 and numbers:
+        return numbers[0]
+    return next((kind for kind in kinds if problem_type is not None and kind.problem_type == problem_type), kinds[0])
 
 
 def _read_names(values: dict[str, Any], count: int, path: Path) -> tuple[str, ...]:
@@ -238,20 +235,21 @@ def write_config(
 
 
 def _task_values(task: TaskLabels) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    if task.kind == "regress":
-        values |= {"problem_type": "regression", "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    elif task.names:
+    kind, values = find_kind(task.kind), dict[str, Any]()
+    if task.names:
         values["id2label"] = {str(index): name for index, name in enumerate(task.names)}
         values["label2id"] = {name: index for index, name in enumerate(task.names)}
-    if task.kind in ("classify", "multilabel"):
-        values["problem_type"] = f"{'single' if task.kind == 'classify' else 'multi'}_label_classification"
-    usual = TaskLabels()
+        values |= {"problem_type": kind.problem_type} if kind.problem_type else {}
+    elif kind.problem_type:
+        values |= {"problem_type": kind.problem_type, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     own = {
         name: getattr(task, name)
         for name in ("long_texts", "context", "temperature", "threshold", "longest_answer")
-        if getattr(task, name) != getattr(usual, name)
+        if getattr(task, name) != getattr(TaskLabels, name)
     }
+    assert kind.head is not None, "a kind with named outputs has a head"
+    if derived_kind(kind.head, max(1, len(task.names)), kind.problem_type) != kind:
+        own["kind"] = kind.name
     return values | ({_OWN: own} if own else {})
 
 

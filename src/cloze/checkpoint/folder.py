@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cloze.checkpoint.assemble import assemble, check_segments, check_vocabulary
-from cloze.checkpoint.config_file import TaskLabels, layout_of, read_correcting, write_config
+from cloze.checkpoint.config_file import layout_of, read_correcting, write_config
 from cloze.checkpoint.names import to_hugging_face
 from cloze.checkpoint.pooling_files import EmbeddingSettings, read_embedding, write_embedding
 from cloze.checkpoint.tensorflow import find_checkpoint, read_tensorflow
@@ -23,6 +23,7 @@ from cloze.errors import CheckpointError, ConfigError
 from cloze.files import read_json, replaced_folder, write_json
 from cloze.model import Bert
 from cloze.model.adapters import Attachment, without_attachment
+from cloze.tasks.kind import TaskLabels
 from cloze.text import Tokenizer
 from cloze.text.tokenizer_files import FILES as VOCABULARY_FILES
 

@@ -13,7 +13,7 @@ from cloze.cli.jobs import OPTIONS, SLOW_PART_ROWS, Options, Row, TextPrediction
 from cloze.cli.outputs import write_rows
 from cloze.cli.resumable import file_state
 from cloze.tasks.correction.settings import CorrectionSettings
-from cloze.tasks.source import RowSettings
+from cloze.tasks.rows import RowSettings
 
 if TYPE_CHECKING:
     from cloze.predict import Corrected, Model
@@ -32,9 +32,9 @@ class Correct(TextPrediction["Corrected"]):
     def predictor(self, model: "Model") -> "Callable[[Inputs], Sequence[Corrected]]":
         """Return a function that corrects one part; the corrector is created once, since that takes time."""
         from cloze.predict.correction.corrector import Corrector
-        from cloze.predict.inputs import need_head
+        from cloze.predict.inputs import require_head
 
-        need_head(model.bert, "mlm")
+        require_head(model.bert, "mlm")
         corrector = Corrector(model, self.settings)
         return lambda part: corrector.correct(part.texts)
 
@@ -117,7 +117,7 @@ def evaluate_correction(
     """Evaluate corrections of texts with mistakes against the correct texts."""
     from cloze.files import replace_json
     from cloze.predict import load
-    from cloze.tasks.correction.files import correction_columns, read_corrections
+    from cloze.tasks.correction.kind import correction_columns, read_corrections
     from cloze.tasks.correction.metrics import score_corrections
 
     expected = read_corrections(data, *correction_columns(rows.text, rows.label), rows.on_bad_row)

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_table
 from cloze.models import SHIPPED_MODEL
-from cloze.tasks.source import RowSettings
+from cloze.tasks.rows import RowSettings
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.settings import AdaptSettings, FinetuneSettings
 

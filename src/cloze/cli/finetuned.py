@@ -29,7 +29,7 @@ from cloze.errors import ConfigError
 
 if TYPE_CHECKING:
     from cloze.predict import Answer, Model, Option
-    from cloze.tasks.choice import Choice
+    from cloze.tasks.choice.kind import Choice
 
 
 @dataclass(frozen=True)
@@ -40,20 +40,10 @@ class Classify(TextPrediction[Row]):
 
     def predict(self, model: "Model", part: Inputs) -> list[Row]:
         """Return a label with its probability, the labels that apply, or a value for each text."""
-        if model.task is not None and model.task.kind == "multilabel":
-            return [
-                {"labels": "|".join(labels.labels)} | self._probabilities(labels.probabilities)
-                for labels in model.classify_all(part.texts, part.pairs)
-            ]
-        if model.task is not None and model.task.kind == "regress":
-            return [{"value": float(value)} for value in model.regress(part.texts, part.pairs)]
         return [
-            {"label": label.label, "probability": label.probability} | self._probabilities(label.probabilities)
-            for label in model.classify(part.texts, part.pairs)
+            {name: _join(value) for name, value in row.items() if self.every_label or not isinstance(value, Mapping)}
+            for row in model.predict_rows(part.texts, part.pairs)
         ]
-
-    def _probabilities(self, probabilities: Mapping[str, float]) -> Row:
-        return {"probabilities": dict(probabilities)} if self.every_label else {}
 
     def to_row(self, result: Row) -> Row:
         """Return the result itself."""
@@ -90,6 +80,11 @@ def classify(
     arguments = with_pair(read_arguments(texts, options.input), pair)
     command = Classify(text, pair if arguments is None else None, every_label=options.json)
     run_prediction(command, arguments, options)
+
+
+def _join(value: object) -> object:
+    """Return several labels as one cell."""
+    return "|".join(value) if isinstance(value, tuple | list) else value
 
 
 def _format(value: object) -> str:
@@ -190,13 +185,13 @@ class Choose(Prediction[Prompts, "list[Option]"]):
 
     def read_file(self, path: Path) -> Prompts:
         """Read a whole file."""
-        from cloze.tasks.choice import each_unlabelled_choice
+        from cloze.tasks.choice.kind import each_unlabelled_choice
 
         return self._collect(list(each_unlabelled_choice(path, self.text, self.options)))
 
     def read_parts(self, model: "Model", path: Path, rows: int) -> Iterator[Prompts]:  # noqa: ARG002
         """Read a file, ``rows`` rows at a time."""
-        from cloze.tasks.choice import each_unlabelled_choice
+        from cloze.tasks.choice.kind import each_unlabelled_choice
 
         return map(self._collect, split_parts(each_unlabelled_choice(path, self.text, self.options), rows))
 

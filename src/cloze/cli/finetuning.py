@@ -16,8 +16,8 @@ from cloze.cli.correction import SETTINGS, evaluate_correction
 from cloze.cli.outputs import check_folder, write_rows
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
-from cloze.tasks.correction.settings import CorrectionSettings
-from cloze.tasks.source import RowSettings, Source
+from cloze.tasks.correction.settings import CORRECTION_NAME, CorrectionSettings
+from cloze.tasks.rows import RowSettings, Source
 from cloze.train.settings import BlankSettings, FinetuneSettings, SearchSettings, SimilaritySettings, check_meant
 
 if TYPE_CHECKING:
@@ -104,8 +104,10 @@ def finetune(
 
 def _choose(task: str, how: SearchSettings, similarity: SimilaritySettings) -> Callable[..., Path]:
     """One run, a search over several, or all of GLUE."""
+    from cloze.tasks.registry import is_unlabelled
+
     check_meant(task, similarity)
-    if task in ("similarity", "correction") and how.several:
+    if is_unlabelled(task) and how.several:
         raise ConfigError(f"{task} is one run; leave out --grid, --seeds and --folds")
     if task == "glue":
         from cloze.train.finetuning.glue import finetune_glue
@@ -147,7 +149,7 @@ def evaluate(
         json: Print JSON.
     """
     from cloze.predict import evaluate as run
-    from cloze.tasks.published import is_glue_task
+    from cloze.tasks.classification.published import is_glue_task
 
     _check_flags(task, split, blanks, correction)
     _check_longest(task, longest_answer)
@@ -156,7 +158,7 @@ def evaluate(
         return
     if len(data) > 1:
         raise ConfigError(f"{task} takes one file or folder, not {len(data)}; several texts are for mlm")
-    if task == "correction":
+    if task == CORRECTION_NAME:
         evaluate_correction(data[0], model, out, rows, correction, machine, json)
         return
     source = rows.source(task, data[0])
@@ -185,12 +187,12 @@ def _tell(evaluation: "Evaluation", out: Path | None, json: bool) -> None:
 
 def _check_flags(task: str, split: str, blanks: BlankSettings, correction: CorrectionSettings) -> None:
     """Refuse what would be silently passed over."""
-    for meant, settings in (("mlm", blanks), ("correction", correction)):
+    for meant, settings in (("mlm", blanks), (CORRECTION_NAME, correction)):
         for field in fields(settings) if task != meant else ():
             if (value := getattr(settings, field.name)) != field.default:
                 flag = field.name.replace("_", "-")
                 raise ConfigError(f"--{flag} is {value!r}, which is for {meant}; leave it out for {task}")
-    if task in ("mlm", "correction") and split != "dev":
+    if task in ("mlm", CORRECTION_NAME) and split != "dev":
         raise ConfigError(f"--split is {split!r}, which is for published tasks; leave it out for {task}")
 
 
@@ -198,7 +200,9 @@ def _check_longest(task: str, longest: int | None) -> None:
     """Refuse a length of answers where there are none."""
     from cloze.tasks.registry import find_task
 
-    if longest is not None and (task in ("mlm", "correction") or find_task(task).kind != "answer"):
+    if longest is not None and (
+        task in ("mlm", CORRECTION_NAME) or "longest_answer" not in find_task(task).kind.settings
+    ):
         raise ConfigError(f"--longest-answer is {longest}, which is for answers in texts; leave it out for {task}")
 
 

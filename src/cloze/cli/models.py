@@ -216,7 +216,7 @@ def quantize(
     from cloze.cli.inputs import gather_texts
     from cloze.demo.flow import DATA
     from cloze.predict.quantization.quantize import quantize as run
-    from cloze.tasks.source import Source
+    from cloze.tasks.rows import Source
 
     texts = gather_texts(None, input).texts if input else gather_texts(None, DATA / "authors_dev.tsv").texts[:OUR_TEXTS]
     source = None if task is None or data is None else Source(task, data)

@@ -13,7 +13,7 @@ from cloze.cli.console import print_table
 from cloze.cli.inputs import Survey, read_arguments, split_parts
 from cloze.cli.jobs import Prediction, PredictionOptions, Row, Texts, run_prediction
 from cloze.cli.outputs import ROW_FILES, beside, join_parts, write_rows
-from cloze.tasks.source import RowSettings
+from cloze.tasks.rows import RowSettings
 
 if TYPE_CHECKING:
     from cloze.predict import Model, Tagged
@@ -115,7 +115,7 @@ class Tag(Prediction[Sequences, "Tagged"]):
 
     def predict(self, model: "Model", part: Sequences) -> "list[Tagged]":
         """Tag the words; sentences of a document are read together if the model was trained that way."""
-        from cloze.predict.tagging import tag_texts
+        from cloze.tasks.tagging.decoding import tag_texts
         from cloze.tasks.tagging.examples import group_neighbours
 
         together = part.columns is not None and _uses_context(model)

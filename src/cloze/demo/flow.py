@@ -33,9 +33,10 @@ from cloze.model import Bert, preset
 from cloze.models import SHIPPED_MODEL
 from cloze.predict import Evaluation, Model, evaluate, load
 from cloze.progress import Progress
+from cloze.tasks.classification.kind import CLASSIFY
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.metrics import confusion
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.pretraining.pretrain import pretrain
@@ -47,7 +48,7 @@ UNREAD = "order_unread.tsv"
 
 def tune_shipped(data: Path, out: Path, settings: DemoSettings, progress: Progress) -> list[Path]:
     """Fine-tune the shipped model on the demo's task, once a seed."""
-    source = Source("classify", data / "order_train.tsv", data / "order_dev.tsv")
+    source = Source(CLASSIFY.name, data / "order_train.tsv", data / "order_dev.tsv")
     return [
         finetune(
             source,
@@ -62,7 +63,7 @@ def tune_shipped(data: Path, out: Path, settings: DemoSettings, progress: Progre
 
 def second_chapter(data: Path, sentences: Sequence[str], own: Sequence[Path], shipped: Sequence[Path]) -> SecondChapter:
     """What both models make of sentences that neither has read, and the shipped one of the blanks."""
-    source = Source("classify", data / UNREAD)
+    source = Source(CLASSIFY.name, data / UNREAD)
     model = load(SHIPPED_MODEL)
     config = model.bert.config
     return SecondChapter(
@@ -128,7 +129,7 @@ def _save_untrained(folder: Path, vocab: Path, settings: DemoSettings) -> None:
 def _finetune(out: Path, start: str, seed: int, settings: DemoSettings, progress: Progress) -> Path:
     tuning = asdict(settings.finetuning) | {"seed": seed}
     return finetune(
-        Source("classify", DATA / "order_train.tsv", DATA / "order_dev.tsv"),
+        Source(CLASSIFY.name, DATA / "order_train.tsv", DATA / "order_dev.tsv"),
         out / (PRETRAINING if start == "pretrained" else SCRATCH),
         out / "finetuning" / f"{start}-{seed}",
         settings=FinetuneSettings(**tuning),
@@ -137,7 +138,7 @@ def _finetune(out: Path, start: str, seed: int, settings: DemoSettings, progress
 
 
 def _gather(out: Path, shipped: list[Path], clock: "_Clock") -> DemoResults:
-    test = Source("classify", DATA / TEST)
+    test = Source(CLASSIFY.name, DATA / TEST)
     evaluations = {
         start: [evaluate(out / "finetuning" / f"{start}-{seed}", test) for seed in SEEDS] for start in STARTS
     }

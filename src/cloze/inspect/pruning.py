@@ -18,8 +18,9 @@ from torch.nn import functional
 from cloze.errors import RequestError
 from cloze.files import replaced_file
 from cloze.inspect.report import save_figure
+from cloze.model.batch import collate
 from cloze.model.surgery import Head, gated_heads, without_heads
-from cloze.predict.batching import batches, collate
+from cloze.predict.batching import batches
 from cloze.predict.model import Model
 from cloze.progress import Progress, Silent
 
@@ -53,7 +54,8 @@ def head_importance(
     The mean over rows of the absolute slope of the row's loss by the head's gate. All heads come from one pass, where
     leaving each out takes one for every head; as in the paper, a layer's values are divided by their norm.
     """
-    if "sequence" not in model.heads or model.task is None or model.task.kind not in ("classify", "regress"):
+    kind = model.kind
+    if "sequence" not in model.heads or kind is None or kind.targets not in ("index", "number"):
         raise RequestError("importance needs a model that was fine-tuned to classify or regress; load one")
     if len(targets) != len(texts) or not texts:
         raise RequestError(
@@ -68,7 +70,7 @@ def head_importance(
             last = model.bert(batch.ids, batch.segments, batch.mask).last
         logits = model.bert.heads["sequence"](model.bert.pooled(last))
         wanted = torch.tensor([targets[index] for index in indices], device=model.device)
-        (slope,) = torch.autograd.grad(_loss(logits, wanted, model.task.kind), gates)  # (B, L, A)
+        (slope,) = torch.autograd.grad(_loss(logits, wanted, numbers=kind.targets == "number"), gates)  # (B, L, A)
         slopes += slope.abs().sum(0).double().cpu()
     found = slopes / len(texts)
     normed: NDArray[np.float64] = (found / found.norm(dim=1, keepdim=True).clamp(min=1e-12)).numpy()
@@ -101,9 +103,9 @@ def pruning_curve(
     return Curve(tuple(shares), tuple(scores))
 
 
-def _loss(logits: torch.Tensor, targets: torch.Tensor, kind: str) -> torch.Tensor:
+def _loss(logits: torch.Tensor, targets: torch.Tensor, *, numbers: bool) -> torch.Tensor:
     """Summed over rows, so that each row's gates get the slope of its own loss."""
-    if kind == "regress":
+    if numbers:
         return functional.mse_loss(logits[:, 0], targets.to(logits.dtype), reduction="sum")
     return functional.cross_entropy(logits, targets.long(), reduction="sum")
 

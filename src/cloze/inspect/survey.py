@@ -17,7 +17,8 @@ from cloze.inspect.relations import Groups, Measure, Relatedness, influences, me
 from cloze.inspect.scoring import Scores, Tally, main_label, passing
 from cloze.inspect.sequences import Example, Sample, best_sequences, draw_samples, make_example, shown_names
 from cloze.inspect.settings import FEWEST_SEQUENCES, HeadSettings
-from cloze.predict.batching import batches, collate
+from cloze.model.batch import collate
+from cloze.predict.batching import batches
 from cloze.predict.model import Model
 from cloze.progress import Progress, Silent
 from cloze.text import Encoding

@@ -3,22 +3,12 @@
 from cloze.predict.batching import choose_device
 from cloze.predict.evaluation import evaluate, evaluate_examples
 from cloze.predict.model import Model, load
-from cloze.predict.reports import Evaluation, write_report
-from cloze.predict.results import (
-    Answer,
-    Attention,
-    Corrected,
-    Correction,
-    Entity,
-    Filled,
-    FilledTogether,
-    Label,
-    Labels,
-    Option,
-    Score,
-    Tagged,
-    TaggedWord,
-)
+from cloze.predict.results import Attention, Corrected, Correction, Filled, FilledTogether, Score
+from cloze.tasks.answering.decoding import Answer
+from cloze.tasks.choice.decoding import Option
+from cloze.tasks.classification.decoding import Label, Labels
+from cloze.tasks.evaluation import Evaluation, write_report
+from cloze.tasks.tagging.decoding import Entity, Tagged, TaggedWord
 
 __all__ = [
     "Answer",

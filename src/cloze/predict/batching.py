@@ -1,23 +1,17 @@
-"""Texts -> batches that waste little: sorted by length, cut by a budget of tokens, put back in order.
+"""Sequences -> batches with little padding (sorted by length, limited by a token budget), results in input order.
 
-Dimensions: B sequences, T tokens.
-
-On which device a model computes.
-
-Texts that were read in several windows: what is said of each window -> what is said of the text.
+Also the choice of the device, and the results of a text's windows -> the result of the text.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
 from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from cloze.errors import ConfigError
+from cloze.model.batch import Batch, collate
 from cloze.text import Encoding
 
 Result = TypeVar("Result")
@@ -30,40 +24,6 @@ ACCELERATOR_BUDGET = 16384
 BATCH_COST = 32
 # On a CPU padding is not computed (model/packing.py), and takes memory alone: so many times that of the tokens.
 HOLES = 3
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Padded input of the encoder."""
-
-    ids: Tensor  # (B, T)
-    segments: Tensor  # (B, T)
-    mask: Tensor | None  # (B, T), true at real tokens; None where nothing is padded
-
-    @property
-    def real(self) -> Tensor:
-        """The mask, made if it was left out."""
-        return torch.ones_like(self.ids, dtype=torch.bool) if self.mask is None else self.mask
-
-
-def collate(encodings: Sequence[Encoding], pad_id: int, device: torch.device) -> Batch:
-    """Pad to the longest of these encodings, no further."""
-    if len(encodings) == 1:  # by far the fastest, which a lone short text can tell
-        (one,) = encodings
-        return Batch(torch.tensor([one.ids], device=device), torch.tensor([one.segments], device=device), None)
-    lengths = np.array([len(encoding.ids) for encoding in encodings])
-    real: NDArray[np.bool_] = np.arange(lengths.max()) < lengths[:, None]  # (B, T)
-    ids = _filled(real, [encoding.ids for encoding in encodings], pad_id)
-    segments = _filled(real, [encoding.segments for encoding in encodings], 0)
-    mask = None if real.all() else torch.from_numpy(real).to(device)
-    return Batch(torch.from_numpy(ids).to(device), torch.from_numpy(segments).to(device), mask)
-
-
-def _filled(real: NDArray[np.bool_], rows: Sequence[Sequence[int]], padding: int) -> NDArray[np.int64]:
-    """The rows as one array: a tensor for each of thousands of short texts would take longer than to encode them."""
-    filled = np.full(real.shape, padding, np.int64)
-    filled[real] = np.fromiter(chain.from_iterable(rows), np.int64)
-    return filled
 
 
 def limits(device: torch.device) -> tuple[int, int]:
@@ -117,7 +77,9 @@ def choose_device(name: str | None) -> torch.device:
         return probe.device
     # ImportError: some devices are packages of their own.
     except (RuntimeError, AssertionError, ImportError) as error:
-        raise ConfigError(f"device {name!r} is not to be had here; use 'cpu', or leave --device out") from error
+        raise ConfigError(
+            f"device {name!r} is not available on this machine; use 'cpu', or leave --device out"
+        ) from error
 
 
 Floats = NDArray[np.float32]

@@ -1,41 +1,30 @@
-"""A model against labelled rows: the official metrics, and what it said to each row.
+"""A model against labelled rows: the official metrics, and its prediction for each row.
 
-Answers to GLUE's unlabelled test rows, as its server takes them: a TSV a task, ``index`` and ``prediction``.
+Also predictions for GLUE's unlabelled test rows, as its server expects them: one TSV per task, ``index`` and
+``prediction``.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from cloze.checkpoint import HEAD_OF
 from cloze.errors import DataError, RequestError
 from cloze.files import replaced_file
-from cloze.kinds import TaskKind
-from cloze.predict.answering import check_longest, evaluate_answers
-from cloze.predict.choice import evaluate_choices
-from cloze.predict.classification import evaluate_texts
-from cloze.predict.labels import chosen_classes
 from cloze.predict.model import Model, load
-from cloze.predict.reports import Evaluation
-from cloze.predict.tagging import evaluate_tags
+from cloze.tasks.answering.decoding import check_longest
+from cloze.tasks.classification.decoding import predicted_classes
+from cloze.tasks.classification.published import PublishedTask, find_glue_task, find_split, read_unlabelled_split
+from cloze.tasks.evaluation import Evaluation
 from cloze.tasks.examples import Examples
-from cloze.tasks.published import PublishedTask, find_glue_task, find_split, read_unlabelled_split
+from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import find_task, read_examples
-from cloze.tasks.source import Source
-
-EVALUATE: dict[TaskKind, Callable[..., Evaluation]] = {
-    "classify": evaluate_texts,
-    "multilabel": evaluate_texts,
-    "regress": evaluate_texts,
-    "tag": evaluate_tags,
-    "answer": evaluate_answers,
-    "choose": evaluate_choices,
-}
+from cloze.tasks.rows import Source
 
 
 def evaluate_examples(model: Model, kind: TaskKind, examples: Examples, metrics: Sequence[str]) -> Evaluation:
     """Score a model on rows with targets."""
-    return EVALUATE[kind](model, examples, metrics)
+    assert kind.evaluate is not None, "a kind with labels can be scored"
+    return kind.evaluate(model, examples, metrics)
 
 
 def evaluate(
@@ -46,27 +35,33 @@ def evaluate(
     device: str | None = None,
     longest: int | None = None,
 ) -> Evaluation:
-    """Score a model folder on a task's rows: a published split, or the user's own file.
+    """Score a model folder on a task's rows.
 
-    ``longest`` is for answers in texts: the tokens that one has at most, if not what the model was fine-tuned with.
+    Args:
+        model: A fine-tuned model folder or run, a hub name, or a loaded model.
+        source: A published task or the user's own file.
+        split: Which split of a published task.
+        device: Where to compute; the best device if left out.
+        longest: For answers in texts: maximum tokens of an answer, if not what the model was fine-tuned with.
     """
     spec = find_task(source.task)
-    if longest is not None and spec.kind != "answer":
+    if longest is not None and "longest_answer" not in spec.kind.settings:
         raise RequestError(f"longest is {longest}, which is for answers in texts; {source.task} is to {spec.kind}")
     check_longest(longest)
     loaded = load_tuned(model, source.task, device=device)
     assert loaded.task is not None
+    assert spec.kind.evaluate is not None, "a kind with labels can be scored"
     examples = read_examples(source, loaded.task.names or None, split)
-    more = {} if longest is None else {"longest": longest}
-    return replace(EVALUATE[spec.kind](loaded, examples, spec.metrics, **more), skipped=examples.skipped)
+    options = {} if longest is None else {"longest": longest}
+    return replace(spec.kind.evaluate(loaded, examples, spec.metrics, **options), skipped=examples.skipped)
 
 
 def load_tuned(model: str | Path | Model, name: str, *, device: str | None = None) -> Model:
-    """A model that was fine-tuned to what the task of this name asks for; another is refused."""
+    """Load a model that was fine-tuned for the kind of this task; refuse any other."""
     kind = find_task(name).kind
     loaded = model if isinstance(model, Model) else load(model, device=device)
     task = loaded.task
-    if task is None or task.kind != kind or HEAD_OF[kind] not in loaded.heads:
+    if task is None or task.kind != kind.name or kind.head not in loaded.heads:
         there = f"does {task.kind}" if task else f"has the heads: {', '.join(loaded.heads) or 'none'}"
         told = "the model" if isinstance(model, Model) else model
         raise RequestError(
@@ -112,12 +107,12 @@ def _is_there(task: PublishedTask, data: Path, split: str) -> bool:
 def _write(model: Model, task: PublishedTask, data: Path, split: str, out: Path) -> Path:
     texts, pairs = read_unlabelled_split(task, data, split)
     logits = model.logits(texts, pairs)
-    told = model.task
-    if told is None or told.kind == "regress":
+    task_labels, kind = model.task, model.kind
+    if task_labels is None or kind is None or kind.targets == "number":
         # The server wants similarities from 0 to 5.
         answers = [f"{min(5.0, max(0.0, float(value))):.3f}" for value in logits[:, 0]]
     else:
-        answers = [told.names[index] for index in chosen_classes(told, logits)]
+        answers = [task_labels.names[index] for index in predicted_classes(task_labels, logits)]
     out.mkdir(parents=True, exist_ok=True)
     path = out / f"{_NAMES.get(split, task.folder)}.tsv"
     lines = ["index\tprediction", *(f"{index}\t{answer}" for index, answer in enumerate(answers))]

@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cloze.errors import RequestError
-from cloze.predict.batching import Batch
+from cloze.model.batch import Batch
 from cloze.predict.results import Filled, FilledTogether, Score
 from cloze.text import MASK, Encoding, Tokenizer, window_places
 from cloze.text.vocabulary import CONTINUATION

@@ -1,19 +1,17 @@
-"""Texts -> sequences, with what can be said against them: all that is done before a model is asked, and needs none.
+"""Texts -> checked sequences: everything that happens before the forward pass and needs no weights.
 
-So it can be done in another thread than the one that computes, and a text whose tokens were counted need not be read
-again.
-
-What a folder must have for a question, and what to say where it has not.
+The service runs it in another thread than the one that computes. Also checks that a model has the required head.
 """
 
 from collections.abc import Sequence
 
-from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.kinds import LongTexts
 from cloze.model import Bert, HeadName
 from cloze.predict.fill_mask import TokenWindow, find_blanks, token_windows
 from cloze.tasks.answering.examples import plan_windows
+from cloze.tasks.kind import TaskKind, TaskLabels
+from cloze.tasks.registry import labelled_kinds
 from cloze.tasks.tagging.windows import read_words
 from cloze.text import Encoding, Tokenizer, encode_long
 from cloze.text.encoding import word_stretches
@@ -27,7 +25,7 @@ def read_texts(
     *,
     segments: int = 2,
 ) -> list[list[Encoding]]:
-    """The sequences of each text, or pair of texts, for a model that tells so many segments apart."""
+    """Return the sequences of each text or pair of texts; ``segments`` is how many the model distinguishes."""
     if isinstance(texts, str) or isinstance(pairs, str):
         raise RequestError("one text was given where a list of texts was expected; put it into a list")
     if pairs is not None and len(pairs) != len(texts):
@@ -38,26 +36,26 @@ def read_texts(
 
 
 def read_blanks(tokenizer: Tokenizer, texts: Sequence[str], top: int) -> list[Encoding]:
-    """The sequence of each text, all of whose ``[MASK]`` are in it; ``top`` words are wanted for each."""
+    """Return the sequence of each text; all its ``[MASK]`` must fit. ``top`` words are wanted for each."""
     if isinstance(texts, str):
         raise RequestError("one text was given where a list of texts was expected; put it into a list")
     return [find_blanks(tokenizer, text, top)[0] for text in texts]
 
 
 def count_windows(tokenizer: Tokenizer, question: int, context: int) -> tuple[int, bool]:
-    """The tokens of all windows in which a question of so many and its context are read; and whether it is cut."""
+    """Return the tokens of all windows of a question and its context, and whether the question is cut."""
     kept, places = plan_windows(tokenizer, question, context)
     special = tokenizer.max_length - tokenizer.room(2)
     return sum(kept + special + stop - start for start, stop in places), kept < question
 
 
 def count_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> list[int]:
-    """The tokens of sentences that are words; a word of which nothing is left is read as one, too."""
+    """Return the tokens of each sentence given as words; a word without any piece counts as one token."""
     return [sum(map(len, words)) for words in read_words(tokenizer, sentences)]
 
 
 def count_corrected(tokenizer: Tokenizer, texts: Sequence[str], *, seen: bool) -> list[int]:
-    """The tokens that are computed at the most to correct each text, which is ``seen`` as it stands or word by word."""
+    """Return the maximum tokens computed to correct each text, ``seen`` as it stands or masked word by word."""
     return [
         sum(_passes(tokenizer, window, seen=seen) * len(window.encoding.ids) for window in windows)
         for windows in token_windows(tokenizer, texts)
@@ -65,7 +63,7 @@ def count_corrected(tokenizer: Tokenizer, texts: Sequence[str], *, seen: bool) -
 
 
 def _passes(tokenizer: Tokenizer, window: TokenWindow, *, seen: bool) -> int:
-    """How often a window is read: at once or for each word, and for words in pieces more often, however it is seen."""
+    """Return the forward passes of a window: one, or one per word; words of several pieces need more either way."""
     starts = tokenizer.word_starts(window.encoding.ids)
     stretches = word_stretches(starts, window.encoding.marks)
     sizes = [stop - start for start, stop in stretches if start in window.places]
@@ -73,25 +71,21 @@ def _passes(tokenizer: Tokenizer, window: TokenWindow, *, seen: bool) -> int:
     return max(1, seen + alone + sum(1 + size for size in sizes if size > 1))
 
 
-# Where a head comes from.
-REMEDY = "load a folder that has one"
-REMEDIES: dict[HeadName, str] = {
-    "sequence": f"{REMEDY}, or make one with cloze finetune classify",
-    "span": f"{REMEDY}, or make one with cloze finetune answer",
-    "choice": f"{REMEDY}, or make one with cloze finetune choose",
-}
-
-
-def need_head(bert: Bert, head: HeadName) -> None:
-    """Refuse to go on without this head."""
+def require_head(bert: Bert, head: HeadName) -> None:
+    """Raise ``RequestError`` if the model lacks this head."""
     if head not in bert.heads:
-        there = ", ".join(bert.head_names) or "none"
-        raise RequestError(f"this model has no {head!r} head (its heads: {there}); {REMEDIES.get(head, REMEDY)}")
+        heads = ", ".join(bert.head_names) or "none"
+        remedy = "load a folder that has one"
+        kind = next((kind for kind in labelled_kinds() if kind.head == head), None)
+        if kind is not None:
+            remedy += f", or make one with cloze finetune {kind}"
+        raise RequestError(f"this model has no {head!r} head (its heads: {heads}); {remedy}")
 
 
-def need_task(bert: Bert, task: TaskLabels | None, kind: str) -> TaskLabels:
-    """What the outputs of the sequence head mean, if it was trained for this kind of task."""
-    need_head(bert, "sequence")
-    if task is None or task.kind != kind:
+def require_task(bert: Bert, task: TaskLabels | None, kind: TaskKind) -> TaskLabels:
+    """Return what the outputs of the head mean; raise ``RequestError`` if it was trained for another kind."""
+    assert kind.head is not None, "a kind that predicts has a head"
+    require_head(bert, kind.head)
+    if task is None or task.kind != kind.name:
         raise RequestError(f"this model was not trained to {kind}; its head does: {task.kind if task else 'nothing'}")
     return task

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from cloze.checkpoint import (
     EmbeddingSettings,
     ModelFolder,
     Pooling,
-    TaskLabels,
     find_source,
     load_any,
     save_folder,
@@ -27,27 +26,23 @@ from cloze.checkpoint.folder import fingerprint
 from cloze.errors import RequestError
 from cloze.kinds import LongTexts, PrecisionName
 from cloze.model import Bert, EncoderOutput, HeadName, read_by
+from cloze.model.batch import Batch, collate
 from cloze.model.surgery import Head, prune_heads, without_heads
 from cloze.models import SHIPPED_MODEL
 from cloze.predict.adapters import Adapters
-from cloze.predict.batching import Batch, Result, choose_device, collate, join_logits, join_vectors, run_batched
+from cloze.predict.batching import Result, choose_device, join_logits, join_vectors, run_batched
 from cloze.predict.embeddings.pooling import layer_indices, make_vectors
 from cloze.predict.fill_mask import fill_blanks
-from cloze.predict.inputs import need_head, need_task, read_blanks, read_texts
-from cloze.predict.labels import labels_that_hold, likeliest_labels
+from cloze.predict.inputs import read_blanks, read_texts, require_head, require_task
 from cloze.predict.quantization.precision import precision_of, set_precision, use_products
-from cloze.predict.results import (
-    Answer,
-    Attention,
-    Corrected,
-    Filled,
-    FilledTogether,
-    Label,
-    Labels,
-    Option,
-    Score,
-    Tagged,
-)
+from cloze.predict.results import Attention, Corrected, Filled, FilledTogether, Score
+from cloze.tasks.answering.decoding import Answer, answer_all
+from cloze.tasks.choice.decoding import Option, choose_all
+from cloze.tasks.classification.decoding import Label, Labels, to_label_sets, to_labels
+from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS
+from cloze.tasks.kind import TaskKind, TaskLabels
+from cloze.tasks.registry import find_kind
+from cloze.tasks.tagging.decoding import Tagged, tag_texts
 from cloze.text import Encoding, Tokenizer
 
 if TYPE_CHECKING:
@@ -107,6 +102,11 @@ class Model:
         return self._folder.task
 
     @property
+    def kind(self) -> TaskKind | None:
+        """The kind of task that the model was fine-tuned for."""
+        return None if self.task is None else find_kind(self.task.kind)
+
+    @property
     def correcting(self) -> float | None:
         """From which threshold on a model corrects that was fine-tuned to it; None of all others."""
         return self._folder.correcting
@@ -148,7 +148,7 @@ class Model:
 
     def fill_all(self, texts: Sequence[str], top: int = 5) -> list[list[list[Filled]]]:
         """The best words for each ``[MASK]`` of each text, as ``fill`` gives them."""
-        need_head(self.bert, "mlm")
+        require_head(self.bert, "mlm")
         read = read_blanks(self.tokenizer, texts, top)
         self.tell_cut(read)
         return fill_blanks(self, read, top)
@@ -157,21 +157,21 @@ class Model:
         """The best ways to fill all ``[MASK]`` of a text so that the words fit each other, best first."""
         from cloze.predict.fill_mask import fill_together
 
-        need_head(self.bert, "mlm")
+        require_head(self.bert, "mlm")
         return fill_together(self, text, top, rounds)
 
     def score(self, texts: Sequence[str]) -> list[Score]:
         """How likely each text is: the log-probability of every token, hidden in turn."""
         from cloze.predict.fill_mask import score_texts
 
-        need_head(self.bert, "mlm")
+        require_head(self.bert, "mlm")
         return score_texts(self, texts)
 
     def correct(self, texts: Sequence[str], settings: "CorrectionSettings | None" = None) -> list[Corrected]:
         """Each text with its unlikely characters or words corrected, and what was changed."""
         from cloze.predict.correction.corrector import Corrector
 
-        need_head(self.bert, "mlm")
+        require_head(self.bert, "mlm")
         return (self.corrector if settings is None else Corrector(self, settings)).correct(texts)
 
     @property
@@ -193,12 +193,12 @@ class Model:
                 "this model was taught whether two segments are in order (sop), not whether one follows the other; "
                 "ask in_order(first, second)"
             )
-        need_head(self.bert, "nsp")
+        require_head(self.bert, "nsp")
         return self._sentences("nsp", firsts, seconds)
 
     def in_order(self, first: str, second: str) -> float:
         """The probability that two texts that belong together stand in their order, for models trained with sop."""
-        need_head(self.bert, "sop")
+        require_head(self.bert, "sop")
         return self._sentences("sop", [first], [second])[0]
 
     @torch.inference_mode()
@@ -293,28 +293,40 @@ class Model:
 
     def classify(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Label]:
         """The label of each text, with the probability of every label."""
-        task = need_task(self.bert, self.task, "classify")
-        return likeliest_labels(task, self.logits(texts, pairs))
+        task = require_task(self.bert, self.task, CLASSIFY)
+        return to_labels(task, self.logits(texts, pairs))
 
     def classify_all(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Labels]:
         """All labels that hold for each text, for models trained on any number of them."""
-        task = need_task(self.bert, self.task, "multilabel")
-        return labels_that_hold(task, self.logits(texts, pairs))
+        task = require_task(self.bert, self.task, MULTILABEL)
+        return to_label_sets(task, self.logits(texts, pairs))
 
     def regress(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
         """The number of each text, (N,)."""
-        need_task(self.bert, self.task, "regress")
+        require_task(self.bert, self.task, REGRESS)
         return self.logits(texts, pairs)[:, 0]
+
+    def predict_rows(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Return what the model predicts for each text as JSON-able rows, whatever kind of texts task it has.
+
+        A label with probabilities, several labels, a number, or what a kind of your own returns; the service gives the
+        same rows.
+        """
+        kind = self.kind
+        if kind is None or kind.operation != CLASSIFY.operation or kind.respond is None:
+            require_task(self.bert, self.task, CLASSIFY)
+            raise AssertionError("a model without such a task was refused")
+        return kind.respond(self, self._encode_long(texts, pairs, self.task.long_texts if self.task else "cut"), {})
 
     def logits(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
         """The sequence head's raw outputs, (N, labels); of a text that is read in windows, their mean."""
-        need_head(self.bert, "sequence")
+        require_head(self.bert, "sequence")
         return self.logits_encoded(self._encode_long(texts, pairs, self.task.long_texts if self.task else "cut"))
 
     @torch.inference_mode()
     def logits_encoded(self, windows: Sequence[Sequence[Encoding]]) -> Floats:
         """As ``logits``, of texts that are sequences already: for each text one, or its windows."""
-        need_head(self.bert, "sequence")
+        require_head(self.bert, "sequence")
 
         def step(batch: Batch) -> list[Floats]:
             last = self.bert(batch.ids, batch.segments, batch.mask, read_by("sequence", batch.ids)).last
@@ -327,8 +339,6 @@ class Model:
 
     def tag(self, texts: Sequence[str] | Sequence[Sequence[str]]) -> list[Tagged]:
         """The words of each text with their tags, and its entities; texts, or sentences as lists of words."""
-        from cloze.predict.tagging import tag_texts
-
         return tag_texts(self, texts)
 
     def answer(self, question: str, context: str, top: int = 1, longest: int | None = None) -> list[Answer]:
@@ -342,9 +352,7 @@ class Model:
         self, questions: Sequence[str], contexts: Sequence[str], top: int = 1, longest: int | None = None
     ) -> list[list[Answer]]:
         """The best answers to each question, as ``answer`` gives them."""
-        from cloze.predict.answering import answer_all
-
-        need_head(self.bert, "span")
+        require_head(self.bert, "span")
         return answer_all(self, questions, contexts, top, longest)
 
     def choose(self, prompt: str, options: Sequence[str]) -> list[Option]:
@@ -353,9 +361,7 @@ class Model:
 
     def choose_all(self, prompts: Sequence[str], options: Sequence[Sequence[str]]) -> list[list[Option]]:
         """The options of each prompt, as ``choose`` gives them."""
-        from cloze.predict.choice import choose_all
-
-        need_head(self.bert, "choice")
+        require_head(self.bert, "choice")
         return choose_all(self, prompts, options)
 
     # -- shared steps ------------------------------------------------------------------------------------------------

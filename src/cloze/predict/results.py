@@ -1,9 +1,7 @@
-"""What a model answers."""
+"""Results of the pre-training heads and of the encoder; those of fine-tuned heads are in ``cloze.tasks``."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,80 +70,6 @@ class Corrected:
 
 
 @dataclass(frozen=True)
-class Label:
-    """A text's label, how sure the model is, and the probability of every label."""
-
-    label: str
-    probability: float
-    probabilities: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Labels:
-    """All labels that hold for a text, and the probability of every label."""
-
-    labels: tuple[str, ...]
-    probabilities: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A stretch of a text that answers a question, and where it stands, in characters; empty if there is none."""
-
-    text: str
-    start: int
-    end: int
-    probability: float
-
-
-@dataclass(frozen=True)
-class TaggedWord:
-    """A word of a text, where it stands, in characters, and its tag."""
-
-    text: str
-    tag: str
-    start: int
-    end: int
-    probability: float
-
-
-@dataclass(frozen=True)
-class Entity:
-    """A name or the like: the stretch of a text that it takes; ``probability`` is the mean of its words'."""
-
-    text: str
-    label: str
-    start: int
-    end: int
-    probability: float
-
-
-@dataclass(frozen=True)
-class Tagged:
-    """A text with its words and entities; of sentences that were given as words, the text that they make."""
-
-    text: str
-    words: tuple[TaggedWord, ...]
-    entities: tuple[Entity, ...]
-
-
-@dataclass(frozen=True)
-class Option:
-    """One of the options of a prompt, by its index, and how likely it is the one that fits."""
-
-    index: int
-    text: str
-    probability: float
-
-
-class Views(Protocol):
-    """Pages that a notebook displays."""
-
-    def save(self, path: str | Path) -> None:
-        """Write them into one file that any browser opens."""
-
-
-@dataclass(frozen=True)
 class Attention:
     """Who attends to whom: ``weights[layer, head, from, to]``, each row summing to one."""
 
@@ -154,13 +78,6 @@ class Attention:
     weights: NDArray[np.float32]  # (L, A, T, T)
     # The model and the texts that it is from, for the views that ask for more than weights.
     origin: "tuple[Model, str, str | None] | None" = field(default=None, repr=False, compare=False)
-
-    def show(self) -> Views:
-        """The views of this attention, which a notebook displays; ``.save("page.html")`` writes them into a file."""
-        # Pages are made of results, in a package above this one; the package's own face knows where.
-        from cloze import show
-
-        return show(self)
 
     def block(self, source: int, target: int) -> NDArray[np.float32]:
         """What the tokens of one segment give to those of another, (L, A, from, to): 0 and 1 for A -> B."""

@@ -1,7 +1,8 @@
-"""What a model can be asked for, each as a function from a list of inputs to a list of results.
+"""What a model can compute, each operation as a function from a list of inputs to a list of results.
 
-Inputs of several requests come together, as ``reading.py`` makes them: a result does not depend on its neighbours.
-Results are what goes into JSON, except vectors, which stay arrays until it is known in which form they are wanted.
+Inputs of several requests are computed together, as ``tokenization.py`` makes them: a result does not depend on its
+neighbours. Results are JSON-able, except vectors, which stay arrays until the response's format is known. The
+operations of fine-tuned models come from the table of task kinds.
 """
 
 import math
@@ -11,30 +12,32 @@ from typing import Any
 
 import numpy as np
 
-from cloze.errors import RequestError
 from cloze.predict.fill_mask import fill_blanks
-from cloze.predict.labels import labels_that_hold, likeliest_labels
 from cloze.predict.model import Model
 from cloze.serve.attention_views import view_texts
 from cloze.serve.errors import Failed
 from cloze.serve.queue import Kind
+from cloze.tasks.kind import TaskKind
+from cloze.tasks.registry import labelled_kinds
 
 Options = Mapping[str, Any]
 NOT_FINITE = "the model gave no finite numbers for this; check its training"
-# How often each of several blanks is asked about again when they are filled together.
+# How often each of several blanks is filled again when they are filled together.
 ROUNDS = 2
 
 
 def compute(model: Model, kind: Kind, inputs: Sequence[Any]) -> list[Any]:
-    """The results of inputs of one kind; instead of one that is not all finite numbers, a ``Failed``."""
-    return [
-        result if is_finite(result) else Failed(NOT_FINITE)
-        for result in OPERATIONS[kind.operation](model, inputs, dict(kind.options))
-    ]
+    """Return the results of inputs of one kind; a ``Failed`` in place of a result with numbers that are not finite."""
+    operation = OPERATIONS.get(kind.operation)
+    if operation is None:
+        results = _predict(model, kind.operation, inputs, dict(kind.options))
+    else:
+        results = operation(model, inputs, dict(kind.options))
+    return [result if is_finite(result) else Failed(NOT_FINITE) for result in results]
 
 
 def is_finite(result: Any) -> bool:
-    """Whether all numbers of a result are numbers."""
+    """Return whether all numbers of a result are finite."""
     if isinstance(result, np.ndarray):
         return bool(np.isfinite(result).all())
     if isinstance(result, Mapping):
@@ -56,28 +59,14 @@ def _fill(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
     return [[[word._asdict() for word in blank] for blank in blanks] for blanks in found]
 
 
-def _classify(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:  # noqa: ARG001 (as all here)
-    rows, task = model.logits_encoded(_sequences(inputs)), model.task
-    if task is None:
-        raise RequestError("this model's folder does not say what its labels mean; fine-tune it with cloze")
-    if task.kind == "regress":
-        return [{"value": float(value)} for value in rows[:, 0]]
-    found = labels_that_hold(task, rows) if task.kind == "multilabel" else likeliest_labels(task, rows)
-    return [asdict(one) for one in found]
-
-
-def _tag(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:  # noqa: ARG001 (as all here)
-    return [asdict(one) for one in model.tag(inputs)]
-
-
-def _answer(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
-    questions, contexts = zip(*inputs, strict=True)
-    return [[asdict(one) for one in found] for found in model.answer_all(questions, contexts, options.get("top", 1))]
-
-
-def _choose(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:  # noqa: ARG001 (as all here)
-    prompts, choices = zip(*inputs, strict=True)
-    return [[asdict(one) for one in ranked] for ranked in model.choose_all(prompts, choices)]
+def _predict(model: Model, operation: str, inputs: Sequence[Any], options: Options) -> list[Any]:
+    """Predict with a fine-tuned head, by the model's own kind of task where several share an operation."""
+    kind = model.kind
+    if kind is None or kind.operation != operation:
+        kind = task_kind(operation)
+    assert kind is not None, "an operation is of the model itself or of a kind"
+    assert kind.respond is not None, "a kind that has an operation responds to it"
+    return kind.respond(model, _sequences(inputs) if kind.inputs == "texts" else inputs, options)
 
 
 def _correct(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
@@ -93,23 +82,18 @@ def _sequences(inputs: Sequence[Any]) -> list[Any]:
 OPERATIONS: dict[str, Callable[[Model, Sequence[Any], Options], list[Any]]] = {
     "embed": _embed,
     "fill": _fill,
-    "classify": _classify,
-    "tag": _tag,
-    "answer": _answer,
-    "choose": _choose,
     "correct": _correct,
     "inspect": view_texts,
 }
+_HEADS = {"fill": "mlm", "correct": "mlm"}
+
+
+def task_kind(operation: str) -> TaskKind | None:
+    """Return the first kind of task that has this operation; None if it is one of the model itself."""
+    return next((kind for kind in labelled_kinds() if kind.operation == operation), None)
 
 
 def abilities(model: Model) -> frozenset[str]:
-    """Which operations a model's heads allow."""
-    needs = {
-        "fill": "mlm",
-        "correct": "mlm",
-        "classify": "sequence",
-        "tag": "token",
-        "answer": "span",
-        "choose": "choice",
-    }
-    return frozenset(name for name in OPERATIONS if name not in needs or needs[name] in model.heads)
+    """Return the operations that a model's heads allow."""
+    own = {name for name in OPERATIONS if name not in _HEADS or _HEADS[name] in model.heads}
+    return frozenset(own | {kind.operation for kind in labelled_kinds() if kind.operation and kind.head in model.heads})

@@ -9,6 +9,10 @@ from cloze.serve import schemas as forms
 from cloze.serve.errors import Invalid, TooLarge
 from cloze.serve.responses import add_post
 from cloze.serve.service import Answered, Service
+from cloze.tasks.answering.kind import ANSWER
+from cloze.tasks.choice.kind import CHOOSE
+from cloze.tasks.classification.kind import CLASSIFY
+from cloze.tasks.tagging.kind import TAG
 
 # Protected words times characters: each word is looked for at each of them, and nobody else has a turn meanwhile.
 MOST_LOOKED_FOR = 1_000_000
@@ -48,7 +52,7 @@ async def fill(service: Service, request: Request, form: forms.FillForm) -> Any:
 async def classify(service: Service, request: Request, form: forms.ClassifyForm) -> Any:
     """A label, labels or a number for each text."""
     inputs = _pairs(form.texts, form.pairs)
-    answered = await service.ask(request, form.model, "classify", inputs, _parts(inputs))
+    answered = await service.ask(request, form.model, CLASSIFY.operation, inputs, _parts(inputs))
     return _told(answered, results=answered.results)
 
 
@@ -57,21 +61,21 @@ async def tag(service: Service, request: Request, form: forms.TagForm) -> Any:
     texts = [form.texts] if isinstance(form.texts, str) else form.texts
     parts = [[text if isinstance(text, str) else " ".join(text)] for text in texts]
     worded = bool(texts) and not isinstance(texts[0], str)
-    answered = await service.ask(request, form.model, "tag", texts, parts, worded=worded)
+    answered = await service.ask(request, form.model, TAG.operation, texts, parts, worded=worded)
     return _told(answered, results=answered.results)
 
 
 async def answer(service: Service, request: Request, form: forms.AnswerForm) -> Any:
     """Where in the context the answer stands."""
     inputs = [(form.question, form.context)]
-    answered = await service.ask(request, form.model, "answer", inputs, _parts(inputs), top=form.top)
+    answered = await service.ask(request, form.model, ANSWER.operation, inputs, _parts(inputs), top=form.top)
     return _told(answered, answers=answered.results[0])
 
 
 async def choose(service: Service, request: Request, form: forms.ChooseForm) -> Any:
     """The options, the one that fits best first."""
     parts = [[text for option in form.options for text in (form.prompt, option)]]
-    answered = await service.ask(request, form.model, "choose", [(form.prompt, form.options)], parts)
+    answered = await service.ask(request, form.model, CHOOSE.operation, [(form.prompt, form.options)], parts)
     return _told(answered, options=answered.results[0])
 
 

@@ -1,7 +1,7 @@
-"""Texts -> sequences and how many tokens they have, before they may wait: off the event loop, and bounded.
+"""Texts -> sequences and their token counts, before they are queued: off the event loop, and bounded.
 
-What a model reads as it stands becomes tokens here, once, and waits as a text with its sequences. Operations that take
-texts apart in ways of their own (words, contexts, options) get the texts, whose tokens are only counted here.
+Texts that the model reads as they are become tokens here, once, and are queued as a text with its sequences. Operations
+that split texts in their own way (words, contexts, options) get the texts, whose tokens are only counted here.
 """
 
 import asyncio
@@ -11,43 +11,45 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from cloze.kinds import LongTexts
 from cloze.predict.fill_mask import count_blanks, most_passes
 from cloze.predict.inputs import count_corrected, count_windows, count_words, read_blanks, read_texts
 from cloze.serve.errors import Overloaded
 from cloze.serve.metrics import Metrics
 from cloze.serve.models import Served
-from cloze.serve.operations import ROUNDS
+from cloze.serve.operations import ROUNDS, task_kind
+from cloze.tasks.kind import TaskKind
 
-# Characters that are read at once, without a thread: the way there and back takes longer than such a text.
+# Texts of up to so many characters are tokenized without a thread: handing them over takes longer.
 AT_ONCE = 500
-# Characters that may be in the hands of the threads.
+# Characters that may be queued for the threads.
 PENDING = 2_000_000
 SPECIAL = 3  # [CLS] and two [SEP]
 
 
 @dataclass(frozen=True)
 class Usage:
-    """The tokens of each input, and how many inputs were cut."""
+    """Token count of each input, and how many inputs were truncated."""
 
     lengths: list[int]
     truncated: int
 
     @property
     def tokens(self) -> int:
-        """Of all of them."""
+        """Tokens of all inputs."""
         return sum(self.lengths)
 
 
 @dataclass(frozen=True)
 class Read:
-    """Inputs as the model's thread takes them, and what they weigh."""
+    """Inputs as the model's thread takes them, and their token counts."""
 
     inputs: Sequence[Any]
     usage: Usage
 
 
 class Reader:
-    """Two threads and a bound on what waits for them."""
+    """Two threads, and a limit on what is queued for them."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="reader")
@@ -55,7 +57,7 @@ class Reader:
         self._seconds = metrics.reading_seconds
 
     async def run(self, characters: int, read: Any, *arguments: Any) -> Any:
-        """Call a function that reads so many characters."""
+        """Call a function that tokenizes so many characters."""
         start = time.monotonic()
         if characters <= AT_ONCE:
             result = read(*arguments)
@@ -71,7 +73,7 @@ class Reader:
         return result
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._pool.shutdown(cancel_futures=True)
 
 
@@ -82,27 +84,33 @@ def read(
     parts: Sequence[Sequence[str]],
     options: Mapping[str, Any],
 ) -> Read:
-    """Read inputs, each of which consists of some texts, as an operation wants them."""
-    if operation in ("embed", "classify"):
-        texts, pairs = zip(*inputs, strict=True)
-        how = served.long_texts if operation == "classify" else options.get("long_texts", "cut")
-        paired = None if pairs[0] is None else pairs
-        windows = read_texts(served.tokenizer, texts, paired, how, segments=served.segments)
-        lengths = [sum(len(window.ids) for window in text) for text in windows]
-        usage = Usage(lengths, sum(text[0].dropped > 0 for text in windows))
-        return Read(list(zip(texts, windows, strict=True)), usage)
+    """Tokenize inputs, each of which consists of some texts, or count their tokens, as an operation needs them."""
+    kind = task_kind(operation)
+    if kind is not None and kind.inputs == "texts":
+        return _read_texts(served, inputs, served.long_texts)
+    if kind is not None and kind.inputs == "words":
+        return Read(inputs, Usage(_count_tagged(served, inputs, worded=options["worded"]), 0))
+    if operation == "embed":
+        return _read_texts(served, inputs, options.get("long_texts", "cut"))
     if operation == "fill":
         return _read_blanks(served, inputs, options)
     if operation == "correct":
         lengths = count_corrected(served.tokenizer, inputs, seen=served.corrects_as_seen)
         return Read(inputs, Usage(lengths, 0))
-    if operation == "tag":
-        return Read(inputs, Usage(_count_tagged(served, inputs, worded=options["worded"]), 0))
-    return Read(inputs, _count(served, operation, parts))
+    return Read(inputs, _count(served, kind, parts))
+
+
+def _read_texts(served: Served, inputs: Sequence[Any], long_texts: LongTexts) -> Read:
+    texts, pairs = zip(*inputs, strict=True)
+    paired = None if pairs[0] is None else pairs
+    windows = read_texts(served.tokenizer, texts, paired, long_texts, segments=served.segments)
+    lengths = [sum(len(window.ids) for window in text) for text in windows]
+    usage = Usage(lengths, sum(text[0].dropped > 0 for text in windows))
+    return Read(list(zip(texts, windows, strict=True)), usage)
 
 
 def _read_blanks(served: Served, texts: Sequence[str], options: Mapping[str, Any]) -> Read:
-    """Texts with blanks, which are read again and again to fill those of each together."""
+    """Tokenize texts with blanks; blanks that are filled together take several passes."""
     sequences = read_blanks(served.tokenizer, texts, options["top"])
     lengths = [len(one.ids) for one in sequences]
     if options["joint"]:
@@ -113,25 +121,25 @@ def _read_blanks(served: Served, texts: Sequence[str], options: Mapping[str, Any
 
 
 def _count_tagged(served: Served, inputs: Sequence[Any], *, worded: bool) -> list[int]:
-    """The tokens of texts, or of sentences that are words; long ones are read in windows that overlap by half."""
+    """Return the tokens of texts, or of sentences given as words; long ones are read in half-overlapping windows."""
     tokenizer = served.tokenizer
     counts = count_words(tokenizer, inputs) if worded else [len(ids) for ids in tokenizer.encode_ids(inputs)]
     lengths = [count + SPECIAL - 1 for count in counts]
     return [length if length <= served.longest else 2 * length for length in lengths]
 
 
-def _count(served: Served, operation: str, parts: Sequence[Sequence[str]]) -> Usage:
+def _count(served: Served, kind: TaskKind | None, parts: Sequence[Sequence[str]]) -> Usage:
     """Count the tokens that are computed for inputs."""
     counts = iter(served.tokenizer.encode_ids([text for texts in parts for text in texts]))
-    weighed = [_weigh(served, operation, [len(next(counts)) for _ in texts]) for texts in parts]
+    weighed = [_weigh(served, kind, [len(next(counts)) for _ in texts]) for texts in parts]
     return Usage([length for length, _ in weighed], sum(cut for _, cut in weighed))
 
 
-def _weigh(served: Served, operation: str, counts: Sequence[int]) -> tuple[int, bool]:
-    """The tokens that are computed for texts of so many, and whether some are left out."""
+def _weigh(served: Served, kind: TaskKind | None, counts: Sequence[int]) -> tuple[int, bool]:
+    """Return the tokens computed for texts of these token counts, and whether some are left out."""
     length = sum(counts) + SPECIAL - (len(counts) == 1)
-    if operation == "answer":
+    if kind is not None and kind.inputs == "question":
         return count_windows(served.tokenizer, *counts)
     # Options are sequences of their own.
-    limit = served.longest * (len(counts) // 2 if operation == "choose" else 1)
+    limit = served.longest * (len(counts) // 2 if kind is not None and kind.inputs == "options" else 1)
     return min(length, limit), length > limit

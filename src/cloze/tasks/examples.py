@@ -1,20 +1,19 @@
-"""What a model is trained on at once: a row of a task as the sequences that a model reads, and what it should say.
+"""Examples of a task: rows, their targets, the labels they use, and how rows are split into training and dev parts.
 
-The labels of a task, in the order of a model's outputs: found in the training rows, or fixed by the task.
-
-What is known of a task by its name: its kind, how it is scored, and how its rows are read.
+Splits: files have an order of their own, such as alternating labels, and every tenth row of those has one label. So
+rows are dealt in an order drawn with a fixed seed: the same rows are always split in the same way. Rows with labels are
+dealt label by label, so that every part has its share of each. Within a part, rows keep the order of the file.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+import random
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from cloze.errors import DataError, did_you_mean
-from cloze.kinds import TaskKind
 from cloze.lines import RowError
-from cloze.tasks.source import Source
 
 if TYPE_CHECKING:
     from cloze.text import Encoding
@@ -25,14 +24,14 @@ Target = int | float | Sequence[int] | Sequence[float]
 
 @dataclass(frozen=True)
 class Item:
-    """One sequence and its target; of a choice, the sequence of each option."""
+    """One training item: a sequence and its target; for a choice, one sequence per option."""
 
     encodings: "tuple[Encoding, ...]"
     target: Target
 
 
 class Examples(Protocol):
-    """The rows of a task, whatever its kind."""
+    """The rows of a task of any kind."""
 
     @property
     def places(self) -> Sequence[str]:
@@ -40,30 +39,33 @@ class Examples(Protocol):
 
     @property
     def skipped(self) -> int:
-        """Rows that could not be used."""
+        """Number of rows that could not be used."""
 
     def __len__(self) -> int: ...
 
     def select(self, indices: Sequence[int]) -> Self:
-        """The rows at these indices, in their order."""
+        """Return the rows at these indices, in that order."""
 
     def documents(self) -> Sequence[Sequence[str]]:
-        """The texts of each row, for those who want to read them without their labels."""
+        """Return the texts of each row, without labels."""
+
+    def strata(self) -> Sequence[Any] | None:
+        """Return what each row is stratified by when rows are split; None for no stratification."""
 
 
 AnyExamples = TypeVar("AnyExamples", bound=Examples)
 
 
 def fingerprint(*all_examples: object) -> str:
-    """What tells the rows of dataclasses from others: all that they say and are to be answered, wherever they stand."""
-    found = hashlib.blake2b(digest_size=16)
+    """Return a hash of the rows of some dataclasses: their texts and targets, not their places."""
+    digest = hashlib.blake2b(digest_size=16)
     for examples in all_examples:
         assert is_dataclass(examples)
         for field in fields(examples):
             value = getattr(examples, field.name)
-            for one in value if isinstance(value, Sequence) and field.name != "places" else ():
-                found.update(repr(_without_place(one)).encode("utf-8", errors="replace"))
-    return found.hexdigest()
+            for row in value if isinstance(value, Sequence) and field.name != "places" else ():
+                digest.update(repr(_without_place(row)).encode("utf-8", errors="replace"))
+    return digest.hexdigest()
 
 
 def _without_place(row: object) -> object:
@@ -79,7 +81,7 @@ class Row(Protocol):
 
     @property
     def texts(self) -> list[str]:
-        """What it asks about, without its label."""
+        """Its texts, without the label."""
 
 
 AnyRow = TypeVar("AnyRow", bound=Row)
@@ -87,7 +89,7 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 
 @dataclass(frozen=True)
 class Rows(Generic[AnyRow]):
-    """The examples of a kind whose rows are objects of their own."""
+    """The examples of a kind that has a class for its rows."""
 
     rows: list[AnyRow]
     skipped: int = 0  # rows that could not be used
@@ -101,17 +103,20 @@ class Rows(Generic[AnyRow]):
         return len(self.rows)
 
     def select(self, indices: Sequence[int]) -> Self:
-        """The rows at these indices, in their order."""
+        """Return the rows at these indices, in that order."""
         return replace(self, rows=[self.rows[index] for index in indices])
 
     def documents(self) -> list[list[str]]:
-        """The texts of each row."""
+        """Return the texts of each row."""
         return [row.texts for row in self.rows]
+
+    def strata(self) -> None:
+        """Return None: rows are split without stratification."""
 
 
 @dataclass(frozen=True)
 class LabelSet:
-    """The classes of a task in the order of a model's outputs."""
+    """The labels of a task in the order of a model's outputs."""
 
     names: tuple[str, ...]
 
@@ -124,16 +129,16 @@ class LabelSet:
         return {name: index for index, name in enumerate(self.names)}
 
     def index(self, label: str, place: str) -> int:
-        """Return the index of a label that stands at a place of a file."""
+        """Return the index of a label; ``place`` is where it stands, for the error message."""
         if label not in self.indices:
             known = did_you_mean(label, self.names)
             raise RowError(f"{place}: label {label!r} is not among the {len(self)} labels of training{known}")
         return self.indices[label]
 
 
-def sorted_labels(found: Iterable[str], fewest: int = 2) -> LabelSet:
-    """Labels in order: by value if all are integers."""
-    distinct = set(found)
+def sorted_labels(labels: Iterable[str], fewest: int = 2) -> LabelSet:
+    """Return the distinct labels in order: by value if all are integers."""
+    distinct = set(labels)
     if not distinct:
         raise DataError("no training row has a label; expected at least one row with one: check the label column")
     if len(distinct) < fewest:
@@ -152,22 +157,45 @@ def _all_integers(labels: set[str]) -> bool:
 
 
 class Read(NamedTuple):
-    """The rows of a split, and the labels that they are held to; None where a task has none."""
+    """The rows of a split and the labels they use; None where a task has no labels."""
 
     examples: Examples
     labels: LabelSet | None = None
 
 
-# Source, split ("train", "dev", ...), and the labels to hold the rows to: None for those of training, which are found.
-Reader = Callable[[Source, str, LabelSet | None], Read]
+# Without a dev file, this share of the training rows stands in for one.
+DEV_SHARE = 0.1
+_SEED = 0
 
 
-@dataclass(frozen=True)
-class TaskSpec:
-    """One task; ``published`` ones have files of known names, the others are anybody's own."""
+def split_dev(examples: AnyExamples) -> tuple[AnyExamples, AnyExamples]:
+    """Return rows to train on, and a tenth to score on."""
+    every = round(1 / DEV_SHARE)
+    if len(examples) < 2 * every:
+        raise DataError(
+            f"{len(examples)} rows are too few to keep some for scoring: {2 * every} at the least; give a --dev file"
+        )
+    return _partition(examples, _deal(examples)[every - 1 :: every])
 
-    kind: TaskKind
-    metrics: tuple[str, ...]  # the first is the one that counts
-    read: Reader
-    published: bool = True
-    columns: tuple[str, ...] = ("text", "pair", "label")  # of anybody's own tables
+
+def split_fold(examples: AnyExamples, fold: int, folds: int) -> tuple[AnyExamples, AnyExamples]:
+    """Return rows to train on, and those of a fold (from 0) to score on; each row is in one fold."""
+    return _partition(examples, _deal(examples)[fold::folds])
+
+
+def _partition(examples: AnyExamples, chosen: list[int]) -> tuple[AnyExamples, AnyExamples]:
+    scored = set(chosen)
+    others = [index for index in range(len(examples)) if index not in scored]
+    return examples.select(others), examples.select(sorted(scored))
+
+
+def _deal(examples: Examples) -> list[int]:
+    """Return row indices in a fixed random order, grouped by stratum: every n-th one is a fair sample."""
+    draw = random.Random(_SEED)
+    # Python guarantees that these numbers stay the same across versions, unlike those of a shuffle.
+    keys = [draw.random() for _ in range(len(examples))]
+    order = sorted(range(len(examples)), key=keys.__getitem__)
+    strata = examples.strata()
+    if strata is not None:
+        order.sort(key=strata.__getitem__)
+    return order

@@ -1,57 +1,124 @@
-"""A task by name: which rows, which labels, which metrics, for published files and for anybody's own."""
+"""The table of task kinds, and tasks by name: which rows, which labels, which metrics.
 
-from collections.abc import Sequence
+``KINDS`` is the one place where a kind is registered. A task is a published one (``PUBLISHED``: files of known names)
+or a kind applied to the user's own files, under the name of the kind.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 from cloze.errors import ConfigError, did_you_mean
-from cloze.kinds import TaskKind
-from cloze.tasks.answering.files import CMRC, SQUAD, SQUAD2, read_own_questions, read_squad
-from cloze.tasks.choice import read_arc, read_own_choices, read_swag
-from cloze.tasks.classification import read_own_texts, read_published_texts
-from cloze.tasks.examples import Examples, LabelSet, TaskSpec
-from cloze.tasks.published import CHINESE, GLUE, PublishedTask, task_key
-from cloze.tasks.source import Source
-from cloze.tasks.splits import split_dev
-from cloze.tasks.tagging.entities import ENTITY_METRICS, tag_metrics
-from cloze.tasks.tagging.examples import PUBLISHED_TAGS, read_own_tags, read_published_tags
+from cloze.tasks.answering.files import CMRC, SQUAD, SQUAD2, read_squad
+from cloze.tasks.answering.kind import ANSWER
+from cloze.tasks.answering.kind import read_other_splits as read_other_questions
+from cloze.tasks.choice.kind import CHOOSE, read_arc, read_arc_test, read_swag
+from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS, read_other_splits, read_published_texts
+from cloze.tasks.classification.published import CHINESE, GLUE, PublishedTask, task_key
+from cloze.tasks.correction.kind import CORRECTION
+from cloze.tasks.examples import Examples, LabelSet, split_dev
+from cloze.tasks.kind import PlacedTexts, Reader, TaskKind
+from cloze.tasks.rows import Source
+from cloze.tasks.similarity.kind import SIMILARITY
+from cloze.tasks.tagging.examples import PUBLISHED_TAGS, read_published_tags
+from cloze.tasks.tagging.kind import TAG, read_test_split
 
-OWN: dict[str, TaskSpec] = {
-    "classify": TaskSpec("classify", ("accuracy", "macro_f1"), partial(read_own_texts, "classify"), published=False),
-    "multilabel": TaskSpec(
-        "multilabel", ("micro_f1", "macro_f1"), partial(read_own_texts, "multilabel"), published=False
-    ),
-    "regress": TaskSpec("regress", ("pearson", "spearman", "mse"), partial(read_own_texts, "regress"), published=False),
-    "tag": TaskSpec("tag", ENTITY_METRICS, read_own_tags, published=False, columns=("text", "label")),
-    "answer": TaskSpec("answer", ("f1", "exact"), read_own_questions, published=False),
-    "choose": TaskSpec(
-        "choose", ("accuracy",), read_own_choices, published=False, columns=("text", "label", "options")
-    ),
+if TYPE_CHECKING:
+    from cloze.model import HeadName
+
+# In the order in which messages list them. Of the kinds that share a head, the first is what a folder without further
+# information is taken for.
+KINDS: dict[str, TaskKind] = {
+    kind.name: kind for kind in (CLASSIFY, MULTILABEL, REGRESS, TAG, ANSWER, CHOOSE, SIMILARITY, CORRECTION)
 }
-PUBLISHED: dict[str, TaskSpec] = {
-    name: TaskSpec(
-        "regress" if task.labels is None else "classify",
+
+
+@contextmanager
+def registered(kind: TaskKind) -> Iterator[TaskKind]:
+    """Register a kind for the duration of the block, for kinds that are defined outside this package.
+
+    Example:
+        >>> with registered(MY_KIND):
+        ...     finetune(Source(MY_KIND.name, "rows.csv"), "bert", "run")
+    """
+    if kind.name in KINDS or kind.name in PUBLISHED:
+        raise ConfigError(f"a task called {kind.name!r} exists already; choose another name")
+    KINDS[kind.name] = kind
+    try:
+        yield kind
+    finally:
+        del KINDS[kind.name]
+
+
+def find_kind(name: str) -> TaskKind:
+    """Return the kind of that name."""
+    if name not in KINDS:
+        raise ConfigError(f"unknown kind of task {name!r}{did_you_mean(name, KINDS)}")
+    return KINDS[name]
+
+
+def head_of(name: str) -> "HeadName":
+    """Return the head that models of the kind of that name have."""
+    head = find_kind(name).head
+    assert head is not None, "a fine-tuned model has a head"
+    return head
+
+
+def labelled_kinds() -> list[TaskKind]:
+    """Return the kinds whose models have a head of their own, in the order of the table."""
+    return [kind for kind in KINDS.values() if kind.labelled]
+
+
+def is_unlabelled(name: str) -> bool:
+    """Return whether this is the name of a kind that is trained without labels."""
+    return name.lower() in KINDS and not KINDS[name.lower()].labelled
+
+
+def _none(source: Source) -> list[PlacedTexts]:  # noqa: ARG001
+    return []
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """One task by name; ``published`` tasks have files of known names, the others are the user's own."""
+
+    kind: TaskKind
+    metrics: tuple[str, ...]  # the first one selects models
+    read: Reader
+    # Rows of published splits besides train and dev, which a model must not have read before it is scored on them.
+    read_other_splits: Callable[[Source], list[PlacedTexts]] = _none
+    published: bool = True
+
+
+def _published_texts(task: PublishedTask) -> TaskSpec:
+    return TaskSpec(
+        REGRESS if task.labels is None else CLASSIFY,
         (task.main, *(metric for metric in task.metrics if metric != task.main)),
         partial(read_published_texts, task),
+        partial(read_other_splits, task),
     )
-    for name, task in (GLUE | CHINESE).items()
-} | {
+
+
+PUBLISHED: dict[str, TaskSpec] = {
+    **{name: _published_texts(task) for name, task in (GLUE | CHINESE).items()},
     **{
-        name: TaskSpec("tag", ENTITY_METRICS, partial(read_published_tags, files))
+        name: TaskSpec(TAG, TAG.metrics, partial(read_published_tags, files), partial(read_test_split, files))
         for name, files in PUBLISHED_TAGS.items()
     },
-    "squad": TaskSpec("answer", ("f1", "exact_match"), partial(read_squad, SQUAD, True)),
-    "squad2": TaskSpec("answer", ("f1", "exact"), partial(read_squad, SQUAD2, False)),
-    "cmrc": TaskSpec("answer", ("f1", "em", "average"), partial(read_squad, CMRC, True)),
-    "swag": TaskSpec("choose", ("accuracy",), read_swag),
-    "arc": TaskSpec("choose", ("accuracy",), read_arc),
-}
-TASKS = OWN | PUBLISHED
-# What `cloze finetune` knows besides, and why it is no task with rows to score.
-NOT_ONE = {
-    "glue": f"glue is several tasks; name one of them: {', '.join(GLUE)}; cloze finetune glue goes through all",
-    "correction": "correction has no labels to learn; it is for cloze finetune and evaluate, and one run",
-    "similarity": "similarity has no labels to learn; it is for cloze finetune alone, and one run",
+    **{
+        name: TaskSpec(
+            ANSWER, metrics, partial(read_squad, files, always), partial(read_other_questions, files, always)
+        )
+        for name, files, always, metrics in (
+            ("squad", SQUAD, True, ("f1", "exact_match")),
+            ("squad2", SQUAD2, False, ("f1", "exact")),
+            ("cmrc", CMRC, True, ("f1", "em", "average")),
+        )
+    },
+    "swag": TaskSpec(CHOOSE, CHOOSE.metrics, read_swag),
+    "arc": TaskSpec(CHOOSE, CHOOSE.metrics, read_arc, read_arc_test),
 }
 
 
@@ -60,7 +127,7 @@ class TaskData:
     """Rows with targets; ``labels`` is None where the kind has none."""
 
     kind: TaskKind
-    metrics: tuple[str, ...]  # the first is the one that counts
+    metrics: tuple[str, ...]  # the first one selects models
     labels: LabelSet | None
     train: Examples
     dev: Examples
@@ -68,22 +135,27 @@ class TaskData:
 
 
 def find_task(name: str) -> TaskSpec:
-    """The task of that name, in any case."""
+    """Return the task of that name, in any case."""
     key = task_key(name)
-    if key in NOT_ONE:
-        raise ConfigError(NOT_ONE[key])
-    if key not in TASKS:
-        raise ConfigError(f"unknown task {name!r}{did_you_mean(name, TASKS)}")
-    return TASKS[key]
+    if key == "glue":
+        raise ConfigError(f"glue is several tasks; name one of them: {', '.join(GLUE)}; cloze finetune glue runs all")
+    if key in PUBLISHED:
+        return PUBLISHED[key]
+    kind = KINDS.get(key)
+    if kind is None:
+        raise ConfigError(f"unknown task {name!r}{did_you_mean(name, [*map(str, labelled_kinds()), *PUBLISHED])}")
+    if not kind.labelled or kind.read is None:
+        raise ConfigError(kind.unlabelled_note)
+    return TaskSpec(kind, kind.metrics, kind.read, published=False)
 
 
 def find_published(name: str) -> PublishedTask | None:
-    """The files of a published task of texts; None of other tasks, and of anybody's own."""
+    """Return the files of a published task of texts; None for other tasks and the user's own files."""
     return (GLUE | CHINESE).get(task_key(name))
 
 
 def _find_task_of(source: Source) -> TaskSpec:
-    """The task of a source; what would be silently passed over is refused."""
+    """Return the task of a source; refuse columns that would be silently ignored."""
     spec = find_task(source.task)
     for name, value in source.columns_named().items():
         if spec.published:
@@ -91,18 +163,21 @@ def _find_task_of(source: Source) -> TaskSpec:
                 f"{name} is {value!r}, but the files of {source.task} have columns of their own; "
                 f"leave it out, or take {spec.kind} for files of yours"
             )
-        if name not in spec.columns:
+        if name not in spec.kind.columns:
             raise ConfigError(
                 f"{name} is {value!r}, but rows to {spec.kind} have no such column; "
-                f"leave it out (they have: {', '.join(spec.columns)})"
+                f"leave it out (they have: {', '.join(spec.kind.columns)})"
             )
     return spec
 
 
 def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = None) -> TaskData:
-    """Read the rows for training, and those for scoring it; ``labels``, if given, are what both are held to.
+    """Read the rows for training and those for scoring.
 
-    Own rows without a dev file are parted, a tenth being kept for scoring; or not, and then ``dev`` is all of them.
+    Args:
+        source: The task and its files.
+        part: Without a dev file, keep a tenth of the user's own rows for scoring; if False, ``dev`` is all rows.
+        labels: The labels that both must use; collected from the training rows if left out.
     """
     spec = _find_task_of(source)
     train, labels = spec.read(source, "train", labels)
@@ -116,14 +191,17 @@ def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = No
     else:
         dev, _ = spec.read(source, "dev", labels)
         notes += _skipped("dev", dev)
-    metrics = tag_metrics(labels) if spec.kind == "tag" else spec.metrics
+    metrics = spec.metrics if spec.kind.label_metrics is None else spec.kind.label_metrics(labels)
     return TaskData(spec.kind, metrics, labels, train, dev, notes)
 
 
 def read_examples(source: Source, labels: Sequence[str] | None, split: str = "dev") -> Examples:
-    """Read rows to score a model on; ``labels`` are the model's own, None where its kind has none.
+    """Read rows to score a model on.
 
-    Of files of one's own these are the dev rows, if there is such a file, or else all that are there.
+    Args:
+        source: The task and its files; of the user's own, the dev file if there is one, else all rows.
+        labels: The model's labels; None where its kind has none.
+        split: Which split of a published task.
     """
     known = None if labels is None else LabelSet(tuple(labels))
     spec = _find_task_of(source)

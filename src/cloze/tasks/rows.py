@@ -1,19 +1,70 @@
-"""Records -> rows: the text, the pair and the raw label of each example, by column name.
+"""Where a task's rows are (``Source``), and table records -> rows: text, pair and raw label by column name.
 
-Between the user's file and a task's labels. A file is read as a stream; a bad row stops the reading with its
-place, or is skipped and counted, as ``on_bad_row`` says. What is wrong with the whole file always stops it.
+A file is read as a stream; a bad row stops the reading with its place, or is skipped and counted, as ``on_bad_row``
+says. What is wrong with the whole file always stops it. Imports nothing heavy: the command line reads the settings.
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any, Literal
 
 from cloze.errors import DataError, did_you_mean
 from cloze.lines import RowError
-from cloze.tasks.source import OnBadRow
 from cloze.tasks.tables import Record, Table, open_table
+
+OnBadRow = Literal["stop", "skip"]
+
+
+@dataclass(frozen=True)
+class RowSettings:
+    """How the rows of a task are read. The text under a field is its help on the command line."""
+
+    text: str = "text"
+    """The column with the texts, prompts or words."""
+    pair: str | None = None
+    """The column with second texts, if there are any."""
+    label: str = "label"
+    """The column with the labels."""
+    options: str = "options"
+    """To choose: the column with a list of options, or the columns with one each, commas between."""
+    on_bad_row: OnBadRow | None = None
+    """stop, or skip and count; left out, to stop, unless the published files of the task are known to be bad."""
+
+    def source(self, task: str, data: Path, dev: Path | None = None) -> "Source":
+        """Return the source of a task whose rows are read like this."""
+        return Source(task, data, dev, **asdict(self))
+
+
+@dataclass(frozen=True)
+class Source:
+    """A task by name, its file or folder, and which columns of the user's own files hold what."""
+
+    task: str
+    data: Path
+    dev: Path | None = None
+    text: str = RowSettings.text
+    pair: str | None = RowSettings.pair
+    label: str = RowSettings.label
+    on_bad_row: OnBadRow | None = RowSettings.on_bad_row
+    options: str = RowSettings.options
+
+    def __post_init__(self) -> None:
+        # Python callers pass file names as strings.
+        object.__setattr__(self, "data", Path(self.data))
+        object.__setattr__(self, "dev", None if self.dev is None else Path(self.dev))
+
+    def recorded(self) -> dict[str, Any]:
+        """Return the source as a run records it, to be compared when the run is resumed."""
+        return {name: None if value is None else str(value) for name, value in asdict(self).items()}
+
+    def columns_named(self) -> dict[str, str]:
+        """Return the columns that differ from their defaults."""
+        named = {name: getattr(self, name) for name in ("text", "pair", "label", "options")}
+        return {name: value for name, value in named.items() if value != getattr(RowSettings, name)}
+
 
 # Between the labels of a row that bears several: a list in JSON or Parquet, else a text such as "sports|politics".
 SEVERAL = "|"

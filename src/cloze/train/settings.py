@@ -403,9 +403,11 @@ class SimilaritySettings:
 
 def check_meant(task: str, similarity: SimilaritySettings) -> None:
     """Refuse what is for similarity where another task is learned: it would be silently left undone."""
+    from cloze.tasks.similarity.kind import SIMILARITY  # imports numpy, which help must not
+
     for field in fields(similarity):
         value = getattr(similarity, field.name)
-        if task.lower() != "similarity" and value != field.default:
+        if task.lower() != SIMILARITY.name and value != field.default:
             raise ConfigError(f"{field.name} is {value!r}, which is for similarity; leave it out")
 
 

@@ -13,7 +13,7 @@ from cloze.errors import RequestError
 from cloze.predict import Model, load
 from cloze.predict.embeddings.report import Way, advise, report_embeddings, static_vectors, train_word2vec
 from cloze.predict.embeddings.whitening import Geometry, geometry
-from cloze.tasks.similarity import agreement, cosines
+from cloze.tasks.similarity.kind import agreement, cosines
 from tests.model.made import assert_close, model_folder
 
 TEXTS = [f"word{number % 30} word{number * 7 % 31} the cat" for number in range(60)]

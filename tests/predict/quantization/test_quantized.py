@@ -15,8 +15,8 @@ from torch import nn
 from cloze.checkpoint import EmbeddingSettings
 from cloze.checkpoint.quantized_file import Int8Weight, layer_products
 from cloze.errors import ConfigError
+from cloze.model.batch import Batch, collate
 from cloze.predict import Model, load
-from cloze.predict.batching import Batch, collate
 from cloze.predict.quantization import linear as quantized
 from cloze.predict.quantization import precision as engine_module
 from cloze.predict.quantization.linear import KERNELS, Bf16Linear, Int8Linear, Product, choose_kernel, is_right

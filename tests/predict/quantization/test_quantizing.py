@@ -15,8 +15,8 @@ from cloze.predict.quantization import linear as quantized
 from cloze.predict.quantization.linear import KERNELS, Int8Linear, is_right
 from cloze.predict.quantization.quantize import QuantizeReport, quantize
 from cloze.predict.quantization.rounding import odd_texts, round_product
-from cloze.tasks.similarity import cosines
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
+from cloze.tasks.similarity.kind import cosines
 from tests.model.made import assert_close, model_folder, saved
 
 TEXTS = [f"the cat sat on a mat{' the dog ran' * (number % 3)} word{number % 30}" for number in range(200)]

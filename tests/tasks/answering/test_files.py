@@ -17,7 +17,7 @@ from cloze.tasks.answering.examples import Question, Questions
 from cloze.tasks.answering.files import locate
 from cloze.tasks.answering.metrics import Told, answer_scores, best_threshold, exactness, likeness, normalized
 from cloze.tasks.registry import read_examples, read_task
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from tests.tasks import squad_reference as reference
 
 CONTEXT = "The old captain sees the river. He keeps a silver letter behind the house."
@@ -77,7 +77,7 @@ def test_published_folders_are_read_by_name(tmp_path: Path, task: str, names: tu
     data = read_task(Source(task, tmp_path))
     assert isinstance(data.train, Questions)
     assert isinstance(data.dev, Questions)
-    assert data.kind == "answer"
+    assert data.kind.name == "answer"
     assert data.labels is None
     assert [row.id for row in data.train.rows] == ["q1", "q2", "q3"][: 2 + (task == "squad2")]
     assert data.dev.rows == [

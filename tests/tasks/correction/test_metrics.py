@@ -7,7 +7,7 @@ import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
 from cloze.errors import DataError
-from cloze.tasks.correction.files import Corrections, read_corrections
+from cloze.tasks.correction.kind import Corrections, read_corrections
 from cloze.tasks.correction.metrics import applied, choose_threshold, find_edits, score_corrections
 from cloze.tasks.correction.settings import CorrectionSettings
 

@@ -12,7 +12,7 @@ from cloze.errors import ConfigError, DataError
 from cloze.kinds import IGNORED
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import read_task
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.tasks.tagging.columns import Sentence
 from cloze.tasks.tagging.entities import Span, are_entities, find_entities, find_tags, score_tags, tag_metrics, unify
 from cloze.tasks.tagging.examples import (

@@ -18,10 +18,10 @@ from cloze.kinds import AdapterKind, Features
 from cloze.lines import RowError
 from cloze.model import Bert, HeadName
 from cloze.predict import load
-from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.distillation.distill import distill, share_kept
 from cloze.train.distillation.settings import DistillSettings

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloze.checkpoint import HEAD_OF
-from cloze.kinds import IGNORED, FeatureHead, Features, TaskKind
+from cloze.kinds import IGNORED, FeatureHead, Features
 from cloze.model import Bert, BertConfig
 from cloze.model.adapters import Attachment, attach
+from cloze.model.batch import Batch
 from cloze.model.losses import task_logits
-from cloze.predict.batching import Batch
+from cloze.tasks.registry import head_of
 from cloze.train.distillation.objective import DistillBatch, DistillObjective, answer_loss, match_layers
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.distillation.students import layers_to_take, with_layers
@@ -31,21 +31,21 @@ CONFIG = BertConfig(
     attention_dropout=0.0,
     initial_deviation=0.2,
 )
-KINDS: list[TaskKind] = ["classify", "multilabel", "regress", "tag", "answer", "choose"]
-LABELS: dict[TaskKind, int] = {"classify": 3, "multilabel": 3, "regress": 1, "tag": 3, "answer": 2, "choose": 1}
+KINDS: list[str] = ["classify", "multilabel", "regress", "tag", "answer", "choose"]
+LABELS: dict[str, int] = {"classify": 3, "multilabel": 3, "regress": 1, "tag": 3, "answer": 2, "choose": 1}
 NAMES = ("labels", "logits", "states", "attention")
 ONLY = dict.fromkeys(("labels_weight", "logits_weight", "states_weight", "attention_weight"), 0.0)
 
 
-def make_teacher(kind: TaskKind, **changes: Any) -> Bert:
+def make_teacher(kind: str, **changes: Any) -> Bert:
     config = replace(CONFIG, **changes)
-    return Bert.fresh(config, (HEAD_OF[kind],), labels=LABELS[kind], seed=5).eval()
+    return Bert.fresh(config, (head_of(kind),), labels=LABELS[kind], seed=5).eval()
 
 
-def make_reader(kind: TaskKind, reads: Features, by: FeatureHead) -> Bert:
+def make_reader(kind: str, reads: Features, by: FeatureHead) -> Bert:
     """A teacher of decided answers, whose head stands on frozen states, none of which count the same."""
     bert = Bert.fresh(CONFIG, seed=5)
-    attach(bert, Attachment("features", HEAD_OF[kind], LABELS[kind], 8, reads=reads, feature_head=by), seed=6)
+    attach(bert, Attachment("features", head_of(kind), LABELS[kind], 8, reads=reads, feature_head=by), seed=6)
     assert bert.reader is not None
     if bert.reader.weights is not None:
         torch.nn.init.normal_(bert.reader.weights, std=2.0, generator=torch.Generator().manual_seed(7))
@@ -55,7 +55,7 @@ def make_reader(kind: TaskKind, reads: Features, by: FeatureHead) -> Bert:
     return bert.eval()
 
 
-def make_batch(kind: TaskKind, rows: int = 6, seed: int = 0) -> TaskBatch:
+def make_batch(kind: str, rows: int = 6, seed: int = 0) -> TaskBatch:
     """Rows of different lengths; of a choice, items with two options and with more."""
     draw = torch.Generator().manual_seed(seed)
     lengths = torch.randint(3, 9, (rows,), generator=draw)
@@ -88,9 +88,9 @@ def losses(objective: DistillObjective, batch: TaskBatch) -> dict[str, float]:
     return {"loss": outcome.loss.item(), **found}
 
 
-def said(model: Bert, kind: TaskKind, batch: TaskBatch) -> Tensor:
+def said(model: Bert, kind: str, batch: TaskBatch) -> Tensor:
     last = model(batch.inputs.ids, batch.inputs.segments, batch.inputs.mask).last
-    return task_logits(model, HEAD_OF[kind], last, batch.sizes, batch.inputs.real).detach()
+    return task_logits(model, head_of(kind), last, batch.sizes, batch.inputs.real).detach()
 
 
 def distance(own: list[float], wanted: list[float], temperature: float) -> float:
@@ -103,7 +103,7 @@ def distance(own: list[float], wanted: list[float], temperature: float) -> float
     return -(temperature**2) * sum(b * math.log(a) for a, b in zip(shares(own), shares(wanted), strict=True))
 
 
-def compared(kind: TaskKind, own: Tensor, wanted: Tensor, batch: TaskBatch, temperature: float) -> float:
+def compared(kind: str, own: Tensor, wanted: Tensor, batch: TaskBatch, temperature: float) -> float:
     """How far answers are apart, by the formula of each kind."""
     if kind == "regress":
         return float(((own - wanted) ** 2).mean())
@@ -119,10 +119,10 @@ def compared(kind: TaskKind, own: Tensor, wanted: Tensor, batch: TaskBatch, temp
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_answers_are_compared_as_the_formula_says(kind: TaskKind) -> None:
+def test_answers_are_compared_as_the_formula_says(kind: str) -> None:
     teacher, batch = make_teacher(kind), make_batch(kind)
-    student = with_layers(teacher, [1, 3], HEAD_OF[kind])
-    objective = DistillObjective(student, teacher, HEAD_OF[kind], DistillSettings(temperature=3.0))
+    student = with_layers(teacher, [1, 3], head_of(kind))
+    objective = DistillObjective(student, teacher, head_of(kind), DistillSettings(temperature=3.0))
     expected = compared(kind, said(student, kind, batch), said(teacher, kind, batch), batch, 3.0)
     assert losses(objective, batch)["logits_loss"] == pytest.approx(expected, rel=1e-4)
 
@@ -130,32 +130,32 @@ def test_answers_are_compared_as_the_formula_says(kind: TaskKind) -> None:
 @pytest.mark.parametrize("by", get_args(FeatureHead))
 @pytest.mark.parametrize("reads", get_args(Features))
 @pytest.mark.parametrize("kind", KINDS)
-def test_reader_of_frozen_states_teaches_what_it_says_itself(kind: TaskKind, reads: Features, by: FeatureHead) -> None:
+def test_reader_of_frozen_states_teaches_what_it_says_itself(kind: str, reads: Features, by: FeatureHead) -> None:
     teacher, batch = make_reader(kind, reads, by), make_batch(kind)
     # Decided as well: to one that finds all options alike, it is the same what another says.
     config = replace(CONFIG, layers=2, initial_deviation=0.9)
-    student = Bert.fresh(config, (HEAD_OF[kind],), labels=LABELS[kind], seed=8)
+    student = Bert.fresh(config, (head_of(kind),), labels=LABELS[kind], seed=8)
     expected = compared(kind, said(student, kind, batch), said(teacher, kind, batch), batch, 2.0)
     asked = list[int]()
     teacher.encoder.register_forward_hook(lambda *_: asked.append(1))
-    found = losses(DistillObjective(student, teacher, HEAD_OF[kind], DistillSettings()), batch)
+    found = losses(DistillObjective(student, teacher, head_of(kind), DistillSettings()), batch)
     assert found["logits_loss"] == pytest.approx(expected, rel=1e-4)
     assert len(asked) == 1, "one reading of the rows is enough for answers, states and attention"
     alone = DistillSettings(**(ONLY | {"logits_weight": 1.0}))  # type: ignore[arg-type]
-    answers = losses(DistillObjective(student, teacher, HEAD_OF[kind], alone), batch)
+    answers = losses(DistillObjective(student, teacher, head_of(kind), alone), batch)
     assert answers["logits_loss"] == pytest.approx(expected, rel=1e-4)
     # What it is to think and look at like is the encoder below the reader, whatever that reads.
     plain = make_teacher(kind)
     plain.encoder.load_state_dict(teacher.encoder.state_dict())
-    below = losses(DistillObjective(student, plain, HEAD_OF[kind], DistillSettings()), batch)
+    below = losses(DistillObjective(student, plain, head_of(kind), DistillSettings()), batch)
     for name in ("states_loss", "attention_loss"):
         assert found[name] == pytest.approx(below[name], rel=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_parts_add_up_and_nothing_is_infinite(kind: TaskKind) -> None:
+def test_parts_add_up_and_nothing_is_infinite(kind: str) -> None:
     teacher, batch = make_teacher(kind), make_batch(kind)
-    objective = DistillObjective(with_layers(teacher, [0, 1], HEAD_OF[kind]), teacher, HEAD_OF[kind], DistillSettings())
+    objective = DistillObjective(with_layers(teacher, [0, 1], head_of(kind)), teacher, head_of(kind), DistillSettings())
     whole = DistillBatch(batch)
     cut = [(0, 2, 0, 1), (2, 6, 1, 2)] if kind == "choose" else [(0, 2, 0, 2), (2, 6, 2, 6)]
     summed: dict[str, float] = {}
@@ -175,11 +175,11 @@ def test_parts_add_up_and_nothing_is_infinite(kind: TaskKind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_student_that_is_its_teacher_has_nothing_to_learn_from_it(kind: TaskKind) -> None:
+def test_student_that_is_its_teacher_has_nothing_to_learn_from_it(kind: str) -> None:
     teacher = make_teacher(kind)
-    student = with_layers(teacher, range(4), HEAD_OF[kind])
+    student = with_layers(teacher, range(4), head_of(kind))
     settings = DistillSettings(labels_weight=0.0)
-    objective = DistillObjective(student, teacher, HEAD_OF[kind], settings)
+    objective = DistillObjective(student, teacher, head_of(kind), settings)
     batch = DistillBatch(make_batch(kind))
     outcome = objective(batch, batch.counts)
     outcome.loss.backward()
@@ -188,7 +188,7 @@ def test_student_that_is_its_teacher_has_nothing_to_learn_from_it(kind: TaskKind
     largest = max(float(one.grad.abs().max()) for one in student.parameters() if one.grad is not None)
     assert largest < 1e-4
     assert all(one.grad is None for one in teacher.parameters())
-    other = DistillObjective(with_layers(teacher, [0, 1], HEAD_OF[kind]), teacher, HEAD_OF[kind], settings)
+    other = DistillObjective(with_layers(teacher, [0, 1], head_of(kind)), teacher, head_of(kind), settings)
     outcome = other(batch, batch.counts)
     outcome.loss.backward()
     assert max(float(one.grad.abs().max()) for one in other.parameters() if one.grad is not None) > 1e-2
@@ -252,9 +252,9 @@ def test_teacher_is_no_part_of_a_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("kind", ["classify", "multilabel", "regress"])
-def test_rows_without_labels_teach_by_the_teachers_answers_alone(kind: TaskKind) -> None:
+def test_rows_without_labels_teach_by_the_teachers_answers_alone(kind: str) -> None:
     teacher, batch = make_teacher(kind), make_batch(kind)
-    objective = DistillObjective(with_layers(teacher, [0, 1], HEAD_OF[kind]), teacher, HEAD_OF[kind], DistillSettings())
+    objective = DistillObjective(with_layers(teacher, [0, 1], head_of(kind)), teacher, head_of(kind), DistillSettings())
     targets = batch.targets.clone()
     targets[2:] = math.nan if targets.is_floating_point() else IGNORED
     found = losses(objective, replace(batch, targets=targets))

@@ -7,7 +7,7 @@ import pytest
 
 from cloze.errors import ConfigError, DataError
 from cloze.predict import load
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.domain_adaptation import adapt
 from cloze.train.settings import AdaptSettings, FinetuneSettings
 from tests.corpus.texts import WORDS

@@ -17,7 +17,7 @@ from cloze.errors import CheckpointError, ConfigError, DataError
 from cloze.interrupts import Interrupted
 from cloze.model import Bert
 from cloze.predict import Model, evaluate, load
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.run import Run

@@ -8,8 +8,8 @@ from cloze.cli.finetuning import print_search
 from cloze.errors import ConfigError, DataError, RequestError
 from cloze.predict import evaluate, load
 from cloze.predict.evaluation import answer_test_rows, write_submission
-from cloze.tasks.published import GLUE
-from cloze.tasks.source import Source
+from cloze.tasks.classification.published import GLUE
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.glue import finetune_glue
 from cloze.train.run import Run

@@ -10,9 +10,9 @@ from cloze.checkpoint import load_folder
 from cloze.errors import ConfigError, DataError
 from cloze.predict import evaluate_examples
 from cloze.progress import Silent
-from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import TaskData, read_task
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.augmentation import with_more_rows
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.settings import FinetuneSettings

@@ -14,9 +14,9 @@ import pytest
 from cloze.errors import ConfigError
 from cloze.predict import load
 from cloze.progress import Silent
-from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import read_task
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train import precision as precision_module
 from cloze.train.finetuning import search as search_module
 from cloze.train.finetuning.finetune import finetune_on
@@ -246,7 +246,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 import cloze.train.finetuning.search as module
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.search import search
 from cloze.train.settings import SearchSettings
 from cloze.train.settings import FinetuneSettings

@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from cloze.errors import ConfigError, DataError
 from cloze.interrupts import Interrupted
 from cloze.predict import load
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.similarity import contrast, finetune_similarity, read_similarity
 from cloze.train.settings import FinetuneSettings, SimilaritySettings

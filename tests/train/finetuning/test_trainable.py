@@ -20,7 +20,7 @@ from cloze.model import Bert, preset
 from cloze.model.adapters import part_tensors, parts_of
 from cloze.model.frozen_features import Reader
 from cloze.predict import load
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.search import search

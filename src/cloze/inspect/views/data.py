@@ -40,8 +40,8 @@ from cloze.inspect.views.layers import (
     nearest_pieces,
     nearest_tokens,
 )
+from cloze.model.batch import collate
 from cloze.predict import Attention, Model
-from cloze.predict.batching import collate
 from cloze.predict.results import row_distance, row_entropy
 from cloze.text import Encoding
 

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from cloze.checkpoint import Pooling
 from cloze.errors import RequestError
-from cloze.predict.batching import Batch
+from cloze.model.batch import Batch
 from cloze.predict.embeddings.pooling import POOL
 from cloze.predict.embeddings.whitening import Geometry, fit_whitening, geometry
 from cloze.predict.model import Model
-from cloze.tasks.similarity import agreement
+from cloze.tasks.similarity.kind import agreement
 
 Vectors = NDArray[np.float32]
 

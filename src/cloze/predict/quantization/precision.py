@@ -16,7 +16,7 @@ from cloze.checkpoint.quantized_file import Int8Weight, QuantizedFile, layer_pro
 from cloze.errors import CheckpointError, ClozeError, ConfigError, did_you_mean
 from cloze.kinds import PrecisionName
 from cloze.model import Bert
-from cloze.predict.batching import collate
+from cloze.model.batch import collate
 from cloze.predict.embeddings.pooling import VectorMaker, make_vectors
 from cloze.predict.quantization.fused import ScriptedLayers, Shortcut
 from cloze.predict.quantization.linear import Bf16Linear, FrozenLinear, Int8Linear, best_seconds

@@ -16,8 +16,8 @@ from cloze.predict.evaluation import evaluate
 from cloze.predict.model import Floats, Model
 from cloze.predict.quantization.precision import LEAST_COSINE, use_products
 from cloze.predict.quantization.rounding import odd_texts, round_products, running_texts
-from cloze.tasks.similarity import cosines
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
+from cloze.tasks.similarity.kind import cosines
 
 # Texts that both read before either reads the next ones: each such turn has a speed of its own.
 TURN_TEXTS, FEWEST_TURNS = 32, 5

@@ -9,6 +9,9 @@ from typing import Literal
 
 from cloze.errors import ConfigError
 
+# The name of the kind, here because the command line must not import more for it.
+CORRECTION_NAME = "correction"
+
 Reading = Literal["hidden", "seen"]
 
 # How sure a correction must be where nobody says otherwise.

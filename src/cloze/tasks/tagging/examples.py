@@ -18,7 +18,7 @@ from cloze.files import COMPRESSED
 from cloze.kinds import IGNORED
 from cloze.lines import RowError
 from cloze.tasks.examples import Item, LabelSet, Read
-from cloze.tasks.source import OnBadRow, Source
+from cloze.tasks.rows import OnBadRow, Source
 from cloze.tasks.tables import Record, open_table, table_ending
 from cloze.tasks.tagging.columns import Sentence, Sentences, column_number, read_columns
 from cloze.tasks.tagging.entities import are_entities, find_tags, unify
@@ -73,8 +73,11 @@ class TaggedSentences:
             skipped=self.skipped,
         )
 
+    def strata(self) -> None:
+        """Return None: rows are split without stratification."""
+
     def documents(self) -> list[list[str]]:
-        """Each sentence as running text."""
+        """Return each sentence as running text."""
         return [[join_words(words)[0]] for words in self.words]
 
     @cached_property

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from cloze.checkpoint import (
-    HEAD_OF,
     ModelFolder,
     TaskLabels,
     any_fingerprint,
@@ -26,18 +25,16 @@ from cloze.files import replace_json
 from cloze.model import Bert
 from cloze.model.adapters import without_attachment
 from cloze.predict import Model, evaluate_examples, write_report
-from cloze.predict.answering import fit_threshold
 from cloze.progress import Progress, Silent
-from cloze.tasks.answering.examples import Questions
-from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import Examples, LabelSet, fingerprint
 from cloze.tasks.registry import TaskData, find_task, read_task
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.dev_scoring import train_scored
 from cloze.train.distillation.objective import DistillBatches, DistillObjective, compares_attention
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.distillation.students import make_student, read_unlabelled
-from cloze.train.finetuning.finetune import ITEMS, finetuning_card, make_batches
+from cloze.train.finetuning.finetune import finetuning_card, make_batches
 from cloze.train.memory import keep_freed_memory
 from cloze.train.run import Run
 from cloze.train.run_log import draw_curves
@@ -139,7 +136,7 @@ def distill(
     like_lengths = compares_attention(small.bert, wise.bert, settings)
     batches = _batches(data, texts, student, how, small, progress, like_lengths=like_lengths)
     train_scored(
-        DistillObjective(small.bert, wise.bert, HEAD_OF[data.kind], settings).to(small.device),
+        DistillObjective(small.bert, wise.bert, small.heads[0], settings).to(small.device),
         batches,
         how,
         run,
@@ -157,7 +154,7 @@ def _load_teacher(model: str | Path, source: Source) -> ModelFolder:
     kind = find_task(source.task).kind
     found = load_any(find_source(model))
     task = found.task
-    if task is None or task.kind != kind or HEAD_OF[kind] not in found.model.head_names:
+    if task is None or task.kind != kind.name or kind.head not in found.model.head_names:
         there = f"does {task.kind}" if task else f"has the heads: {', '.join(found.model.head_names) or 'none'}"
         raise RequestError(f"{model}: {source.task} needs a teacher fine-tuned to {kind}; this one {there}")
     merges = found.adapter is not None and found.adapter.attachment.kind == "lora"
@@ -192,9 +189,10 @@ def _batches(
     like_lengths: bool,
 ) -> DistillBatches:
     tokenizer = student.tokenizer
-    items = ITEMS[data.kind](data.train, tokenizer, how, progress)
+    assert data.kind.items is not None, "a kind with labels makes items"
+    items = data.kind.items(data.train, tokenizer, how, progress)
     if texts is not None:
-        items += ITEMS[data.kind](texts, tokenizer, how, progress)
+        items += data.kind.items(texts, tokenizer, how, progress)
         skipped = f"; {texts.skipped} bad ones were skipped" if texts.skipped else ""
         progress.say(f"{len(texts)} rows without labels are read as well{skipped}")
     batches = make_batches(items, data.kind, tokenizer, how, small.device, progress, like_lengths=like_lengths)
@@ -215,8 +213,8 @@ def _finish(
     # How it was taught is no property of the student: who trains it further finds what its teacher had.
     usual = {name: getattr(teacher.bert.config, name) for name in ("dropout", "attention_dropout")}
     student.bert.config = replace(student.bert.config, **usual)
-    if isinstance(data.dev, Questions):
-        contents = replace(contents, task=fit_threshold(student, data.dev))
+    if data.kind.fit_on_dev is not None:
+        contents = replace(contents, task=data.kind.fit_on_dev(student, data.dev))
         student = Model(contents, device=str(student.device))
     evaluation = evaluate_examples(student, data.kind, data.dev, data.metrics)
     write_report(evaluation, run.folder)

@@ -6,19 +6,16 @@ Rows without labels, which a student can still learn from: its teacher answers t
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from math import nan
 from pathlib import Path
 
-from cloze.checkpoint import HEAD_OF, ModelFolder, find_source, load_folder
+from cloze.checkpoint import ModelFolder, find_source, load_folder
 from cloze.corpus.documents import read_lines
 from cloze.errors import ConfigError, DataError
-from cloze.kinds import IGNORED
 from cloze.model import Bert, BertConfig, HeadName, preset
 from cloze.model.surgery import with_heads
-from cloze.tasks.classification import LabelledTexts
-from cloze.tasks.registry import TaskData, find_published
-from cloze.tasks.rows import read_rows
-from cloze.tasks.source import Source
+from cloze.tasks.classification.kind import LabelledTexts
+from cloze.tasks.registry import TaskData, find_published, head_of
+from cloze.tasks.rows import Source, read_rows
 from cloze.tasks.tables import is_table
 from cloze.text import Tokenizer
 from cloze.text.tokenizer_files import TokenizerSettings
@@ -30,7 +27,7 @@ _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 def make_student(teacher: ModelFolder, settings: DistillSettings) -> Bert:
     """A student with the head of its teacher's task, and no other."""
     assert teacher.task is not None
-    head = HEAD_OF[teacher.task.kind]
+    head = head_of(teacher.task.kind)
     if settings.student is not None:
         return _from_folder(teacher, settings.student, settings)
     config = teacher.model.config
@@ -103,7 +100,7 @@ def _from_folder(teacher: ModelFolder, name: str, settings: DistillSettings) -> 
     labels = teacher.model.labels
     return with_heads(
         found.model,
-        (HEAD_OF[teacher.task.kind],),
+        (head_of(teacher.task.kind),),
         labels=labels,
         keep=same,
         seed=settings.seed,
@@ -136,9 +133,9 @@ def read_unlabelled(path: Path, source: Source, data: TaskData) -> LabelledTexts
     examples = _read(path, source, paired=paired)
     if paired and examples.pairs is None:
         raise DataError(f"{path}: the rows of this task are pairs of texts; give a table with the columns of both")
-    none = nan if data.labels is None else IGNORED
-    absent = (nan,) * len(data.labels) if data.kind == "multilabel" and data.labels is not None else none
-    return replace(examples, targets=[absent] * len(examples))
+    assert data.kind.missing_target is not None, "kinds of texts have rows without labels"
+    missing = data.kind.missing_target(0 if data.labels is None else len(data.labels))
+    return replace(examples, targets=[missing] * len(examples))
 
 
 def _read(path: Path, source: Source, *, paired: bool) -> LabelledTexts:

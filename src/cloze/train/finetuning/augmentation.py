@@ -21,10 +21,10 @@ from torch.nn import functional
 
 from cloze.checkpoint import ModelFolder
 from cloze.errors import ConfigError, RequestError
+from cloze.model.batch import Batch
 from cloze.predict import Model
-from cloze.predict.batching import Batch
 from cloze.progress import Progress
-from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import Examples
 from cloze.tasks.registry import TaskData
 from cloze.tasks.text_edits import SHARE, Editor, cased_like, changes_of, edit_rows, read_synonyms

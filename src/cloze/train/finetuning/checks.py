@@ -8,13 +8,11 @@ from pathlib import Path
 
 from cloze.checkpoint import ModelFolder, find_source, load_folder
 from cloze.errors import ConfigError
-from cloze.kinds import TaskKind
+from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import TaskData
 from cloze.train.finetuning.augmentation import check_augment
 from cloze.train.settings import FinetuneSettings
 
-_TEXTS: tuple[TaskKind, ...] = ("classify", "multilabel", "regress")
-_LABELS: tuple[TaskKind, ...] = ("classify", "multilabel")
 # What is understood where there are no labels to learn: similarity, correction.
 _WITHOUT_LABELS = {
     *("epochs", "batch", "length", "rate", "warmup", "weight_decay", "dropout"),
@@ -51,20 +49,19 @@ def check_understood(settings: FinetuneSettings, task: str) -> None:
 
 def check_kind(kind: TaskKind, settings: FinetuneSettings) -> None:
     """Refuse what this kind of task would silently leave undone."""
-    if settings.context and kind != "tag":
+    if settings.context and "context" not in kind.settings:
         raise ConfigError(f"context is for tagging, whose rows are sentences of documents; this task is to {kind}")
-    if settings.calibrate and kind not in _LABELS:
+    if settings.calibrate and kind.calibrate is None:
         raise ConfigError(f"calibrate is for labels of texts; this task is to {kind}")
-    if settings.class_weights != "none" and kind not in _LABELS:
+    if settings.class_weights != "none" and "class_weights" not in kind.settings:
         raise ConfigError(f"class_weights are for labels of texts; this task is to {kind}")
-    if settings.augment != "none" and kind not in _TEXTS:
+    if settings.augment != "none" and "augment" not in kind.settings:
         raise ConfigError(
             f"augment is for labels and numbers of texts; this task is to {kind}, whose targets are places in them"
         )
-    if settings.long_texts != "cut" and kind not in _TEXTS:
-        why = "where options are cut" if kind == "choose" else "which reads long texts in windows by itself"
-        raise ConfigError(f"long_texts is for labels and numbers of texts; this task is to {kind}, {why}")
-    if settings.stride != FinetuneSettings.stride and kind != "answer":
+    if settings.long_texts != "cut" and "long_texts" not in kind.settings:
+        raise ConfigError(f"long_texts is for labels and numbers of texts; this task is to {kind}, {kind.long_inputs}")
+    if settings.stride != FinetuneSettings.stride and "stride" not in kind.settings:
         raise ConfigError(f"stride is for answers in long contexts; this task is to {kind}")
-    if settings.longest_answer != FinetuneSettings.longest_answer and kind != "answer":
+    if settings.longest_answer != FinetuneSettings.longest_answer and "longest_answer" not in kind.settings:
         raise ConfigError(f"longest_answer is for answers in texts; this task is to {kind}")

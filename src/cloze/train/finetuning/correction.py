@@ -23,12 +23,11 @@ from cloze.model.surgery import with_heads
 from cloze.predict import Model
 from cloze.predict.correction.corrector import proposed_changes
 from cloze.progress import Progress, Silent
-from cloze.tasks.correction.files import Corrections, correction_columns, read_corrections
+from cloze.tasks.correction.kind import CORRECTION, Corrections, correction_columns, read_corrections
 from cloze.tasks.correction.metrics import applied, choose_threshold, score_corrections
 from cloze.tasks.correction.settings import CorrectionSettings
-from cloze.tasks.examples import Item, fingerprint
-from cloze.tasks.source import Source
-from cloze.tasks.splits import split_dev
+from cloze.tasks.examples import Item, fingerprint, split_dev
+from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.dev_scoring import train_scored
 from cloze.train.finetuning.checks import check_length, check_understood
@@ -82,7 +81,7 @@ def finetune_correction(
 ) -> Path:
     """Train on a table, or on a folder of SIGHAN's; return the run's folder. The same call goes on."""
     settings, progress = settings or FinetuneSettings(), progress or Silent()
-    check_understood(settings, "correction")
+    check_understood(settings, CORRECTION.name)
     data = read_correction_data(source, progress)
     tuned = _start(load_folder(find_source(model)), str(model), settings)
     wrapped = Model(tuned, device=device)

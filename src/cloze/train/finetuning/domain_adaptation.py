@@ -17,11 +17,11 @@ from cloze.corpus.settings import PrepareSettings
 from cloze.errors import CheckpointError, ConfigError
 from cloze.files import replaced_file, replaced_folder
 from cloze.progress import Progress, Silent
+from cloze.tasks.kind import PlacedTexts
 from cloze.tasks.registry import TaskData, read_task
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.checks import check_task
 from cloze.train.finetuning.leakage import (
-    Placed,
     Rows,
     read_other_splits,
     read_own_test,
@@ -117,7 +117,7 @@ class _Steps:
         return pretrain(data, place, model=model, settings=settings, device=self._device, progress=self._progress)
 
 
-def _read_others(source: Source, test: str | Path | None, adaptation: AdaptSettings) -> list[Placed]:
+def _read_others(source: Source, test: str | Path | None, adaptation: AdaptSettings) -> list[PlacedTexts]:
     """Rows that a model may be scored on later, besides the dev rows."""
     if test is None:
         return [] if adaptation.overlap == "allow" else read_other_splits(source)
@@ -126,7 +126,7 @@ def _read_others(source: Source, test: str | Path | None, adaptation: AdaptSetti
     return read_own_test(source, Path(test))
 
 
-def _scored(data: TaskData, others: Sequence[Placed]) -> Iterator[Placed]:
+def _scored(data: TaskData, others: Sequence[PlacedTexts]) -> Iterator[PlacedTexts]:
     """All rows that a model may be scored on."""
     yield from zip(data.dev.places, data.dev.documents(), strict=True)
     yield from others

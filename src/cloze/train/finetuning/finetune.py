@@ -8,27 +8,22 @@ from typing import Any
 import torch
 
 from cloze.checkpoint import (
-    HEAD_OF,
     AdapterOf,
     EmbeddingSettings,
     ModelFolder,
     TaskLabels,
     weights_fingerprint,
 )
-from cloze.kinds import TaskKind
 from cloze.model.bert import POOLED_HEADS
 from cloze.model.surgery import with_heads
 from cloze.predict import Evaluation, Model, choose_device, evaluate_examples, write_report
-from cloze.predict.answering import fit_threshold
-from cloze.predict.classification import calibrate_texts
 from cloze.progress import Progress, Silent
-from cloze.tasks.answering.examples import Questions, answer_items
-from cloze.tasks.choice import choice_items
-from cloze.tasks.classification import sequence_items
+from cloze.tasks.correction.kind import CORRECTION
 from cloze.tasks.examples import Item, fingerprint
+from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import TaskData, read_task
-from cloze.tasks.source import Source
-from cloze.tasks.tagging.examples import tag_items
+from cloze.tasks.rows import Source
+from cloze.tasks.similarity.kind import SIMILARITY
 from cloze.text import Tokenizer
 from cloze.train.dev_scoring import train_scored
 from cloze.train.finetuning.augmentation import with_more_rows
@@ -42,20 +37,10 @@ from cloze.train.memory import keep_freed_memory
 from cloze.train.run import Run, end_run
 from cloze.train.settings import FinetuneSettings, SimilaritySettings, check_meant
 
-ITEMS: dict[TaskKind, Callable[[Any, Tokenizer, FinetuneSettings, Progress], list[Item]]] = {
-    "classify": lambda examples, tokenizer, settings, _: sequence_items(examples, tokenizer, settings.long_texts),
-    "multilabel": lambda examples, tokenizer, settings, _: sequence_items(examples, tokenizer, settings.long_texts),
-    "regress": lambda examples, tokenizer, settings, _: sequence_items(examples, tokenizer, settings.long_texts),
-    "tag": lambda examples, tokenizer, settings, _: tag_items(examples, tokenizer, context=settings.context),
-    "answer": lambda examples, tokenizer, settings, say: answer_items(examples, tokenizer, settings.stride, say),
-    "choose": lambda examples, tokenizer, *_: choice_items(examples, tokenizer),
-}
-
-# What a model without labels says, for its card.
-ANSWERS: dict[TaskKind, str] = {
-    "regress": "a number",
-    "answer": "a stretch of the text",
-    "choose": "one of the options",
+# Kinds that are trained without labels have their own training.
+TRAINERS: dict[str, Callable[..., Path]] = {
+    SIMILARITY.name: finetune_similarity,
+    CORRECTION.name: finetune_correction,
 }
 
 
@@ -72,19 +57,12 @@ def finetune(
 ) -> Path:
     """Fine-tune a model folder on a task and return the run's folder. The same call goes on where another stopped."""
     check_meant(source.task, similarity or SimilaritySettings())
-    if source.task.lower() == "similarity":
-        return finetune_similarity(
-            source,
-            model,
-            out,
-            settings=settings,
-            similarity=similarity,
-            device=device,
-            fresh=fresh,
-            progress=progress,
+    train_unlabelled = TRAINERS.get(source.task.lower())
+    if train_unlabelled is not None:
+        extra = {"similarity": similarity} if similarity is not None and source.task.lower() == SIMILARITY.name else {}
+        return train_unlabelled(
+            source, model, out, settings=settings, device=device, fresh=fresh, progress=progress, **extra
         )
-    if source.task.lower() == "correction":
-        return finetune_correction(source, model, out, settings=settings, device=device, fresh=fresh, progress=progress)
     progress = progress or Silent()
     data = read_task(source)
     for note in data.notes:
@@ -122,7 +100,7 @@ def finetune_on(
     rows = with_more_rows(data, base, settings, device, progress)
     batches = _batches(replace(data, train=rows), tuned.tokenizer, settings, choose_device(device), progress)
     keep_states(wrapped.bert, batches.items, tuned.tokenizer.pad_id, progress)
-    objective = TaskObjective(wrapped.bert, HEAD_OF[data.kind], weights).to(wrapped.device)
+    objective = TaskObjective(wrapped.bert, wrapped.heads[0], weights).to(wrapped.device)
     precision = train_scored(
         with_own_teacher(objective, settings.self_teaching, settings.teacher_decay),
         batches,
@@ -147,7 +125,8 @@ def _recorded(asked: Mapping[str, Any], model: str | Path, data: TaskData) -> di
 
 def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSettings, progress: Progress) -> ModelFolder:
     """The base, which was given by this name, with a new head for the task's labels."""
-    head = HEAD_OF[data.kind]
+    head = data.kind.head
+    assert head is not None, "a kind with labels has a head"
     if base.model.pooler is None and head in POOLED_HEADS and settings.frozen is None:
         progress.say("the model has no pooler; a new one starts at random")
     outputs = 1 if data.labels is None else len(data.labels)
@@ -163,14 +142,16 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSetti
     if attachment is not None:
         assert base.place is not None, "it was loaded"
         adapter = AdapterOf(attachment, name, base.place, weights_fingerprint(base.place), asdict(settings))
-    task = TaskLabels(data.kind, names, settings.long_texts, settings.context, longest_answer=settings.longest_answer)
+    longest = settings.longest_answer
+    task = TaskLabels(data.kind.name, names, settings.long_texts, settings.context, longest_answer=longest)
     return ModelFolder(bert, tokenizer, task, base.embedding, adapter=adapter)
 
 
 def _batches(
     data: TaskData, tokenizer: Tokenizer, settings: FinetuneSettings, device: torch.device, progress: Progress
 ) -> TaskBatches:
-    items = ITEMS[data.kind](data.train, tokenizer, settings, progress)
+    assert data.kind.items is not None, "a kind with labels makes items"
+    items = data.kind.items(data.train, tokenizer, settings, progress)
     return make_batches(items, data.kind, tokenizer, settings, device, progress)
 
 
@@ -185,15 +166,14 @@ def make_batches(
     like_lengths: bool = False,
 ) -> TaskBatches:
     """Batches of what a model trains on; it is told if something of it was cut."""
-    what = "windows, with their questions," if kind == "answer" else "texts"
-    tell_cut(items, tokenizer.max_length, progress, what)
+    tell_cut(items, tokenizer.max_length, progress, kind.item_noun)
     return TaskBatches(
         items,
         settings.batch,
         settings.seed,
         tokenizer.pad_id,
         device,
-        labels_tokens=HEAD_OF[kind] == "token",
+        labels_tokens=kind.targets == "token_indices",
         like_lengths=like_lengths,
     )
 
@@ -210,12 +190,13 @@ def _finish(
 ) -> None:
     """Fit what dev rows decide, write their scores, and end the run."""
     wrapped.bert.eval()
-    calibration = calibrate_texts(wrapped, data.dev, data.metrics) if settings.calibrate else None
+    calibrate = data.kind.calibrate if settings.calibrate else None
+    calibration = None if calibrate is None else calibrate(wrapped, data.dev, data.metrics)
     if calibration is not None:
         tuned = replace(tuned, task=calibration.task)
         wrapped = Model(tuned, device=str(wrapped.device))
-    if fit and isinstance(data.dev, Questions):
-        tuned = replace(tuned, task=fit_threshold(wrapped, data.dev))
+    if fit and data.kind.fit_on_dev is not None:
+        tuned = replace(tuned, task=data.kind.fit_on_dev(wrapped, data.dev))
         wrapped = Model(tuned, device=str(wrapped.device))
     evaluation = evaluate_examples(wrapped, data.kind, data.dev, data.metrics)
     write_report(evaluation, run.folder)
@@ -233,7 +214,7 @@ def finetuning_card(
     # Where there was nothing else to score, as after folds.
     scored = "training rows, which tell little of others" if data.dev is data.train else "dev rows"
     scores = "\n".join(f"- {name}: {value:.4f}" for name, value in evaluation.metrics.items())
-    labels = ", ".join(tuned.task.names) or ANSWERS[tuned.task.kind]
+    labels = ", ".join(tuned.task.names) or data.kind.answers
     return (
         f"# BERT, fine-tuned to {tuned.task.kind}\n\n"
         f"- answers: {labels}\n- from: {asked['model']}\n"

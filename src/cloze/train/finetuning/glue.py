@@ -9,9 +9,9 @@ from cloze.files import replace_json
 from cloze.predict import evaluate, load
 from cloze.predict.evaluation import write_submission
 from cloze.progress import Progress, Silent
-from cloze.tasks.published import GLUE, PublishedTask, find_split
+from cloze.tasks.classification.published import GLUE, PublishedTask, find_split
 from cloze.tasks.registry import find_task
-from cloze.tasks.source import Source
+from cloze.tasks.rows import Source
 from cloze.train.finetuning.checks import check_kind
 from cloze.train.finetuning.search import search
 from cloze.train.run import RESULTS, Run

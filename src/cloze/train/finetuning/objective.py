@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from cloze.kinds import IGNORED
 from cloze.model import Bert, HeadName, read_by
+from cloze.model.batch import Batch, collate
 from cloze.model.losses import task_logits, task_loss
-from cloze.predict.batching import Batch, collate
 from cloze.progress import Progress
-from cloze.tasks.classification import LabelledTexts
+from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import Item
 from cloze.tasks.registry import TaskData
 from cloze.train.loop import Outcome
@@ -155,7 +155,7 @@ def balanced_weights(data: TaskData) -> Tensor:
     assert data.labels is not None
     assert isinstance(data.train, LabelledTexts), "other kinds were refused"
     rows = len(data.train)
-    if data.kind == "multilabel":
+    if data.kind.targets == "flags":
         having = torch.tensor(data.train.targets).sum(0).clamp(min=1)
         return (rows - having).clamp(min=1) / having
     counts = torch.bincount(torch.tensor(data.train.targets), minlength=len(data.labels)).clamp(min=1)

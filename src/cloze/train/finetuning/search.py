@@ -19,10 +19,9 @@ from cloze.errors import ConfigError
 from cloze.files import read_json, replace_json, replaced_file
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
-from cloze.tasks.examples import fingerprint
+from cloze.tasks.examples import fingerprint, split_fold
 from cloze.tasks.registry import TaskData, read_task
-from cloze.tasks.source import Source
-from cloze.tasks.splits import split_fold
+from cloze.tasks.rows import Source
 from cloze.train.dev_scoring import finetuning_precision
 from cloze.train.finetuning.checks import check_task
 from cloze.train.finetuning.finetune import finetune_on

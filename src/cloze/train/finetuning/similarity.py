@@ -23,11 +23,9 @@ from cloze.predict import Model
 from cloze.predict.embeddings.pooling import POOL
 from cloze.predict.embeddings.whitening import geometry
 from cloze.progress import Progress, Silent
-from cloze.tasks.examples import Item, fingerprint
-from cloze.tasks.rows import read_rows
-from cloze.tasks.similarity import ScoredPairs, agreement, read_scored_pairs
-from cloze.tasks.source import RowSettings, Source
-from cloze.tasks.splits import DEV_SHARE
+from cloze.tasks.examples import DEV_SHARE, Item, fingerprint
+from cloze.tasks.rows import RowSettings, Source, read_rows
+from cloze.tasks.similarity.kind import SIMILARITY, ScoredPairs, agreement, read_scored_pairs
 from cloze.tasks.tables import is_table
 from cloze.train.dev_scoring import train_scored
 from cloze.train.finetuning.checks import check_length, check_understood
@@ -102,7 +100,7 @@ def finetune_similarity(
     """Train on a text file, a text a line, or on a table; return the run's folder. The same call goes on."""
     settings, progress = settings or FinetuneSettings(), progress or Silent()
     similarity = similarity or SimilaritySettings()
-    check_understood(settings, "similarity")
+    check_understood(settings, SIMILARITY.name)
     data = read_similarity(source)
     if settings.patience and not isinstance(data.dev, ScoredPairs):
         raise ConfigError(f"patience is {settings.patience}, but there is no --dev file of scored pairs to wait on")

@@ -1,4 +1,7 @@
-"""Texts with mistakes and the same without: a table with both, or a folder as SIGHAN's sentences are published."""
+"""The kind ``correction``, and its files: texts with mistakes and their corrections.
+
+A table with both columns, or a folder as SIGHAN's sentences are published.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,8 +11,19 @@ from pathlib import Path
 from cloze.errors import DataError
 from cloze.files import COMPRESSED
 from cloze.lines import Lines, RowError, open_file
-from cloze.tasks.rows import read_rows
-from cloze.tasks.source import OnBadRow, RowSettings
+from cloze.tasks.correction.settings import CORRECTION_NAME
+from cloze.tasks.kind import TaskKind
+from cloze.tasks.rows import OnBadRow, RowSettings, read_rows
+
+CORRECTION = TaskKind(
+    name=CORRECTION_NAME,
+    summary="Train the masked-word head to correct mistakes in texts.",
+    operation="correct",
+    head="mlm",
+    metrics=("correction_f1",),
+    labelled=False,
+    unlabelled_note="correction has no labels to learn; it is for cloze finetune and evaluate, and one run",
+)
 
 SOURCE, TARGET = "source", "target"  # columns, unless others are named
 TRAINING, TEST = ("TrainingInputAll.txt", "TrainingTruthAll.txt"), ("TestInput.txt", "TestTruth.txt")
@@ -36,8 +50,11 @@ class Corrections:
         )
         return Corrections(sources, targets, places, self.skipped)
 
+    def strata(self) -> None:
+        """Return None: rows are split without stratification."""
+
     def documents(self) -> list[list[str]]:
-        """The texts as they should be."""
+        """Return the corrected texts."""
         return [[target] for target in self.targets]
 
     @property

@@ -1,4 +1,4 @@
-"""A question and a text -> where in it the answer stands (section 4.2 of the paper), and how such models are scored.
+"""A question and a text -> the span that answers it (section 4.2 of the paper), and how such models are scored.
 
 Of every window the likeliest starts and ends are paired, as in the original: an answer ends no earlier than it starts,
 and is no longer than 30 tokens, unless the model was told otherwise. What they score is the sum of their two logits; no
@@ -13,24 +13,23 @@ Dimensions: N stretches, T tokens of a window, W windows.
 
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.kinds import LONGEST_ANSWER
+from cloze.model.batch import Batch
 from cloze.model.losses import task_logits
-from cloze.predict.batching import Batch
-from cloze.predict.model import Model
-from cloze.predict.reports import Evaluation
-from cloze.predict.results import Answer
 from cloze.tasks.answering.examples import Questions, Reading, read_contexts
+from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.answering.metrics import Told, answer_scores, best_threshold, is_right, likeness
+from cloze.tasks.evaluation import Evaluation
+from cloze.tasks.kind import Predictor, TaskLabels
 
 logger = logging.getLogger("cloze")
 
@@ -43,6 +42,16 @@ BEST = 20
 EVEN = 1.0
 # Differences of logits beyond it are no different, and e to its power is still a number.
 FARTHEST = 500.0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A span of a text that answers a question, in characters; empty if there is no answer."""
+
+    text: str
+    start: int
+    end: int
+    probability: float
 
 
 @dataclass(frozen=True)
@@ -93,35 +102,42 @@ class Ranking:
 
 
 def answer_all(
-    model: Model, questions: Sequence[str], contexts: Sequence[str], top: int = 1, longest: int | None = None
+    predictor: Predictor, questions: Sequence[str], contexts: Sequence[str], top: int = 1, longest: int | None = None
 ) -> list[list[Answer]]:
-    """The best answers to each question of its context; an empty one where the model says that there is none."""
+    """Return the best answers to each question in its context; an empty one where the model finds none."""
     if top < 1:
         raise RequestError(f"top is {top}; at least 1 was expected")
-    threshold = model.task.threshold if model.task else None
+    threshold = predictor.task.threshold if predictor.task else None
     return [
         [Answer(one.text, one.start, one.end, share) for one, share in ranking.decided(threshold)[:top]]
-        for ranking in rank_answers(model, questions, contexts, longest)
+        for ranking in rank_answers(predictor, questions, contexts, longest)
     ]
 
 
+def respond(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+    """Return the best answers to each (question, context) as JSON; the option ``top`` says how many."""
+    questions, contexts = zip(*inputs, strict=True)
+    ranked = answer_all(predictor, questions, contexts, options.get("top", 1))
+    return [[asdict(answer) for answer in answers] for answers in ranked]
+
+
 def rank_answers(
-    model: Model, questions: Sequence[str], contexts: Sequence[str], longest: int | None = None
+    predictor: Predictor, questions: Sequence[str], contexts: Sequence[str], longest: int | None = None
 ) -> list[Ranking]:
     """All that may be the answer to each question; without ``longest``, of as many tokens as the model was told."""
-    most = _most_tokens(model, longest)
+    most = _most_tokens(predictor, longest)
     if isinstance(questions, str) or isinstance(contexts, str):
         raise RequestError("one text was given where a list of texts was expected; put it into a list")
     if len(questions) != len(contexts):
         raise RequestError(f"{len(questions)} questions, but {len(contexts)} contexts; one for each was expected")
-    if model.bert.config.segments < 2:
+    if predictor.bert.config.segments < 2:
         raise RequestError("this model tells no context from a question (it has one segment); use another")
-    readings = list(read_contexts(model.tokenizer, questions, contexts))
+    readings = list(read_contexts(predictor.tokenizer, questions, contexts))
     cut = sum(reading.windows[0].encoding.dropped > 0 for reading in readings)
     if cut:
         logger.warning("%d of %d questions are long and were cut, to leave room for their texts", cut, len(readings))
     encodings = [window.encoding for reading in readings for window in reading.windows]
-    logits = iter(model.run(encodings, lambda batch: _logits(model, batch)))
+    logits = iter(predictor.run(encodings, lambda batch: _logits(predictor, batch)))
     return [
         rank_stretches(reading, context, [next(logits) for _ in reading.windows], most)
         for reading, context in zip(readings, contexts, strict=True)
@@ -134,16 +150,16 @@ def check_longest(longest: int | None) -> None:
         raise RequestError(f"the longest answer is {longest} tokens; at least 1 was expected")
 
 
-def _most_tokens(model: Model, longest: int | None) -> int:
+def _most_tokens(predictor: Predictor, longest: int | None) -> int:
     check_longest(longest)
-    return (model.task or TaskLabels("answer")).longest_answer if longest is None else longest
+    return (predictor.task or TaskLabels(ANSWER.name)).longest_answer if longest is None else longest
 
 
 @torch.inference_mode()
-def _logits(model: Model, batch: Batch) -> list[Floats]:
+def _logits(predictor: Predictor, batch: Batch) -> list[Floats]:
     """(2, T) of every row: how likely each token is the start, and the end."""
-    last = model.bert(batch.ids, batch.segments, batch.mask).last
-    logits = task_logits(model.bert, "span", last, [1] * len(last)).float().cpu().numpy()
+    last = predictor.bert(batch.ids, batch.segments, batch.mask).last
+    logits = task_logits(predictor.bert, "span", last, [1] * len(last)).float().cpu().numpy()
     if not np.isfinite(logits).all():
         raise RequestError("the scores of this model are not finite numbers; check its training")
     return list(logits)
@@ -205,11 +221,11 @@ def _fullest_windows(places: Integers, starts: Integers, ends: Integers) -> Inte
 
 
 def evaluate_answers(
-    model: Model, examples: Questions, metrics: Sequence[str], longest: int | None = None
+    predictor: Predictor, examples: Questions, metrics: Sequence[str], longest: int | None = None
 ) -> Evaluation:
     """Score a model by the script that has these metrics, and keep what it would have to be given."""
-    rankings = _rank_examples(model, examples, longest)
-    threshold = model.task.threshold if model.task else None
+    rankings = _rank_examples(predictor, examples, longest)
+    threshold = predictor.task.threshold if predictor.task else None
     some_have_none = not all(row.answers for row in examples.rows)
     if threshold is None and some_have_none:
         threshold = EVEN
@@ -235,21 +251,21 @@ def evaluate_answers(
     )
 
 
-def fit_threshold(model: Model, examples: Questions) -> TaskLabels:
+def fit_threshold(predictor: Predictor, examples: Questions) -> TaskLabels:
     """The model's task, with the threshold that gives the best F1 where some of the questions have no answer."""
-    task = model.task or TaskLabels("answer")
+    task = predictor.task or TaskLabels(ANSWER.name)
     if all(row.answers for row in examples.rows):
         return task
-    rankings = _rank_examples(model, examples)
+    rankings = _rank_examples(predictor, examples)
     told = _told(examples, [ranking.decided(None)[0][0].text for ranking in rankings], rankings)
     best = best_threshold(told, [likeness(one) for one in told])
     # As a ratio: thresholds of a folder are positive.
     return replace(task, threshold=math.exp(min(max(best.between, -FARTHEST), FARTHEST)))
 
 
-def _rank_examples(model: Model, examples: Questions, longest: int | None = None) -> list[Ranking]:
+def _rank_examples(predictor: Predictor, examples: Questions, longest: int | None = None) -> list[Ranking]:
     questions, contexts = [row.question for row in examples.rows], [row.context for row in examples.rows]
-    return rank_answers(model, questions, contexts, longest)
+    return rank_answers(predictor, questions, contexts, longest)
 
 
 def _told(examples: Questions, said: Sequence[str], rankings: Sequence[Ranking]) -> list[Told]:

@@ -1,31 +1,33 @@
-"""Prompts with options, of which one fits (section 4.4 of the paper): rows -> a sequence for every option.
+"""The kind ``choose``: which of several options fits a prompt (section 4.4 of the paper).
 
-Files of choices -> rows: SWAG and ARC as published, and anybody's own tables.
+Rows -> one sequence per option. Files: SWAG and ARC as published, and the user's own tables.
 
 - SWAG: train.csv and val.csv; the prompt is ``sent1``, an option the start of the second sentence with an ending.
 - ARC: the published JSONL, or CSV without a header (question, four options, answer). Answers are letters or, in some
-  exams, numbers from 1. The CSV that goes round lacks the options of some questions, or the right one of five: they are
-  skipped and counted unless told otherwise.
-- Own tables: options are columns, or a list in one. What fits is named by its letter (A is the first), its number from
-  0, or its own text; a row in which these mean different options is refused.
+  exams, numbers from 1. The CSV in circulation lacks the options of some questions, or the right one of five: these
+  rows are skipped and counted by default.
+- Own tables: options are columns, or a list in one column. The right option is given by its letter (A is the first),
+  its number from 0, or its own text; a row in which these mean different options is refused.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cloze.errors import DataError
 from cloze.lines import RowError
-from cloze.tasks.answering.files import find_file
+from cloze.progress import Progress
+from cloze.tasks.answering.files import find_file, look_for
 from cloze.tasks.examples import Item, LabelSet, Read, Rows
-from cloze.tasks.rows import SEVERAL, Row, RowFile, read_rows
-from cloze.tasks.source import OnBadRow, Source
+from cloze.tasks.kind import PlacedTexts, ReadingOptions, TaskKind, deferred
+from cloze.tasks.rows import SEVERAL, OnBadRow, Row, RowFile, Source, read_rows
 from cloze.text import Encoding, Tokenizer
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One row; ``target`` is the index of the option that fits, None where the row does not tell."""
+    """One row; ``target`` is the index of the option that fits, None where the row has no label."""
 
     place: str
     prompt: str
@@ -34,19 +36,19 @@ class Choice:
 
     @property
     def texts(self) -> list[str]:
-        """What is asked, and about what."""
+        """The prompt and its options."""
         return [self.prompt, *self.options]
 
 
 class Choices(Rows[Choice]):
-    """What a model is trained, scored or asked on; rows may differ in the number of their options."""
+    """Rows of prompts with options; rows may differ in the number of options."""
 
 
 def choice_items(examples: Choices, tokenizer: Tokenizer) -> list[Item]:
-    """What a model trains on: the prompt with each option, and which of them fits."""
+    """Return one item per row: the prompt with each option, and the index of the right one."""
     encoded = encode_options(tokenizer, [row.prompt for row in examples.rows], [row.options for row in examples.rows])
     targets = [row.target for row in examples.rows]
-    assert None not in targets, "training rows tell what fits"
+    assert None not in targets, "training rows have labels"
     return [Item(tuple(one), target) for one, target in zip(encoded, targets, strict=True) if target is not None]
 
 
@@ -87,7 +89,7 @@ def read_arc(source: Source, split: str, labels: LabelSet | None) -> Read:  # no
 
 
 def read_own_choices(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
-    """The user's own table, by column name."""
+    """Read the user's own table, by column name."""
     path = source.dev if split == "dev" and source.dev is not None else source.data
     rows = read_rows(path, text=source.text, label=source.label, on_bad_row=source.on_bad_row or "stop")
     columns = option_columns(source.options)
@@ -95,7 +97,7 @@ def read_own_choices(source: Source, split: str, labels: LabelSet | None) -> Rea
 
 
 def read_prompts(source: Source, path: Path) -> Choices:
-    """The prompts and options of a user's own table, whether or not it says what fits."""
+    """Read the prompts and options of a user's own table, with or without labels."""
     rows = read_rows(path, text=source.text, on_bad_row=source.on_bad_row or "stop")
     columns = option_columns(source.options)
     return _gather(rows, lambda row: Choice(row.place, row.text, _options(row, columns)), source.on_bad_row)
@@ -232,3 +234,45 @@ def _gather(rows: RowFile, make: Callable[[Row], Choice], on_bad_row: OnBadRow |
     if not good:
         raise DataError(f"{rows.path}: all of its {skipped} rows are bad; the first: {problem}")
     return Choices(good, skipped + rows.skipped)
+
+
+def _items(
+    examples: Choices,
+    tokenizer: Tokenizer,
+    options: ReadingOptions,  # noqa: ARG001
+    progress: Progress,  # noqa: ARG001
+) -> list[Item]:
+    return choice_items(examples, tokenizer)
+
+
+def _read_texts(source: Source, path: Path) -> list[PlacedTexts]:
+    return [(row.place, row.texts) for row in read_prompts(source, path).rows]
+
+
+def read_arc_test(source: Source) -> list[PlacedTexts]:
+    """Return the test questions of ARC; none if the file is missing."""
+    if look_for(source.data, arc_files(source.data)["test"]) is None:
+        return []
+    examples = read_arc(source, "test", None).examples
+    return list(zip(examples.places, examples.documents(), strict=True))
+
+
+_decoded = partial(deferred, "cloze.tasks.choice.decoding")
+
+CHOOSE = TaskKind(
+    name="choose",
+    summary="Choose which of several options fits a prompt.",
+    operation="choose",
+    head="choice",
+    inputs="options",
+    targets="index",
+    metrics=("accuracy",),
+    read=read_own_choices,
+    items=_items,
+    evaluate=_decoded("evaluate_choices"),
+    respond=_decoded("respond"),
+    columns=("text", "label", "options"),
+    read_texts=_read_texts,
+    long_inputs="where options are cut",
+    answers="one of the options",
+)

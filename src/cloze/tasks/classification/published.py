@@ -1,14 +1,11 @@
-"""Tasks of texts as they are published: which files, which columns, in which order the labels, scored by what.
+"""Published classification and regression tasks: files, columns, order of labels and metrics.
 
-The nine GLUE tasks as they are published: files, columns, order of labels and metrics (Wang et al. 2019).
+GLUE (Wang et al. 2019): a folder is read as the download unpacks it: tab-separated, quotes literal, CoLA without a
+header, MRPC with a byte-order mark. Test files have no labels. ``main`` is the metric that the BERT paper reports.
 
-A folder is read as the GLUE download unpacks it: tab-separated, quotes literal, CoLA without a header,
-MRPC behind a byte-order mark. Test files bear no labels. ``main`` is the metric that the BERT paper reports.
-
-Chinese tasks of texts as they are published: reviews, questions that mean the same, and how alike two sentences are.
-
-Pairs come as lines of two texts and a label between tabs, without a header (LCQMC, AFQMC and STS-B as many collections
-have them), or as CLUE's JSON, an object a line. A quote is a character like any other.
+Chinese tasks: reviews, paraphrases and sentence similarity. Pairs are lines of two texts and a label, tab-separated,
+without a header (LCQMC, AFQMC and STS-B as most collections have them), or CLUE's JSON, one object per line. A quote is
+a character like any other.
 """
 
 from collections.abc import Mapping
@@ -19,8 +16,7 @@ from pathlib import Path
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.files import COMPRESSED
 from cloze.tasks.examples import LabelSet
-from cloze.tasks.rows import RowFile, read_rows
-from cloze.tasks.source import OnBadRow
+from cloze.tasks.rows import OnBadRow, RowFile, read_rows
 from cloze.tasks.tables import open_table
 
 FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
@@ -188,11 +184,6 @@ def is_glue_task(name: str) -> bool:
 def task_key(name: str) -> str:
     """The one spelling of a task's name."""
     return ALIASES.get(name.lower(), name.lower())
-
-
-def read_glue(name: str, folder: Path, split: str, on_bad_row: OnBadRow | None = None) -> RowFile:
-    """Open a split of a task by its name."""
-    return read_split(find_glue_task(name), folder, split, on_bad_row)
 
 
 PAIR = ("sentence1", "sentence2", "label")

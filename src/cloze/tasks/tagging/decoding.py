@@ -1,0 +1,180 @@
+"""A tag for each word: of running texts, of sentences given as words, and scored against tagged rows.
+
+Dimensions: N words, L labels.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cloze.errors import RequestError
+from cloze.model.batch import Batch
+from cloze.model.losses import task_logits
+from cloze.tasks.classification.decoding import probabilities
+from cloze.tasks.evaluation import Confusion, Evaluation
+from cloze.tasks.kind import Predictor, TaskLabels
+from cloze.tasks.metrics import confusion
+from cloze.tasks.tagging.columns import columns_text
+from cloze.tasks.tagging.entities import find_entities, score_tags
+from cloze.tasks.tagging.examples import TaggedSentences, join_words
+from cloze.tasks.tagging.kind import TAG
+from cloze.tasks.tagging.windows import WordIds, read_words, split_text, tag_windows
+
+logger = logging.getLogger("cloze")
+
+Floats = NDArray[np.float32]
+Texts = Sequence[str] | Sequence[Sequence[str]]
+Groups = Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class TaggedWord:
+    """A word of a text, its position in characters, and its tag."""
+
+    text: str
+    tag: str
+    start: int
+    end: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A named entity: a span of a text in characters; ``probability`` is the mean over its words."""
+
+    text: str
+    label: str
+    start: int
+    end: int
+    probability: float
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """A text with its words and entities; for sentences given as words, the text that they form."""
+
+    text: str
+    words: tuple[TaggedWord, ...]
+    entities: tuple[Entity, ...]
+
+
+class Words(NamedTuple):
+    """A text, the positions of its words, and their ids."""
+
+    text: str
+    places: Sequence[tuple[int, int]]
+    ids: WordIds
+
+
+def tag_texts(predictor: Predictor, texts: Texts, groups: Groups | None = None) -> list[Tagged]:
+    """Tag texts, or sentences given as words; ``groups`` are sentences that are read together."""
+    task = _require_tags(predictor)
+    rows = _read(predictor, texts)
+    logits = word_logits(predictor, [row.ids for row in rows], groups)
+    return [_tagged(task, row, scores) for row, scores in zip(rows, logits, strict=True)]
+
+
+def respond(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:  # noqa: ARG001
+    """Return words, tags and entities of each text as JSON."""
+    return [asdict(tagged) for tagged in tag_texts(predictor, inputs)]
+
+
+@torch.inference_mode()
+def word_logits(predictor: Predictor, sentences: Sequence[WordIds], groups: Groups | None = None) -> list[Floats]:
+    """Return the logits of each sentence's words, (N, L)."""
+    windows = tag_windows(predictor.tokenizer, sentences, groups)
+
+    def step(batch: Batch) -> list[Floats]:
+        last = predictor.bert(batch.ids, batch.segments, batch.mask).last
+        logits = task_logits(predictor.bert, "token", last, ()).float().cpu().numpy()
+        if not np.isfinite(logits).all():
+            raise RequestError("the scores of this model are not finite numbers; check its training")
+        return list(logits)
+
+    window_logits = predictor.run([window.encoding for window in windows], step)
+    rows = [np.zeros((len(words), predictor.bert.labels), np.float32) for words in sentences]
+    for window, logits in zip(windows, window_logits, strict=True):
+        for served in window.served:
+            rows[served.row][served.first : served.first + len(served.places)] = logits[served.places]
+    return rows
+
+
+def evaluate_tags(predictor: Predictor, examples: TaggedSentences, metrics: Sequence[str]) -> Evaluation:  # noqa: ARG001
+    """Score a model that tags words; the tags decide the metrics."""
+    task = _require_tags(predictor)
+    groups = examples.neighbours if task.context else None
+    logits = word_logits(predictor, read_words(predictor.tokenizer, examples.words), groups)
+    predicted = [row.argmax(-1).tolist() for row in logits]
+    names = task.names
+    expected_tags, predicted_tags = (
+        [[names[tag] for tag in row] for row in rows] for rows in (examples.targets, predicted)
+    )
+    return Evaluation(
+        score_tags(examples.labels, expected_tags, predicted_tags),
+        [" ".join(tags) for tags in predicted_tags],
+        examples.places,
+        [" ".join(tags) for tags in expected_tags],
+        [{"text": text} for (text,) in examples.documents()],
+        Confusion(
+            names,
+            confusion(
+                examples.labels, *([tag for row in rows for tag in row] for rows in (examples.targets, predicted))
+            ),
+        ),
+        {
+            "predictions.txt": columns_text(
+                list(zip(examples.words, examples.between, expected_tags, predicted_tags, strict=True))
+            )
+        },
+    )
+
+
+def _read(predictor: Predictor, texts: Texts) -> list[Words]:
+    if isinstance(texts, str) or any(isinstance(text, str) != isinstance(texts[0], str) for text in texts):
+        raise RequestError("expected a list of texts, or a list of sentences that are lists of words")
+    if texts and isinstance(texts[0], str):
+        return _read_running(predictor, [text for text in texts if isinstance(text, str)])
+    sentences = [list(words) for words in texts]
+    for number, words in enumerate(sentences, start=1):
+        if "" in words:
+            raise RequestError(f"word {words.index('') + 1} of sentence {number} is empty; leave it out")
+    found = read_words(predictor.tokenizer, sentences)
+    return [Words(*join_words(words), ids) for words, ids in zip(sentences, found, strict=True)]
+
+
+def _read_running(predictor: Predictor, texts: Sequence[str]) -> list[Words]:
+    found = predictor.tokenizer.encode_pieces(texts)
+    unread = sum(pieces.unread > 0 for pieces in found)
+    if unread:
+        logger.warning("%d of %d texts are longer than can be read at once; give them in parts", unread, len(texts))
+    return [Words(text, *split_text(predictor.tokenizer, pieces)) for text, pieces in zip(texts, found, strict=True)]
+
+
+def _tagged(task: TaskLabels, row: Words, logits: Floats) -> Tagged:
+    chosen = logits.argmax(-1)
+    sure = np.take_along_axis(probabilities(task, logits), chosen[:, None], 1)[:, 0]
+    tags = [task.names[tag] for tag in chosen]
+    words = [
+        TaggedWord(row.text[start:end], tag, start, end, float(value))
+        for (start, end), tag, value in zip(row.places, tags, sure, strict=True)
+    ]
+    entities = []
+    for label, first, last in find_entities(tags):
+        start, end = words[first].start, words[last].end
+        entities.append(Entity(row.text[start:end], label, start, end, float(sure[first : last + 1].mean())))
+    return Tagged(row.text, tuple(words), tuple(entities))
+
+
+def _require_tags(predictor: Predictor) -> TaskLabels:
+    task = predictor.task
+    if task is None or task.kind != TAG.name or TAG.head not in predictor.heads:
+        does = f"its head does: {task.kind}" if task else f"its heads: {', '.join(predictor.heads) or 'none'}"
+        raise RequestError(
+            f"this model was not trained to tag ({does}); load a folder that 'cloze finetune tag' has written"
+        )
+    return task
