@@ -74,7 +74,7 @@ class Trained:
     def score(self, answers: Sequence[Floats]) -> str:
         """The metrics and their values."""
         found = np.stack(answers)
-        told = found[:, 0] if self.data.kind == "regress" else found.argmax(1)
+        told = found[:, 0] if self.data.kind.targets == "number" else found.argmax(1)
         values = score(self.data.metrics, list(self.dev.targets or ()), told.tolist())
         return ", ".join(f"{metric} {value:.3f}" for metric, value in values.items())
 

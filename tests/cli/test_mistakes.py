@@ -103,7 +103,7 @@ TYPED = {
     "pretrain {data} --step 3 --out {folder}/run": "Unknown option: --step. Did you mean --steps?",
     "pretrain {data} --steps many --out {folder}/run": 'Invalid value for --steps: unable to convert "many" into int.',
     "pretrain {data} --seed -1 --out {folder}/run": "seed is -1; a whole number from 0",
-    "pretrain {data} --preset tiny --device warp --out {folder}/run": "device 'warp' is not to be had here",
+    "pretrain {data} --preset tiny --device warp --out {folder}/run": "device 'warp' is not available on this machine",
     "finetune classify {folder}/none.csv --model {pretrained} --out {folder}/run": "none.csv does not exist",
     "finetune clasify {rows} --model {pretrained} --out {folder}/run": "'clasify'; did you mean 'classify'?",
     "finetune classify {rows} --text txt --model {pretrained} --out {folder}/run": (

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Dialog, Download, Page, expect, sync_playwright
 
+from cloze.inspect.views.page import show
 from cloze.inspect.views.data import View, look, make_view, view_of
 from cloze.inspect.views.page import write_page
 from cloze.predict import Attention, Model, load
@@ -449,8 +450,8 @@ def test_light_dark_narrow_and_print(browser: Browser, path: Path) -> None:
 
 
 def test_notebook_frame(browser: Browser, model: Model, tmp_path: Path) -> None:
-    display = model.attend("the cat sat.", "a dog ran.").show()
-    html = display._repr_html_()  # type: ignore[attr-defined]
+    display = show(model.attend("the cat sat.", "a dog ran."))
+    html = display._repr_html_()
     (tmp_path / "notebook.html").write_text(f"<!doctype html><body>{html}</body>", encoding="utf-8")
     with Visit(browser, offline=True) as visit:
         visit.page.goto((tmp_path / "notebook.html").as_uri())

@@ -183,7 +183,7 @@ def test_missing_heads_name_those_that_are_there(pretrained: Model) -> None:
 @pytest.mark.parametrize("device", ["banana", "", "cuda:99", "meta", "hpu"])
 def test_unknown_devices(device: str, pretrained_folder: Path) -> None:
     with pytest.raises(
-        ConfigError, match=rf"^device '{device}' is not to be had here; use 'cpu', or leave --device out$"
+        ConfigError, match=rf"^device '{device}' is not available on this machine; use 'cpu', or leave --device out$"
     ):
         load(pretrained_folder, device=device)
 

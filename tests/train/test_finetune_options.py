@@ -13,7 +13,7 @@ from transformers import BertForSequenceClassification
 from cloze.errors import ConfigError
 from cloze.interrupts import Interrupted
 from cloze.predict import load
-from cloze.tasks.classification.kind import LabelledTexts
+from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS, LabelledTexts
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData
 from cloze.tasks.rows import Source
@@ -65,12 +65,12 @@ def test_any_number_of_labels_is_learned(base: Path, tmp_path: Path, ending: str
 
 def test_balanced_weights_by_hand() -> None:
     rows = LabelledTexts(list("abcdef"), None, [0, 0, 0, 0, 0, 1], [""] * 6)
-    data = TaskData("classify", ("accuracy",), LabelSet(("x", "y")), rows, rows)
+    data = TaskData(CLASSIFY, ("accuracy",), LabelSet(("x", "y")), rows, rows)
     assert balanced_weights(data).tolist() == pytest.approx([6 / 10, 6 / 2])
     flags = replace(rows, targets=[(1.0, 0.0)] * 4 + [(0.0, 1.0)] * 2)
-    assert balanced_weights(replace(data, kind="multilabel", train=flags)).tolist() == [0.5, 2.0]
+    assert balanced_weights(replace(data, kind=MULTILABEL, train=flags)).tolist() == [0.5, 2.0]
     with pytest.raises(ConfigError, match="class_weights are for labels of texts; this task is to regress"):
-        check_kind("regress", FinetuneSettings(class_weights="balanced"))
+        check_kind(REGRESS, FinetuneSettings(class_weights="balanced"))
 
 
 def test_balanced_weights_help_a_rare_label(base: Path, tmp_path: Path) -> None:

@@ -96,4 +96,4 @@ def task_kind(operation: str) -> TaskKind | None:
 def abilities(model: Model) -> frozenset[str]:
     """Return the operations that a model's heads allow."""
     own = {name for name in OPERATIONS if name not in _HEADS or _HEADS[name] in model.heads}
-    return frozenset(own | {kind.operation for kind in labelled_kinds() if kind.operation and kind.head in model.heads})
+    return frozenset(own | {kind.operation for kind in labelled_kinds() if kind.head in model.heads})

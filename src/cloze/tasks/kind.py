@@ -122,7 +122,7 @@ class TaskKind:
 
     name: str
     summary: str  # one line of help: what such a model does with its input
-    operation: str | None = None  # the command and service route that predict with it; kinds may share one
+    operation: str  # the command and service route that predict with it; kinds may share one
     head: "HeadName | None" = None
     inputs: InputType = "texts"
     targets: TargetType = "index"

@@ -193,29 +193,28 @@ def shown_page(display: str) -> str:
 
 
 def test_notebooks_display_attention(model: Model, tmp_path: Path) -> None:
-    shown = model.attend("the cat sat on a [MASK].").show()
-    page = shown_page(shown._repr_html_())  # type: ignore[attr-defined]
+    shown = cloze.show(model.attend("the cat sat on a [MASK]."))
+    page = shown_page(shown._repr_html_())
     facts = json.loads(Parts(page).scripts[0][1])
     assert facts["tokens"] == model.attend("the cat sat on a [MASK].").tokens
     assert facts["neighbours"] is not None
     shown.save(tmp_path / "page.html")
     assert (tmp_path / "page.html").read_text("utf-8") == page
-    assert cloze.show is not None
 
 
 def test_attention_that_the_model_would_no_longer_have_is_shown_alone(model: Model) -> None:
     with model.without_heads([(0, 1)]):
         attention = model.attend("the cat sat.")
-    facts = json.loads(Parts(shown_page(attention.show()._repr_html_())).scripts[0][1])  # type: ignore[attr-defined]
+    facts = json.loads(Parts(shown_page(cloze.show(attention)._repr_html_())).scripts[0][1])
     assert facts["neighbours"] is None
     assert facts["tokens"] == attention.tokens
     alone = Attention(attention.tokens, attention.segments, attention.weights)
-    assert json.loads(Parts(shown_page(alone.show()._repr_html_())).scripts[0][1]) == facts  # type: ignore[attr-defined]
+    assert json.loads(Parts(shown_page(cloze.show(alone)._repr_html_())).scripts[0][1]) == facts
 
 
 def test_notebooks_are_spared_what_is_too_large(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloze.inspect.views.page._LARGEST", 10)
-    told = model.attend("the cat").show()._repr_html_()  # type: ignore[attr-defined]
+    told = cloze.show(model.attend("the cat"))._repr_html_()
     assert "are too much for a notebook" in told
 
 

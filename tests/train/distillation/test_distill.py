@@ -18,7 +18,7 @@ from cloze.kinds import AdapterKind, Features
 from cloze.lines import RowError
 from cloze.model import Bert, HeadName
 from cloze.predict import load
-from cloze.tasks.classification.kind import LabelledTexts
+from cloze.tasks.classification.kind import CLASSIFY, LabelledTexts
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData
 from cloze.tasks.rows import Source
@@ -433,7 +433,7 @@ def test_rows_without_labels_of_a_published_task_have_its_columns(tmp_path: Path
     path = tmp_path / "more.tsv"
     path.write_text("#1 String\t#2 String\na river\tb river\n", encoding="utf-8")
     rows = LabelledTexts(["a"], ["b"], [0], ["x:1"])
-    data = TaskData("classify", ("f1",), LabelSet(("0", "1")), rows, rows)
+    data = TaskData(CLASSIFY, ("f1",), LabelSet(("0", "1")), rows, rows)
     found = read_unlabelled(path, Source("mrpc", tmp_path), data)
     assert (found.texts, found.pairs) == (["a river"], ["b river"])
 

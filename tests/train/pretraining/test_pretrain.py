@@ -127,7 +127,7 @@ def test_mistakes_are_found_before_the_folder_is_made(data: Path, tmp_path: Path
         (tmp_path, SETTINGS, None, "not a prepared corpus"),
         (data, PretrainSettings(preset="tinny"), None, "unknown preset 'tinny'; did you mean 'tiny'"),
         (data, PretrainSettings(preset="tiny", batch=5000), None, "fewer than one batch of 5000"),
-        (data, SETTINGS, "warp", "device 'warp' is not to be had here"),
+        (data, SETTINGS, "warp", "device 'warp' is not available on this machine"),
     ]
     for corpus, settings, device, message in mistakes:
         with pytest.raises((ConfigError, DataError), match=message):

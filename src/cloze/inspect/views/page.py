@@ -8,7 +8,7 @@ The pages' scripts as one: what a browser does with modules that it fetches, don
 The modules under ``static/`` are plain and need no build: a service gives them out as they are. A file that is opened
 from a disk cannot fetch; for it, each becomes a function that returns what it exports, after those that it imports.
 
-``model.attend(...).show()``: the views inside a notebook, or in a file of their own.
+``cloze.show(model.attend(...))``: the views inside a notebook, or in a file of their own.
 """
 
 import base64
