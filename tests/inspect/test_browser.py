@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Dialog, Download, Page, expect, sync_playwright
 
-from cloze.inspect.views.page import show
 from cloze.inspect.views.data import View, look, make_view, view_of
-from cloze.inspect.views.page import write_page
+from cloze.inspect.views.page import show, write_page
 from cloze.predict import Attention, Model, load
 from tests.model.made import model_folder, saved
 

@@ -229,8 +229,8 @@ def _read_report_texts(
         return gather_texts(texts, path, text=command.text).texts, [], []
     if texts:
         raise ConfigError("texts were given both as arguments and by --input; use one of the two")
-    from cloze.tasks.similarity.kind import read_scored_pairs
     from cloze.tasks.rows import RowSettings
+    from cloze.tasks.similarity.kind import read_scored_pairs
 
     pairs = read_scored_pairs(path, RowSettings(command.text, command.pair, analysis.label))
     return pairs.firsts, pairs.seconds, pairs.scores
