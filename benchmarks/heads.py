@@ -19,8 +19,15 @@ from statistics import mean
 
 import torch
 
-from cloze.inspect.pruning import draw_curves, head_importance, least_first, pruning_curve, random_order, removal_costs
-from cloze.inspect.report import example_lines, findings, write_survey
+from cloze.inspect.pruning import (
+    draw_curves,
+    head_importance,
+    least_important_first,
+    pruning_curve,
+    random_order,
+    removal_costs,
+)
+from cloze.inspect.report import example_lines, summary_lines, write_survey
 from cloze.inspect.settings import HeadSettings
 from cloze.inspect.survey import Survey, agreement, survey_heads
 from cloze.predict import evaluate_examples, load
@@ -55,7 +62,7 @@ def show(survey: Survey) -> None:
     """The map of labels and what was found."""
     for layer, labels in enumerate(survey.labels):
         print(f"layer {layer}: " + " ".join(f"{label:<10}" for label in labels))
-    print("\n".join(findings(survey)))
+    print("\n".join(summary_lines(survey)))
     for line in example_lines(survey):
         print("  " + ": ".join(line))
 
@@ -101,8 +108,8 @@ def measure_pruning(arguments: argparse.Namespace) -> None:
     pairs = None if train.pairs is None else train.pairs[rows]
     worth = head_importance(model, train.texts[rows], pairs, [float(one) for one in train.targets[rows]])
     curves = {
-        "least important first": [pruning_curve(model, least_first(worth), score)],
-        "most important first": [pruning_curve(model, least_first(-worth), score)],
+        "least important first": [pruning_curve(model, least_important_first(worth), score)],
+        "most important first": [pruning_curve(model, least_important_first(-worth), score)],
         "random orders": [pruning_curve(model, random_order(model, seed), score) for seed in range(arguments.orders)],
     }
     if arguments.each:

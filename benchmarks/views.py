@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from playwright.sync_api import CDPSession, Page, sync_playwright
 
-from cloze.inspect.views.data import View, view_of
+from cloze.inspect.views.data import View, view_from_weights
 from cloze.inspect.views.page import write_page
 from cloze.model.batch import collate
 from cloze.predict import Attention, load
@@ -153,7 +153,7 @@ def main() -> None:
     arguments = parser.parse_args()
     attention = real_attention()
     start = time.perf_counter()
-    view: View = view_of(attention)
+    view: View = view_from_weights(attention)
     seconds = time.perf_counter() - start
     with tempfile.TemporaryDirectory() as folder:
         path = arguments.keep or Path(folder) / "page.html"

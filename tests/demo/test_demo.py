@@ -10,7 +10,7 @@ import pytest
 from cloze.corpus.settings import VocabularySettings
 from cloze.demo.flow import run_demo
 from cloze.demo.report import nice_ticks, render, write_report
-from cloze.demo.results import Blank, DemoResults, DemoSettings, paired_margin
+from cloze.demo.results import Blank, DemoResults, DemoSettings, load_results, paired_margin, save_results
 from cloze.predict import load
 from cloze.progress import Silent
 from cloze.train.settings import FinetuneSettings
@@ -108,11 +108,22 @@ def test_page_escapes_what_it_shows(demo: tuple[Path, DemoResults]) -> None:
     nasty = "<img src=x onerror=alert(1)>"
     blank = Blank(f"{nasty} [MASK] &", nasty, [(nasty, 0.5)], [(nasty, 0.5)])
     row = {"text": nasty, "label": nasty, "book": nasty, "pretrained": nasty, "scratch": "other"}
-    second = replace(results.second, name=nasty, told=nasty, blanks=[[(nasty, 0.5)]])
+    second = replace(results.second, name=nasty, description=nasty, blanks=[[(nasty, 0.5)]])
     found = replace(results, blanks=[blank], examples=[row], labels=[nasty, "b"], facts={nasty: nasty}, second=second)
     page = render(found, out)
     assert "<img" not in page
     assert page.count("&lt;img src=x onerror=alert(1)&gt;") >= 13
+
+
+def test_results_of_another_version_are_not_used(demo: tuple[Path, DemoResults], tmp_path: Path) -> None:
+    _, results = demo
+    save_results(tmp_path, SMALL, results)
+    loaded = load_results(tmp_path, SMALL)
+    assert loaded is not None
+    assert loaded.second.description == results.second.description
+    path = tmp_path / "results.json"
+    path.write_text(path.read_text("utf-8").replace('"description"', '"told"'), "utf-8")
+    assert load_results(tmp_path, SMALL) is None
 
 
 def test_margin_by_hand() -> None:

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.inspect.patterns import PATTERNS, Layout, targets
-from cloze.inspect.scoring import Scores, Tally
+from cloze.inspect.scoring import ScoreAccumulator, Scores
 from cloze.inspect.settings import HeadSettings
 
 QUICK = HeadSettings(sequences=40, shuffles=200, resamples=200, predictive_sequences=8, examples=1)
@@ -38,7 +38,7 @@ def random_heads(generator: np.random.Generator, heads: int, length: int) -> NDA
 
 def tallied(settings: HeadSettings, *, sequences: int, seed: int, exact: bool, heads: int = 8) -> Scores:
     """Scores of made heads: one exact head a pattern, or random ones."""
-    generator, tally = np.random.default_rng(seed), Tally(settings)
+    generator, tally = np.random.default_rng(seed), ScoreAccumulator(settings)
     for _ in range(sequences):
         layout = made_layout(generator)
         if exact:

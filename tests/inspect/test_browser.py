@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Dialog, Download, Page, expect, sync_playwright
 
-from cloze.inspect.views.data import View, look, make_view, view_of
+from cloze.inspect.views.data import View, build_view, trace_forward, view_from_weights
 from cloze.inspect.views.page import show, write_page
 from cloze.predict import Attention, Model, load
 from tests.model.made import model_folder, saved
@@ -122,7 +122,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 @pytest.fixture(scope="module")
 def view(model: Model) -> View:
-    return make_view(look(model, TEXT, PAIR), name="made")
+    return build_view(trace_forward(model, TEXT, PAIR), name="made")
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def path(view: View, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def attention(model: Model, view: View) -> Attention:
-    return look(model, TEXT, PAIR).attention
+    return trace_forward(model, TEXT, PAIR).attention
 
 
 @pytest.fixture
@@ -376,7 +376,7 @@ def test_pictures_are_saved(name: str, visit: Visit, path: Path, attention: Atte
 
 def test_texts_do_nothing(browser: Browser, tmp_path: Path) -> None:
     weights = np.random.default_rng(0).dirichlet(np.ones(len(PAYLOADS)), (2, 2, len(PAYLOADS))).astype(np.float32)
-    view = view_of(Attention(PAYLOADS, [0] * 20 + [1] * (len(PAYLOADS) - 20), weights))
+    view = view_from_weights(Attention(PAYLOADS, [0] * 20 + [1] * (len(PAYLOADS) - 20), weights))
     words = [[[payload, 0.5]] for payload in PAYLOADS]
     places = [[list(range(1, 9))] * len(PAYLOADS)] * 3
     facts = {

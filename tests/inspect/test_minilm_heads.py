@@ -10,7 +10,7 @@ from transformers import BertModel
 import cloze
 from cloze.inspect.sequences import draw_samples
 from cloze.inspect.settings import HeadSettings
-from cloze.inspect.survey import agreement, attentions, survey_heads
+from cloze.inspect.survey import agreement, iter_attentions, survey_heads
 from cloze.predict import Model, load
 
 DATA = Path(cloze.__file__).parent / "demo" / "data"
@@ -32,7 +32,7 @@ def test_weights_of_a_survey_are_those_of_transformers(
 ) -> None:
     oracle = BertModel.from_pretrained(minilm_folder, attn_implementation="eager").eval()  # type: ignore[no-untyped-call]
     samples = draw_samples(documents, model.tokenizer, count=8, length=48, paired=True, seed=0)
-    for index, weights in attentions(model, samples):
+    for index, weights in iter_attentions(model, samples):
         encoding = samples[index].encoding
         with torch.no_grad():
             theirs = oracle(

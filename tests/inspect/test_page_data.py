@@ -17,17 +17,17 @@ from cloze.files import write_json
 from cloze.inspect.views.data import (
     EXAMPLE,
     LEVELS,
-    bound,
+    build_view,
     default_texts,
-    look,
-    make_view,
-    notes_of_text,
-    quantise,
-    read_notes,
-    restore,
-    view_of,
+    dequantize,
+    quantization_error,
+    quantize_weights,
+    read_summaries,
+    summarize_heads,
+    trace_forward,
+    view_from_weights,
 )
-from cloze.inspect.views.layers import choose_places, nearest_pieces, nearest_tokens
+from cloze.inspect.views.logit_lens import choose_positions, nearest_pieces, nearest_tokens
 from cloze.predict import Attention, Model, load
 from tests.model.made import SMALL, model_folder, saved
 
@@ -55,10 +55,10 @@ def softmax_weights(layers: int, heads: int, length: int) -> NDArray[np.float32]
 def test_weights_come_back_within_the_bound(levels: int, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = softmax_weights(2, 4, 20)
     monkeypatch.setattr("cloze.inspect.views.data.LEVELS", (levels,))
-    quantised = quantise(weights)
+    quantised = quantize_weights(weights)
     assert quantised.levels == levels
-    found = np.stack([restore(layer, levels, 4, 20) for layer in quantised.layers])
-    allowed = np.vectorize(bound)(weights.astype(np.float64), levels)
+    found = np.stack([dequantize(layer, levels, 4, 20) for layer in quantised.layers])
+    allowed = np.vectorize(quantization_error)(weights.astype(np.float64), levels)
     assert (np.abs(found - weights) <= allowed + 1e-7).all()
     assert quantised.error == pytest.approx(1 / levels, rel=0.01)
     # Not by far: half of it would not do.
@@ -67,10 +67,10 @@ def test_weights_come_back_within_the_bound(levels: int, monkeypatch: pytest.Mon
 
 def test_levels_are_as_fine_as_the_budget_allows() -> None:
     weights = softmax_weights(5, 4, 40)
-    assert quantise(weights).levels == 255
+    assert quantize_weights(weights).levels == 255
     sizes = {}
     for budget in (26_000, 20_000, 15_000, 1):
-        quantised = quantise(weights, budget)
+        quantised = quantize_weights(weights, budget)
         sizes[quantised.levels] = sum(map(len, quantised.layers))
     assert list(sizes) == sorted(sizes, reverse=True)
     assert len(sizes) >= 3
@@ -102,8 +102,8 @@ def test_nearest_pieces_are_those_of_another_library() -> None:
 
 
 def test_layers_fill_as_transformers_would(model: Model, folder: Path) -> None:
-    looked = look(model, TEXT, PAIR)
-    fills = make_view(looked).facts["fills"]
+    looked = trace_forward(model, TEXT, PAIR)
+    fills = build_view(looked).facts["fills"]
     theirs: Any = BertForMaskedLM.from_pretrained(folder)
     theirs.eval()
     with torch.inference_mode():
@@ -125,8 +125,8 @@ def test_layers_fill_as_transformers_would(model: Model, folder: Path) -> None:
 
 
 def test_last_layer_fills_as_the_model_does(model: Model) -> None:
-    looked = look(model, TEXT)
-    fills = make_view(looked).facts["fills"]
+    looked = trace_forward(model, TEXT)
+    fills = build_view(looked).facts["fills"]
     blank = looked.encoding.tokens.index("[MASK]")
     (expected,) = model.fill(TEXT)
     assert [tuple(word) for word in fills["words"][-1][blank]] == [
@@ -135,17 +135,17 @@ def test_last_layer_fills_as_the_model_does(model: Model) -> None:
 
 
 def test_blanks_come_first_in_long_texts() -> None:
-    assert choose_places([5, 6, 7], mask_id=4, most=9) == [0, 1, 2]
-    assert choose_places([5, 6, 7, 4, 8, 4], mask_id=4, most=3) == [0, 3, 5]
+    assert choose_positions([5, 6, 7], mask_id=4, most=9) == [0, 1, 2]
+    assert choose_positions([5, 6, 7, 4, 8, 4], mask_id=4, most=3) == [0, 3, 5]
 
 
 def test_weights_and_neighbours_are_those_of_the_model(model: Model) -> None:
-    view = make_view(look(model, "the cat sat.", PAIR), name="made")
+    view = build_view(trace_forward(model, "the cat sat.", PAIR), name="made")
     attention = model.attend("the cat sat.", PAIR)
     facts = view.facts
     assert (facts["tokens"], facts["segments"]) == (attention.tokens, attention.segments)
     length = len(attention.tokens)
-    found = np.stack([restore(layer, facts["levels"], facts["heads"], length) for layer in view.weights.layers])
+    found = np.stack([dequantize(layer, facts["levels"], facts["heads"], length) for layer in view.weights.layers])
     np.testing.assert_allclose(found, attention.weights, atol=facts["error"])
     states = model.hidden("the cat sat.", PAIR, layer=None)
     assert facts["neighbours"]["places"] == nearest_tokens(states).places.tolist()
@@ -156,7 +156,7 @@ def test_weights_and_neighbours_are_those_of_the_model(model: Model) -> None:
 def test_pictures_keep_the_largest_weights() -> None:
     weights = softmax_weights(1, 2, 70)
     attention = Attention([str(number) for number in range(70)], [0] * 70, weights)
-    picture = view_of(attention).facts["pictures"]
+    picture = view_from_weights(attention).facts["pictures"]
     side = picture["side"]
     found = np.frombuffer(base64.b64decode(picture["data"]), np.uint8).reshape(1, 2, side, side)
     edges = [number * 70 // side for number in range(side)] + [70]
@@ -180,7 +180,7 @@ def steered(kind: str, length: int = 8) -> Attention:
 
 @pytest.mark.parametrize("kind", ["next", "previous", "self", "separators", "broad"])
 def test_heads_are_described_by_what_they_do(kind: str) -> None:
-    notes = notes_of_text(steered(kind))
+    notes = summarize_heads(steered(kind))
     ((note,),) = notes.notes
     assert note.label == kind
     assert note.score > 0.6
@@ -192,7 +192,7 @@ def test_heads_are_described_by_what_they_do(kind: str) -> None:
 
 def test_head_that_does_nothing_much_is_mixed() -> None:
     parts = np.stack([steered(kind).weights for kind in ("next", "previous", "self")])
-    ((note,),) = notes_of_text(replace(steered("next"), weights=parts.mean(0))).notes
+    ((note,),) = summarize_heads(replace(steered("next"), weights=parts.mean(0))).notes
     assert note.label == "mixed"
 
 
@@ -216,10 +216,10 @@ def surveyed(layers: int = 3, heads: int = 2) -> dict[str, Any]:
 
 def test_labels_of_a_survey(model: Model, tmp_path: Path) -> None:
     write_json(tmp_path / "heads.json", surveyed())
-    notes = read_notes(tmp_path / "heads.json", 3, 2)
+    notes = read_summaries(tmp_path / "heads.json", 3, 2)
     assert [[note.label for note in row] for row in notes.notes] == [["next", "mixed"]] * 3
     assert (notes.notes[0][0].score, notes.notes[0][1].score, notes.surveyed) == (0.8, 0.8, True)
-    facts = make_view(look(model, "the cat"), heads_file=tmp_path / "heads.json").facts["notes"]
+    facts = build_view(trace_forward(model, "the cat"), heads_file=tmp_path / "heads.json").facts["notes"]
     assert facts["surveyed"]
     assert facts["heads"][1][0] == ["next", 0.8, 0.5, 2.5]
 
@@ -254,25 +254,25 @@ def spoilt(change: str) -> dict[str, Any]:
 def test_bad_surveys_are_refused(change: str, message: str, tmp_path: Path) -> None:
     write_json(tmp_path / "heads.json", spoilt(change))
     with pytest.raises(ClozeError, match=f"heads.json: {message}"):
-        read_notes(tmp_path / "heads.json", 3, 2)
+        read_summaries(tmp_path / "heads.json", 3, 2)
 
 
 def test_tokens_and_weights_must_fit() -> None:
     attention = steered("next")
     with pytest.raises(ClozeError, match="7 tokens, weights of 8; a row for each was expected"):
-        view_of(replace(attention, tokens=attention.tokens[1:]))
+        view_from_weights(replace(attention, tokens=attention.tokens[1:]))
 
 
 def test_models_with_one_segment(tmp_path: Path) -> None:
     single = load(saved(model_folder([], config=replace(SMALL, segments=1)), tmp_path / "one"))
     assert default_texts(single) == (EXAMPLE[0], None)
     with pytest.raises(ClozeError, match="it has one segment"):
-        look(single, "the cat", "a dog")
-    facts = make_view(look(single, "the cat")).facts
+        trace_forward(single, "the cat", "a dog")
+    facts = build_view(trace_forward(single, "the cat")).facts
     assert facts["fills"] is None
     assert set(facts["segments"]) == {0}
 
 
 def test_texts_that_are_cut_are_counted(model: Model) -> None:
     assert default_texts(model) == EXAMPLE
-    assert make_view(look(model, "the cat " * 30)).facts["cut"] == 30
+    assert build_view(trace_forward(model, "the cat " * 30)).facts["cut"] == 30

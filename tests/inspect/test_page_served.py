@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, expect
 from torture.services import Running, listening, running
 
-from cloze.inspect.views.data import bound, restore
+from cloze.inspect.views.data import dequantize, quantization_error
 from cloze.inspect.views.page import static_names
 from cloze.predict import Model, load
 from cloze.serve.attention_views import Seen, Views
@@ -41,11 +41,11 @@ def test_facts_and_weights_are_those_of_the_model(served: Running, folder: Path)
     assert (facts["tokens"], facts["segments"]) == (attention.tokens, attention.segments)
     assert facts["model"] == "base"
     assert facts["fills"] is not None
-    assert facts["error"] == bound(1.0, 255)
+    assert facts["error"] == quantization_error(1.0, 255)
     for layer in range(3):
         answer = served.get(f"/inspect/weights/{facts['id']}/{layer}")
         assert answer.headers["content-type"] == "application/octet-stream"
-        found = restore(answer.content, facts["levels"], facts["heads"], len(facts["tokens"]))
+        found = dequantize(answer.content, facts["levels"], facts["heads"], len(facts["tokens"]))
         np.testing.assert_allclose(found, attention.weights[layer], atol=facts["error"])
 
 

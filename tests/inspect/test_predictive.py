@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import BertForMaskedLM, BertModel
 
-from cloze.inspect.relations import influences, measure_of, strongest
+from cloze.inspect.relations import influence_measure, masking_influences, top_influences
 from cloze.predict import Model, load
 from tests.model.made import model_folder, saved
 
@@ -42,8 +42,8 @@ def plain_rises(folder: Path, model: Model) -> np.ndarray:
 
 def test_rise_of_the_loss_equals_transformers(pretrained_folder: Path) -> None:
     model = load(pretrained_folder)
-    assert measure_of(model) == "loss of masked words"
-    found = influences(model, model.tokenizer(TEXT, PAIR))
+    assert influence_measure(model) == "loss of masked words"
+    found = masking_influences(model, model.tokenizer(TEXT, PAIR))
     np.testing.assert_allclose(found, plain_rises(pretrained_folder, model), atol=1e-4)
 
 
@@ -51,9 +51,9 @@ def test_change_of_states_equals_transformers(tmp_path: Path) -> None:
     folder = saved(model_folder(), tmp_path / "model")
     model = load(folder)
     oracle = BertModel.from_pretrained(folder, add_pooling_layer=False).eval()  # type: ignore[no-untyped-call]
-    assert measure_of(model) == "change of the last states"
+    assert influence_measure(model) == "change of the last states"
     encoding = model.tokenizer(TEXT)
-    found = influences(model, encoding)
+    found = masking_influences(model, encoding)
 
     def states(ids: list[int]) -> torch.Tensor:
         with torch.no_grad():
@@ -73,9 +73,9 @@ def test_change_of_states_equals_transformers(tmp_path: Path) -> None:
 
 def test_strongest_are_the_top_that_matter() -> None:
     influence = np.array([[0.0, 3.0, 1.0, 2.0], [-1.0, 0.0, -2.0, -3.0], [0.5, 0.0, 0.0, -1.0], [1.0, 1.0, 1.0, 0.0]])
-    assert [np.flatnonzero(row).tolist() for row in strongest(influence, 2)] == [[1, 3], [], [0], [0, 1]]
+    assert [np.flatnonzero(row).tolist() for row in top_influences(influence, 2)] == [[1, 3], [], [0], [0, 1]]
 
 
 def test_sequence_of_one_word_has_nothing_that_predicts_it(pretrained_folder: Path) -> None:
     model = load(pretrained_folder)
-    assert not influences(model, model.tokenizer("cat")).any()
+    assert not masking_influences(model, model.tokenizer("cat")).any()

@@ -9,10 +9,10 @@ import torch
 from cloze.checkpoint import TaskLabels
 from cloze.errors import RequestError
 from cloze.inspect.pruning import (
-    Curve,
+    PruningCurve,
     draw_curves,
     head_importance,
-    least_first,
+    least_important_first,
     pruning_curve,
     random_order,
     removal_costs,
@@ -86,7 +86,7 @@ def test_importance_of_a_model_without_a_task() -> None:
 
 
 def test_order_of_worth() -> None:
-    assert least_first(np.array([[0.3, 0.1], [0.2, 0.4]])) == [(0, 1), (1, 0), (0, 0), (1, 1)]
+    assert least_important_first(np.array([[0.3, 0.1], [0.2, 0.4]])) == [(0, 1), (1, 0), (0, 0), (1, 1)]
     model = made_model()
     assert sorted(random_order(model, 0)) == sorted(np.ndindex(SMALL.layers, SMALL.heads))
     assert random_order(model, 0) == random_order(model, 0) != random_order(model, 1)
@@ -106,7 +106,10 @@ def test_curve_starts_with_the_whole_model_and_ends_without_heads() -> None:
 
 @pytest.mark.parametrize("name", ["curves.png", "curves.svg"])
 def test_picture_of_curves(name: str, tmp_path: Path) -> None:
-    curves = {"least first": [Curve((0, 0.5, 1), (0.9, 0.8, 0.5))], "random": [Curve((0, 0.5, 1), (0.9, 0.6, 0.5))] * 2}
+    curves = {
+        "least first": [PruningCurve((0, 0.5, 1), (0.9, 0.8, 0.5))],
+        "random": [PruningCurve((0, 0.5, 1), (0.9, 0.6, 0.5))] * 2,
+    }
     draw_curves(curves, "accuracy", tmp_path / name)
     draw_curves(curves, "accuracy", tmp_path / f"again-{name}")
     assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()

@@ -9,7 +9,7 @@ import pytest
 from cloze.cli import main
 from cloze.errors import ClozeError, ConfigError
 from cloze.inspect.patterns import PATTERNS
-from cloze.inspect.report import example_line, findings, table_rows, write_survey
+from cloze.inspect.report import example_line, summary_lines, table_rows, write_survey
 from cloze.inspect.settings import HeadSettings
 from cloze.inspect.survey import Survey, survey_heads
 from tests.cli.conftest import quiet_neighbours as quiet_neighbours  # a fixture
@@ -67,7 +67,7 @@ def test_table_and_findings(survey: Survey) -> None:
     rows = list(table_rows(survey))
     assert [row[:3] for row in rows] == [(one.layer, one.head, one.label) for one in survey.reports]
     assert rows[1][3] == f"{survey.scores.score[0, 1]:.2f}"
-    said = "\n".join(findings(survey))
+    said = "\n".join(summary_lines(survey))
     assert "labels of 4 heads, several for some: next 1" in said
     assert "no head stands out from its null for: previous, same, other, predictive, separators, self" in said
     assert "measured by the change of the last states, on 8 sequences" in said

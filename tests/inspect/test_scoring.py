@@ -7,13 +7,13 @@ import pytest
 from scipy.stats import entropy
 
 from cloze.inspect.patterns import PATTERNS, shuffled_targets, targets
-from cloze.inspect.scoring import Tally, passing
+from cloze.inspect.scoring import ScoreAccumulator, assign_labels
 from tests.inspect.made_heads import QUICK, exact_head, made_layout, random_heads, tallied
 
 
 def test_exact_heads_score_one_and_bear_their_label_first() -> None:
     scores = tallied(QUICK, sequences=40, seed=1, exact=True)
-    labels = passing(scores, QUICK)
+    labels = assign_labels(scores, QUICK)
     for index, name in enumerate(PATTERNS):
         assert scores.score[index, index] == pytest.approx(1.0, abs=1e-5)
         assert scores.null[index, index] < 0.4
@@ -21,7 +21,7 @@ def test_exact_heads_score_one_and_bear_their_label_first() -> None:
 
 
 def test_head_that_is_exact_half_of_the_time_scores_half() -> None:
-    generator, tally = np.random.default_rng(0), Tally(QUICK)
+    generator, tally = np.random.default_rng(0), ScoreAccumulator(QUICK)
     for _ in range(20):
         layout = made_layout(generator)
         separators = exact_head(layout, PATTERNS.index("separators"))
@@ -29,12 +29,12 @@ def test_head_that_is_exact_half_of_the_time_scores_half() -> None:
     scores = tally.finish()
     # The last words of sentences have no next one and look everywhere instead, but are not asked.
     assert scores.score[0, 0] == pytest.approx(0.5, abs=1e-5)
-    assert set(passing(scores, QUICK)[0]) == {"next", "separators"}
+    assert set(assign_labels(scores, QUICK)[0]) == {"next", "separators"}
 
 
 def test_random_heads_bear_no_label() -> None:
     scores = tallied(QUICK, sequences=40, seed=2, exact=False, heads=40)
-    assert passing(scores, QUICK) == [()] * 40
+    assert assign_labels(scores, QUICK) == [()] * 40
     assert np.abs(scores.score - scores.null).max() < 0.06
 
 
@@ -45,7 +45,7 @@ def test_nulls_are_passed_as_often_as_stated() -> None:
     for seed in range(100):
         scores = tallied(settings, sequences=6, seed=seed, exact=False, heads=12)
         passed += bool((scores.score > scores.null_high).any())
-        labelled += any(passing(scores, settings))
+        labelled += any(assign_labels(scores, settings))
     assert 2 <= passed <= 20  # 10 expected; beyond these once in a thousand
     assert labelled <= passed  # the interval, too, has to lie above
 
@@ -90,42 +90,42 @@ def test_null_of_prediction_keeps_the_distances() -> None:
 
 def test_head_that_looks_at_neighbours_is_not_predictive_for_that() -> None:
     """Each token is predicted by the one before it: a head that looks there does what its distance explains."""
-    generator, tally = np.random.default_rng(6), Tally(QUICK)
+    generator, tally = np.random.default_rng(6), ScoreAccumulator(QUICK)
     for _ in range(30):
         layout = made_layout(generator)
         before = targets(layout)[PATTERNS.index("previous")]
         layout = replace(layout, predictive=before)
         tally.add(exact_head(layout, PATTERNS.index("previous"))[None], layout)
-    labels = passing(tally.finish(), QUICK)[0]
+    labels = assign_labels(tally.finish(), QUICK)[0]
     assert "previous" in labels
     assert "predictive" not in labels
 
 
 def test_head_that_attends_to_the_other_sentence_is_not_called_for_its_words() -> None:
-    generator, tally = np.random.default_rng(7), Tally(QUICK)
+    generator, tally = np.random.default_rng(7), ScoreAccumulator(QUICK)
     for _ in range(30):
         layout = made_layout(generator)
         weights = ((layout.segments[:, None] != layout.segments) & layout.ordinary).astype(np.float32)
         tally.add((weights / weights.sum(-1, keepdims=True))[None], layout)
     scores, other = tally.finish(), PATTERNS.index("other")
-    assert "other" not in passing(scores, QUICK)[0]
+    assert "other" not in assign_labels(scores, QUICK)[0]
     assert scores.score[other, 0] == pytest.approx(scores.null[other, 0], abs=0.02)
 
 
 def test_uniform_attention_is_broad_and_nothing_else() -> None:
-    generator, tally = np.random.default_rng(8), Tally(QUICK)
+    generator, tally = np.random.default_rng(8), ScoreAccumulator(QUICK)
     for length in range(20, 40):
         layout = made_layout(generator, length)
         tally.add(np.full((1, length, length), 1 / length, np.float32), layout)
     scores = tally.finish()
-    assert passing(scores, QUICK) == [("broad",)]
+    assert assign_labels(scores, QUICK) == [("broad",)]
     assert scores.score[:, 0] == pytest.approx(scores.uniform, abs=1e-5)
     assert scores.evenness[:, 0] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_entropy_and_distance() -> None:
     generator = np.random.default_rng(9)
-    layout, tally = made_layout(generator), Tally(QUICK)
+    layout, tally = made_layout(generator), ScoreAccumulator(QUICK)
     weights = random_heads(generator, 3, layout.length)
     tally.add(weights, layout)
     scores = tally.finish()
@@ -148,7 +148,7 @@ def test_interval_holds_the_score_and_shrinks_with_the_sequences() -> None:
 
 
 def test_what_has_no_target_is_not_measured() -> None:
-    generator, tally = np.random.default_rng(10), Tally(QUICK)
+    generator, tally = np.random.default_rng(10), ScoreAccumulator(QUICK)
     for _ in range(10):
         layout = replace(made_layout(generator), predictive=None)
         layout = replace(layout, segments=np.zeros_like(layout.segments))
@@ -156,4 +156,4 @@ def test_what_has_no_target_is_not_measured() -> None:
     scores = tally.finish()
     for name, row, low in zip(PATTERNS, scores.score, scores.low, strict=True):
         assert np.isnan(row).all() == np.isnan(low).all() == (name in ("other", "predictive"))
-    assert passing(scores, QUICK) == [(), ()]
+    assert assign_labels(scores, QUICK) == [(), ()]

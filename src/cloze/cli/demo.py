@@ -17,9 +17,9 @@ def demo(*, out: Path = Path("runs/demo"), json: bool = False) -> None:
         json: Print JSON.
     """
     from cloze.demo.report import write_report
-    from cloze.demo.results import DemoSettings, recorded_results
+    from cloze.demo.results import DemoSettings, load_results
 
-    results = recorded_results(out, DemoSettings())
+    results = load_results(out, DemoSettings())
     if results is None:
         from cloze.demo.flow import run_demo
 

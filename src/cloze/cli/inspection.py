@@ -38,7 +38,7 @@ def heads(
     """
     from cloze.corpus.documents import read_documents
     from cloze.inspect.relations import read_related
-    from cloze.inspect.report import HEADER, example_lines, findings, survey_json, table_rows, write_survey
+    from cloze.inspect.report import HEADER, example_lines, summary_lines, survey_json, table_rows, write_survey
     from cloze.inspect.survey import survey_heads
     from cloze.predict import load
     from cloze.tasks.tables import is_table
@@ -56,7 +56,7 @@ def heads(
         return
     print_table(HEADER, table_rows(found), title=f"{model}: {found.sequences:,} sequences, {found.tokens:,} tokens")
     print_table(("label", "clearest in", "for example"), example_lines(found))
-    print("\n".join([*findings(found), f"{out}: heads.json, heads.png, heads.svg"]))
+    print("\n".join([*summary_lines(found), f"{out}: heads.json, heads.png, heads.svg"]))
 
 
 def inspect(
@@ -84,14 +84,14 @@ def inspect(
         heads: The heads.json that 'cloze heads' has written for this model, to colour the heads by.
         json: Print JSON.
     """
-    from cloze.inspect.views.data import default_texts, look, make_view
+    from cloze.inspect.views.data import build_view, default_texts, trace_forward
     from cloze.inspect.views.page import write_page
     from cloze.predict import load
 
     loaded = load(model, device=machine.use())
     texts = default_texts(loaded) if first is None else (first, second)
-    looked = look(loaded, *texts)
-    size = write_page(make_view(looked, name=Path(model).name, heads_file=heads), out)
+    looked = trace_forward(loaded, *texts)
+    size = write_page(build_view(looked, name=Path(model).name, heads_file=heads), out)
     tokens, cut = len(looked.encoding.tokens), looked.encoding.dropped
     if json:
         print_json({"page": str(out), "bytes": size, "tokens": tokens, "cut": cut})

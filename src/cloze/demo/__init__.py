@@ -1,1 +1,1 @@
-"""``cloze demo``: the whole way on bundled public-domain text, ending in a page to look at."""
+"""``cloze demo``: from raw text to a fine-tuned model on bundled public-domain books, with a page of results."""

@@ -1,17 +1,16 @@
-"""The demo's stages, each a call of the product: what is done already is not done again.
+"""The stages of ``cloze demo``, each a call of the public API. Finished stages are skipped when the demo is run again.
 
-vocab/  data/  pretraining/  scratch/  finetuning/<start>-<seed>/  second/<model>-<seed>/  report.html  results.json
+The folder of a demo holds: vocab/, data/, pretraining/, scratch/, finetuning/<start>-<seed>/, second/<model>-<seed>/,
+report.html and results.json.
 
-The demo's second chapter: the model that is shipped, on the same blanks and the same task.
-
-It has read those very books, all but four. So it is compared on sentences of these, which the demo's own model has not
-read either.
+The second chapter repeats the task with the shipped model, which was trained on the same books except four. The two
+models are therefore compared on sentences of these four books, which neither has seen.
 """
 
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
@@ -23,10 +22,10 @@ from cloze.demo.results import (
     Blank,
     DemoResults,
     DemoSettings,
-    SecondChapter,
+    ShippedComparison,
+    load_results,
     paired_margin,
-    record_results,
-    recorded_results,
+    save_results,
 )
 from cloze.files import replace_json
 from cloze.model import Bert, preset
@@ -41,42 +40,9 @@ from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings
-
-UNREAD = "order_unread.tsv"
-
-
-def tune_shipped(data: Path, out: Path, settings: DemoSettings, progress: Progress) -> list[Path]:
-    """Fine-tune the shipped model on the demo's task, once a seed."""
-    source = Source(CLASSIFY.name, data / "order_train.tsv", data / "order_dev.tsv")
-    return [
-        finetune(
-            source,
-            SHIPPED_MODEL,
-            out / f"{SHIPPED_MODEL}-{seed}",
-            settings=replace(settings.second_finetuning, seed=seed),
-            progress=progress,
-        )
-        for seed in settings.second_seeds
-    ]
-
-
-def second_chapter(data: Path, sentences: Sequence[str], own: Sequence[Path], shipped: Sequence[Path]) -> SecondChapter:
-    """What both models make of sentences that neither has read, and the shipped one of the blanks."""
-    source = Source(CLASSIFY.name, data / UNREAD)
-    model = load(SHIPPED_MODEL)
-    config = model.bert.config
-    return SecondChapter(
-        name=SHIPPED_MODEL,
-        told=f"{config.layers} layers, hidden size {config.hidden_size}, {model.bert.parameter_count():,} parameters",
-        blanks=[[(word.token, word.probability) for word in model.fill(sentence)[0]] for sentence in sentences],
-        shipped=[evaluate(run, source).metrics["accuracy"] for run in shipped],
-        own=[evaluate(run, source).metrics["accuracy"] for run in own],
-    )
-
 
 DATA = Path(str(files("cloze.demo"))) / "data"
-TEST = "order_test.tsv"
+TEST, UNREAD = "order_test.tsv", "order_unread.tsv"
 SEEDS = (0, 1, 2)
 STARTS = ("pretrained", "scratch")
 PRETRAINING, SCRATCH = "pretraining", "scratch"
@@ -85,11 +51,17 @@ Result = TypeVar("Result")
 
 
 def run_demo(out: Path, progress: Progress, settings: DemoSettings | None = None) -> DemoResults:
-    """Do what is not done yet, and return what there is to show."""
+    """Run the stages that are not finished yet and return the results.
+
+    Args:
+        out: The folder of the demo.
+        progress: Receives messages and progress.
+        settings: Sizes of all stages.
+    """
     settings = settings or DemoSettings()
-    recorded = recorded_results(out, settings)
-    if recorded is not None:
-        return recorded
+    saved = load_results(out, settings)
+    if saved is not None:
+        return saved
     clock = _Clock(out / "seconds.json")
     vocab, data, scratch = out / "vocab", out / "data", out / SCRATCH
     books = [DATA / "books.txt.xz"]
@@ -110,15 +82,15 @@ def run_demo(out: Path, progress: Progress, settings: DemoSettings | None = None
         for start in STARTS:
             clock.time("fine-tuning", lambda: _finetune(out, start, seed, settings, progress))  # noqa: B023 (called at once)
     progress.say("5/6  the second chapter: the same task with the shipped model")
-    shipped = clock.time("second chapter", lambda: tune_shipped(DATA, out / "second", settings, progress))
+    shipped = clock.time("second chapter", lambda: finetune_shipped(DATA, out / "second", settings, progress))
     progress.say("6/6  scoring the test books")
     results = _gather(out, shipped, clock)
-    record_results(out, settings, results)
+    save_results(out, settings, results)
     return results
 
 
 def _save_untrained(folder: Path, vocab: Path, settings: DemoSettings) -> None:
-    """The same model with the same start, before it has read anything."""
+    """Save the model as initialized for pre-training, the baseline without pre-training."""
     tokenizer = Tokenizer.from_folder(vocab).with_max_length(settings.pretraining.length)
     dropout = settings.pretraining.dropout
     config = preset(settings.pretraining.preset, tokenizer.size, dropout=dropout, attention_dropout=dropout)
@@ -127,13 +99,50 @@ def _save_untrained(folder: Path, vocab: Path, settings: DemoSettings) -> None:
 
 
 def _finetune(out: Path, start: str, seed: int, settings: DemoSettings, progress: Progress) -> Path:
-    tuning = asdict(settings.finetuning) | {"seed": seed}
     return finetune(
         Source(CLASSIFY.name, DATA / "order_train.tsv", DATA / "order_dev.tsv"),
         out / (PRETRAINING if start == "pretrained" else SCRATCH),
         out / "finetuning" / f"{start}-{seed}",
-        settings=FinetuneSettings(**tuning),
+        settings=replace(settings.finetuning, seed=seed),
         progress=progress,
+    )
+
+
+def finetune_shipped(data: Path, out: Path, settings: DemoSettings, progress: Progress) -> list[Path]:
+    """Fine-tune the shipped model on the demo's task, once per seed."""
+    source = Source(CLASSIFY.name, data / "order_train.tsv", data / "order_dev.tsv")
+    return [
+        finetune(
+            source,
+            SHIPPED_MODEL,
+            out / f"{SHIPPED_MODEL}-{seed}",
+            settings=replace(settings.second_finetuning, seed=seed),
+            progress=progress,
+        )
+        for seed in settings.second_seeds
+    ]
+
+
+def compare_shipped(
+    data: Path, sentences: Sequence[str], own: Sequence[Path], shipped: Sequence[Path]
+) -> ShippedComparison:
+    """Score both models on sentences that neither has seen, and fill the blanks with the shipped one.
+
+    Args:
+        data: The folder of the bundled tables.
+        sentences: Sentences with a blank.
+        own: Fine-tuned runs of the demo's own model.
+        shipped: Fine-tuned runs of the shipped model.
+    """
+    source = Source(CLASSIFY.name, data / UNREAD)
+    model = load(SHIPPED_MODEL)
+    config, parameters = model.bert.config, model.bert.parameter_count()
+    return ShippedComparison(
+        name=SHIPPED_MODEL,
+        description=f"{config.layers} layers, hidden size {config.hidden_size}, {parameters:,} parameters",
+        blanks=[[(word.token, word.probability) for word in model.fill(sentence)[0]] for sentence in sentences],
+        shipped=[evaluate(run, source).metrics["accuracy"] for run in shipped],
+        own=[evaluate(run, source).metrics["accuracy"] for run in own],
     )
 
 
@@ -146,7 +155,7 @@ def _gather(out: Path, shipped: list[Path], clock: "_Clock") -> DemoResults:
     rows = read_table(TEST)
     labels = sorted({row["label"] for row in rows})
     run = Run(out / PRETRAINING)
-    accuracies = {start: [one.metrics["accuracy"] for one in found] for start, found in evaluations.items()}
+    accuracies = {start: [run.metrics["accuracy"] for run in runs] for start, runs in evaluations.items()}
     blanks = [_fill(line, trained, untrained) for line in (DATA / "sentences.txt").read_text("utf-8").splitlines()]
     own = [out / "finetuning" / f"pretrained-{seed}" for seed in SEEDS]
     return DemoResults(
@@ -159,7 +168,7 @@ def _gather(out: Path, shipped: list[Path], clock: "_Clock") -> DemoResults:
         labels=labels,
         confusion=_confusion(labels, rows, evaluations["pretrained"][0]),
         examples=_examples(rows, evaluations),
-        second=second_chapter(DATA, [blank.sentence for blank in blanks], own, shipped),
+        second=compare_shipped(DATA, [blank.sentence for blank in blanks], own, shipped),
         facts=_facts(trained, out),
         seconds=clock.seconds,
     )
@@ -172,13 +181,13 @@ def _fill(line: str, trained: Model, untrained: Model) -> Blank:
 
 
 def read_table(name: str) -> list[dict[str, str]]:
-    """The rows of a bundled table."""
+    """Read the rows of a bundled table."""
     header, *lines = (DATA / name).read_text("utf-8").splitlines()
     return [dict(zip(header.split("\t"), line.split("\t"), strict=True)) for line in lines]
 
 
 def bag_of_words_accuracy() -> float:
-    """What counting words gets, trained and tested on the same rows: no claim without a simple baseline."""
+    """Return the accuracy of a bag-of-words baseline (TF-IDF, logistic regression) on the same rows."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
@@ -190,15 +199,15 @@ def bag_of_words_accuracy() -> float:
 
 
 def _confusion(labels: list[str], rows: list[dict[str, str]], evaluation: Evaluation) -> list[list[int]]:
-    known = LabelSet(tuple(labels))
-    truth = [known.indices[row["label"]] for row in rows]
-    return confusion(known, truth, [known.indices[told] for told in evaluation.predictions])
+    label_set = LabelSet(tuple(labels))
+    truth = [label_set.indices[row["label"]] for row in rows]
+    return confusion(label_set, truth, [label_set.indices[prediction] for prediction in evaluation.predictions])
 
 
 def _examples(rows: list[dict[str, str]], evaluations: dict[str, list[Evaluation]]) -> list[dict[str, str]]:
-    """The first rows of the test with what the first seed's models said: not picked by the outcome."""
-    told = {start: found[0].predictions for start, found in evaluations.items()}
-    return [row | {start: answers[index] for start, answers in told.items()} for index, row in enumerate(rows[:8])]
+    """Return the first test rows with the predictions of the first seed's models; not selected by outcome."""
+    predictions = {start: runs[0].predictions for start, runs in evaluations.items()}
+    return [row | {start: labels[index] for start, labels in predictions.items()} for index, row in enumerate(rows[:8])]
 
 
 def _facts(model: Model, out: Path) -> dict[str, str]:
@@ -214,7 +223,7 @@ def _facts(model: Model, out: Path) -> dict[str, str]:
 
 
 class _Clock:
-    """How long each stage took, added up over interruptions."""
+    """Accumulates the time of each stage over interruptions."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -225,8 +234,8 @@ class _Clock:
         try:
             return work()
         finally:
-            spent = time.monotonic() - start
-            if spent > 1:  # less means that it was done already
-                self.seconds[stage] = round(self.seconds.get(stage, 0.0) + spent, 1)
+            elapsed = time.monotonic() - start
+            if elapsed > 1:  # less than a second: the stage had been finished before
+                self.seconds[stage] = round(self.seconds.get(stage, 0.0) + elapsed, 1)
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 replace_json(self._path, self.seconds)

@@ -1,6 +1,6 @@
-"""The page at the end of the demo: one file, nothing loaded from anywhere, every text escaped.
+"""The page of the demo: a self-contained HTML file with every text escaped.
 
-Small pictures as SVG text: they need no library on the page, and take its colours, light or dark.
+Charts are inline SVG: they need no library and use the page's colours, light or dark.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ Place = Callable[[float, float], tuple[float, float]]
 
 @dataclass(frozen=True)
 class Line:
-    """One curve; ``style`` is a class of the page."""
+    """One curve of a chart; ``style`` is a CSS class of the page."""
 
     name: str
     style: str
@@ -32,7 +32,7 @@ class Line:
 
 
 def line_chart(lines: Sequence[Line], x_name: str, y_name: str) -> str:
-    """Draw curves over a common pair of axes, with their names at their ends."""
+    """Draw curves on common axes, with their names at their ends, as SVG."""
     largest = max(max(line.x) for line in lines)
     low, high = min(min(line.y) for line in lines), max(max(line.y) for line in lines)
     ticks = nice_ticks(low, high)
@@ -53,7 +53,7 @@ def line_chart(lines: Sequence[Line], x_name: str, y_name: str) -> str:
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers from below the lowest value to above the highest."""
+    """Return round numbers that cover the range from ``low`` to ``high``."""
     span = max(high - low, 1e-9)
     power = 10.0 ** floor(log10(span / count))
     step = next(factor * power for factor in (1, 2, 5, 10) if span / (factor * power) <= count)
@@ -82,7 +82,7 @@ def _curve(line: Line, place: Place) -> str:
 
 
 def _names(lines: Sequence[Line], place: Place) -> list[str]:
-    """Names at the ends of the curves, moved apart where they would lie on each other."""
+    """Place the names at the ends of the curves, moved apart where they would overlap."""
     ends = sorted(((place(line.x[-1], line.y[-1])[1], line) for line in lines), key=lambda end: end[0])
     parts, last = [], -100.0
     for down, line in ends:
@@ -93,14 +93,14 @@ def _names(lines: Sequence[Line], place: Place) -> list[str]:
 
 
 def write_report(results: DemoResults, out: Path) -> Path:
-    """Write ``report.html`` into the demo's folder."""
+    """Write ``report.html`` into the demo's folder and return its path."""
     path = out / "report.html"
     path.write_text(render(results, out), encoding="utf-8")
     return path
 
 
 def render(results: DemoResults, out: Path) -> str:
-    """The page as text."""
+    """Return the page as HTML."""
     sections = [
         _summary(results),
         _pretraining(results),
@@ -122,7 +122,7 @@ def _section(title: str, *parts: str) -> str:
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], style: str = "") -> str:
-    """A table of cells that are HTML already."""
+    """Build a table from cells that are HTML already."""
     head = "".join(f"<th>{cell}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<table class="{style}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
@@ -151,18 +151,18 @@ def _pretraining(results: DemoResults) -> str:
         if steps:
             lines.append(Line(f"{title}, held out", f"{style} held", steps, values, dots=True))
     figures = results.held_out
-    told = ""
+    text = ""
     if figures:
-        told = (
+        text = (
             f"<p>On chapters held out of training the model names {figures['held_out_mlm_accuracy']:.1%} of the hidden "
             f"words exactly. It tells a real next passage from a random one {figures['held_out_nsp_accuracy']:.0%} of "
             f"the time; saying the same every time would get {figures['held_out_nsp_constant']:.0%}.</p>"
         )
-    return _section("Pre-training", line_chart(lines, "step", "loss"), told)
+    return _section("Pre-training", line_chart(lines, "step", "loss"), text)
 
 
 def _smooth(values: Sequence[float], width: int = 5) -> list[float]:
-    """A running mean, since ten steps' loss is mostly noise."""
+    """Smooth a curve by a running mean: the loss of ten steps is mostly noise."""
     return [_mean(values[max(0, index - width + 1) : index + 1]) for index in range(len(values))]
 
 
@@ -173,11 +173,11 @@ def _blanks(blanks: Iterable[Blank]) -> str:
         words = " ".join(_word(token, probability, token == blank.word) for token, probability in blank.trained)
         untrained = " ".join(escape(token) for token, _ in blank.untrained[:3])
         rows.append((f"{before}<u>{escape(blank.word)}</u>{after}", words, f'<span class="faint">{untrained}</span>'))
-    told = (
+    text = (
         "<p>The underlined word was hidden. In the middle, the model's five best; on the right, what the same model "
         "says before it has read anything.</p>"
     )
-    return _section("Filled blanks", told, _table(("sentence", "pre-trained", "untrained"), rows))
+    return _section("Filled blanks", text, _table(("sentence", "pre-trained", "untrained"), rows))
 
 
 def _word(token: str, probability: float, right: bool) -> str:
@@ -187,9 +187,12 @@ def _word(token: str, probability: float, right: bool) -> str:
 def _comparison(results: DemoResults) -> str:
     margin = results.margin
     pairs = list(zip(results.accuracies["pretrained"], results.accuracies["scratch"], strict=True))
-    rows = [(f"seed {seed}", one, other) for seed, (one, other) in enumerate(pairs)]
-    rows.append(("mean", _mean([one for one, _ in pairs]), _mean([other for _, other in pairs])))
-    cells = [(name, f"{one:.1%}", f"{other:.1%}", f"{100 * (one - other):+.1f}") for name, one, other in rows]
+    rows = [(f"seed {seed}", pretrained, scratch) for seed, (pretrained, scratch) in enumerate(pairs)]
+    rows.append(("mean", _mean([pretrained for pretrained, _ in pairs]), _mean([scratch for _, scratch in pairs])))
+    cells = [
+        (name, f"{pretrained:.1%}", f"{scratch:.1%}", f"{100 * (pretrained - scratch):+.1f}")
+        for name, pretrained, scratch in rows
+    ]
     holds = "lies above zero" if margin.low > 0 else "holds zero, so that three seeds do not settle it"
     return _section(
         "Are these words in order?",
@@ -210,13 +213,13 @@ def _confusion(results: DemoResults) -> str:
         (name, *(f'<span class="heat" style="--share:{count / largest:.2f}">{count}</span>' for count in counts))
         for name, counts in zip(names, results.confusion, strict=True)
     ]
-    told = "<p>Rows are the truth, columns the model's answer (pre-trained, seed 0).</p>"
-    return _section("What is taken for what", told, _table(("", *names), rows, "confusion"))
+    text = "<p>Rows are the truth, columns the model's answer (pre-trained, seed 0).</p>"
+    return _section("What is taken for what", text, _table(("", *names), rows, "confusion"))
 
 
 def _examples(results: DemoResults) -> str:
-    told = "<p>The first sentences of the test, whatever the models made of them.</p>"
-    return _section("Examples", told, *(_example(row) for row in results.examples))
+    text = "<p>The first sentences of the test, whatever the models made of them.</p>"
+    return _section("Examples", text, *(_example(row) for row in results.examples))
 
 
 def _example(row: Mapping[str, str]) -> str:
@@ -236,15 +239,15 @@ def _second(results: DemoResults) -> str:
     rows = []
     for blank, words in zip(results.blanks, second.blanks, strict=True):
         before, after = (escape(part) for part in blank.sentence.split("[MASK]"))
-        told = " ".join(_word(token, probability, token == blank.word) for token, probability in words)
-        rows.append((f"{before}<u>{escape(blank.word)}</u>{after}", told))
+        text = " ".join(_word(token, probability, token == blank.word) for token, probability in words)
+        rows.append((f"{before}<u>{escape(blank.word)}</u>{after}", text))
     name = escape(second.name)
     return _section(
         "Second chapter: a model with hours behind it",
-        f"<p><code>{name}</code> comes with the package ({escape(second.told)}) and was made by the same commands on "
-        "130 megabytes of books. On 600 sentences of four books that neither model has read, fine-tuned on the same "
-        f"rows, it judges <b>{_mean(second.shipped):.1%}</b> right ({_each(second.shipped)}), the model made here "
-        f"{_mean(second.own):.1%} ({_each(second.own)}). Its words for the same blanks:</p>",
+        f"<p><code>{name}</code> comes with the package ({escape(second.description)}) and was made by the same "
+        "commands on 130 megabytes of books. On 600 sentences of four books that neither model has read, fine-tuned "
+        f"on the same rows, it judges <b>{_mean(second.shipped):.1%}</b> right ({_each(second.shipped)}), the model "
+        f"made here {_mean(second.own):.1%} ({_each(second.own)}). Its words for the same blanks:</p>",
         _table(("sentence", name), rows),
     )
 
@@ -265,11 +268,11 @@ def _next_steps(out: Path) -> str:
         "your own labels": f"cloze finetune classify train.csv --model {model} --out runs/task",
     }
     rows = [(title, f"<code>{escape(command)}</code>") for title, command in commands.items()]
-    told = (
+    text = (
         f"<p>The model is in <code>{escape(str(model / 'model'))}</code>: a folder that <code>transformers</code> and "
         "<code>sentence-transformers</code> load as well.</p>"
     )
-    return _section("What to try next", told, _table(("to", "run"), rows, "facts"))
+    return _section("What to try next", text, _table(("to", "run"), rows, "facts"))
 
 
 def _facts(results: DemoResults) -> str:

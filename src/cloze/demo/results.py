@@ -1,7 +1,4 @@
-"""What the demo is told and what it found. Light to import: the second time, nothing else is needed.
-
-The margin between two ways to start, with its interval.
-"""
+"""Settings and results of the demo. Imports nothing heavy: a finished demo is shown again from its results alone."""
 
 import json
 from collections.abc import Sequence
@@ -14,32 +11,12 @@ from cloze.corpus.settings import PrepareSettings, VocabularySettings
 from cloze.files import read_json, replace_json
 from cloze.train.settings import FinetuneSettings, PretrainSettings
 
-
-@dataclass(frozen=True)
-class Margin:
-    """A mean difference and the interval that holds the true one with 95 % confidence."""
-
-    mean: float
-    low: float
-    high: float
-
-
-def paired_margin(better: Sequence[float], worse: Sequence[float]) -> Margin:
-    """Student's interval of the paired differences: the same seed is the same order and the same new head."""
-    from scipy.stats import t
-
-    differences = [one - other for one, other in zip(better, worse, strict=True)]
-    centre = mean(differences)
-    half = float(t.ppf(0.975, len(differences) - 1)) * stdev(differences) / sqrt(len(differences))
-    return Margin(centre, centre - half, centre + half)
-
-
 RESULTS = "results.json"
 
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """Sizes that fit into about six minutes on two cores."""
+    """Sizes of all stages, chosen to take about seven minutes on two cores."""
 
     vocabulary: VocabularySettings = field(default_factory=lambda: VocabularySettings(size=6000))
     preparation: PrepareSettings = field(default_factory=lambda: PrepareSettings(held_out=0.03))
@@ -48,12 +25,11 @@ class DemoSettings:
             preset="tiny",
             steps=2200,
             batch=64,
-            # Short sequences are not only cheaper: the fewer tokens there are, the sooner the model finds out which
-            # of them to look at.
+            # Short sequences are cheaper, and attention becomes selective sooner when there are fewer tokens.
             length=32,
             rate=2e-3,
             warmup=0.1,
-            # A model that sees its text a handful of times has nothing to forget.
+            # Few passes over the text: there is no overfitting to prevent.
             dropout=0.0,
             evaluate_every=150,
         )
@@ -69,7 +45,7 @@ class DemoSettings:
 
 @dataclass(frozen=True)
 class Blank:
-    """A sentence with a blank, the word that stood there, and what two models put in."""
+    """A sentence with a blank, the original word, and the words of the trained and the untrained model."""
 
     sentence: str
     word: str
@@ -78,54 +54,79 @@ class Blank:
 
 
 @dataclass(frozen=True)
-class SecondChapter:
-    """The shipped model beside the demo's own: blanks, and accuracy on sentences that neither has read."""
+class ShippedComparison:
+    """The shipped model compared with the demo's own: blanks, and accuracy on sentences that neither has seen."""
 
     name: str
-    told: str
+    description: str
     blanks: list[list[tuple[str, float]]]
-    shipped: list[float]  # one a seed
+    shipped: list[float]  # accuracy per seed
     own: list[float]
 
 
 @dataclass(frozen=True)
+class Margin:
+    """A mean difference with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class DemoResults:
-    """Everything that the page shows."""
+    """The content of the demo's page."""
 
     metrics: list[dict[str, float]]
     held_out: dict[str, float]
     blanks: list[Blank]
-    accuracies: dict[str, list[float]]  # start -> one a seed
-    margin: Margin  # of pre-training over none
-    baseline: float  # words counted, no model at all
+    accuracies: dict[str, list[float]]  # start -> accuracy per seed
+    margin: Margin  # accuracy with pre-training minus without
+    baseline: float  # accuracy of a bag-of-words classifier
     labels: list[str]
     confusion: list[list[int]]
     examples: list[dict[str, str]]
-    second: SecondChapter
+    second: ShippedComparison
     facts: dict[str, str]
     seconds: dict[str, float]
 
 
-def recorded_results(out: Path, settings: DemoSettings) -> DemoResults | None:
-    """The results of an earlier time, if the demo was the same."""
+def paired_margin(better: Sequence[float], worse: Sequence[float]) -> Margin:
+    """Return the mean of the paired differences with Student's interval.
+
+    Accuracies are paired by seed, which determines the order of the rows and the initial head.
+    """
+    from scipy.stats import t
+
+    differences = [first - second for first, second in zip(better, worse, strict=True)]
+    centre = mean(differences)
+    half = float(t.ppf(0.975, len(differences) - 1)) * stdev(differences) / sqrt(len(differences))
+    return Margin(centre, centre - half, centre + half)
+
+
+def load_results(out: Path, settings: DemoSettings) -> DemoResults | None:
+    """Return the saved results of a finished demo; None if its settings or the version of the file differ."""
     path = out / RESULTS
-    recorded = read_json(path) if path.is_file() else {}
-    if recorded.get("settings") != _plain(settings):
+    saved = read_json(path) if path.is_file() else {}
+    if saved.get("settings") != _as_json(settings):
         return None
-    results = recorded["results"]
-    rebuilt = {
-        "blanks": [Blank(**blank) for blank in results["blanks"]],
-        "margin": Margin(**results["margin"]),
-        "second": SecondChapter(**results["second"]),
-    }
-    return DemoResults(**results | rebuilt)
+    results = saved["results"]
+    try:
+        rebuilt = {
+            "blanks": [Blank(**blank) for blank in results["blanks"]],
+            "margin": Margin(**results["margin"]),
+            "second": ShippedComparison(**results["second"]),
+        }
+        return DemoResults(**results | rebuilt)
+    except TypeError:  # written by another version, with other fields
+        return None
 
 
-def record_results(out: Path, settings: DemoSettings, results: DemoResults) -> None:
-    """Keep the results for the next time."""
-    replace_json(out / RESULTS, {"settings": _plain(settings), "results": asdict(results)})
+def save_results(out: Path, settings: DemoSettings, results: DemoResults) -> None:
+    """Save the results, from which a finished demo is shown again."""
+    replace_json(out / RESULTS, {"settings": _as_json(settings), "results": asdict(results)})
 
 
-def _plain(settings: DemoSettings) -> object:
-    """The settings as they look after a journey through JSON."""
+def _as_json(settings: DemoSettings) -> object:
+    """Return the settings as they are read back from JSON."""
     return json.loads(json.dumps(asdict(settings)))

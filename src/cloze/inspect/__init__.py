@@ -1,1 +1,1 @@
-"""Attention -> what each head does: patterns with their nulls, maps of heads, heads taken away."""
+"""Analyse attention heads: patterns with null distributions, surveys over a corpus, pruning, and views as pages."""

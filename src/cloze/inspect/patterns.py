@@ -1,27 +1,23 @@
-"""The patterns of attention: which tokens each token would attend to if a head did nothing else.
+"""Attention patterns and their null distributions.
 
-Six are those that people saw in BERT's heads (next word, previous word, same or related words, those in the other
-sentence, words that predict the word, separators); a token's attention to itself is the seventh, so that no head needs
-to be called one of the six for want of a better name. Each is a matrix of targets, true where the row's token has the
-column's for a target. A head's score is the mean, over the tokens that have a target, of the attention that goes to
-their targets: one if all of it does.
+A pattern is a boolean matrix of targets, true where the row's token would attend to the column's token if a head did
+nothing else. Six patterns are those described for BERT's heads: next word, previous word, same or related words, the
+same in the other sentence, predictive words, separators. Attention of a token to itself is the seventh; without it,
+such heads would be forced into one of the six. A head's score is the attention on targets, averaged over the tokens
+that have targets: 1 if all attention goes there.
 
-Dimensions: T tokens.
+The null is the score of the same attention with shuffled targets. Only the targets change, so that the null keeps
+whatever is specific to a head, such as the number of tokens it attends to or its share on special tokens:
 
-Nulls: what a head would score if it attended as it does, but to targets that mean nothing.
+- next, previous: permute the ordinary tokens, and with them their order;
+- same, other: permute the token identities. Sentence boundaries stay, so that attending to the other sentence as such
+  earns nothing;
+- predictive: give each token the targets of another token at the same distances, so that a head that attends to its
+  neighbours, which are often predictive, is not labelled predictive for that alone;
+- separators: take the same number of random positions as separators;
+- self: give each token another ordinary token in place of itself.
 
-The attention stays as it is and the targets are shuffled within the sequence, so that whatever is peculiar to a head
-(few or many tokens attended to, much or little left for the ordinary ones) is in its null as well:
-
-- next, previous: the ordinary tokens change places, and with them who comes after whom;
-- same, other: they change identities. Sentences stay where they are, so that attending to the other sentence as
-  such is nothing;
-- predictive: each token gets the targets of another one at the same distances, so that a head which looks at its
-  neighbours, in which prediction is strong, is not called predictive for that;
-- separators: as many other places of the sequence are taken for separators;
-- self: each token gets another ordinary token for itself.
-
-Dimensions: R shuffles, T tokens, N ordinary tokens.
+Dimensions: R shuffles, T tokens, N ordinary tokens (all but [CLS] and [SEP]).
 """
 
 from dataclasses import dataclass
@@ -32,10 +28,10 @@ from numpy.typing import NDArray
 
 from cloze.text import Encoding
 
-Bools = NDArray[np.bool_]
+BoolArray = NDArray[np.bool_]
 Pattern = Literal["next", "previous", "same", "other", "predictive", "separators", "self"]
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
-# "broad" and "mixed" are no patterns: how evenly a head attends, and what is said of one that nothing else fits.
+# "broad" and "mixed" are labels without targets: nearly uniform attention, and no label at all.
 DESCRIPTIONS: dict[str, str] = {
     "next": "the next token of the sentence",
     "previous": "the token before, in the same sentence",
@@ -51,87 +47,92 @@ DESCRIPTIONS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Layout:
-    """What the patterns need to know of a sequence."""
+    """The structure of one sequence, from which the targets of every pattern follow."""
 
-    ordinary: Bools  # (T,), true but for [CLS] and [SEP]
+    ordinary: BoolArray  # (T,), false at [CLS] and [SEP]
     segments: NDArray[np.int64]  # (T,)
-    related: Bools  # (T, T), true for tokens that are the same or related
-    predictive: Bools | None = None  # (T, T), true for the words that predict the row's; None where not measured
+    related: BoolArray  # (T, T), true where two tokens are the same or related
+    predictive: BoolArray | None = None  # (T, T), true where the column predicts the row; None if not measured
 
     @property
     def length(self) -> int:
-        """Tokens, special ones included."""
+        """Number of tokens, including special tokens."""
         return len(self.ordinary)
 
 
-def make_layout(encoding: Encoding, related: Bools, predictive: Bools | None = None) -> Layout:
-    """The layout of an encoded sequence."""
+def make_layout(encoding: Encoding, related: BoolArray, predictive: BoolArray | None = None) -> Layout:
+    """Build the layout of an encoded sequence."""
     ordinary = np.array([source is not None for source in encoding.sources])
     return Layout(ordinary, np.array(encoding.segments), related, predictive)
 
 
-def targets(layout: Layout) -> Bools:
-    """The targets of every pattern, (patterns, T, T); special tokens have none."""
-    inside = layout.ordinary[:, None] & layout.ordinary
-    elsewhere = layout.segments[:, None] != layout.segments
-    itself = np.eye(layout.length, dtype=bool)
-    following = np.eye(layout.length, k=1, dtype=bool) & ~elsewhere
-    found: dict[Pattern, Bools] = {
-        "next": following & inside,
-        "previous": following.T & inside,
-        "same": layout.related & inside & ~itself,
-        "other": layout.related & inside & elsewhere,
-        "predictive": np.zeros_like(itself) if layout.predictive is None else layout.predictive & inside & ~itself,
+def targets(layout: Layout) -> BoolArray:
+    """Return the targets of every pattern, (patterns, T, T); rows of special tokens have none."""
+    both_ordinary = layout.ordinary[:, None] & layout.ordinary
+    other_segment = layout.segments[:, None] != layout.segments
+    diagonal = np.eye(layout.length, dtype=bool)
+    following = np.eye(layout.length, k=1, dtype=bool) & ~other_segment
+    predictive = np.zeros_like(diagonal) if layout.predictive is None else layout.predictive
+    by_pattern: dict[Pattern, BoolArray] = {
+        "next": following & both_ordinary,
+        "previous": following.T & both_ordinary,
+        "same": layout.related & both_ordinary & ~diagonal,
+        "other": layout.related & both_ordinary & other_segment,
+        "predictive": predictive & both_ordinary & ~diagonal,
         "separators": layout.ordinary[:, None] & ~layout.ordinary,
-        "self": itself & inside,
+        "self": diagonal & both_ordinary,
     }
-    return np.stack([found[name] for name in PATTERNS])
+    return np.stack([by_pattern[name] for name in PATTERNS])
 
 
-def shuffled_targets(layout: Layout, shuffles: int, generator: np.random.Generator) -> Bools:
-    """Shuffled copies of the targets of every pattern, (patterns, R, T, T)."""
-    true = dict(zip(PATTERNS, targets(layout), strict=True))
-    orders = _orders(layout.ordinary, shuffles, generator)
-    inside = layout.ordinary[:, None] & layout.ordinary
-    elsewhere = layout.segments[:, None] != layout.segments
-    related = _renamed(layout.related & inside, orders)
-    found: dict[Pattern, Bools] = {
-        "next": _renamed(true["next"], orders),
-        "previous": _renamed(true["previous"], orders),
+def shuffled_targets(layout: Layout, shuffles: int, generator: np.random.Generator) -> BoolArray:
+    """Return shuffled copies of the targets of every pattern, (patterns, R, T, T)."""
+    actual = dict(zip(PATTERNS, targets(layout), strict=True))
+    orders = _permutations(layout.ordinary, shuffles, generator)
+    both_ordinary = layout.ordinary[:, None] & layout.ordinary
+    other_segment = layout.segments[:, None] != layout.segments
+    related = _permute_matrix(layout.related & both_ordinary, orders)
+    by_pattern: dict[Pattern, BoolArray] = {
+        "next": _permute_matrix(actual["next"], orders),
+        "previous": _permute_matrix(actual["previous"], orders),
         "same": related & ~np.eye(layout.length, dtype=bool),
-        "other": related & elsewhere,
-        "predictive": _at_same_distances(true["predictive"], layout.ordinary, shuffles, generator),
-        "separators": _other_separators(layout.ordinary, shuffles, generator),
-        "self": true["self"][:, orders].swapaxes(0, 1),
+        "other": related & other_segment,
+        "predictive": _permute_rows_by_distance(actual["predictive"], layout.ordinary, shuffles, generator),
+        "separators": _random_separators(layout.ordinary, shuffles, generator),
+        "self": actual["self"][:, orders].swapaxes(0, 1),
     }
-    return np.stack([found[name] for name in PATTERNS])
+    return np.stack([by_pattern[name] for name in PATTERNS])
 
 
-def _orders(ordinary: Bools, shuffles: int, generator: np.random.Generator) -> NDArray[np.int64]:
-    """Orders of the tokens in which the ordinary ones have changed places, (R, T)."""
-    places = np.flatnonzero(ordinary)
+def _permutations(ordinary: BoolArray, shuffles: int, generator: np.random.Generator) -> NDArray[np.int64]:
+    """Draw permutations of the tokens that move only the ordinary ones, (R, T)."""
+    positions = np.flatnonzero(ordinary)
     orders = np.tile(np.arange(len(ordinary)), (shuffles, 1))
-    orders[:, places] = generator.permuted(np.tile(places, (shuffles, 1)), axis=1)
+    orders[:, positions] = generator.permuted(np.tile(positions, (shuffles, 1)), axis=1)
     return orders
 
 
-def _renamed(matrix: Bools, orders: NDArray[np.int64]) -> Bools:
-    """A relation between tokens after each of them got another's name: (T, T), (R, T) -> (R, T, T)."""
+def _permute_matrix(matrix: BoolArray, orders: NDArray[np.int64]) -> BoolArray:
+    """Permute rows and columns of a relation between tokens: (T, T), (R, T) -> (R, T, T)."""
     return matrix[orders[:, :, None], orders[:, None, :]]
 
 
-def _at_same_distances(predictive: Bools, ordinary: Bools, shuffles: int, generator: np.random.Generator) -> Bools:
-    """The targets of another token, as far away as they are from it; what leaves the sequence comes in again."""
-    places = np.flatnonzero(ordinary)
-    count = len(places)
-    around = (np.arange(count)[:, None] + np.arange(count)) % max(count, 1)  # row a, column d: the token d after a
-    by_distance = predictive[places[:, None], places[around]]  # (N, N)
-    owners = generator.permuted(np.tile(np.arange(count), (shuffles, 1)), axis=1)
-    found = np.zeros((shuffles, *predictive.shape), bool)
-    found[:, places[:, None], places[around]] = by_distance[owners]
-    return found
+def _permute_rows_by_distance(
+    predictive: BoolArray, ordinary: BoolArray, shuffles: int, generator: np.random.Generator
+) -> BoolArray:
+    """Give each token the targets of another one at the same distances, wrapping around at the end: (R, T, T)."""
+    positions = np.flatnonzero(ordinary)
+    count = len(positions)
+    # Row a, column d: the ordinary token that is d after a.
+    wrapped = (np.arange(count)[:, None] + np.arange(count)) % max(count, 1)  # (N, N)
+    by_distance = predictive[positions[:, None], positions[wrapped]]  # (N, N)
+    rows = generator.permuted(np.tile(np.arange(count), (shuffles, 1)), axis=1)  # (R, N)
+    shuffled = np.zeros((shuffles, *predictive.shape), bool)
+    shuffled[:, positions[:, None], positions[wrapped]] = by_distance[rows]
+    return shuffled
 
 
-def _other_separators(ordinary: Bools, shuffles: int, generator: np.random.Generator) -> Bools:
+def _random_separators(ordinary: BoolArray, shuffles: int, generator: np.random.Generator) -> BoolArray:
+    """Take random positions as separators, as many as there are: (R, T, T)."""
     columns = generator.permuted(np.tile(~ordinary, (shuffles, 1)), axis=1)  # (R, T)
     return columns[:, None, :] & ordinary[:, None]

@@ -1,9 +1,7 @@
-"""What heads are worth to a task: the cost of each, and the score as more and more of them are taken away.
+"""Head pruning: the importance of each head for a task, and the score as heads are removed in some order.
 
-A score is any function of no arguments that asks the model and returns a number, the higher the better: the official
-metric on dev rows, for one. Dimensions: B sequences, L layers, A heads.
-
-Pruning curves -> a picture: an order that knows the heads beside ones that do not.
+A score is a function without arguments that evaluates the model and returns a number, higher is better: for example
+the task's metric on the development rows. Dimensions: B sequences, L layers, A heads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,31 +26,38 @@ Score = Callable[[], float]
 
 
 @dataclass(frozen=True)
-class Curve:
-    """The score after each step of taking heads away."""
+class PruningCurve:
+    """The score after each step of removing heads."""
 
-    shares: tuple[float, ...]  # of all heads that are gone
+    shares: tuple[float, ...]  # share of all heads that is removed
     scores: tuple[float, ...]
 
 
 def removal_costs(model: Model, score: Score, progress: Progress | None = None) -> NDArray[np.float64]:
-    """What the score loses when a head is left out, and it alone, (L, A); below zero where it gains."""
-    listener, whole = progress or Silent(), score()
+    """Return how much the score drops when each head alone is removed, (L, A); negative where it rises."""
+    progress, full_score = progress or Silent(), score()
     costs = np.zeros((model.bert.config.layers, model.bert.config.heads))
-    for done, place in enumerate(np.ndindex(costs.shape), start=1):
-        with without_heads(model.bert, [(place[0], place[1])]):
-            costs[place] = whole - score()
-        listener.advance("heads", done, costs.size)
+    for done, (layer, head) in enumerate(np.ndindex(costs.shape), start=1):
+        with without_heads(model.bert, [(layer, head)]):
+            costs[layer, head] = full_score - score()
+        progress.advance("heads", done, costs.size)
     return costs
 
 
 def head_importance(
     model: Model, texts: Sequence[str], pairs: Sequence[str] | None, targets: Sequence[float]
 ) -> NDArray[np.float64]:
-    """How much the loss of labelled rows hangs on each head, (L, A): Michel et al. (2019).
+    """Return the importance of each head for a task, (L, A), after Michel et al. (2019).
 
-    The mean over rows of the absolute slope of the row's loss by the head's gate. All heads come from one pass, where
-    leaving each out takes one for every head; as in the paper, a layer's values are divided by their norm.
+    The importance is the absolute gradient of a row's loss with respect to a gate on the head, averaged over the rows.
+    One pass gives all heads, whereas removing them one by one takes a pass per head. As in the paper, the values of a
+    layer are divided by their norm.
+
+    Args:
+        model: A model that was fine-tuned to classify or regress.
+        texts: Labelled texts.
+        pairs: Their second texts, if the task has pairs.
+        targets: Label indices, or numbers for a regression.
     """
     kind = model.kind
     if "sequence" not in model.heads or kind is None or kind.targets not in ("index", "number"):
@@ -62,56 +67,64 @@ def head_importance(
             f"{len(targets)} targets for {len(texts)} texts; one for each was expected, and at least one"
         )
     encodings, config = model.tokenizer.encode_batch(texts, pairs), model.bert.config
-    slopes = torch.zeros(config.layers, config.heads, dtype=torch.float64)
+    totals = torch.zeros(config.layers, config.heads, dtype=torch.float64)
     for indices in batches([len(encoding.ids) for encoding in encodings]):
         batch = collate([encodings[index] for index in indices], model.tokenizer.pad_id, model.device)
         gates = torch.ones(len(indices), config.layers, config.heads, device=model.device, requires_grad=True)
         with gated_heads(model.bert, gates):
             last = model.bert(batch.ids, batch.segments, batch.mask).last
         logits = model.bert.heads["sequence"](model.bert.pooled(last))
-        wanted = torch.tensor([targets[index] for index in indices], device=model.device)
-        (slope,) = torch.autograd.grad(_loss(logits, wanted, numbers=kind.targets == "number"), gates)  # (B, L, A)
-        slopes += slope.abs().sum(0).double().cpu()
-    found = slopes / len(texts)
-    normed: NDArray[np.float64] = (found / found.norm(dim=1, keepdim=True).clamp(min=1e-12)).numpy()
-    return normed
+        batch_targets = torch.tensor([targets[index] for index in indices], device=model.device)
+        (gradient,) = torch.autograd.grad(
+            _loss(logits, batch_targets, numbers=kind.targets == "number"), gates
+        )  # (B, L, A)
+        totals += gradient.abs().sum(0).double().cpu()
+    means = totals / len(texts)
+    normalized: NDArray[np.float64] = (means / means.norm(dim=1, keepdim=True).clamp(min=1e-12)).numpy()
+    return normalized
 
 
-def least_first(worth: NDArray[np.float64]) -> list[Head]:
-    """The heads in the order of what they are worth, the least first."""
-    order = np.argsort(worth, axis=None, kind="stable")
-    return [(int(place) // worth.shape[1], int(place) % worth.shape[1]) for place in order]
+def least_important_first(importance: NDArray[np.float64]) -> list[Head]:
+    """Return the heads in ascending order of importance (L, A)."""
+    order = np.argsort(importance, axis=None, kind="stable")
+    return [(int(index) // importance.shape[1], int(index) % importance.shape[1]) for index in order]
 
 
 def random_order(model: Model, seed: int) -> list[Head]:
-    """The heads in an order that knows nothing of them."""
+    """Return the heads in random order, the baseline of a pruning curve."""
     config = model.bert.config
-    return least_first(np.random.default_rng(seed).random((config.layers, config.heads)))
+    return least_important_first(np.random.default_rng(seed).random((config.layers, config.heads)))
 
 
 def pruning_curve(
     model: Model, order: Sequence[Head], score: Score, steps: int = 10, progress: Progress | None = None
-) -> Curve:
-    """Score a model without the first heads of an order: none, then so many more at each step, and at last all."""
-    listener, shares, scores = progress or Silent(), list[float](), list[float]()
+) -> PruningCurve:
+    """Score a model while its heads are removed in the given order, from none to all in equal steps."""
+    progress, shares, scores = progress or Silent(), list[float](), list[float]()
     for step in range(steps + 1):
-        gone = round(len(order) * step / steps)
-        with without_heads(model.bert, order[:gone]):
+        removed = round(len(order) * step / steps)
+        with without_heads(model.bert, order[:removed]):
             scores.append(score())
-        shares.append(gone / len(order))
-        listener.advance("steps", step + 1, steps + 1)
-    return Curve(tuple(shares), tuple(scores))
+        shares.append(removed / len(order))
+        progress.advance("steps", step + 1, steps + 1)
+    return PruningCurve(tuple(shares), tuple(scores))
 
 
 def _loss(logits: torch.Tensor, targets: torch.Tensor, *, numbers: bool) -> torch.Tensor:
-    """Summed over rows, so that each row's gates get the slope of its own loss."""
+    """Return the loss summed over rows, so that the gradient of each row's gates is that of its own loss."""
     if numbers:
         return functional.mse_loss(logits[:, 0], targets.to(logits.dtype), reduction="sum")
     return functional.cross_entropy(logits, targets.long(), reduction="sum")
 
 
-def draw_curves(curves: Mapping[str, Sequence[Curve]], metric: str, path: Path) -> None:
-    """Draw the score over the share of heads removed, into a PNG or an SVG; of several curves the mean and the span."""
+def draw_curves(curves: Mapping[str, Sequence[PruningCurve]], metric: str, path: Path) -> None:
+    """Plot the score over the share of removed heads.
+
+    Args:
+        curves: Curves by name; of several curves under one name, the mean and the range are drawn.
+        metric: Label of the vertical axis.
+        path: A PNG or SVG file, by its suffix.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

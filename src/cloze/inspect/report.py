@@ -1,8 +1,7 @@
-"""A survey -> ``heads.json``, rows of a table, and the sentences that say what was found and what was not.
+"""Report a survey: ``heads.json``, a picture of all heads, table rows and summary lines for the command line.
 
-A survey -> a picture: layers down, heads across, a colour for each label, the stronger the fuller.
-
-What else holds of a head stands small below its label.
+The picture has a row per layer and a column per head. The colour is the head's label, its opacity the strength;
+further labels are printed small below it.
 """
 
 from collections.abc import Iterator
@@ -15,14 +14,14 @@ import numpy as np
 from cloze.errors import ClozeError
 from cloze.files import replace_json, replaced_file
 from cloze.inspect.patterns import DESCRIPTIONS, PATTERNS
-from cloze.inspect.scoring import Floats
+from cloze.inspect.scoring import FloatArray
 from cloze.inspect.sequences import Example
 from cloze.inspect.survey import HeadReport, Survey
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Told apart by most kinds of colour blindness (Okabe and Ito, 2008), with greys for what is no pattern.
+# A palette for colour-blind readers (Okabe and Ito, 2008), with greys for labels that are not patterns.
 COLOURS = {
     "next": "#0072B2",
     "previous": "#56B4E9",
@@ -35,26 +34,26 @@ COLOURS = {
     "mixed": "#DDDDDD",
 }
 SHORT = {"previous": "prev", "predictive": "pred", "separators": "sep"}
+HEADER = ("layer", "head", "label", "score", "null", "interval", "entropy", "distance", "also")
 
 
 def draw_heads(survey: Survey, path: Path) -> None:
-    """Draw the map of heads into a PNG or an SVG, by the file's ending."""
+    """Draw the picture of all heads into a PNG or SVG file, by its suffix."""
     figure = _figure(survey)
-    form = path.suffix.removeprefix(".")
     with replaced_file(path) as temporary:
-        save_figure(figure, temporary, form)
+        save_figure(figure, temporary, path.suffix.removeprefix("."))
 
 
-def save_figure(figure: "Figure", path: Path, form: str) -> None:
-    """Write a figure so that the same one gives the same bytes."""
+def save_figure(figure: "Figure", path: Path, image_format: str) -> None:
+    """Write a figure reproducibly: the same figure gives the same bytes."""
     from matplotlib import rc_context
 
     with rc_context({"svg.hashsalt": "cloze"}):
-        figure.savefig(path, format=form, metadata={"Date": None} if form == "svg" else None)
+        figure.savefig(path, format=image_format, metadata={"Date": None} if image_format == "svg" else None)
 
 
-def fullness(survey: Survey, number: int) -> float:
-    """How clearly a head bears its label, 0 to 1."""
+def label_strength(survey: Survey, number: int) -> float:
+    """Return how strongly a head shows its label, 0 to 1."""
     label = survey.reports[number].label
     if label in PATTERNS:
         return float(survey.scores.strength[PATTERNS.index(label), number])
@@ -71,7 +70,7 @@ def _figure(survey: Survey) -> "Figure":
     axes = figure.add_subplot()
     for number, report in enumerate(survey.reports):
         colour = COLOURS[report.label]
-        alpha = 0.25 + 0.75 * fullness(survey, number)
+        alpha = 0.25 + 0.75 * label_strength(survey, number)
         corner = (report.head - 0.47, report.layer - 0.47)
         axes.add_patch(Rectangle(corner, 0.94, 0.94, facecolor=colour, alpha=alpha, linewidth=0))
         name, *others = (SHORT.get(label, label) for label in report.labels or ("mixed",))
@@ -85,17 +84,14 @@ def _figure(survey: Survey) -> "Figure":
     axes.set_ylabel("layer")
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    there = {report.label for report in survey.reports}
-    keys = [Patch(facecolor=COLOURS[name], label=f"{name}: {DESCRIPTIONS[name]}") for name in COLOURS if name in there]
+    used = {report.label for report in survey.reports}
+    keys = [Patch(facecolor=COLOURS[name], label=f"{name}: {DESCRIPTIONS[name]}") for name in COLOURS if name in used]
     figure.legend(handles=keys, loc="outside lower left", frameon=False, fontsize=7)
     return figure
 
 
-HEADER = ("layer", "head", "label", "score", "null", "interval", "entropy", "distance", "also")
-
-
 def survey_json(survey: Survey, model: str) -> dict[str, Any]:
-    """What ``heads.json`` holds: layers and heads count from 0, shares are of 1, None is what was not measured."""
+    """Return the content of ``heads.json``: indices count from 0, shares are of 1, None means not measured."""
     return {
         "model": model,
         "layers": survey.layers,
@@ -124,7 +120,7 @@ def write_survey(survey: Survey, model: str, folder: Path) -> None:
 
 
 def table_rows(survey: Survey) -> Iterator[tuple[object, ...]]:
-    """A row for every head: its label with score, null and interval, and what else holds of it."""
+    """Yield a table row per head: its label with score, null and interval, and its further labels."""
     scores = survey.scores
     for number, report in enumerate(survey.reports):
         score, null, low, high = (f"{scores.evenness[0, number]:.2f}", "", *scores.evenness[1:, number])
@@ -146,13 +142,13 @@ def table_rows(survey: Survey) -> Iterator[tuple[object, ...]]:
         )
 
 
-def findings(survey: Survey) -> list[str]:
-    """Sentences: how many heads bear each label, what no head does, what could not be measured, how prediction was."""
+def summary_lines(survey: Survey) -> list[str]:
+    """Summarize a survey: heads per label, patterns without a head, patterns not measured, and how prediction was."""
     counts, unmeasured = survey.counts, survey.unmeasured
     total = survey.layers * survey.heads
-    found = [f"{name} {count}" for name, count in counts.items() if count]
+    present = [f"{name} {count}" for name, count in counts.items() if count]
     absent = [name for name in PATTERNS if not counts[name] and name not in unmeasured]
-    lines = [f"labels of {total} heads, several for some: {', '.join(found)}"]
+    lines = [f"labels of {total} heads, several for some: {', '.join(present)}"]
     if absent:
         lines.append(f"no head stands out from its null for: {', '.join(absent)}")
     if unmeasured:
@@ -163,21 +159,21 @@ def findings(survey: Survey) -> list[str]:
 
 
 def example_lines(survey: Survey) -> Iterator[tuple[str, str, str]]:
-    """For each label, the head that bears it most clearly and a token of its that shows it."""
+    """Yield each label, the head that shows it most strongly, and an example of it."""
     for label in (*PATTERNS, "broad"):
-        worth = survey.scores.evenness[0] if label == "broad" else survey.scores.strength[PATTERNS.index(label)]
-        bearers = [number for number, report in enumerate(survey.reports) if label in report.labels]
-        for number in sorted(bearers, key=lambda number: -float(worth[number]))[:1]:
+        strength = survey.scores.evenness[0] if label == "broad" else survey.scores.strength[PATTERNS.index(label)]
+        candidates = [number for number, report in enumerate(survey.reports) if label in report.labels]
+        for number in sorted(candidates, key=lambda number: -float(strength[number]))[:1]:
             report = survey.reports[number]
-            for example in [one for one in report.examples if one.pattern == label][:1]:
+            for example in [example for example in report.examples if example.pattern == label][:1]:
                 yield label, f"layer {report.layer}, head {report.head}", example_line(example)
 
 
 def example_line(example: Example) -> str:
-    """An example in a line: the token, and those that get the most of its attention."""
-    order = sorted(range(len(example.tokens)), key=lambda place: -example.weights[place])[:3]
-    shown = ", ".join(f"{example.tokens[place]} {example.weights[place]:.2f}" for place in order)
-    return f"{example.tokens[example.origin]} -> {shown}"
+    """Format an example: the attending token, and the three tokens with the most attention."""
+    order = sorted(range(len(example.tokens)), key=lambda index: -example.weights[index])[:3]
+    attended = ", ".join(f"{example.tokens[index]} {example.weights[index]:.2f}" for index in order)
+    return f"{example.tokens[example.origin]} -> {attended}"
 
 
 def _head_json(survey: Survey, number: int, report: HeadReport) -> dict[str, Any]:
@@ -202,7 +198,7 @@ def _head_json(survey: Survey, number: int, report: HeadReport) -> dict[str, Any
     }
 
 
-def _by_pattern(values: Floats) -> dict[str, float | None]:
-    """A figure for each pattern; what was not measured is None, as JSON knows no NaN."""
+def _by_pattern(values: FloatArray) -> dict[str, float | None]:
+    """Map patterns to values; None for what was not measured, since JSON has no NaN."""
     pairs = zip(PATTERNS, values, strict=True)
     return {name: None if np.isnan(value) else round(float(value), 4) for name, value in pairs}

@@ -1,11 +1,9 @@
-"""Attention and targets -> scores of every head, with their nulls and intervals.
+"""Score every head on every pattern, with null distributions and intervals, and derive its labels.
 
-A tally is handed the sequences one by one and keeps sums alone, so that a survey's memory does not grow with the
-attention that it has seen.
+``ScoreAccumulator`` takes the sequences one by one and keeps only sums, so that the memory of a survey does not grow
+with the amount of attention. ``assign_labels`` decides which scores earn a label.
 
-Dimensions: K heads of all layers, P patterns, S sequences, R shuffles, T tokens.
-
-Scores -> labels: when a score is worth a name, and which of several names comes first.
+Dimensions: K heads of all layers, P patterns, S sequences, R shuffles, T tokens, N ordinary tokens.
 """
 
 from dataclasses import dataclass
@@ -17,58 +15,63 @@ from cloze.inspect.patterns import PATTERNS, Layout, shuffled_targets, targets
 from cloze.inspect.settings import HeadSettings
 from cloze.predict.results import row_distance, row_entropy
 
-Floats = NDArray[np.float64]
-INTERVAL = 0.95
+FloatArray = NDArray[np.float64]
+CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What was measured, (P, K) unless told otherwise; NaN where no token had a target."""
+    """The scores of a survey, (P, K) unless stated otherwise; NaN where no token had a target."""
 
-    score: Floats
-    low: Floats  # of the interval over sequences
-    high: Floats
-    null: Floats  # the mean over shuffles
-    null_high: Floats  # the null's highest, at the survey's rate for all heads and patterns together
-    uniform: Floats  # (P,): what attending to all tokens alike scores
-    evenness: Floats  # (3, K): entropy as a share of the possible, and its interval
-    entropy: Floats  # (K,), in nats
-    distance: Floats  # (K,), in tokens
+    score: FloatArray
+    low: FloatArray  # bounds of the 95 % bootstrap interval over sequences
+    high: FloatArray
+    null: FloatArray  # mean over shuffles
+    null_high: FloatArray  # threshold of the null at the family-wise error rate of the survey
+    uniform: FloatArray  # (P,): the score of uniform attention
+    evenness: FloatArray  # (3, K): entropy as a share of its maximum, and its interval
+    entropy: FloatArray  # (K,), in nats
+    distance: FloatArray  # (K,), mean distance of attention in tokens
 
     @property
-    def excess(self) -> Floats:
-        """What lies beyond the null and beyond attending to all alike."""
+    def excess(self) -> FloatArray:
+        """Return the score minus the null or the score of uniform attention, whichever is larger."""
         return self.score - np.maximum(self.null, self.uniform[:, None])
 
     @property
-    def strength(self) -> Floats:
-        """The excess as a share of what it could be: comparable from pattern to pattern."""
-        strength: Floats = self.excess / (1 - np.maximum(self.null, self.uniform[:, None]))
+    def strength(self) -> FloatArray:
+        """Return the excess as a share of its maximum, which is comparable across patterns."""
+        strength: FloatArray = self.excess / (1 - np.maximum(self.null, self.uniform[:, None]))
         return strength
 
 
-class Tally:
-    """Sums over the sequences of a survey."""
+class ScoreAccumulator:
+    """Accumulates the attention on targets over the sequences of a survey."""
 
     def __init__(self, settings: HeadSettings) -> None:
         self.settings = settings
         self._generator = np.random.default_rng(settings.seed)
-        self._masses: list[Floats] = []  # S of (P, K)
-        self._counts: list[Floats] = []  # S of (P,)
-        self._rows: list[Floats] = []  # S of (3, K): evenness, entropy, distance, summed over tokens
+        self._masses: list[FloatArray] = []  # S of (P, K)
+        self._counts: list[FloatArray] = []  # S of (P,)
+        self._rows: list[FloatArray] = []  # S of (3, K): evenness, entropy, distance, summed over tokens
         self._tokens: list[int] = []  # S
         self._uniform = np.zeros(len(PATTERNS))
-        self._null_masses: Floats | float = 0.0  # (P, R, K)
-        self._null_counts: Floats | float = 0.0  # (P, R)
+        self._null_masses: FloatArray | float = 0.0  # (P, R, K)
+        self._null_counts: FloatArray | float = 0.0  # (P, R)
 
     def add(self, weights: NDArray[np.float32], layout: Layout) -> None:
-        """Take in the attention of one sequence, (K, T, T)."""
-        found = targets(layout)
-        self._masses.append(_mass(weights, found))
-        self._counts.append(found.any(-1).sum(-1).astype(float))
-        self._uniform += found.sum((-1, -2)) / layout.length
+        """Add one sequence.
+
+        Args:
+            weights: The attention of all heads, (K, T, T).
+            layout: The layout of the sequence.
+        """
+        true_targets = targets(layout)
+        self._masses.append(_attention_on(weights, true_targets))
+        self._counts.append(true_targets.any(-1).sum(-1).astype(float))
+        self._uniform += true_targets.sum((-1, -2)) / layout.length
         shuffled = shuffled_targets(layout, self.settings.shuffles, self._generator)
-        self._null_masses += np.stack([_mass(weights, copies) for copies in shuffled])
+        self._null_masses += np.stack([_attention_on(weights, copies) for copies in shuffled])
         self._null_counts += shuffled.any(-1).sum(-1)
         queries = weights[:, layout.ordinary]  # (K, N, T)
         entropy = row_entropy(queries).sum(-1)
@@ -77,33 +80,33 @@ class Tally:
         self._tokens.append(int(layout.ordinary.sum()))
 
     @property
-    def masses(self) -> Floats:
-        """The attention on targets, summed over the tokens of each sequence, (S, P, K)."""
+    def masses(self) -> FloatArray:
+        """Return the attention on targets, summed over the tokens of each sequence, (S, P, K)."""
         return np.stack(self._masses)
 
     @property
-    def counts(self) -> Floats:
-        """How many tokens of each sequence had targets, (S, P)."""
+    def counts(self) -> FloatArray:
+        """Return the number of tokens with targets per sequence, (S, P)."""
         return np.stack(self._counts)
 
     @property
-    def evenness(self) -> Floats:
-        """Entropy as a share of the possible, summed over the ordinary tokens of each sequence, (S, K)."""
+    def evenness(self) -> FloatArray:
+        """Return the entropy as a share of its maximum, summed over the ordinary tokens of each sequence, (S, K)."""
         return np.stack(self._rows)[:, 0]
 
     @property
-    def tokens(self) -> Floats:
-        """The ordinary tokens of each sequence, (S,)."""
+    def tokens(self) -> FloatArray:
+        """Return the number of ordinary tokens per sequence, (S,)."""
         return np.array(self._tokens, float)
 
     def finish(self) -> Scores:
-        """Scores over all sequences."""
+        """Compute the scores over all sequences added so far."""
         masses, counts, tokens = self.masses, self.counts, self.tokens
         total = counts.sum(0)
-        draws = self._draws(len(tokens))
-        low, high = _interval(draws, masses, counts)
-        even_low, even_high = _interval(draws, self.evenness[:, None], tokens[:, None])
-        null, null_high = self._null()
+        draws = self._bootstrap_counts(len(tokens))
+        low, high = _bootstrap_interval(draws, masses, counts)
+        even_low, even_high = _bootstrap_interval(draws, self.evenness[:, None], tokens[:, None])
+        null, null_high = self._null_distribution()
         evenness, entropy, distance = np.sum(self._rows, 0) / tokens.sum()
         return Scores(
             score=_ratio(masses.sum(0), total),
@@ -117,76 +120,77 @@ class Tally:
             distance=distance,
         )
 
-    def _draws(self, sequences: int) -> Floats:
-        """How often each sequence is drawn in each of the samples, (samples, S)."""
-        even = np.full(sequences, 1 / sequences)
-        return self._generator.multinomial(sequences, even, size=self.settings.resamples).astype(float)
+    def _bootstrap_counts(self, sequences: int) -> FloatArray:
+        """Draw how often each sequence occurs in each bootstrap resample, (resamples, S)."""
+        probabilities = np.full(sequences, 1 / sequences)
+        return self._generator.multinomial(sequences, probabilities, size=self.settings.resamples).astype(float)
 
-    def _null(self) -> tuple[Floats, Floats]:
-        """Mean and highest of the shuffled scores, (P, K) each.
+    def _null_distribution(self) -> tuple[FloatArray, FloatArray]:
+        """Return the mean and the threshold of the shuffled scores, (P, K) each.
 
-        The highest is so many deviations above the mean as only the stated share of shuffles reaches in any head and
-        pattern (Westfall and Young, 1993): the rate is that of the survey, not of a single test. Mean and deviation
-        are those of one half of the shuffles and the share is counted in the other: a shuffle that had a part in the
-        deviation that it is measured by would seem nearer than the true order, which had none.
+        The threshold is the number of standard deviations above the mean that only the given share of shuffles exceeds
+        in any head and pattern (maximum statistic; Westfall and Young, 1993): the error rate is that of the survey, not
+        of a single test. Mean and deviation come from one half of the shuffles, the threshold from the other: a
+        shuffle that contributed to the deviation it is measured by would look less extreme than the true order, which
+        did not contribute.
         """
         scores = _ratio(np.asarray(self._null_masses), np.asarray(self._null_counts))  # (P, R, K)
-        known, judged = np.array_split(scores, 2, axis=1)
-        mean, deviation = known.mean(1), np.maximum(known.std(1, ddof=1), 1e-6)
-        highest = np.nan_to_num((judged - mean[:, None]) / deviation[:, None], nan=-np.inf).max((0, 2))  # (R / 2,)
-        # The k-th highest of n, with k / (n + 1) no more than the rate: the true order is one of the n + 1.
-        rank = int(self.settings.false_rate * (len(highest) + 1) + 1e-9)
-        return mean, mean + np.sort(highest)[-rank] * deviation
+        fitted, held_out = np.array_split(scores, 2, axis=1)
+        mean, deviation = fitted.mean(1), np.maximum(fitted.std(1, ddof=1), 1e-6)
+        maxima = np.nan_to_num((held_out - mean[:, None]) / deviation[:, None], nan=-np.inf).max((0, 2))  # (R / 2,)
+        # The k-th highest of n, with k / (n + 1) at most the error rate: the true order is one of the n + 1.
+        rank = int(self.settings.false_rate * (len(maxima) + 1) + 1e-9)
+        return mean, mean + np.sort(maxima)[-rank] * deviation
 
 
-def _mass(weights: NDArray[np.float32], found: NDArray[np.bool_]) -> Floats:
-    """Attention that goes to targets, summed over the tokens: (K, T, T), (M, T, T) -> (M, K)."""
-    flat = found.reshape(len(found), -1).astype(np.float32)
+def _attention_on(weights: NDArray[np.float32], target_masks: NDArray[np.bool_]) -> FloatArray:
+    """Sum the attention on targets over the tokens: (K, T, T), (M, T, T) -> (M, K)."""
+    flat = target_masks.reshape(len(target_masks), -1).astype(np.float32)  # (M, T T)
     return (flat @ weights.reshape(len(weights), -1).T).astype(float)
 
 
-def _ratio(masses: Floats, counts: Floats) -> Floats:
-    """(..., K) by (...), NaN where nothing was counted."""
+def _ratio(masses: FloatArray, counts: FloatArray) -> FloatArray:
+    """Divide (..., K) by (...); NaN where the count is zero."""
     return np.where(counts > 0, 1.0, np.nan)[..., None] * masses / np.maximum(counts, 1)[..., None]
 
 
-def _interval(draws: Floats, masses: Floats, counts: Floats) -> tuple[Floats, Floats]:
-    """Bounds over drawn sequences: (samples, S), (S, P, K), (S, P) -> twice (P, K)."""
+def _bootstrap_interval(draws: FloatArray, masses: FloatArray, counts: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Return the bounds of the bootstrap interval: (resamples, S), (S, P, K), (S, P) -> twice (P, K)."""
     sequences, patterns, heads = masses.shape
     drawn = (draws @ masses.reshape(sequences, -1)).reshape(-1, patterns, heads)
     scores = _ratio(drawn, draws @ counts)
-    edge = (1 - INTERVAL) / 2
-    # A draw may leave out all sequences that had a target; where none has any, there is no bound.
+    tail = (1 - CONFIDENCE) / 2
+    # A resample may miss every sequence with a target; where no sequence has one, there is no interval.
     filled = np.where(np.isnan(scores).all(0), 0.0, scores)
-    low, high = np.nanquantile(filled, [edge, 1 - edge], axis=0)
+    low, high = np.nanquantile(filled, [tail, 1 - tail], axis=0)
     missing = counts.sum(0) == 0
     low[missing], high[missing] = np.nan, np.nan
     return low, high
 
 
-def passing(scores: Scores, settings: HeadSettings) -> list[tuple[str, ...]]:
-    """The labels of every head, the strongest pattern first.
+def assign_labels(scores: Scores, settings: HeadSettings) -> list[tuple[str, ...]]:
+    """Return the labels of every head, the strongest first.
 
-    A pattern is a label where the interval's lower bound is above all but the stated rate of nulls and above what
-    attending to all alike scores, and where the excess over both is as large as a label takes. Broad attention is
-    not held against a null: it is one.
+    A head gets a pattern as a label if the lower bound of its interval exceeds the threshold of the null and the score
+    of uniform attention, and its excess over both is at least ``settings.effect``. "broad" is not compared with a
+    null: uniform attention is one itself.
     """
-    with np.errstate(invalid="ignore"):  # NaN: not measured, and so no label
+    with np.errstate(invalid="ignore"):  # NaN means not measured, hence no label
         holds = (
             (scores.low > scores.null_high)
             & (scores.low > scores.uniform[:, None])
             & (scores.excess >= settings.effect)
         )
     broad = scores.evenness[1] >= settings.broad
-    found = []
+    labels = []
     for head in range(scores.score.shape[1]):
-        names = [index for index in range(len(PATTERNS)) if holds[index, head]]
-        names.sort(key=lambda index: -scores.strength[index, head])
-        labels: list[str] = [PATTERNS[index] for index in names]
-        found.append((*labels, *(["broad"] if broad[head] else [])))
-    return found
+        indices = [index for index in range(len(PATTERNS)) if holds[index, head]]
+        indices.sort(key=lambda index: -scores.strength[index, head])
+        names: list[str] = [PATTERNS[index] for index in indices]
+        labels.append((*names, *(["broad"] if broad[head] else [])))
+    return labels
 
 
 def main_label(labels: tuple[str, ...]) -> str:
-    """The first of a head's labels, or that it has none."""
+    """Return the first of a head's labels, or "mixed" if it has none."""
     return labels[0] if labels else "mixed"

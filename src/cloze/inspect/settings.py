@@ -1,43 +1,43 @@
-"""What can be said about a survey of heads. Light to import: the command line reads it."""
+"""Settings of a survey of attention heads. Imports nothing heavy: the CLI loads this for ``--help``."""
 
 from dataclasses import dataclass
 
 from cloze.errors import ConfigError
 
-# Fewer sequences say nothing about a corpus, and an interval over them would pretend that they do.
+# An interval over fewer sequences would suggest more certainty about a corpus than there is.
 FEWEST_SEQUENCES = 8
 
 
 @dataclass(frozen=True)
 class HeadSettings:
-    """How heads are scored and when a score is worth a label."""
+    """How heads are scored, and when a score earns a label."""
 
     sequences: int = 256
-    """Pairs of neighbouring sentences to look at."""
+    """Number of sequences: pairs of neighbouring sentences."""
     length: int = 64
-    """Tokens of a sequence; longer ones are cut."""
+    """Maximum tokens per sequence; longer ones are truncated."""
     shuffles: int = 400
-    """Shuffled copies of each sequence that the null is measured on."""
+    """Shuffled copies of each sequence, from which the null distribution is estimated."""
     resamples: int = 1000
-    """Times that the sequences are drawn anew for the intervals."""
+    """Bootstrap resamples of the sequences for the intervals."""
     false_rate: float = 0.01
-    """How often a survey of heads without any pattern may give one or more of them a label."""
+    """Family-wise error rate: how often a survey of heads without any pattern may label at least one of them."""
     effect: float = 0.1
-    """The share of attention beyond the null that a label takes at the least."""
+    """Minimum share of attention beyond the null for a label."""
     broad: float = 0.9
-    """A head whose entropy is this share of the possible attends broadly."""
+    """Share of the maximum entropy from which a head counts as broad."""
     related_share: float = 0.001
-    """The share of pairs of different tokens, the closest by their vectors, that counts as related."""
+    """Share of the pairs of different tokens, closest by embedding, that count as related."""
     predictive_sequences: int = 32
-    """Sequences on which the words that predict a word are measured, which takes a pass for every word or pair."""
+    """Sequences on which predictive words are measured; this takes a forward pass per word or pair of words."""
     predictive_length: int = 40
-    """Sequences that are not longer are taken for that."""
+    """Maximum tokens of a sequence that is used to measure predictive words."""
     predictive_top: int = 3
-    """How many words count as those that predict a word."""
+    """Number of words that count as predictive of a word."""
     examples: int = 2
-    """Sequences that show each label of a head."""
+    """Example sequences per label of a head."""
     seed: int = 0
-    """Decides everything random."""
+    """Random seed of the survey."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -55,7 +55,7 @@ class HeadSettings:
         for name in ("false_rate", "effect", "broad", "related_share"):
             if not 0 < getattr(self, name) < 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; a share between 0 and 1 was expected")
-        # Half of the shuffles settle how far the null spreads, the other half how far beyond that any of it goes.
+        # One half of the shuffles gives the null's mean and deviation, the other half its threshold.
         if self.false_rate * (self.shuffles // 2 + 1) < 1:
             raise ConfigError(
                 f"shuffles is {self.shuffles}, too few for a false_rate of {self.false_rate}; "

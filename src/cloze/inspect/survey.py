@@ -1,6 +1,6 @@
-"""A survey: every head of a model over a corpus, with scores, nulls, labels and examples.
+"""Survey the attention heads of a model over a corpus: scores, null distributions, labels and examples.
 
-Layers and heads count from zero, as in ``Attention.weights``. Dimensions: L layers, A heads, T tokens.
+Layers and heads count from zero, as in ``Attention.weights``. Dimensions: B sequences, L layers, A heads, T tokens.
 """
 
 from collections import Counter
@@ -13,9 +13,16 @@ from numpy.typing import NDArray
 
 from cloze.errors import RequestError
 from cloze.inspect.patterns import PATTERNS, Layout, Pattern, make_layout
-from cloze.inspect.relations import Groups, Measure, Relatedness, influences, measure_of, strongest
-from cloze.inspect.scoring import Scores, Tally, main_label, passing
-from cloze.inspect.sequences import Example, Sample, best_sequences, draw_samples, make_example, shown_names
+from cloze.inspect.relations import (
+    InfluenceMeasure,
+    Relatedness,
+    WordGroups,
+    influence_measure,
+    masking_influences,
+    top_influences,
+)
+from cloze.inspect.scoring import ScoreAccumulator, Scores, assign_labels, main_label
+from cloze.inspect.sequences import Example, Sample, best_sequences, draw_samples, example_labels, make_example
 from cloze.inspect.settings import FEWEST_SEQUENCES, HeadSettings
 from cloze.model.batch import collate
 from cloze.predict.batching import batches
@@ -26,7 +33,7 @@ from cloze.text import Encoding
 
 @dataclass(frozen=True)
 class HeadReport:
-    """What is said of one head; all ``labels`` that hold, the strongest first, which is ``label``."""
+    """The labels of one head, strongest first, with examples."""
 
     layer: int
     head: int
@@ -35,13 +42,13 @@ class HeadReport:
 
     @property
     def label(self) -> str:
-        """The one label that describes it best."""
+        """Return the strongest label, or "mixed"."""
         return main_label(self.labels)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a survey found; the columns of ``scores`` are the heads in the order of ``reports``."""
+    """The results of a survey; the columns of ``scores`` are the heads in the order of ``reports``."""
 
     layers: int
     heads: int
@@ -50,26 +57,26 @@ class Survey:
     reports: tuple[HeadReport, ...]
     sequences: int
     tokens: int
-    measure: Measure
-    measured: int  # sequences on which the words that predict were measured
+    measure: InfluenceMeasure
+    measured: int  # sequences on which predictive words were measured
 
     @property
     def labels(self) -> list[list[str]]:
-        """The label of every head, by layer."""
+        """Return the label of every head, by layer."""
         names = [report.label for report in self.reports]
         return [names[start : start + self.heads] for start in range(0, len(names), self.heads)]
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many heads bear each label, among others or alone; patterns that no head has are there with 0."""
-        found = Counter(label for report in self.reports for label in report.labels)
-        return {name: found[name] for name in (*PATTERNS, "broad")} | {
+        """Return the number of heads per label, including labels that no head has."""
+        heads_by_label = Counter(label for report in self.reports for label in report.labels)
+        return {name: heads_by_label[name] for name in (*PATTERNS, "broad")} | {
             "mixed": sum(not report.labels for report in self.reports)
         }
 
     @property
     def unmeasured(self) -> list[Pattern]:
-        """Patterns for which the corpus had no targets."""
+        """Return the patterns for which the corpus had no targets."""
         return [name for name, row in zip(PATTERNS, self.scores.score, strict=True) if np.isnan(row).all()]
 
 
@@ -78,10 +85,22 @@ def survey_heads(
     documents: Iterable[Sequence[str]],
     settings: HeadSettings | None = None,
     *,
-    groups: Groups | None = None,
+    groups: WordGroups | None = None,
     progress: Progress | None = None,
 ) -> Survey:
-    """Score every head over documents, which are lists of paragraphs; ``groups`` are words that are related."""
+    """Score and label every attention head over a corpus.
+
+    Args:
+        model: The model.
+        documents: Lists of paragraphs.
+        settings: How heads are scored.
+        groups: Words that count as related in any case, from ``read_related``.
+        progress: Receives the progress.
+
+    Raises:
+        RequestError: The model reads frozen states of another model.
+        DataError: The documents have too few sequences.
+    """
     settings, progress = settings or HeadSettings(), progress or Silent()
     if model.bert.reader is not None:
         raise RequestError("this model reads frozen states, whose heads are those of its base; survey the base")
@@ -93,73 +112,84 @@ def survey_heads(
         paired=model.bert.config.segments > 1,
         seed=settings.seed,
     )
-    samples.sort(key=lambda sample: len(sample.encoding.ids))  # the order in which batches take them
-    layouts, measured = lay_out(model, samples, settings, groups, progress)
-    tally = Tally(settings)
-    for index, weights in attentions(model, samples):
-        tally.add(weights, layouts[index])
+    samples.sort(key=lambda sample: len(sample.encoding.ids))  # the order in which batches are built
+    layouts, measured = build_layouts(model, samples, settings, groups, progress)
+    accumulator = ScoreAccumulator(settings)
+    for index, weights in iter_attentions(model, samples):
+        accumulator.add(weights, layouts[index])
         progress.advance("sequences", index + 1, len(samples))
-    return _report(model, samples, layouts, tally, measured)
+    return _report(model, samples, layouts, accumulator, measured)
 
 
-def lay_out(
-    model: Model, samples: Sequence[Sample], settings: HeadSettings, groups: Groups | None, progress: Progress
+def build_layouts(
+    model: Model, samples: Sequence[Sample], settings: HeadSettings, groups: WordGroups | None, progress: Progress
 ) -> tuple[list[Layout], int]:
-    """What the patterns need to know of each sequence, and on how many of them prediction was measured."""
+    """Return the layout of every sequence, and the number of sequences on which predictive words were measured."""
     vectors = model.bert.encoder.embeddings.token.weight.detach().float().cpu().numpy()
     encodings = [sample.encoding for sample in samples]
     related = Relatedness(vectors, encodings, settings.related_share, groups, settings.seed)
-    chosen = _spread(encodings, settings)
+    measured = _measured_sequences(encodings, settings)
     predictive = {}
-    for done, index in enumerate(chosen, start=1):
-        predictive[index] = strongest(influences(model, encodings[index]), settings.predictive_top)
-        progress.advance("words that predict", done, len(chosen))
+    for done, index in enumerate(measured, start=1):
+        predictive[index] = top_influences(masking_influences(model, encodings[index]), settings.predictive_top)
+        progress.advance("predictive words", done, len(measured))
     layouts = [
         make_layout(sample.encoding, related.matrix(sample.encoding, sample.words), predictive.get(index))
         for index, sample in enumerate(samples)
     ]
-    return layouts, len(chosen)
+    return layouts, len(measured)
 
 
 @torch.inference_mode()
-def attentions(model: Model, samples: Sequence[Sample]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Yield the index of each sequence and the attention of all heads in it, (L A, T, T), the shortest first."""
+def iter_attentions(model: Model, samples: Sequence[Sample]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Yield the index of each sequence and the attention of all heads, (L A, T, T), shortest sequences first."""
     encodings = [sample.encoding for sample in samples]
     for indices in batches([len(encoding.ids) for encoding in encodings]):
         batch = collate([encodings[index] for index in indices], model.tokenizer.pad_id, model.device)
         output = model.bert.encoder(batch.ids, batch.segments, batch.mask, keep_attentions=True)
-        whole = torch.cat(output.attentions, 1).float().cpu().numpy()  # L of (B, A, T, T) -> (B, L A, T, T)
-        for index, weights in zip(indices, whole, strict=True):
+        attention = torch.cat(output.attentions, 1).float().cpu().numpy()  # L of (B, A, T, T) -> (B, L A, T, T)
+        for index, weights in zip(indices, attention, strict=True):
             length = len(encodings[index].ids)
             yield index, weights[:, :length, :length]
 
 
 def agreement(first: Survey, second: Survey) -> float:
-    """The share of heads that bear the same label in two surveys of one model."""
+    """Return the share of heads with the same label in two surveys of one model."""
     pairs = zip(first.reports, second.reports, strict=True)
-    return float(np.mean([one.label == other.label for one, other in pairs]))
+    return float(np.mean([report.label == other.label for report, other in pairs]))
 
 
-def _spread(encodings: Sequence[Encoding], settings: HeadSettings) -> list[int]:
-    """Sequences to measure prediction on: of those that are short enough, some of every length."""
-    short = [index for index, one in enumerate(encodings) if len(one.ids) <= settings.predictive_length]
+def _measured_sequences(encodings: Sequence[Encoding], settings: HeadSettings) -> list[int]:
+    """Choose the sequences on which predictive words are measured: short ones, evenly spread over the lengths."""
+    short = [index for index, encoding in enumerate(encodings) if len(encoding.ids) <= settings.predictive_length]
     count = settings.predictive_sequences
-    among = short if len(short) >= min(count, FEWEST_SEQUENCES) else list(range(min(count, len(encodings))))
-    places = np.linspace(0, len(among) - 1, min(count, len(among))).round().astype(int)
-    return [among[place] for place in places]
+    candidates = short if len(short) >= min(count, FEWEST_SEQUENCES) else list(range(min(count, len(encodings))))
+    ranks = np.linspace(0, len(candidates) - 1, min(count, len(candidates))).round().astype(int)
+    return [candidates[rank] for rank in ranks]
 
 
-def _report(model: Model, samples: Sequence[Sample], layouts: Sequence[Layout], tally: Tally, measured: int) -> Survey:
-    """Put the parts together."""
-    config, scores = model.bert.config, tally.finish()
-    labels = passing(scores, tally.settings)
+def _report(
+    model: Model,
+    samples: Sequence[Sample],
+    layouts: Sequence[Layout],
+    accumulator: ScoreAccumulator,
+    measured: int,
+) -> Survey:
+    """Label the heads, choose their examples and build the survey."""
+    config, settings, scores = model.bert.config, accumulator.settings, accumulator.finish()
+    labels = assign_labels(scores, settings)
     chosen = [
-        [(name, index) for name in names for index in best_sequences(tally, head, name, tally.settings.examples)]
-        for head, names in enumerate(shown_names(labels, scores))
+        [
+            (name, index)
+            for name in names
+            for index in best_sequences(accumulator, head, name, accumulator.settings.examples)
+        ]
+        for head, names in enumerate(example_labels(labels, scores))
     ]
     shown = sorted({index for pairs in chosen for _, index in pairs})
-    again = attentions(model, [samples[index] for index in shown])
-    weights = {shown[place]: one.copy() for place, one in again}  # a part of its batch's, which it would hold
+    # Copies: a view would keep the attention of its whole batch in memory.
+    second_pass = iter_attentions(model, [samples[index] for index in shown])
+    weights = {shown[rank]: attention.copy() for rank, attention in second_pass}
     reports = tuple(
         HeadReport(
             *divmod(number, config.heads),
@@ -174,11 +204,11 @@ def _report(model: Model, samples: Sequence[Sample], layouts: Sequence[Layout], 
     return Survey(
         layers=config.layers,
         heads=config.heads,
-        settings=tally.settings,
+        settings=settings,
         scores=scores,
         reports=reports,
         sequences=len(samples),
         tokens=sum(len(sample.encoding.ids) for sample in samples),
-        measure=measure_of(model),
+        measure=influence_measure(model),
         measured=measured,
     )

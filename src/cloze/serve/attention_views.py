@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.errors import RequestError
-from cloze.inspect.views.data import LEVELS, bound, look, make_facts, to_steps
+from cloze.inspect.views.data import LEVELS, build_facts, quantization_error, to_levels, trace_forward
 from cloze.predict.model import Model
 from cloze.serve.errors import Failed, Unknown
 
@@ -37,7 +37,7 @@ class Seen:
 
 
 def view_texts(model: Model, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:  # noqa: ARG001 (as all)
-    """Look at texts, or pairs, one after another."""
+    """Run a model on texts or pairs, one after another."""
     return [_view(model, text, pair) for text, pair in inputs]
 
 
@@ -49,11 +49,11 @@ def _view(model: Model, text: str, pair: str | None) -> Seen | Failed:
         raise RequestError(
             f"{tokens} tokens have {weights:,} weights, of at most {MOST_WEIGHTS:,}; give a shorter text"
         )
-    looked = look(model, text, pair)
+    looked = trace_forward(model, text, pair)
     if not (np.isfinite(looked.attention.weights).all() and looked.states[-1].isfinite().all()):
         return Failed("the model gave no finite numbers for this; check its training")
-    steps = to_steps(looked.attention.weights, LEVELS[0])
-    return Seen(make_facts(looked) | {"levels": LEVELS[0], "error": bound(1.0, LEVELS[0])}, steps)
+    steps = to_levels(looked.attention.weights, LEVELS[0])
+    return Seen(build_facts(looked) | {"levels": LEVELS[0], "error": quantization_error(1.0, LEVELS[0])}, steps)
 
 
 class Views:

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import ConfigDict, Field
 
-from cloze.inspect.views.page import read_static, served_frame, static_names
+from cloze.inspect.views.page import read_static, served_page, static_names
 from cloze.serve.attention_views import Views
 from cloze.serve.responses import add_post
 from cloze.serve.schemas import Form
@@ -63,6 +63,6 @@ router.add_api_route(
     f"{PLACE}/weights/{{name}}/{{layer}}", weights, methods=["GET"], include_in_schema=False, response_class=Response
 )
 # Relative, so that the service may lie below a path of another.
-_add(router, PLACE, served_frame("inspect/static"), "text/html")
+_add(router, PLACE, served_page("inspect/static"), "text/html")
 for _name in static_names():
     _add(router, f"{PLACE}/static/{_name}", read_static(_name), TYPES[_name[_name.rindex(".") :]])

@@ -13,14 +13,14 @@ import pytest
 
 import cloze
 from cloze.errors import ClozeError
-from cloze.inspect.views.data import look, make_view, view_of
+from cloze.inspect.views.data import build_view, trace_forward, view_from_weights
 from cloze.inspect.views.page import (
-    fingerprint,
-    json_text,
-    one_script,
+    bundle_scripts,
+    csp_hash,
+    json_for_html,
     read_static,
     render_page,
-    served_frame,
+    served_page,
     static_names,
     write_page,
 )
@@ -93,26 +93,26 @@ class Parts(HTMLParser):
 
 def hostile_view() -> Parts:
     weights = np.full((2, 2, len(HOSTILE), len(HOSTILE)), 1 / len(HOSTILE), np.float32)
-    view = view_of(Attention(HOSTILE, [0] * len(HOSTILE), weights))
+    view = view_from_weights(Attention(HOSTILE, [0] * len(HOSTILE), weights))
     view.facts["texts"] = [" ".join(HOSTILE)]
     return Parts(render_page(view))
 
 
 def test_page_is_closed_to_the_outside(model: Model) -> None:
-    parts = Parts(render_page(make_view(look(model, "the cat sat."))))
+    parts = Parts(render_page(build_view(trace_forward(model, "the cat sat."))))
     assert parts.reaching == []
     (script,) = [text for attributes, text in parts.scripts if "type" not in attributes]
     (style,) = parts.styles
-    assert script == one_script()
+    assert script == bundle_scripts()
     expected = [
         "default-src 'none'",
-        f"script-src '{fingerprint(script)}'",
-        f"style-src '{fingerprint(style)}'",
+        f"script-src '{csp_hash(script)}'",
+        f"style-src '{csp_hash(style)}'",
         "base-uri 'none'",
         "form-action 'none'",
     ]
     assert parts.policy.split("; ") == expected
-    addresses = set(re.findall(r"https?://[^\s\"'`<>]+", render_page(make_view(look(model, "the cat sat.")))))
+    addresses = set(re.findall(r"https?://[^\s\"'`<>]+", render_page(build_view(trace_forward(model, "the cat sat.")))))
     assert addresses == {"http://www.w3.org/2000/svg"}  # a name, which nobody fetches
     for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
         assert word not in script
@@ -120,7 +120,7 @@ def test_page_is_closed_to_the_outside(model: Model) -> None:
 
 def test_fingerprint_is_the_one_that_browsers_compute() -> None:
     # From the text of the standard, CSP level 2, section 7.15.
-    assert fingerprint("alert('Hello, world.');") == "sha256-qznLcsROx4GACP2dm0UCKCzCG+HiZ1guq6ZZDob/Tng="
+    assert csp_hash("alert('Hello, world.');") == "sha256-qznLcsROx4GACP2dm0UCKCzCG+HiZ1guq6ZZDob/Tng="
 
 
 def test_texts_are_data(model: Model) -> None:
@@ -131,17 +131,17 @@ def test_texts_are_data(model: Model) -> None:
     assert facts["tokens"] == HOSTILE
     assert parts.title == f"{' '.join(HOSTILE)} / attention"[:120]
     assert set("<>&") & set(parts.scripts[0][1]) == set()
-    assert parts.scripts[2][1] == one_script()
+    assert parts.scripts[2][1] == bundle_scripts()
 
 
 def test_json_of_anything_comes_back() -> None:
     value = {"a": [*HOSTILE, "\ud800", 1.5, None]}
-    assert json.loads(json_text(value)) == value
-    assert json_text(value).isascii()
+    assert json.loads(json_for_html(value)) == value
+    assert json_for_html(value).isascii()
 
 
 def test_layers_are_the_weights(model: Model) -> None:
-    view = make_view(look(model, "the cat sat.", "a dog ran."))
+    view = build_view(trace_forward(model, "the cat sat.", "a dog ran."))
     parts = Parts(render_page(view))
     layers = {attributes["id"]: text for attributes, text in parts.scripts if attributes.get("type") == "text/plain"}
     assert list(layers) == ["layer-0", "layer-1", "layer-2"]
@@ -151,7 +151,7 @@ def test_layers_are_the_weights(model: Model) -> None:
 
 
 def test_modules_stand_after_those_that_they_import() -> None:
-    script = one_script()
+    script = bundle_scripts()
     names = re.findall(r"^const module_(\w+) = ", script, re.MULTILINE)
     assert {f"{name}.js" for name in names} == {name for name in static_names() if name.endswith(".js")}
     assert names[-1] == "main"
@@ -164,7 +164,7 @@ def test_modules_stand_after_those_that_they_import() -> None:
 
 
 def test_served_frame_fetches_from_its_own_place() -> None:
-    parts = Parts(served_frame("/inspect/static"))
+    parts = Parts(served_page("/inspect/static"))
     assert [value for _, value in parts.reaching] == [
         "static/icon.svg",
         "/inspect/static/views.css",
@@ -174,7 +174,7 @@ def test_served_frame_fetches_from_its_own_place() -> None:
 
 
 def test_written_whole_or_not_at_all(model: Model, tmp_path: Path) -> None:
-    view = make_view(look(model, "the cat"))
+    view = build_view(trace_forward(model, "the cat"))
     assert write_page(view, tmp_path / "new" / "page.html") == len(render_page(view))
     with pytest.raises(ClozeError, match=r"this is a folder; name a file in it, such as .*new/page.html"):
         write_page(view, tmp_path / "new")
@@ -213,7 +213,7 @@ def test_attention_that_the_model_would_no_longer_have_is_shown_alone(model: Mod
 
 
 def test_notebooks_are_spared_what_is_too_large(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloze.inspect.views.page._LARGEST", 10)
+    monkeypatch.setattr("cloze.inspect.views.page._MAX_NOTEBOOK_SIZE", 10)
     told = cloze.show(model.attend("the cat"))._repr_html_()
     assert "are too much for a notebook" in told
 

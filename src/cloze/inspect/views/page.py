@@ -1,14 +1,11 @@
-"""A view -> a page: one file that works from a disk, or the frame that a service fills.
+"""Render attention views as HTML: a self-contained file, a frame in a notebook, or the page of the service.
 
-Nothing is fetched from anywhere. The policy inside the file allows the one script and the one style that it was made
-with, by their hashes, and no other; texts are data, put on the page as text alone.
+A self-contained page fetches nothing. Its content security policy allows only its own script and style, by their
+hashes; texts are inserted as text, never as markup.
 
-The pages' scripts as one: what a browser does with modules that it fetches, done beforehand for a page in one file.
-
-The modules under ``static/`` are plain and need no build: a service gives them out as they are. A file that is opened
-from a disk cannot fetch; for it, each becomes a function that returns what it exports, after those that it imports.
-
-``cloze.show(model.attend(...))``: the views inside a notebook, or in a file of their own.
+The JavaScript modules under ``static/`` need no build step: the service delivers them as they are. A page that is
+opened from disk cannot fetch modules, so ``bundle_scripts`` turns each into a function that returns its exports, in
+dependency order.
 """
 
 import base64
@@ -27,56 +24,58 @@ import numpy as np
 from cloze import __version__
 from cloze.errors import ClozeError
 from cloze.files import replaced_file
-from cloze.inspect.views.data import View, look, make_view, view_of
+from cloze.inspect.views.data import View, build_view, trace_forward, view_from_weights
 from cloze.predict import Attention
 
 START = "main.js"
 STYLE = "views.css"
+# The part of the content security policy that does not depend on the page.
+_POLICY = "base-uri 'none'; form-action 'none'"
+# A notebook stores what it displays in its own file; with more than this (bytes) it becomes slow to open.
+_MAX_NOTEBOOK_SIZE = 20_000_000
 _IMPORT = re.compile(r'^import (\{[^}]*\}) from "\./([a-z_]+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export ((?:async )?(?:const|function|class) (\w+))", re.MULTILINE)
 
 
 def read_static(name: str) -> str:
-    """One of the files that make a page."""
+    """Read a file of the page by its name."""
     return files("cloze.inspect.views").joinpath("static", name).read_text("utf-8")
 
 
 def static_names() -> list[str]:
-    """The scripts and the style, as a service gives them out."""
-    names = (one.name for one in files("cloze.inspect.views").joinpath("static").iterdir())
+    """Return the names of the scripts and styles that the service delivers."""
+    names = (file.name for file in files("cloze.inspect.views").joinpath("static").iterdir())
     return sorted(name for name in names if name.endswith((".js", ".css")))
 
 
 @cache
-def one_script() -> str:
-    """All modules in one, in the order in which they need each other."""
+def bundle_scripts() -> str:
+    """Bundle all JavaScript modules into one script, in dependency order."""
     parts: dict[str, str] = {}
-    _gather(START.removesuffix(".js"), parts, ())
+    _bundle(START.removesuffix(".js"), parts, ())
     return "(() => {\n'use strict';\n" + "\n".join(parts.values()) + "\n})();\n"
 
 
-def _gather(name: str, parts: dict[str, str], waiting: tuple[str, ...]) -> None:
+def _bundle(name: str, parts: dict[str, str], importers: tuple[str, ...]) -> None:
+    """Add a module to ``parts``, after the modules that it imports."""
     if name in parts:
         return
-    assert name not in waiting, f"{name}.js imports itself by way of {waiting}: no order puts each after its own"
+    assert name not in importers, f"{name}.js imports itself through {importers}: modules must not form a cycle"
     source = read_static(f"{name}.js")
     for _, imported in _IMPORT.findall(source):
-        _gather(imported, parts, (*waiting, name))
-    exported = ", ".join(found for _, found in _EXPORT.findall(source))
+        _bundle(imported, parts, (*importers, name))
+    exported = ", ".join(symbol for _, symbol in _EXPORT.findall(source))
     body = _EXPORT.sub(r"\1", _IMPORT.sub(r"const \1 = module_\2;", source))
     parts[name] = f"const module_{name} = (() => {{\n{body}\nreturn {{ {exported} }};\n}})();"
 
 
-def fingerprint(text: str) -> str:
-    """What a content security policy calls an inline script or style by."""
+def csp_hash(text: str) -> str:
+    """Return the hash by which a content security policy allows an inline script or style."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-_REST = "base-uri 'none'; form-action 'none'"
-
-
 def write_page(view: View, path: Path) -> int:
-    """Write a page in one file; returns its size in bytes."""
+    """Write a self-contained page and return its size in bytes."""
     if path.is_dir():
         raise ClozeError(f"{path}: this is a folder; name a file in it, such as {path / 'page.html'}")
     with replaced_file(path) as temporary:
@@ -87,17 +86,17 @@ def write_page(view: View, path: Path) -> int:
 
 
 def render_page(view: View) -> str:
-    """A page in one piece."""
+    """Return a self-contained page as a string."""
     return "".join(page_parts(view))
 
 
 def page_parts(view: View) -> Iterator[str]:
-    """The parts of a page in one file: the first layer and the script come first, so that it is seen at once."""
-    script, style = one_script(), read_static(STYLE)
-    policy = f"default-src 'none'; script-src '{fingerprint(script)}'; style-src '{fingerprint(style)}'; {_REST}"
+    """Yield the parts of a self-contained page: the first layer and the script first, so that it renders early."""
+    script, style = bundle_scripts(), read_static(STYLE)
+    policy = f"default-src 'none'; script-src '{csp_hash(script)}'; style-src '{csp_hash(style)}'; {_POLICY}"
     before, after = _frame(_title(view.facts["texts"]), policy, f"<style>{style}</style>")
     yield before
-    yield f'<script type="application/json" id="facts">{json_text(view.facts)}</script>\n'
+    yield f'<script type="application/json" id="facts">{json_for_html(view.facts)}</script>\n'
     first, *others = view.weights.layers
     yield _layer(0, first)
     yield f"<script>{script}</script>\n"
@@ -106,15 +105,15 @@ def page_parts(view: View) -> Iterator[str]:
     yield after
 
 
-def served_frame(static: str) -> str:
-    """The page that a service gives out, which asks it for everything else; ``static`` is where the scripts are."""
+def served_page(static: str) -> str:
+    """Return the page of the service, which requests its data; ``static`` is the path of the scripts."""
     links = f'<link rel="icon" href="static/icon.svg">\n<link rel="stylesheet" href="{escape(static)}/{STYLE}">'
     before, after = _frame(_title([]), None, links)
     return f'{before}<script type="module" src="{escape(static)}/{START}"></script>\n{after}'
 
 
-def json_text(value: Any) -> str:
-    """JSON that no HTML parser takes for the end of a script: without angle brackets, and nothing beyond ASCII."""
+def json_for_html(value: Any) -> str:
+    """Return JSON that is safe inside a script element: ASCII, without angle brackets and ampersands."""
     text = json.dumps(value, ensure_ascii=True, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -124,11 +123,11 @@ def _title(texts: Sequence[str]) -> str:
 
 
 def _frame(title: str, policy: str | None, style: str) -> tuple[str, str]:
-    """What stands before the data and the scripts, and what after them."""
+    """Return the HTML before and after the data and the scripts."""
     meta = "" if policy is None else f'<meta http-equiv="Content-Security-Policy" content="{policy}">'
     page = read_static("page.html").replace("{{policy}}", meta).replace("{{style}}", style)
     before, _, after = page.replace("{{version}}", __version__).partition("{{scripts}}")
-    # Last, so that what a text says is not looked at for places to fill.
+    # The title comes last, so that placeholders in a user's text are not replaced.
     return before.replace("{{title}}", escape(title)), after
 
 
@@ -137,38 +136,44 @@ def _layer(number: int, data: bytes) -> str:
     return f'<script type="text/plain" id="layer-{number}">{encoded}</script>\n'
 
 
-# A notebook keeps what it displays in its own file; beyond this it would no longer open well.
-_LARGEST = 20_000_000
-
-
-class Shown:
-    """The views of one attention."""
+class AttentionPage:
+    """The views of one text's attention: displays itself in a notebook, or saves itself as a file."""
 
     def __init__(self, view: View) -> None:
         self.view = view
 
     def save(self, path: str | Path) -> None:
-        """Write the views into one file that any browser opens."""
+        """Write a self-contained page that any browser opens."""
         write_page(self.view, Path(path))
 
     def _repr_html_(self) -> str:
-        """What a notebook displays: a frame that can run its own script and reach nothing of the notebook."""
-        size = sum(map(len, self.view.weights.layers)) * 4 // 3
-        if size > _LARGEST:
-            told = f"{size / 1e6:.0f} MB are too much for a notebook"
-            return f"<p>{told}; <code>.save('page.html')</code> writes a file to open.</p>"
+        """Return a sandboxed frame that runs its own script and has no access to the notebook."""
+        size = sum(map(len, self.view.weights.layers)) * 4 // 3  # base64
+        if size > _MAX_NOTEBOOK_SIZE:
+            reason = f"{size / 1e6:.0f} MB are too much for a notebook"
+            return f"<p>{reason}; <code>.save('page.html')</code> writes a file to open.</p>"
         return (
             '<iframe sandbox="allow-scripts allow-downloads" width="100%" height="900" style="border:0" '
             f'title="Attention" srcdoc="{escape(render_page(self.view))}"></iframe>'
         )
 
 
-def show(attention: Attention) -> Shown:
-    """The views of what ``model.attend`` has returned."""
+def show(attention: Attention) -> AttentionPage:
+    """Show the attention of a text in a notebook, or save it as a page.
+
+    Args:
+        attention: The result of ``model.attend``.
+
+    Returns:
+        An object that a notebook displays; ``save(path)`` writes it as an HTML file.
+
+    Example:
+        >>> cloze.show(model.attend("The cat sat on the mat.")).save("attention.html")
+    """
     if attention.origin is not None:
         model, text, pair = attention.origin
-        looked = look(model, text, pair, read_mask=False)
-        # The model may have changed since, or have answered without some of its heads: then only the weights are sure.
-        if np.allclose(looked.attention.weights, attention.weights, atol=1e-5):
-            return Shown(make_view(looked))
-    return Shown(view_of(attention))
+        trace = trace_forward(model, text, pair, read_mask=False)
+        # If the model has changed since, or some of its heads were disabled, only the given weights are reliable.
+        if np.allclose(trace.attention.weights, attention.weights, atol=1e-5):
+            return AttentionPage(build_view(trace))
+    return AttentionPage(view_from_weights(attention))
