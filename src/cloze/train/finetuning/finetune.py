@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +38,6 @@ from cloze.train.memory import keep_freed_memory
 from cloze.train.run import Run, end_run
 from cloze.train.settings import FinetuneSettings, SimilaritySettings, check_meant
 
-# Kinds that are trained without labels have their own training.
-TRAINERS: dict[str, Callable[..., Path]] = {
-    SIMILARITY.name: finetune_similarity,
-    CORRECTION.name: finetune_correction,
-}
-
-
 def finetune(
     source: Source,
     model: str | Path,
@@ -57,12 +51,14 @@ def finetune(
 ) -> Path:
     """Fine-tune a model folder on a task and return the run's folder. The same call goes on where another stopped."""
     check_meant(source.task, similarity or SimilaritySettings())
-    train_unlabelled = TRAINERS.get(source.task.lower())
-    if train_unlabelled is not None:
-        extra = {"similarity": similarity} if similarity is not None and source.task.lower() == SIMILARITY.name else {}
-        return train_unlabelled(
-            source, model, out, settings=settings, device=device, fresh=fresh, progress=progress, **extra
-        )
+    # Kinds that are trained without labels have their own training.
+    trainers: dict[str, Callable[..., Path]] = {
+        SIMILARITY.name: partial(finetune_similarity, similarity=similarity),
+        CORRECTION.name: finetune_correction,
+    }
+    if source.task.lower() in trainers:
+        train_unlabelled = trainers[source.task.lower()]
+        return train_unlabelled(source, model, out, settings=settings, device=device, fresh=fresh, progress=progress)
     progress = progress or Silent()
     data = read_task(source)
     for note in data.notes:
