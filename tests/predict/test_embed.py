@@ -7,8 +7,8 @@ import pytest
 
 from cloze.checkpoint import POOLINGS, EmbeddingSettings, Pooling
 from cloze.errors import RequestError
+from cloze.model.batch import BATCH_COST, batches
 from cloze.predict import Model
-from cloze.predict.batching import BATCH_COST, batches
 from cloze.predict.inputs import read_texts
 from tests.model.made import SMALL, assert_close, model_folder
 

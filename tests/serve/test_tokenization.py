@@ -16,8 +16,8 @@ from torture.services import Running, running
 from cloze.checkpoint import TaskLabels
 from cloze.predict import Model, load
 from cloze.serve.batcher import AbandonedError
+from cloze.serve.operations import AT_ONCE
 from cloze.serve.settings import Limits, ServiceSettings
-from cloze.serve.tokenization import AT_ONCE
 from cloze.tasks.answering.examples import read_contexts
 from cloze.text import Tokenizer
 from tests.model.made import SMALL, model_folder, saved

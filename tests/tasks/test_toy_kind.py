@@ -58,7 +58,7 @@ def evaluate_stars(predictor: Predictor, examples: LabelledTexts, metrics: Seque
     )
 
 
-def respond_stars(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:  # noqa: ARG001
+def respond_stars(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
     assert predictor.task is not None
     names = predictor.task.names
     return [{"stars": int(names[index])} for index in medians(predictor, predictor.logits_encoded(inputs))]
@@ -99,7 +99,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer.size, hidden_size=32, layers=1, heads=2, feedforward_size=64, positions=32, initial_deviation=0.2
     )
     folder = tmp_path_factory.mktemp("base") / "model"
-    save_folder(ModelFolder(Bert.fresh(config, ("mlm",), seed=0), tokenizer), folder)
+    save_folder(ModelFolder(Bert.fresh(config, ["mlm"], seed=0), tokenizer), folder)
     return folder
 
 
@@ -146,7 +146,7 @@ def test_prediction_service_and_command_line_agree(tuned: Path, capsys: pytest.C
     assert load(tuned).predict_rows(texts) == expected
     with running(ServiceSettings({"rater": str(tuned)})) as service:
         assert service.post("/classify", {"texts": texts}).json()["results"] == expected
-        assert service.get("/v1/models").json()["data"][0]["task"] == "stars"
+        assert service.get("/info").json()["models"][0]["task"] == "stars"
     capsys.readouterr()
     with pytest.raises(SystemExit) as end:
         main(["classify", *texts, "--model", str(tuned), "--json"])

@@ -16,9 +16,8 @@ from torch.nn import functional
 from cloze.errors import RequestError
 from cloze.files import replaced_file
 from cloze.inspect.report import save_figure
-from cloze.model.batch import collate
+from cloze.model.batch import batches, collate
 from cloze.model.surgery import Head, gated_heads, without_heads
-from cloze.predict.batching import batches
 from cloze.predict.model import Model
 from cloze.progress import Progress, Silent
 

@@ -26,7 +26,7 @@ from torch.nn import functional
 from cloze.errors import DataError
 from cloze.inspect.patterns import BoolArray
 from cloze.lines import Lines, open_file
-from cloze.predict.batching import TOKEN_BUDGET
+from cloze.model.batch import TOKEN_BUDGET
 from cloze.predict.model import Model
 from cloze.text import Encoding
 from cloze.text.encoding import Word

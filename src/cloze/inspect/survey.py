@@ -24,8 +24,7 @@ from cloze.inspect.relations import (
 from cloze.inspect.scoring import ScoreAccumulator, Scores, assign_labels, main_label
 from cloze.inspect.sequences import Example, Sample, best_sequences, draw_samples, example_labels, make_example
 from cloze.inspect.settings import FEWEST_SEQUENCES, HeadSettings
-from cloze.model.batch import collate
-from cloze.predict.batching import batches
+from cloze.model.batch import batches, collate
 from cloze.predict.model import Model
 from cloze.progress import Progress, Silent
 from cloze.text import Encoding

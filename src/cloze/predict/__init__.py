@@ -1,6 +1,6 @@
 """Folder + text -> results."""
 
-from cloze.predict.batching import choose_device
+from cloze.model.batch import batch_limits, choose_device
 from cloze.predict.evaluation import evaluate, evaluate_examples
 from cloze.predict.model import Model, load
 from cloze.predict.results import Attention, Corrected, Correction, Filled, FilledTogether, Score
@@ -26,6 +26,7 @@ __all__ = [
     "Score",
     "Tagged",
     "TaggedWord",
+    "batch_limits",
     "choose_device",
     "evaluate",
     "evaluate_examples",

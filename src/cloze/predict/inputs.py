@@ -28,11 +28,16 @@ def read_texts(
     """Return the sequences of each text or pair of texts; ``segments`` is how many the model distinguishes."""
     if isinstance(texts, str) or isinstance(pairs, str):
         raise RequestError("one text was given where a list of texts was expected; put it into a list")
-    if pairs is not None and len(pairs) != len(texts):
-        raise RequestError(f"{len(texts)} texts, but {len(pairs)} pairs; one for each was expected")
-    if pairs is not None and segments < 2:
-        raise RequestError("this model tells no second text from a first (it has one segment); give single texts")
+    if pairs is not None:
+        _check_pairs(texts, pairs, segments)
     return encode_long(tokenizer, texts, pairs, how)
+
+
+def _check_pairs(texts: Sequence[str], pairs: Sequence[str], segments: int) -> None:
+    if len(pairs) != len(texts):
+        raise RequestError(f"{len(texts)} texts, but {len(pairs)} pairs; one for each was expected")
+    if segments < 2:
+        raise RequestError("this model tells no second text from a first (it has one segment); give single texts")
 
 
 def read_blanks(tokenizer: Tokenizer, texts: Sequence[str], top: int) -> list[Encoding]:

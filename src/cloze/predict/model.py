@@ -14,23 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloze.checkpoint import (
-    EmbeddingSettings,
-    ModelFolder,
-    Pooling,
-    find_source,
-    load_any,
-    save_folder,
-)
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, Pooling, find_source, load_any, save_folder
 from cloze.checkpoint.folder import fingerprint
 from cloze.errors import RequestError
 from cloze.kinds import LongTexts, PrecisionName
 from cloze.model import Bert, EncoderOutput, HeadName, read_by
-from cloze.model.batch import Batch, collate
+from cloze.model.batch import Batch, Result, choose_device, collate, join_logits, join_vectors, run_batched
 from cloze.model.surgery import Head, prune_heads, without_heads
 from cloze.models import SHIPPED_MODEL
 from cloze.predict.adapters import Adapters
-from cloze.predict.batching import Result, choose_device, join_logits, join_vectors, run_batched
 from cloze.predict.embeddings.pooling import layer_indices, make_vectors
 from cloze.predict.fill_mask import fill_blanks
 from cloze.predict.inputs import read_blanks, read_texts, require_head, require_task
@@ -307,11 +299,7 @@ class Model:
         return self.logits(texts, pairs)[:, 0]
 
     def predict_rows(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """Return what the model predicts for each text as JSON-able rows, whatever kind of texts task it has.
-
-        A label with probabilities, several labels, a number, or what a kind of your own returns; the service gives the
-        same rows.
-        """
+        """Return a JSON-able row per text, as the service does: label, labels, number, or what the kind returns."""
         kind = self.kind
         if kind is None or kind.operation != CLASSIFY.operation or kind.respond is None:
             require_task(self.bert, self.task, CLASSIFY)

@@ -13,10 +13,10 @@ from cloze.serve.batcher import AbandonedError, Batcher
 from cloze.serve.errors import Invalid, TooLarge, TooSlow
 from cloze.serve.metrics import Metrics
 from cloze.serve.models import Library, Served
+from cloze.serve.operations import Read, Reader, Usage, read
 from cloze.serve.queue import Job, Kind
 from cloze.serve.schemas import Bodies
 from cloze.serve.settings import ServiceSettings
-from cloze.serve.tokenization import Read, Reader, Usage, read
 
 CHARACTERS_A_WORD = 6  # with the space after it
 

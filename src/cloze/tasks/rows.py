@@ -16,6 +16,8 @@ from cloze.lines import RowError
 from cloze.tasks.tables import Record, Table, open_table
 
 OnBadRow = Literal["stop", "skip"]
+# The settings that name columns.
+COLUMNS = ("text", "pair", "label", "options")
 
 
 @dataclass(frozen=True)
@@ -62,8 +64,7 @@ class Source:
 
     def columns_named(self) -> dict[str, str]:
         """Return the columns that differ from their defaults."""
-        named = {name: getattr(self, name) for name in ("text", "pair", "label", "options")}
-        return {name: value for name, value in named.items() if value != getattr(RowSettings, name)}
+        return {name: value for name in COLUMNS if (value := getattr(self, name)) != getattr(RowSettings, name)}
 
 
 # Between the labels of a row that bears several: a list in JSON or Parquet, else a text such as "sports|politics".

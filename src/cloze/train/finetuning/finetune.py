@@ -38,6 +38,7 @@ from cloze.train.memory import keep_freed_memory
 from cloze.train.run import Run, end_run
 from cloze.train.settings import FinetuneSettings, SimilaritySettings, check_meant
 
+
 def finetune(
     source: Source,
     model: str | Path,

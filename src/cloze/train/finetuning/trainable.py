@@ -13,10 +13,9 @@ from torch import Tensor
 from cloze.errors import ConfigError
 from cloze.model import Bert
 from cloze.model.adapters import Attachment, AttachmentKind, attach
-from cloze.model.batch import Batch
+from cloze.model.batch import Batch, run_batched
 from cloze.model.bert import POOLED_HEADS
 from cloze.model.frozen_features import key
-from cloze.predict.batching import run_batched
 from cloze.progress import Progress
 from cloze.tasks.examples import Item
 from cloze.train.settings import FinetuneSettings
