@@ -40,7 +40,6 @@ _CONTEXT.set_forkserver_preload(
         "torture.training",
         "cloze.cli.corpus",
         "cloze.cli.pretraining",
-        "cloze.cli.run_file",
         "torch._dynamo",
         "torch.distributed.fsdp",
         "matplotlib.figure",

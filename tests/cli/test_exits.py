@@ -21,7 +21,7 @@ def test_defect_is_one_line(run: Cloze, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(models, "_facts", fail)
     result = run("doctor")
     assert (result.code, result.out) == (1, "")
-    message = "ZeroDivisionError: division by zero (a defect of cloze; --debug shows where)"
+    message = "ZeroDivisionError: division by zero (a bug in cloze; --debug shows where)"
     assert result.complaint == message
     debugged = run("doctor", "--debug")
     assert debugged.code == 1

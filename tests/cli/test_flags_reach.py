@@ -17,7 +17,7 @@ import torch
 
 from cloze.cli import build, inputs
 from cloze.interrupts import Interrupted
-from cloze.predict import Answer, Corrected, Filled, FilledTogether, Label, Option, Score, Tagged, TaggedWord
+from cloze.predict import Answer, Corrected, Filled, FilledTogether, Option, Score, Tagged, TaggedWord
 from tests.cli.conftest import Cloze
 
 ARGUMENTS = {
@@ -148,9 +148,9 @@ class SpyModel:
         self.record("follows_all", *given)
         return [0.5 for _ in given[0]]
 
-    def classify(self, *given: Any) -> object:
-        self.record("classify", *given)
-        return [Label("yes", 0.75, {"yes": 0.75, "no": 0.25}) for _ in given[0]]
+    def predict_rows(self, *given: Any) -> object:
+        self.record("predict_rows", *given)
+        return [{"label": "yes", "probability": 0.75, "probabilities": {"yes": 0.75, "no": 0.25}} for _ in given[0]]
 
     def answer_all(self, *given: Any) -> object:
         self.record("answer_all", *given)

@@ -37,4 +37,4 @@ def test_pages_are_those_of_the_flags(command: str, run: Cloze) -> None:
 
 def test_page_holds_the_whole_description(run: Cloze) -> None:
     words = " ".join(run("pretrain", "--help").out.split())  # wherever the lines are broken
-    assert "The same command goes on where it stopped." in words
+    assert "Re-running the same command resumes it." in words

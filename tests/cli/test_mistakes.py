@@ -96,7 +96,7 @@ TYPED = {
     "evaluate mlm {text} --split test": "--split is 'test', which is for published tasks; leave it out",
     "finetune classify {rows} --model {pretrained} --length 2 --out {folder}/run": "length is 2; at least 3",
     "pretrian {data}": "unknown command 'pretrian'; did you mean 'pretrain'?",
-    "distill --out {folder}/run": "is missing; 'cloze distill --help' tells what it is",
+    "distill --out {folder}/run": "is missing; 'cloze distill --help' explains it",
     "pretrain {folder} --out {folder}/run --mask-mix 0.8 0.2": "--mask-mix is 0.8 0.2; 3 values were expected",
     "pretrain {folder}/none --out {folder}/run": "none: not a prepared corpus (no manifest.json); make one with",
     "pretrain {data} --preset tinny --out {folder}/run": "unknown preset 'tinny'; did you mean 'tiny'?",

@@ -53,7 +53,7 @@ def test_missing_word_is_named(run: Cloze, way: Way, tmp_path: Path, missing: st
         "--out": ["--out", tmp_path / "data"],
     }
     result = run("prepare", *(word for name, words in given.items() if name != missing for word in words))
-    assert (result.code, result.complaint) == (2, f"{missing} is missing; 'cloze prepare --help' tells what it is")
+    assert (result.code, result.complaint) == (2, f"{missing} is missing; 'cloze prepare --help' explains it")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

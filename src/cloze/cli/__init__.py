@@ -1,7 +1,8 @@
-"""The command line: the only place that reads argv, prints, or sets an exit code.
+"""The command line: the only package that reads argv, prints, or sets an exit code.
 
-Exit codes: 0 done; 2 the user's mistake, one line on standard error; 130 and 143 interrupted and saved; 1 a defect of
-cloze, whose traceback ``--debug`` shows.
+Flags may also come from a file (``--config RUN.toml``) or a recipe (``--recipe NAME``); the command line takes
+precedence. Exit codes: 0 success; 2 an error of the user, one line on standard error; 130 and 143 interrupted, with the
+work saved; 1 a bug in cloze, whose traceback ``--debug`` shows.
 """
 
 import logging
@@ -11,54 +12,55 @@ import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cloze import __version__
 from cloze.errors import ClozeError, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from cyclopts import App
+    from cyclopts.argument import Argument, ArgumentCollection
 
-# Where each command lives, and its line in the list, along the flow from text to prediction. A module is imported when
-# its command is called, so that help stays fast.
+# The module and summary of each command, in order from text to prediction. A module is imported only when its command
+# runs, so that help is fast.
 COMMANDS = {
-    "demo": ("cloze.cli.demo", "The whole way on bundled text, in minutes, ending in a page to look at."),
+    "demo": ("cloze.cli.demo", "Run all steps on bundled text in minutes, and write a report page."),
     "vocab": ("cloze.cli.vocabulary", "Learn a WordPiece vocabulary from text files."),
-    "tokens": ("cloze.cli.vocabulary", "Show the pieces, ids and offsets of texts, and how each word was read."),
-    "coverage": ("cloze.cli.vocabulary", "Show how a vocabulary fares on a text, and the words worth adding."),
+    "tokens": ("cloze.cli.vocabulary", "Show the pieces, ids and offsets of texts, and how each word was tokenized."),
+    "coverage": ("cloze.cli.vocabulary", "Measure how well a vocabulary covers a text, and list words worth adding."),
     "extend": (
         "cloze.cli.models",
-        "Add words, names, positions or segments to a model; turn on rungs for unknown words.",
+        "Add words, entities, positions or segments to a model; enable handling of unknown words.",
     ),
     "prepare": ("cloze.cli.corpus", "Split, tokenize and store text for pre-training."),
-    "audit": ("cloze.cli.corpus", "Check the examples that a pre-training would see: masks, words, pairs."),
-    "plan": ("cloze.cli.pretraining", "Say what a pre-training will take: memory, time, the loss to expect."),
-    "pretrain": ("cloze.cli.pretraining", "Pre-train a model on a prepared corpus, from scratch or further."),
+    "audit": ("cloze.cli.corpus", "Check the examples that pre-training would use: masks, words, pairs."),
+    "plan": ("cloze.cli.pretraining", "Estimate memory, time and loss of a pre-training run."),
+    "pretrain": ("cloze.cli.pretraining", "Pre-train a model on a prepared corpus, from scratch or from a checkpoint."),
     "finetune": ("cloze.cli.finetuning", "Fine-tune a model on a task: one run, or a search over several."),
-    "distill": ("cloze.cli.distillation", "Teach a smaller model what a fine-tuned one does."),
+    "distill": ("cloze.cli.distillation", "Distill a fine-tuned model into a smaller one."),
     "adapt": (
         "cloze.cli.distillation",
-        "Let a model read a field's text and a task's own, then fine-tune and compare.",
+        "Continue pre-training on a domain and a task, then fine-tune and compare.",
     ),
     "evaluate": (
         "cloze.cli.finetuning",
-        "Score a model: the official metrics of tasks, or its masked-word loss on a text.",
+        "Evaluate a model: the official metrics of tasks, or its masked-word loss on a text.",
     ),
-    "fill": ("cloze.cli.pretrained", "Fill the [MASK] blanks of texts."),
-    "score": ("cloze.cli.pretrained", "Say how likely texts are."),
+    "fill": ("cloze.cli.prediction", "Predict the [MASK] blanks of texts."),
+    "score": ("cloze.cli.prediction", "Score how likely texts are."),
     "correct": ("cloze.cli.correction", "Find and correct mistakes in texts."),
-    "follows": ("cloze.cli.pretrained", "Say how likely one text follows another."),
-    "embed": ("cloze.cli.embedding", "Turn texts into vectors."),
-    "classify": ("cloze.cli.finetuned", "Label texts, or rate them, with a fine-tuned model."),
-    "tag": ("cloze.cli.tagging", "Tag the words of texts, and find the names in them."),
-    "answer": ("cloze.cli.finetuned", "Find the answers to questions in texts."),
-    "choose": ("cloze.cli.finetuned", "Choose which of several options fits a text."),
-    "serve": ("cloze.cli.serving", "Answer over HTTP, with pages to try it in a browser."),
-    "inspect": ("cloze.cli.inspection", "Show what attention does with a text, as a page in one file."),
-    "heads": ("cloze.cli.inspection", "Say what each attention head does: six patterns, scored over a text."),
-    "quantize": ("cloze.cli.models", "Write int8 weights beside a model; size, speed and score of both."),
+    "follows": ("cloze.cli.prediction", "Predict how likely one text follows another."),
+    "embed": ("cloze.cli.embedding", "Embed texts as vectors."),
+    "classify": ("cloze.cli.prediction", "Classify texts, or predict a number, with a fine-tuned model."),
+    "tag": ("cloze.cli.tagging", "Tag the words of texts, and find entities."),
+    "answer": ("cloze.cli.prediction", "Find the answers to questions in texts."),
+    "choose": ("cloze.cli.prediction", "Choose which of several options fits a text."),
+    "serve": ("cloze.cli.serving", "Serve models over HTTP, with pages to try them in a browser."),
+    "inspect": ("cloze.cli.inspection", "Show the attention over a text, as a page in one file."),
+    "heads": ("cloze.cli.inspection", "Score every attention head for six patterns over a text."),
+    "quantize": ("cloze.cli.models", "Write int8 weights beside a model; compare size, speed and score."),
     "export": ("cloze.cli.models", "Write a model as an ONNX graph."),
-    "convert": ("cloze.cli.models", "Turn a TensorFlow or HF checkpoint into a model folder."),
+    "convert": ("cloze.cli.models", "Convert a TensorFlow or Hugging Face checkpoint to a model folder."),
     "doctor": ("cloze.cli.models", "Show versions, cores, threads and precision, ready to paste."),
 }
 HELP = ("--help", "-h")
@@ -75,8 +77,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     elif words[0] == "--version":
         print(__version__)
     elif words[0] in COMMANDS and words[-1] in HELP:
-        # Kept as text, since importing what renders it takes longer than anybody wants to wait for a page of help;
-        # scripts/make_help_pages.py writes them, and a test compares.
+        # Help pages are stored as text, since the imports needed to render them are slow. scripts/make_help_pages.py
+        # writes them, and a test compares.
         print(HELP_PAGES.joinpath(f"{words[0]}.txt").read_text(encoding="utf-8"), end="")
     else:
         sys.exit(_run(words[0], words[1:], debug))
@@ -84,14 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def overview() -> str:
-    """What ``cloze --help`` says."""
+    """Return the text of ``cloze --help``."""
     lines = [f"  {name:<10} {summary}" for name, (_, summary) in COMMANDS.items()]
     return "\n".join(
         [
             "Usage: cloze COMMAND ...",
             "\nBERT, from raw text to a running service, on the machine you have.\n",
             *lines,
-            "\ncloze COMMAND --help tells of its flags; cloze --version the version.",
+            "\ncloze COMMAND --help lists the flags of a command; cloze --version prints the version.",
             EVERYWHERE,
         ]
     )
@@ -101,38 +103,36 @@ def _run(command: str, words: list[str], debug: bool) -> int:
     from cyclopts import CycloptsError
 
     try:
-        _listen_to_notes()
+        _show_notes()
         build(command, _take_value(words, "--config"))(
             words, exit_on_error=False, print_error=False, result_action="return_none"
         )
     except (ClozeError, CycloptsError) as error:
         if debug:
             traceback.print_exc()
-        _complain(_told(error, command))
+        _print_message(_format_error(error, command))
         return 2
-    except BrokenPipeError:  # the reader of our output has seen enough, as in "| head"
+    except BrokenPipeError:  # the reader closed the pipe, as in "| head"
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
-        _complain("interrupted")
+        _print_message("interrupted")
         return 130
     except Exception as error:
-        code = getattr(error, "exit_code", None)  # Interrupted, without importing what defines it
+        code = getattr(error, "exit_code", None)  # of Interrupted, whose module is not imported for this
         if code is not None:
-            _complain(str(error), "note")
+            _print_message(str(error), "note")
             return int(code)
         if debug:
             traceback.print_exc()
-        _complain(f"{type(error).__name__}: {_one_line(error)} (a defect of cloze; --debug shows where)")
+        _print_message(f"{type(error).__name__}: {_one_line(error)} (a bug in cloze; --debug shows where)")
         return 1
     return 0
 
 
 def build(command: str, config: Path | None = None) -> "App":
-    """The parser of one command."""
+    """Return the parser of one command."""
     from cyclopts import App, Parameter
-
-    from cloze.cli.run_file import RunFile, use_recipe
 
     if command not in COMMANDS:
         raise ConfigError(f"unknown command {command!r}{did_you_mean(command, COMMANDS)}")
@@ -142,31 +142,92 @@ def build(command: str, config: Path | None = None) -> "App":
         help_epilogue=EVERYWHERE,
         help_format="plaintext",
         default_parameter=Parameter(negative=()),  # no --no-json beside every --json
-        suppress_keyboard_interrupt=False,  # it is for us to say so
+        suppress_keyboard_interrupt=False,  # main reports it
     )
     app.config = (*([RunFile(config)] if config is not None else []), use_recipe)
-    app["--help"].show = False  # whoever reads it has found it
+    app["--help"].show = False  # no need to list it in the help
     app.default(getattr(import_module(COMMANDS[command][0]), command))
     return app
 
 
-def _told(error: Exception, command: str) -> str:
-    """The error in one line; the parser's word for a flag that is not there reads as if it were."""
+class RunFile:
+    """``--config RUN.toml``: values for the flags that the command line leaves out.
+
+    Cyclopts' own reader skips a key that is also the name of a command (``vocab``) and suggests no similar name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        import tomllib
+
+        self._path = path
+        try:
+            self._values: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"--config {path}: cannot be read ({error.strerror})") from error
+        except ValueError as error:  # not UTF-8, or not TOML
+            raise ConfigError(f"--config {path}: not a TOML file ({error})") from error
+
+    def __call__(self, app: "App", commands: tuple[str, ...], arguments: "ArgumentCollection") -> None:  # noqa: ARG002
+        """Set the arguments that have no value yet."""
+        flags = _flags(arguments)
+        for key, value in self._values.items():
+            argument = flags.get(key.replace("_", "-"))
+            if argument is None:
+                raise ConfigError(f"{self._path}: unknown key {key!r}{did_you_mean(key, flags)}")
+            _fill(argument, key, value, str(self._path))
+
+
+def use_recipe(app: "App", commands: tuple[str, ...], arguments: "ArgumentCollection") -> None:  # noqa: ARG001
+    """Set the arguments that have no value yet from the recipe, if ``--recipe`` names one."""
+    flags = _flags(arguments)
+    recipe = flags.get("recipe")
+    if recipe is None or not recipe.tokens:
+        return
+    from cloze.train.pretraining.recipes import read_recipe
+
+    name = recipe.tokens[-1].value
+    for key, value in read_recipe(name).items():
+        argument = flags.get(key.replace("_", "-"))
+        if argument is not None:  # audit has no flags for the shape of the model
+            _fill(argument, key, value, f"recipe {name}")
+
+
+def _flags(arguments: "ArgumentCollection") -> "dict[str, Argument]":
+    return {name.removeprefix("--"): argument for argument in arguments for name in argument.names}
+
+
+def _fill(argument: "Argument", key: str, value: Any, source: str) -> None:
+    from cyclopts import Token
+
+    if argument.tokens:
+        return
+    words = value if isinstance(value, list) else [value]
+    expected, any_number = argument.token_count()
+    if isinstance(value, list) and not any_number and len(words) != expected:
+        raise ConfigError(
+            f"{source}: {key} has {len(words)} values; {expected} {'was' if expected == 1 else 'were'} expected"
+        )
+    for index, word in enumerate(words):
+        argument.append(Token(keyword=key, value=str(word), source=source, index=index))
+
+
+def _format_error(error: Exception, command: str) -> str:
+    """Return the error in one line; the parser's own message about a missing argument is misleading."""
     from cyclopts import MissingArgumentError
 
     if not isinstance(error, MissingArgumentError) or error.argument is None or error.argument.tokens:
         return _one_line(error)
-    name, given = error.argument.name, list(error.tokens_so_far)
-    if given:
+    name, values = error.argument.name, list(error.tokens_so_far)
+    if values:
         expected, _ = error.argument.token_count()
-        return f"{name} is {' '.join(given)}; {expected} values were expected"
-    return f"{name} is missing; 'cloze {command} --help' tells what it is"
+        return f"{name} is {' '.join(values)}; {expected} values were expected"
+    return f"{name} is missing; 'cloze {command} --help' explains it"
 
 
 def _take_flag(words: list[str], flag: str) -> bool:
-    found = flag in words
+    present = flag in words
     words[:] = [word for word in words if word != flag]
-    return found
+    return present
 
 
 def _take_value(words: list[str], flag: str) -> Path | None:
@@ -186,25 +247,25 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _complain(message: str, kind: str = "error") -> None:
+def _print_message(message: str, kind: str = "error") -> None:
     print(f"cloze: {kind}: {message}", file=sys.stderr)
 
 
 class _NoteHandler(logging.Handler):
-    """Shows the library's notes as the command line shows its own, each of them once."""
+    """Prints the library's warnings as notes, each of them once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._said: set[str] = set()
+        self._printed: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        if message not in self._said:
-            self._said.add(message)
-            _complain(message, "note")
+        if message not in self._printed:
+            self._printed.add(message)
+            _print_message(message, "note")
 
 
-def _listen_to_notes() -> None:
+def _show_notes() -> None:
     logger = logging.getLogger("cloze")
     logger.handlers = [_NoteHandler()]
     logger.propagate = False

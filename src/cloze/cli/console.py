@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Seconds between plain lines, where there is no bar.
 PLAIN_EVERY = 10.0
+# Characters of a text that a table shows.
+SHOWN_CHARACTERS = 80
 SHORT_NAMES = {
     "tokens_per_second": "tokens/s",
     "rows_per_second": "rows/s",
@@ -168,6 +170,11 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
     for row in rows:
         table.add_row(*(_plain(cell) for cell in row))  # plain text: brackets are not markup
     Console().print(table)
+
+
+def shorten(text: str) -> str:
+    """Return the start of a text, as much as a table shows."""
+    return text[:SHOWN_CHARACTERS]
 
 
 def _plain(cell: object) -> Any:

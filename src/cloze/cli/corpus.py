@@ -1,7 +1,4 @@
-"""``cloze prepare``.
-
-``cloze audit``.
-"""
+"""``cloze prepare`` and ``cloze audit``."""
 
 import sys
 from dataclasses import asdict
@@ -29,7 +26,7 @@ if TYPE_CHECKING:
 def prepare(
     texts: Annotated[
         list[Path] | None,
-        Parameter(help="Text files, a blank line between documents; or JSONL or Parquet files, a document a row."),
+        Parameter(help="Text files, a blank line between documents; or JSONL or Parquet files, one document per row."),
     ] = None,
     /,
     *,
@@ -41,15 +38,15 @@ def prepare(
     engine: Annotated[EngineSettings, Parameter(name="*")] = EngineSettings(),  # noqa: B008 (frozen)
     json: bool = False,
 ) -> None:
-    """Split text into sentences, tokenize it, and store it so that training maps it into memory.
+    """Split text into sentences, tokenize it, and store it as memory-mapped shards for training.
 
-    The same command goes on where it stopped.
+    Re-running the same command resumes it.
 
     Args:
-        vocab: The folder with the vocabulary, or the model or run whose vocabulary it is; cloze-mini is shipped.
+        vocab: A folder with a vocabulary, a model or a run; cloze-mini is shipped.
         out: The folder to write.
-        verify: Compare every byte of a prepared folder with what was recorded, and do nothing else.
-        fresh: Forget what was prepared in this place, or begun otherwise; what the same command has begun goes on.
+        verify: Only check a prepared folder against its recorded checksums.
+        fresh: Discard a corpus prepared here with other settings; an interrupted run of this command still resumes.
         json: Print JSON.
     """
     if verify is not None:
@@ -57,7 +54,7 @@ def prepare(
         return
     if not texts or vocab is None or out is None:
         missing = next(name for name, value in {"TEXTS": texts, "--vocab": vocab, "--out": out}.items() if not value)
-        raise ConfigError(f"{missing} is missing; 'cloze prepare --help' tells what it is")
+        raise ConfigError(f"{missing} is missing; 'cloze prepare --help' explains it")
     from cloze.corpus.preparation.prepare import prepare as run
     from cloze.corpus.shards import read_manifest
 
@@ -69,9 +66,9 @@ def prepare(
 def _print_summary(folder: Path, manifest: dict[str, Any], json: bool) -> None:
     splits = manifest["splits"]
     if json:
-        told = {split: {**facts, "unknown_share": _share(facts)} for split, facts in splits.items()}
+        summaries = {split: {**facts, "unknown_share": _share(facts)} for split, facts in splits.items()}
         dropped = {name: manifest[name] for name in ("duplicates", "bad_rows")}
-        print_json({"folder": str(folder), "shards": len(manifest["shards"]), **dropped, **told})
+        print_json({"folder": str(folder), "shards": len(manifest["shards"]), **dropped, **summaries})
         return
     names = ("documents", "sentences", "tokens", "words")
     rows = [(split, *(f"{facts[name]:,}" for name in names), f"{_share(facts):.2%}") for split, facts in splits.items()]
@@ -108,7 +105,7 @@ def audit(
     objective: Objective = EXAMPLES.objective,
     length: int = EXAMPLES.length,
     masking: Masking = MASKS.masking,
-    recipe: str | None = None,  # noqa: ARG001 (its values have taken their places by now)
+    recipe: str | None = None,  # noqa: ARG001 (its values were set by use_recipe)
     mask_rate: float = MASKS.rate,
     mask_mix: tuple[float, float, float] = MASKS.mix,
     entities: Path | None = None,
@@ -119,23 +116,23 @@ def audit(
     seed: int = 0,
     json: bool = False,
 ) -> None:
-    """Make the examples of a pre-training without training, and check that they are what was asked for.
+    """Build pre-training examples without training, and check them against the settings.
 
-    Shares are shown with bounds that hold 95 times in 100. Ends with code 1 if something is NOT OK.
+    Shares are shown with 95 % confidence bounds. The exit code is 1 if a check is NOT OK.
 
     Args:
         objective: nsp (next sentence), sop (sentence order) or none (whole sentences).
-        length: Tokens of a sequence.
+        length: Tokens per sequence.
         masking: token, word, ngram, span, entity or correction.
-        recipe: A published way: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; other flags win over it.
-        mask_rate: Share of tokens that are chosen.
-        mask_mix: Of those, the shares hidden, replaced and kept.
-        entities: A file of entities, one a line, for --masking entity.
-        similar: A file of similar words for --masking correction; learned from the corpus if left out.
-        static: Make so many variants of examples and masks, instead of new ones in every epoch.
-        batch: Sequences of a step.
-        tokens: Tokens to look at.
-        seed: Decides everything random.
+        recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
+        mask_rate: Share of tokens that are selected.
+        mask_mix: Of those, the shares masked, replaced and kept.
+        entities: A file of entities, one per line, for --masking entity.
+        similar: A file of similar words for --masking correction; by default, learned from the corpus.
+        static: Number of fixed variants of examples and masks, instead of new ones in every epoch.
+        batch: Sequences per step.
+        tokens: Number of tokens to check.
+        seed: Random seed.
         json: Print JSON.
     """
     from cloze.corpus.audit import audit as measure
@@ -151,24 +148,24 @@ def audit(
     batches = PretrainingBatches(
         corpus, tokenizer, batch=batch, examples=examples, masks=masks, seed=seed, static=static, tables=tables
     )
-    found = measure(batches, tokens)
+    audited = measure(batches, tokens)
     if json:
-        print_json({**asdict(found), "ok": found.ok})
+        print_json({**asdict(audited), "ok": audited.ok})
     else:
-        _print(found, f"{objective}, {masking}")
-    if not found.ok:
+        _print(audited, f"{objective}, {masking}")
+    if not audited.ok:
         sys.exit(1)
 
 
-def _print(found: "Audit", title: str) -> None:
+def _print(audited: "Audit", title: str) -> None:
     rows = [
         (check.name, _number(check.measured), _bounds(check), _number(check.expected), _verdict(check))
-        for check in found.checks
+        for check in audited.checks
     ]
     print_table(("", "measured", "95 % bounds", "expected", ""), rows, title=title)
     print(
-        f"{found.sequences:,} sequences, {found.tokens:,} tokens: "
-        + ("ok" if found.ok else f"NOT OK: {', '.join(check.name for check in found.checks if check.ok is False)}")
+        f"{audited.sequences:,} sequences, {audited.tokens:,} tokens: "
+        + ("ok" if audited.ok else f"NOT OK: {', '.join(check.name for check in audited.checks if check.ok is False)}")
     )
 
 

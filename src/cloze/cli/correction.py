@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, print_json, print_table
-from cloze.cli.inputs import Inputs, read_arguments
-from cloze.cli.jobs import OPTIONS, SLOW_PART_ROWS, Options, Row, TextPrediction, Texts, run_prediction
+from cloze.cli.inputs import Inputs, Texts, read_arguments
+from cloze.cli.jobs import OPTIONS, Options, Row, TextPrediction, run_prediction
 from cloze.cli.outputs import write_rows
 from cloze.cli.resumable import file_state
 from cloze.tasks.correction.settings import CorrectionSettings
@@ -25,7 +25,7 @@ SETTINGS = CorrectionSettings()
 class Correct(TextPrediction["Corrected"]):
     """Corrections of texts."""
 
-    part_rows: ClassVar[int] = SLOW_PART_ROWS
+    slow: ClassVar[bool] = True
 
     settings: CorrectionSettings = SETTINGS
 

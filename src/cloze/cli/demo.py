@@ -6,14 +6,14 @@ from cloze.cli.console import Reporter, print_json, print_table
 
 
 def demo(*, out: Path = Path("runs/demo"), json: bool = False) -> None:
-    """Go the whole way on bundled public-domain text, in about seven minutes on two cores.
+    """Run all steps on bundled public-domain text, in about seven minutes on two cores.
 
-    It learns a vocabulary, pre-trains a small model, fills blanks, fine-tunes it on
-    "are these words in order?", compares with the same model not pre-trained and
-    with the one that comes with the package, and writes a page. Interrupted, it goes on where it stopped.
+    It learns a vocabulary, pre-trains a small model, fills blanks, fine-tunes on
+    "are these words in order?", compares with the same model trained from scratch and
+    with the shipped model, and writes a report page. Re-running the same command resumes it.
 
     Args:
-        out: The folder for everything that it makes.
+        out: The folder for all results.
         json: Print JSON.
     """
     from cloze.demo.report import write_report
@@ -41,8 +41,8 @@ def demo(*, out: Path = Path("runs/demo"), json: bool = False) -> None:
     blanks = [(blank.sentence, blank.word, " ".join(token for token, _ in blank.trained)) for blank in results.blanks]
     print_table(("blank", "was", "the model's five best"), blanks)
     rows = [
-        (f"seed {seed}", f"{one:.1%}", f"{other:.1%}", f"{100 * (one - other):+.1f}")
-        for seed, (one, other) in enumerate(zip(accuracies["pretrained"], accuracies["scratch"], strict=True))
+        (f"seed {seed}", f"{pretrained:.1%}", f"{scratch:.1%}", f"{100 * (pretrained - scratch):+.1f}")
+        for seed, (pretrained, scratch) in enumerate(zip(accuracies["pretrained"], accuracies["scratch"], strict=True))
     ]
     print_table(("are these words in order?", "pre-trained", "from scratch", "points"), rows)
     print(

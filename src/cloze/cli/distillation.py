@@ -1,7 +1,4 @@
-"""``cloze distill``.
-
-``cloze adapt``.
-"""
+"""``cloze distill`` and ``cloze adapt``."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +15,7 @@ HERE = Machine()
 
 
 def distill(
-    task: Annotated[str, Parameter(help="What the teacher does: classify, tag, ...; or cola, sst-2, mrpc, sts-b, ...")],
+    task: Annotated[str, Parameter(help="The teacher's task: classify, tag, ...; or cola, sst-2, mrpc, sts-b, ...")],
     data: Annotated[Path, Parameter(help="The task's rows, as for finetune.")],
     /,
     *,
@@ -32,14 +29,14 @@ def distill(
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
     json: bool = False,
 ) -> None:
-    """Teach a smaller model what a fine-tuned one does. The same command goes on where it stopped.
+    """Distill a fine-tuned model into a smaller one. Re-running the same command resumes it.
 
     Args:
         model: The teacher: a fine-tuned model folder or run, or a hub name.
-        out: The run's folder.
-        dev: Rows to score on; without it, a tenth of the training rows is kept for that.
-        unlabelled: More texts for the teacher to answer: a text a line, or a table with the same columns.
-        fresh: Start over, forgetting what is in the run's folder.
+        out: The folder of the run.
+        dev: Rows to evaluate on; by default, a tenth of the training rows is held out.
+        unlabelled: More texts for the teacher to label: one text per line, or a table with the same columns.
+        fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """
     from cloze.files import read_json
@@ -68,13 +65,13 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     teacher, student = report["teacher"], report["student"]
 
     def row(name: str, key: str, form: str, unit: float = 1) -> tuple[str, str, str, str]:
-        both = [one[key] / unit for one in (teacher, student)]
-        return name, form.format(both[0]), form.format(both[1]), f"{both[1] / both[0]:.2f}"
+        before, after = teacher[key] / unit, student[key] / unit
+        return name, form.format(before), form.format(after), f"{after / before:.2f}"
 
     kept = "" if report["kept"] is None else f"{report['kept']:.1%}"
     scores = [
-        (name, f"{taught:.4f}", f"{student['scores'][name]:.4f}", kept if name == report["metric"] else "")
-        for name, taught in teacher["scores"].items()
+        (name, f"{score:.4f}", f"{student['scores'][name]:.4f}", kept if name == report["metric"] else "")
+        for name, score in teacher["scores"].items()
     ]
     return [
         row("layers", "layers", "{:.0f}"),
@@ -103,15 +100,15 @@ def adapt(
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
     json: bool = False,
 ) -> None:
-    """Let a model read a field's text and a task's own, then fine-tune it; and say what each step brought.
+    """Continue pre-training on domain text and task text, then fine-tune; report the gain of each step.
 
     Args:
-        domain: Text of the field: plain, a blank line between documents; or JSONL or Parquet, with a column text.
+        domain: Text of the domain: plain, with a blank line between documents; or JSONL or Parquet with a column text.
         model: The model folder or run to start from, or a hub name.
-        out: The run's folder. The same command goes on where it stopped.
-        dev: Rows to score on; without it, a tenth of the training rows is kept for that.
-        test: Of files of your own: more rows that must not occur in the text, with or without labels.
-        fresh: Start over, forgetting what is in the run's folder.
+        out: The folder of the run. Re-running the same command resumes it.
+        dev: Rows to evaluate on; by default, a tenth of the training rows is held out.
+        test: For your own files: more rows that must not occur in the text, with or without labels.
+        fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """
     from cloze.files import read_json

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from cyclopts import Parameter
 
 from cloze.cli.console import print_json, print_table
-from cloze.cli.inputs import TEXT_COLUMN, Inputs, Survey, gather_texts, read_arguments, with_pair
-from cloze.cli.jobs import PredictionOptions, Row, TextPrediction, Texts, run_prediction
+from cloze.cli.inputs import TEXT_COLUMN, Inputs, Survey, Texts, gather_texts, read_arguments, with_pair
+from cloze.cli.jobs import PredictionOptions, Row, TextPrediction, run_prediction
 from cloze.cli.outputs import VECTOR_FILES, check_ending, write_vectors
 from cloze.errors import ConfigError
 from cloze.kinds import LongTexts

@@ -1,7 +1,4 @@
-"""``cloze finetune`` and ``evaluate``.
-
-Tables of several runs: a grid, seeds, folds, or all of GLUE.
-"""
+"""``cloze finetune`` and ``evaluate``; tables of several runs: a grid, seeds, folds, or all of GLUE."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -25,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def print_search(folder: Path, json: bool) -> None:
-    """Print what a search has found."""
+    """Print the results of a search."""
     from cloze.files import read_json
 
     results = read_json(folder / "eval_results.json")
@@ -35,7 +32,7 @@ def print_search(folder: Path, json: bool) -> None:
         _print_suite(results)
     else:
         _print_cells(read_json(folder / "search.json")["cells"], results)
-        kept = results.get("kept", results["best"])  # which the first searches did not write
+        kept = results.get("kept", results["best"])  # missing in results of early versions
         print(f"{folder}: the model of {kept}, search.json, search.png")
 
 
@@ -43,7 +40,7 @@ def _print_suite(results: dict[str, Any]) -> None:
     rows = []
     for task, score in results["tasks"].items():
         rows.append((task, score["metric"], f"{score['mean']:.4f}", f"{score['deviation']:.4f}"))
-        if "mismatched" in score:  # other models are not kept
+        if "mismatched" in score:  # of the kept model only
             rows.append((f"{task}, mismatched", score["metric"], f"{score['mismatched']:.4f}", "best run alone"))
     print_table(("task", "metric", "mean", "deviation"), [*rows, ("average", "", f"{results['average']:.4f}", "")])
 
@@ -85,13 +82,13 @@ def finetune(
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
-    """Fine-tune a model on a task. The same command goes on where it stopped.
+    """Fine-tune a model on a task. Re-running the same command resumes it.
 
     Args:
         model: The model folder or run to start from, or a hub name.
-        out: The run's folder.
-        dev: Rows to score on; without it, a tenth of the training rows is kept for that.
-        fresh: Start over, forgetting what is in the run's folder.
+        out: The folder of the run.
+        dev: Rows to evaluate on; by default, a tenth of the training rows is held out.
+        fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """
     task = task.lower()
@@ -103,7 +100,7 @@ def finetune(
 
 
 def _choose(task: str, how: SearchSettings, similarity: SimilaritySettings) -> Callable[..., Path]:
-    """One run, a search over several, or all of GLUE."""
+    """Return the function for one run, a search over several, or all of GLUE."""
     from cloze.tasks.registry import is_unlabelled
 
     check_meant(task, similarity)
@@ -139,13 +136,13 @@ def evaluate(
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
-    """Score a fine-tuned model with the official metrics; or, for mlm, how well any model fills blanks of a text.
+    """Evaluate a fine-tuned model with the official metrics; with mlm, any model's loss on masked words of a text.
 
     Args:
         model: The fine-tuned model folder or run.
         out: A folder for eval_results.json and predictions.tsv.
-        split: Which rows of a published task: dev, dev_mismatched, test; of GLUE's test rows --out gets the answers.
-        longest_answer: To answer: tokens of an answer, at most; left out, what the model was fine-tuned with, or 30.
+        split: The split of a published task: dev, dev_mismatched, test; for GLUE's test, --out gets the predictions.
+        longest_answer: For answer: maximum tokens of an answer; by default, as the model was fine-tuned, or 30.
         json: Print JSON.
     """
     from cloze.predict import evaluate as run
@@ -165,18 +162,20 @@ def evaluate(
     if out is not None:
         check_folder(out)
     if split == "test" and is_glue_task(task):
-        _answer_test_rows(source, model, out, machine, json)
+        _predict_test_rows(source, model, out, machine, json)
         return
-    _tell(run(model, source, split=split, device=machine.use(), longest=longest_answer), out, json)
+    _print_evaluation(run(model, source, split=split, device=machine.use(), longest=longest_answer), out, json)
 
 
-def _tell(evaluation: "Evaluation", out: Path | None, json: bool) -> None:
+def _print_evaluation(evaluation: "Evaluation", out: Path | None, json: bool) -> None:
     from cloze.predict import write_report
 
     if out is not None:
         write_report(evaluation, out)
-        told = zip(evaluation.places, evaluation.predictions, strict=True)
-        write_rows(out / "predictions.tsv", [{"row": place, "prediction": answer} for place, answer in told])
+        predictions = zip(evaluation.places, evaluation.predictions, strict=True)
+        write_rows(
+            out / "predictions.tsv", [{"row": place, "prediction": prediction} for place, prediction in predictions]
+        )
     if json:
         print_json(evaluation.results())
     else:
@@ -186,18 +185,18 @@ def _tell(evaluation: "Evaluation", out: Path | None, json: bool) -> None:
 
 
 def _check_flags(task: str, split: str, blanks: BlankSettings, correction: CorrectionSettings) -> None:
-    """Refuse what would be silently passed over."""
-    for meant, settings in (("mlm", blanks), (CORRECTION_NAME, correction)):
-        for field in fields(settings) if task != meant else ():
+    """Refuse flags that have no effect on this task."""
+    for owner, settings in (("mlm", blanks), (CORRECTION_NAME, correction)):
+        for field in fields(settings) if task != owner else ():
             if (value := getattr(settings, field.name)) != field.default:
                 flag = field.name.replace("_", "-")
-                raise ConfigError(f"--{flag} is {value!r}, which is for {meant}; leave it out for {task}")
+                raise ConfigError(f"--{flag} is {value!r}, which is for {owner}; leave it out for {task}")
     if task in ("mlm", CORRECTION_NAME) and split != "dev":
         raise ConfigError(f"--split is {split!r}, which is for published tasks; leave it out for {task}")
 
 
 def _check_longest(task: str, longest: int | None) -> None:
-    """Refuse a length of answers where there are none."""
+    """Refuse a length of answers for tasks without answers."""
     from cloze.tasks.registry import find_task
 
     if longest is not None and (
@@ -206,7 +205,7 @@ def _check_longest(task: str, longest: int | None) -> None:
         raise ConfigError(f"--longest-answer is {longest}, which is for answers in texts; leave it out for {task}")
 
 
-def _answer_test_rows(source: Source, model: str, out: Path | None, machine: Machine, json: bool) -> None:
+def _predict_test_rows(source: Source, model: str, out: Path | None, machine: Machine, json: bool) -> None:
     from cloze.predict.evaluation import answer_test_rows
 
     if out is None:

@@ -5,7 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+from cyclopts import Parameter
 
 from cloze.errors import ConfigError, DataError
 
@@ -18,6 +20,8 @@ Item = TypeVar("Item")
 PART_ROWS = 4096
 # The column with the texts, unless --text names another.
 TEXT_COLUMN = "text"
+
+Texts = Annotated[list[str] | None, Parameter(help="Texts; if there are none, the lines of standard input.")]
 
 
 @dataclass(frozen=True)

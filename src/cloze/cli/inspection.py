@@ -25,15 +25,15 @@ def heads(
     json: bool = False,
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
 ) -> None:
-    """Score every attention head for six patterns over a corpus, each against its null.
+    """Score every attention head for six patterns over a corpus, each against its null hypothesis.
 
-    The patterns: the next token, the one before, the same or related tokens, those in the other sentence, the tokens
-    that predict a token, the separators; and beside them a token's attention to itself, and broad attention.
+    The patterns: the next token, the previous token, the same or related tokens, tokens of the other sentence, tokens
+    that predict a token, separators; and in addition attention to the token itself, and broad attention.
 
     Args:
         model: A model folder, or a hub name.
         out: Where to write heads.json, heads.png and heads.svg.
-        related: A file of words that belong together, a group a line, beside those with close vectors.
+        related: A file of related words, one group per line, in addition to words with similar vectors.
         json: Print what heads.json holds.
     """
     from cloze.corpus.documents import read_documents
@@ -43,20 +43,20 @@ def heads(
     from cloze.predict import load
     from cloze.tasks.tables import is_table
 
-    for path in filter(is_table, texts):  # whose lines would be taken for text
+    for path in filter(is_table, texts):  # its lines would be read as text
         raise ConfigError(f"{path}: is a table; plain text was expected, with a blank line between documents")
     check_folder(out)
     groups = None if related is None else read_related(related)
     loaded = load(model, device=machine.use())
     with Reporter() as reporter:
-        found = survey_heads(loaded, read_documents(texts), settings, groups=groups, progress=reporter)
-    write_survey(found, model, out)
+        survey = survey_heads(loaded, read_documents(texts), settings, groups=groups, progress=reporter)
+    write_survey(survey, model, out)
     if json:
-        print_json(survey_json(found, model))
+        print_json(survey_json(survey, model))
         return
-    print_table(HEADER, table_rows(found), title=f"{model}: {found.sequences:,} sequences, {found.tokens:,} tokens")
-    print_table(("label", "clearest in", "for example"), example_lines(found))
-    print("\n".join([*summary_lines(found), f"{out}: heads.json, heads.png, heads.svg"]))
+    print_table(HEADER, table_rows(survey), title=f"{model}: {survey.sequences:,} sequences, {survey.tokens:,} tokens")
+    print_table(("label", "clearest in", "for example"), example_lines(survey))
+    print("\n".join([*summary_lines(survey), f"{out}: heads.json, heads.png, heads.svg"]))
 
 
 def inspect(
@@ -70,18 +70,18 @@ def inspect(
     json: bool = False,
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
 ) -> None:
-    """Write a page that shows what attention does with a text, or two: one file, which needs no network.
+    """Write a page that shows the attention over a text or a pair of texts: one file, usable offline.
 
-    It has every word's attention, head by head; the weights as a matrix; all heads by what they do; and the words that
-    are near to each word, layer by layer. Where the model fills blanks, it also has what each layer would fill in;
+    It shows every word's attention, head by head; the weights as a matrix; all heads by their pattern; and the nearest
+    words to each word, layer by layer. If the model has a masked-word head, it also shows what each layer predicts;
     [MASK] in a text is a blank.
 
     Args:
-        first: A text; an example pair if there is none.
+        first: A text; by default, an example pair.
         second: A second text, for the attention between the two.
         model: A model folder, or a hub name.
         out: Where to write the page, such as page.html.
-        heads: The heads.json that 'cloze heads' has written for this model, to colour the heads by.
+        heads: The heads.json that 'cloze heads' wrote for this model, to colour the heads by pattern.
         json: Print JSON.
     """
     from cloze.inspect.views.data import build_view, default_texts, trace_forward
@@ -90,9 +90,9 @@ def inspect(
 
     loaded = load(model, device=machine.use())
     texts = default_texts(loaded) if first is None else (first, second)
-    looked = trace_forward(loaded, *texts)
-    size = write_page(build_view(looked, name=Path(model).name, heads_file=heads), out)
-    tokens, cut = len(looked.encoding.tokens), looked.encoding.dropped
+    trace = trace_forward(loaded, *texts)
+    size = write_page(build_view(trace, name=Path(model).name, heads_file=heads), out)
+    tokens, cut = len(trace.encoding.tokens), trace.encoding.dropped
     if json:
         print_json({"page": str(out), "bytes": size, "tokens": tokens, "cut": cut})
     else:

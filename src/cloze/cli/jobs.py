@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-# Rows per part for commands that run the model many times per row: an interruption loses at most one part.
+# Rows per part of a slow command: an interruption loses at most one part.
 SLOW_PART_ROWS = 256
-# Characters of a text that a table shows.
-SHOWN = 80
 
 
 @dataclass(frozen=True)
@@ -66,8 +64,7 @@ class TableOptions(PredictionOptions):
     """A CSV, TSV, JSONL or Parquet file; its columns are kept in the output."""
 
 
-# Types of the parameters that the commands share.
-Texts = Annotated[list[str] | None, Parameter(help="Texts; if there are none, the lines of standard input.")]
+# The shared options as parameters of a command, with their defaults.
 Options = Annotated[PredictionOptions, Parameter(name="*")]
 PairOptions = Annotated[TableOptions, Parameter(name="*")]
 OPTIONS, TABLE_OPTIONS = PredictionOptions(), TableOptions()
@@ -96,7 +93,7 @@ class Prediction(ABC, Generic[PartT, ResultT]):
     output_formats: ClassVar[tuple[str, ...]] = ROW_FILES
     # Settings that name columns of --input. Without --input they have no effect, and are refused.
     column_settings: ClassVar[tuple[str, ...]] = ("text",)
-    part_rows: ClassVar[int] = inputs.PART_ROWS
+    slow: ClassVar[bool] = False  # whether the model runs many times per row
 
     @abstractmethod
     def read_file(self, path: Path) -> PartT:
@@ -236,7 +233,7 @@ def _predict_file(command: Prediction[PartT, ResultT], source: Path, output: Pat
     predict, counts = command.predictor(model), PartCounts(output)
     if output.exists() and source.exists() and output.samefile(source):
         raise ConfigError(f"--output {output}: this is the --input itself; choose another place")
-    rows = min(command.part_rows, inputs.PART_ROWS)
+    rows = min(SLOW_PART_ROWS, inputs.PART_ROWS) if command.slow else inputs.PART_ROWS
     # A pipe can be read only once: there is no first pass over it.
     survey = None if source.is_fifo() else _survey(command, command.read_parts(model, source, rows), source, output)
 

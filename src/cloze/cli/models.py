@@ -1,7 +1,4 @@
-"""``cloze extend``, ``cloze convert`` and ``cloze doctor``.
-
-``cloze quantize`` and ``cloze export``.
-"""
+"""``cloze extend``, ``convert``, ``quantize`` and ``export``: model folders into other ones; ``doctor``."""
 
 import os
 import platform
@@ -46,20 +43,20 @@ def extend(
     seed: int = 0,
     json: bool = False,
 ) -> None:
-    """Add words and entities to a model, turn on rungs of the ladder for words that it does not know, lengthen it.
+    """Add words, entities, positions or segments to a model, and enable handling of unknown words.
 
     Args:
         model: A model folder, a folder with a vocabulary alone, or a hub name.
         out: The folder to write.
-        words: A file with a word a line; each gets an entry of its own, and matches as a whole word only.
-        entities: A map from names to words that the vocabulary knows: TSV (name, words, perhaps a type) or JSONL.
-        characters: Spell words that would be [UNK] by what is known of them.
-        look_alikes: Read unknown characters by their other forms: full-width, compatibility, without accents.
-        similar: A map of characters, a tab between, such as traditional to simplified; turns look-alikes on.
-        positions: How many tokens it is to read at once; new positions start as copies of the old ones, in order.
-        segments: How many texts it is to tell apart in a sequence; new segments start as the last old one.
-        start: Where new vectors start: at the mean of the word's pieces (positions, segments: as copies), or at random.
-        seed: Of the random start.
+        words: A file with one word per line; each gets its own vocabulary entry, and matches whole words only.
+        entities: A map from names to known words: TSV (name, words, optional type) or JSONL.
+        characters: Split words that would be [UNK] into known characters.
+        look_alikes: Replace unknown characters by their variants: full-width, compatibility, without accents.
+        similar: A tab-separated map of characters, such as traditional to simplified; enables look-alikes.
+        positions: Maximum sequence length; new positions start as copies of the old ones, in order.
+        segments: Number of segment embeddings; new ones start as copies of the last.
+        start: How new vectors start: pieces, the mean of the word's pieces (positions, segments: copies); or random.
+        seed: Seed of the random start.
         json: Print JSON.
     """
     from cloze.checkpoint.convert import extend as run
@@ -97,12 +94,12 @@ def _print_extended(done: "Extended", *, words: bool, lengthened: bool) -> None:
 
 
 def convert(source: str, destination: Path, /, *, half: bool = False, json: bool = False) -> None:
-    """Turn a checkpoint into a model folder that cloze, transformers and sentence-transformers load.
+    """Convert a checkpoint to a model folder that cloze, transformers and sentence-transformers load.
 
     Args:
         source: A TensorFlow checkpoint (its folder or .index file), an HF folder, a LoRA adapter, or a hub name.
         destination: The folder to write.
-        half: Write the weights as float16, in half the room; they are computed with as float32 all the same.
+        half: Write the weights as float16, half the size; computation still uses float32.
         json: Print JSON.
     """
     from cloze.checkpoint.convert import convert as run
@@ -127,7 +124,7 @@ def convert(source: str, destination: Path, /, *, half: bool = False, json: bool
 
 
 def doctor(*, json: bool = False) -> None:
-    """Show what cloze runs on, ready to paste into a report.
+    """Show versions and hardware, ready to paste into a bug report.
 
     Args:
         json: Print JSON.
@@ -187,7 +184,7 @@ def _memory() -> str:
     return f"{total / 2**30:.1f} GiB"
 
 
-OUR_TEXTS = 200
+BUNDLED_TEXTS = 200
 
 
 def quantize(
@@ -199,13 +196,13 @@ def quantize(
     data: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Write int8 weights beside a model, and say what they bring and cost: size, speed, likeness, score.
+    """Write int8 weights beside a model, and compare with float32: size, speed, similarity, score.
 
     Args:
         model: A model folder, or a hub name.
-        out: A folder for a copy of the model with the int8 weights; beside the model itself if left out.
-        input: A file with a text a line, to compare int8 and float32 on; paragraphs and odd texts of ours if left out.
-        task: A task to score both on, such as sst-2 or classify.
+        out: A folder for a copy of the model with int8 weights; by default, they are written to the model's folder.
+        input: A file with one text per line to compare int8 and float32 on; by default, bundled texts.
+        task: A task to evaluate both on, such as sst-2 or classify.
         data: The file or folder of the task.
         json: Print JSON.
     """
@@ -218,7 +215,9 @@ def quantize(
     from cloze.predict.quantization.quantize import quantize as run
     from cloze.tasks.rows import Source
 
-    texts = gather_texts(None, input).texts if input else gather_texts(None, DATA / "authors_dev.tsv").texts[:OUR_TEXTS]
+    texts = (
+        gather_texts(None, input).texts if input else gather_texts(None, DATA / "authors_dev.tsv").texts[:BUNDLED_TEXTS]
+    )
     source = None if task is None or data is None else Source(task, data)
     report = run(model, texts, out=out, task=source, with_odd=input is None)
     if json:

@@ -25,26 +25,26 @@ def pretrain(
     *,
     out: Path,
     model: str | None = None,
-    recipe: str | None = None,  # noqa: ARG001 (its values have taken their places by now)
+    recipe: str | None = None,  # noqa: ARG001 (its values were set by use_recipe)
     fresh: bool = False,
     settings: Settings = DEFAULTS,
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
-    """Pre-train by masked words and sentences. The same command goes on where it stopped.
+    """Pre-train on masked words and sentence pairs. Re-running the same command resumes it.
 
     Args:
-        out: The run's folder.
-        model: A model folder to go on with, instead of a new model.
-        recipe: A published way: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; other flags win over it.
-        fresh: Start over, forgetting what is in the run's folder.
+        out: The folder of the run.
+        model: A model folder to start from, instead of a new model.
+        recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
+        fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """
     from cloze.train.pretraining.pretrain import pretrain as run
 
     with Reporter() as reporter:
         folder = run(data, out, model=model, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
-    if os.environ.get("RANK", "0") == "0":  # under torchrun one process speaks for all
+    if os.environ.get("RANK", "0") == "0":  # under torchrun, only rank 0 prints
         print_results(folder, json)
 
 
@@ -58,11 +58,11 @@ def plan(
     machine: Place = HERE,
     json: bool = False,
 ) -> None:
-    """Say what a pre-training with the same flags would take: a few steps are timed, nothing is written.
+    """Estimate what pre-training with the same flags would take: times a few steps and writes nothing.
 
     Args:
-        model: A model folder to go on with, instead of a new model.
-        recipe: A published way: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; other flags win over it.
+        model: A model folder to start from, instead of a new model.
+        recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
         json: Print JSON.
     """
     from cloze.train.pretraining.plan import plan as run

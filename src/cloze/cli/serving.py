@@ -17,26 +17,26 @@ KEY_VARIABLE = "CLOZE_KEY"
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask."""
+    """Who may send requests. The text under a field is its help."""
 
     key: str | None = None
-    """What requests bring as a bearer token, browsers as a password. Others here see it; CLOZE_KEY is safer."""
+    """The bearer token of requests, and the password in browsers. Visible in the process list; CLOZE_KEY is safer."""
     key_file: Path | None = None
     """A file with the key."""
     insecure: bool = False
-    """Let in everybody, though others can reach the host."""
+    """Allow requests without a key although other machines can reach the host."""
     trust: tuple[str, ...] = ()
-    """Names by which this host may be called, besides localhost and its addresses; * for any."""
+    """Host names to accept, in addition to localhost and its addresses; * for any."""
 
     def find_key(self) -> str | None:
-        """The key, wherever it was given; once is enough."""
-        given = [self.key, os.environ.get(KEY_VARIABLE) or None]
+        """Return the key from the flag, the file or the environment; refuse two different ones."""
+        sources = [self.key, os.environ.get(KEY_VARIABLE) or None]
         if self.key_file is not None:
             try:
-                given.append(self.key_file.read_text(encoding="utf-8").strip())
+                sources.append(self.key_file.read_text(encoding="utf-8").strip())
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{self.key_file}: the key cannot be read ({type(error).__name__})") from error
-        keys = {key for key in given if key is not None}
+        keys = {key for key in sources if key is not None}
         if len(keys) > 1:
             raise ConfigError(f"two different keys were given; use one of --key, --key-file and {KEY_VARIABLE}")
         return keys.pop() if keys else None
@@ -46,7 +46,7 @@ KEYLESS, LIMITS, HERE = Access(), Limits(), InferenceMachine()
 
 
 def serve(
-    folders: Annotated[list[str] | None, Parameter(help="Model folders or runs, each called by its name.")] = None,
+    folders: Annotated[list[str] | None, Parameter(help="Model folders or runs, each served under its name.")] = None,
     /,
     *,
     adapter: list[str] | None = None,
@@ -57,12 +57,12 @@ def serve(
     limits: Annotated[Limits, Parameter(name="*")] = LIMITS,
     machine: Annotated[InferenceMachine, Parameter(name="*")] = HERE,
 ) -> None:
-    """Answer over HTTP, with pages to try it in a browser, until a signal comes.
+    """Serve models over HTTP, with pages to try them in a browser, until interrupted.
 
     Args:
-        adapter: NAME=DIR, an adapter for one of the models; as often as there are adapters.
-        host: The address to listen at; others than this machine's own need a key.
-        port: The port; 0 for any that is free.
+        adapter: NAME=DIR, an adapter for one of the models; may be repeated.
+        host: The address to listen on; one that other machines can reach needs a key.
+        port: The port; 0 for any free port.
         json: Print the address as JSON.
     """
     models = name_models(folders or [])
@@ -78,8 +78,8 @@ def serve(
     )
     from cloze.serve.server import serve as run
 
-    def tell(found: int) -> None:
-        address = f"http://{f'[{host}]' if ':' in host else host}:{found}"
+    def print_address(bound_port: int) -> None:
+        address = f"http://{f'[{host}]' if ':' in host else host}:{bound_port}"
         names = [*settings.models, *settings.adapters]
         if json:
             print_json({"address": address, "models": names})
@@ -87,4 +87,4 @@ def serve(
             print(f"{', '.join(names)} at {address} (Ctrl-C to stop)")
         sys.stdout.flush()
 
-    run(settings, device=machine.use(), precision=machine.precision, on_start=tell)
+    run(settings, device=machine.use(), precision=machine.precision, on_start=print_address)

@@ -10,8 +10,8 @@ from cyclopts import Parameter
 
 from cloze.cli import inputs
 from cloze.cli.console import print_table
-from cloze.cli.inputs import Survey, read_arguments, split_parts
-from cloze.cli.jobs import Prediction, PredictionOptions, Row, Texts, run_prediction
+from cloze.cli.inputs import Survey, Texts, read_arguments, split_parts
+from cloze.cli.jobs import Prediction, PredictionOptions, Row, run_prediction
 from cloze.cli.outputs import ROW_FILES, beside, join_parts, write_rows
 from cloze.tasks.rows import RowSettings
 

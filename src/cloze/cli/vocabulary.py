@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cloze.text.oov.coverage import Coverage
 
 Texts = Annotated[
-    list[Path], Parameter(help="Text files, plain or .gz, .xz, .zst; or JSONL or Parquet files, a document a row.")
+    list[Path], Parameter(help="Text files, plain or .gz, .xz, .zst; or JSONL or Parquet files, one document per row.")
 ]
 DEFAULTS = VocabularySettings()
 
@@ -31,11 +31,11 @@ def vocab(
     settings: Annotated[VocabularySettings, Parameter(name="*")] = DEFAULTS,
     json: bool = False,
 ) -> None:
-    """Learn a WordPiece vocabulary: the same text gives the same bytes.
+    """Learn a WordPiece vocabulary; the same text gives the same bytes.
 
     Args:
         out: The folder to write.
-        words: A file of words that get entries of their own, one a line; of a table, the first column.
+        words: A file of words to include, one per line; of a table, the first column.
         json: Print JSON.
     """
     from cloze.corpus.learn_vocabulary import learn_vocabulary
@@ -55,7 +55,7 @@ def vocab(
 
 
 def tokens(
-    texts: Annotated[list[str] | None, Parameter(help="Texts; standard input, a line each, if none are given.")] = None,
+    texts: Annotated[list[str] | None, Parameter(help="Texts; if there are none, the lines of standard input.")] = None,
     /,
     *,
     model: Path = Path(SHIPPED_MODEL),
@@ -65,14 +65,14 @@ def tokens(
     bare: bool = False,
     json: bool = False,
 ) -> None:
-    """Show the pieces, ids, segments and offsets of texts, and the rung of the ladder that each word stood on.
+    """Show the pieces, ids, segments and offsets of texts, and which out-of-vocabulary rung handled each word.
 
     Args:
         model: A model folder, or any folder with a vocabulary.
         pair: A second text, for the first one.
-        input: A file with a text a line.
-        max_length: Tokens at most; the folder's own limit if left out.
-        bare: Leave out [CLS] and [SEP].
+        input: A file with one text per line.
+        max_length: Maximum number of tokens; by default, the limit of the model.
+        bare: Omit [CLS] and [SEP].
         json: Print JSON.
     """
     tokenizer = _tokenizer(model)
@@ -108,16 +108,16 @@ def coverage(
     output: Path | None = None,
     json: bool = False,
 ) -> None:
-    """Show how a vocabulary fares on a text, and the words worth adding to it.
+    """Measure how well a vocabulary covers a text, and list the words worth adding to it.
 
     Args:
         model: A model folder, or any folder with a vocabulary.
-        top: How many of the words worth adding are shown.
-        best: How many words --output is to hold, and how many the forecast adds.
-        minimum: Words that come less often are not worth adding.
+        top: Number of words worth adding to show.
+        best: Number of words in --output, and in the forecast.
+        minimum: Minimum count of a word worth adding.
         text: The column with the texts, in JSONL and Parquet files.
-        on_bad_row: A row of JSONL or Parquet that cannot be read: stop, or pass over it.
-        output: A .tsv file for the words worth adding, the best first; 'cloze extend --words' reads it.
+        on_bad_row: What to do with a malformed row of JSONL or Parquet: stop, or skip it.
+        output: A .tsv file for the words worth adding, best first; 'cloze extend --words' reads it.
         json: Print JSON.
     """
     from cloze.cli.outputs import write_rows
@@ -133,53 +133,55 @@ def coverage(
     tokenizer = _tokenizer(model)
     with Reporter() as reporter:
         paragraphs = read_paragraphs(texts, text, skip_bad_rows=on_bad_row == "skip")
-        found = measure_coverage(paragraphs, tokenizer, minimum=minimum, progress=reporter)
-    if not found.words:
+        measured = measure_coverage(paragraphs, tokenizer, minimum=minimum, progress=reporter)
+    if not measured.words:
         raise DataError(f"{', '.join(map(str, texts))}: no word in it; give a text to read")
     if output is not None:
-        write_rows(output, [asdict(candidate) for candidate in found.candidates[:best]])
+        write_rows(output, [asdict(candidate) for candidate in measured.candidates[:best]])
     if json:
-        print_json(_coverage_as_json(found, best))
+        print_json(_coverage_as_json(measured, best))
     else:
-        _print_coverage(found, top, best)
+        _print_coverage(measured, top, best)
 
 
-def _print_coverage(found: "Coverage", top: int, best: int) -> None:
+def _print_coverage(measured: "Coverage", top: int, best: int) -> None:
     from cloze.text.encoding import RUNGS
 
-    rows = [(RUNGS[name], name, f"{count:,}", f"{count / found.words:.2%}") for name, count in found.rungs.items()]
+    rows = [
+        (RUNGS[name], name, f"{count:,}", f"{count / measured.words:.2%}") for name, count in measured.rungs.items()
+    ]
     print_table(("rung", "", "words", "share"), sorted(rows))
     print(
-        f"{found.words:,} words, {found.tokens:,} pieces: {found.pieces_per_word:.3f} pieces a word, "
-        f"{found.unknown_rate:.3%} with an [UNK]"
+        f"{measured.words:,} words, {measured.tokens:,} pieces: {measured.pieces_per_word:.3f} pieces a word, "
+        f"{measured.unknown_rate:.3%} with an [UNK]"
     )
-    if found.unknown:
-        shown = ", ".join(f"{form[:20]} ({count:,})" for form, count in found.unknown[:10])
+    if measured.unknown:
+        shown = ", ".join(f"{form[:20]} ({count:,})" for form, count in measured.unknown[:10])
         print(f"given up most often: {shown}")
-    if not found.candidates:
+    if not measured.candidates:
         print("no word is worth adding")
         return
-    shown_words = found.candidates[:top]
+    shown_words = measured.candidates[:top]
     print_table(
         ("word", "count", "pieces", "saves"),
-        [(one.word, f"{one.count:,}", one.pieces, f"{one.saves:,}") for one in shown_words],
+        [(word.word, f"{word.count:,}", word.pieces, f"{word.saves:,}") for word in shown_words],
         title="words worth adding",
     )
-    count = min(best, len(found.candidates))
-    print(f"adding the best {count:,}: {found.pieces_per_word_with(count):.3f} pieces a word")
+    count = min(best, len(measured.candidates))
+    print(f"adding the best {count:,}: {measured.pieces_per_word_with(count):.3f} pieces a word")
 
 
-def _coverage_as_json(found: "Coverage", best: int) -> dict[str, object]:
-    count = min(best, len(found.candidates))
+def _coverage_as_json(measured: "Coverage", best: int) -> dict[str, object]:
+    count = min(best, len(measured.candidates))
     return {
-        "words": found.words,
-        "pieces": found.tokens,
-        "pieces_per_word": found.pieces_per_word,
-        "unknown_rate": found.unknown_rate,
-        "rungs": found.rungs,
-        "given_up": [{"word": form, "count": times} for form, times in found.unknown[:100]],
-        "worth_adding": [asdict(candidate) for candidate in found.candidates[:best]],
-        "after_adding": {"words": count, "pieces_per_word": found.pieces_per_word_with(count)},
+        "words": measured.words,
+        "pieces": measured.tokens,
+        "pieces_per_word": measured.pieces_per_word,
+        "unknown_rate": measured.unknown_rate,
+        "rungs": measured.rungs,
+        "given_up": [{"word": form, "count": times} for form, times in measured.unknown[:100]],
+        "worth_adding": [asdict(candidate) for candidate in measured.candidates[:best]],
+        "after_adding": {"words": count, "pieces_per_word": measured.pieces_per_word_with(count)},
     }
 
 

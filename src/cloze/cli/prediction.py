@@ -1,35 +1,173 @@
-"""Commands that use fine-tuned heads: ``cloze classify``, ``answer`` and ``choose``; ``tag`` has its own module.
+"""``cloze fill``, ``score`` and ``follows`` (pre-training heads); ``classify``, ``answer`` and ``choose`` (fine-tuned).
 
 Each command is a signature with its help and a ``Prediction`` (see ``jobs``) with its settings and steps.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from cyclopts import Parameter
 
-from cloze.cli.console import print_table
-from cloze.cli.inputs import TEXT_COLUMN, Inputs, read_arguments, split_parts, with_pair
-from cloze.cli.jobs import (
-    OPTIONS,
-    SHOWN,
-    SLOW_PART_ROWS,
-    TABLE_OPTIONS,
-    Options,
-    PairOptions,
-    Prediction,
-    Row,
-    TextPrediction,
-    Texts,
-    run_prediction,
-)
+from cloze.cli.console import print_table, shorten
+from cloze.cli.inputs import TEXT_COLUMN, Inputs, Texts, read_arguments, split_parts, with_pair
+from cloze.cli.jobs import OPTIONS, TABLE_OPTIONS, Options, PairOptions, Prediction, Row, TextPrediction, run_prediction
 from cloze.errors import ConfigError
 
 if TYPE_CHECKING:
-    from cloze.predict import Answer, Model, Option
+    from cloze.predict import Answer, Filled, FilledTogether, Model, Option
+    from cloze.predict import Score as ScoredText
     from cloze.tasks.choice.kind import Choice
+
+
+@dataclass(frozen=True)
+class Fill(TextPrediction["list[list[Filled]] | list[FilledTogether]"]):
+    """Candidates for the ``[MASK]`` blanks of texts: for each blank, or for all blanks of a text together."""
+
+    top: int = 5
+    joint: bool = False
+    rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rounds is not None and not self.joint:
+            raise ConfigError("--rounds is for --joint; without it each blank is predicted once")
+
+    def predict(self, model: "Model", part: Inputs) -> "list[list[list[Filled]]] | list[list[FilledTogether]]":
+        """Fill the blanks of each text."""
+        if not self.joint:
+            return model.fill_all(part.texts, self.top)
+        rounds = {} if self.rounds is None else {"rounds": self.rounds}
+        return [model.fill_together(text, self.top, **rounds) for text in part.texts]
+
+    def to_row(self, result: "list[list[Filled]] | list[FilledTogether]") -> Row:
+        """Return the candidates per blank, or the joint fillings."""
+        if self.joint:
+            return {"ways": [dict(vars(filling)) for filling in result]}
+        return {"blanks": [[word._asdict() for word in blank] for blank in result]}  # type: ignore[union-attr]
+
+    def print_table(self, model: "Model", part: Inputs, results: Sequence[object]) -> None:  # noqa: ARG002
+        """Print a table per blank, or per text with ``--joint``."""
+        for row in self.to_json(part, results):  # type: ignore[arg-type]
+            if self.joint:
+                fillings = [(filling["text"], f"{filling['log_probability']:.3f}") for filling in row["ways"]]
+                print_table((row["text"], "log-probability"), fillings)
+                continue
+            for number, blank in enumerate(row["blanks"], start=1):
+                title = row["text"] if len(row["blanks"]) == 1 else f"{row['text']}  (blank {number})"
+                print_table((title, "probability"), [(word["token"], f"{word['probability']:.4f}") for word in blank])
+
+
+def fill(
+    texts: Texts = None,
+    /,
+    *,
+    top: int = Fill.top,
+    joint: bool = Fill.joint,
+    rounds: int | None = Fill.rounds,
+    text: str = Fill.text,
+    options: Options = OPTIONS,
+) -> None:
+    """Predict the most likely words for each [MASK] of a text.
+
+    Args:
+        top: Candidates per blank; with --joint, fillings per text.
+        joint: Fill the blanks of a text together, so that the words fit each other.
+        rounds: With --joint: how often each blank is predicted again once all are filled; 2 by default.
+        text: The column with the texts.
+    """
+    command = Fill(text=text, top=top, joint=joint, rounds=rounds)
+    run_prediction(command, read_arguments(texts, options.input), options)
+
+
+@dataclass(frozen=True)
+class Score(TextPrediction["ScoredText"]):
+    """Pseudo-log-likelihood of texts (Salazar et al. 2020)."""
+
+    tokens: bool = False
+
+    def predict(self, model: "Model", part: Inputs) -> "list[ScoredText]":
+        """Score each text."""
+        return model.score(part.texts)
+
+    def to_row(self, result: "ScoredText") -> Row:
+        """Return the sum and the perplexity, and with ``--tokens`` each token's log-probability."""
+        row: Row = {"log_probability": result.total, "perplexity": result.perplexity}
+        if self.tokens:
+            row["tokens"] = [list(pair) for pair in zip(result.tokens, result.log_probabilities, strict=True)]
+        return row
+
+    def print_table(self, model: "Model", part: Inputs, results: "Sequence[ScoredText]") -> None:  # noqa: ARG002
+        """Print a row per text, and with ``--tokens`` a table per text."""
+        rows = [
+            (f"{score.total:.2f}", f"{score.perplexity:.2f}", len(score.tokens), shorten(text))
+            for text, score in zip(part.texts, results, strict=True)
+        ]
+        print_table(("log-probability", "perplexity", "tokens", "text"), rows)
+        for text, score in zip(part.texts, results, strict=True) if self.tokens else ():
+            tokens = zip(score.tokens, score.log_probabilities, strict=True)
+            print_table((shorten(text), "log-probability"), [(token, f"{value:.3f}") for token, value in tokens])
+
+
+def score(
+    texts: Texts = None, /, *, text: str = Score.text, tokens: bool = Score.tokens, options: Options = OPTIONS
+) -> None:
+    """Score how likely texts are: each token is masked in turn, and its log-probability is summed.
+
+    Args:
+        text: The column with the texts.
+        tokens: Also show the log-probability of every token.
+    """
+    run_prediction(Score(text=text, tokens=tokens), read_arguments(texts, options.input), options)
+
+
+@dataclass(frozen=True)
+class Follows(TextPrediction[float]):
+    """Next sentence prediction for pairs of texts."""
+
+    text: str = "first"
+    pair: str = "second"
+
+    def predict(self, model: "Model", part: Inputs) -> list[float]:
+        """Return the probability that each second text follows the first."""
+        return model.follows_all(part.texts, part.pairs or [])
+
+    def to_row(self, result: float) -> Row:
+        """Return the probability."""
+        return {"probability": result}
+
+    def to_json(self, part: Inputs, results: Sequence[float]) -> Iterable[Row]:
+        """Return both texts with the probability."""
+        for first, second, result in zip(part.texts, part.pairs or [], results, strict=True):
+            yield {"first": first, "second": second, **self.to_row(result)}
+
+    def print_table(self, model: "Model", part: Inputs, results: Sequence[float]) -> None:  # noqa: ARG002
+        """Print a probability per line."""
+        for result in results:
+            print(f"{result:.4f}")
+
+
+def follows(
+    first: Annotated[str | None, Parameter(help="The first text.")] = None,
+    second: Annotated[str | None, Parameter(help="The text that may follow it.")] = None,
+    /,
+    *,
+    text: str = Follows.text,
+    pair: str = Follows.pair,
+    options: PairOptions = TABLE_OPTIONS,
+) -> None:
+    """Predict how likely the second text follows the first (next sentence prediction).
+
+    Args:
+        text: The column with the first texts.
+        pair: The column with the texts that may follow.
+    """
+    if (first is None) != (second is None) or (first is None) == (options.input is None):
+        raise ConfigError("two texts were expected: cloze follows FIRST SECOND; or --input FILE with one pair per row")
+    arguments = None
+    if first is not None and second is not None:
+        arguments = Inputs([first], [second], [{"first": first, "second": second}])
+    run_prediction(Follows(text, pair), arguments, options)
 
 
 @dataclass(frozen=True)
@@ -57,19 +195,14 @@ class Classify(TextPrediction[Row]):
         """Print a row per text."""
         header = tuple(results[0]) if results else ("label",)
         rows = [
-            (*(_format(result[name]) for name in header), text[:SHOWN])
+            (*(_format(result[name]) for name in header), shorten(text))
             for result, text in zip(results, part.texts, strict=True)
         ]
         print_table((*header, "text"), rows)
 
 
 def classify(
-    texts: Texts = None,
-    /,
-    *,
-    text: str = Classify.text,
-    pair: str | None = Classify.pair,
-    options: Options = OPTIONS,
+    texts: Texts = None, /, *, text: str = Classify.text, pair: str | None = Classify.pair, options: Options = OPTIONS
 ) -> None:
     """Classify texts with a fine-tuned model; a regression model predicts numbers.
 
@@ -95,7 +228,7 @@ def _format(value: object) -> str:
 class FindAnswers(TextPrediction["list[Answer]"]):
     """Extractive question answering: spans of the contexts."""
 
-    part_rows: ClassVar[int] = SLOW_PART_ROWS
+    slow: ClassVar[bool] = True
 
     text: str = "question"
     pair: str = "context"
@@ -120,7 +253,7 @@ class FindAnswers(TextPrediction["list[Answer]"]):
     def print_table(self, model: "Model", part: Inputs, results: "Sequence[list[Answer]]") -> None:  # noqa: ARG002
         """Print a row per answer."""
         rows = [
-            (answer.text or "(none)", f"{answer.probability:.4f}", f"{answer.start}-{answer.end}", question[:SHOWN])
+            (answer.text or "(none)", f"{answer.probability:.4f}", f"{answer.start}-{answer.end}", shorten(question))
             for question, answers in zip(part.texts, results, strict=True)
             for answer in answers
         ]
@@ -165,7 +298,7 @@ class Prompts:
 
     texts: Sequence[str]
     options: Sequence[Sequence[str]]
-    fields: Sequence[Mapping[str, object]] = field(default_factory=list)
+    fields: Sequence[Mapping[str, object]] = ()
 
     @property
     def kept(self) -> Sequence[Mapping[str, object]]:
@@ -212,7 +345,7 @@ class Choose(Prediction[Prompts, "list[Option]"]):
     def print_table(self, model: "Model", part: Prompts, results: "Sequence[list[Option]]") -> None:  # noqa: ARG002
         """Print the best option of each prompt, or all options of a single prompt."""
         rows = [
-            (option.text, option.index, f"{option.probability:.4f}", prompt[:SHOWN])
+            (option.text, option.index, f"{option.probability:.4f}", shorten(prompt))
             for prompt, ranked in zip(part.texts, results, strict=True)
             for option in (ranked if len(part.texts) == 1 else ranked[:1])
         ]
