@@ -79,6 +79,23 @@ def test_answers_may_be_kept_short(run: Cloze, answerer: Path, tmp_path: Path) -
     assert run(*evaluation, 0).complaint == complaint
 
 
+def test_flags_apply_to_files(run: Cloze, answerer: Path, tmp_path: Path) -> None:
+    path, output = tmp_path / "a.csv", tmp_path / "out.jsonl"
+    path.write_text(f'question,context\nthe cat,"{CONTEXTS[0]}"\nthe cat,"{CONTEXTS[1]}"\n', "utf-8")
+    words = ("answer", "--input", path, "--output", output, "--model", answerer, "--longest-answer", 2)
+    expected = load(answerer).answer_all(["the cat"] * 2, CONTEXTS, top=3, longest=2)
+    assert run(*words).code == 0
+    rows = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
+    assert [row["answer"] for row in rows] == [answers[0].text for answers in expected]
+    assert "answers" not in rows[0]
+    assert run(*words, "--top", 3).code == 0
+    rows = [json.loads(line) for line in output.read_text("utf-8").splitlines()]
+    assert [row["answer"] for row in rows] == [answers[0].text for answers in expected]
+    assert [[one["text"] for one in row["answers"]] for row in rows] == [
+        [answer.text for answer in answers] for answers in expected
+    ]
+
+
 @pytest.mark.parametrize("task", ["choose", "mlm", "correction", "mrpc"])
 def test_length_of_answers_is_refused_where_there_are_none(run: Cloze, answerer: Path, task: str) -> None:
     told = run("evaluate", task, "a.csv", "--model", answerer, "--longest-answer", 50)

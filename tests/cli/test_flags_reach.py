@@ -222,9 +222,9 @@ def spy(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spy:
         return SimpleNamespace(ways=[SimpleNamespace(row=lambda: {"vectors": "mean"})], advice="advice")
 
     monkeypatch.setattr("cloze.predict.load", spied.load)
-    monkeypatch.setattr("cloze.predict.tagging.tag_texts", tag_texts)
+    monkeypatch.setattr("cloze.tasks.tagging.decoding.tag_texts", tag_texts)
     monkeypatch.setattr("cloze.predict.correction.corrector.Corrector", SpyCorrector)
-    monkeypatch.setattr("cloze.predict.inputs.need_head", lambda *_: None)
+    monkeypatch.setattr("cloze.predict.inputs.require_head", lambda *_: None)
     monkeypatch.setattr("cloze.predict.embeddings.report.report_embeddings", report_embeddings)
     return spied
 
