@@ -16,7 +16,7 @@ ALLOWED = {
     ("cli/__init__.py", "tag"): "names of commands",
     ("cli/__init__.py", "answer"): "names of commands",
     ("cli/__init__.py", "choose"): "names of commands",
-    ("cli/finetuned.py", "answer"): "a column of the output",
+    ("cli/prediction.py", "answer"): "a column of the output",
     ("cli/tagging.py", "tag"): "a column of the output",
     ("corpus/preparation/workers.py", "answer"): "a message between processes",
     ("tasks/choice/kind.py", "answer"): "a column of ARC",
