@@ -13,7 +13,7 @@ from cloze.cli import COMMANDS
 SOURCES = Path(cloze.__file__).parent
 MODULES = sorted(SOURCES.rglob("*.py"))
 
-EVERYBODY = {"errors", "files", "hardware", "interrupts", "kinds", "lines", "models", "progress"}
+EVERYBODY = {"errors", "files", "hardware", "interrupts", "kinds", "lines", "models", "progress", "workers"}
 PACKAGES = {"text", "corpus", "model", "checkpoint", "tasks", "predict", "train", "inspect", "serve", "baselines"}
 # Beside EVERYBODY and itself.
 MAY_IMPORT: dict[str, set[str]] = {

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from cloze.corpus.documents import Paragraph, Span
-from cloze.corpus.parts import PartReader, Segment, gather, survey
+from cloze.corpus.documents import Paragraph, PartReader, Segment, Span
+from cloze.corpus.preparation.plan import gather, survey
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ import pytest
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
+from cloze import workers
 from cloze.errors import ClozeError
 from cloze.progress import Silent
 from cloze.text import Tokenizer, learn_pieces, word_counts
@@ -94,7 +95,7 @@ def test_workers_change_nothing(workers: int, tight: None) -> None:
 
 def test_one_worker_is_no_process(tight: None, monkeypatch: pytest.MonkeyPatch) -> None:
     started = list[object]()
-    monkeypatch.setattr(counting, "_Processes", lambda *words: started.append(words))
+    monkeypatch.setattr(counting, "WorkerPool", lambda *words: started.append(words))
     _count(TEXTS, workers=1)
     _count([ENGLISH[:300]], workers=2)  # nor is a small text worth one
     assert started == []
@@ -240,7 +241,7 @@ def test_script_without_a_guard_runs_once(tmp_path: Path) -> None:
 
 
 def test_cores_are_counted() -> None:
-    assert 1 <= counting.usable_cores() <= (os.cpu_count() or 1)
+    assert 1 <= workers.usable_cores() <= (os.cpu_count() or 1)
 
 
 @pytest.mark.parametrize("lowercase", [True, False])

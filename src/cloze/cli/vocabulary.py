@@ -121,7 +121,7 @@ def coverage(
         json: Print JSON.
     """
     from cloze.cli.outputs import write_rows
-    from cloze.corpus.parts import read_paragraphs
+    from cloze.corpus.documents import read_paragraphs
     from cloze.errors import ConfigError, DataError
     from cloze.text.oov.coverage import measure_coverage
 

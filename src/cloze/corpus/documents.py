@@ -1,16 +1,18 @@
-"""Files -> documents: the first step of preparation, and of learning a vocabulary.
+"""Text files -> documents: the first step of ``cloze vocab`` and ``cloze prepare``.
 
-A plain text file holds a sentence or a paragraph a line, with a blank line between documents; a JSONL or Parquet file
-a document a row. All but Parquet may be compressed (``.gz``, ``.xz``, ``.zst``). A file is read in spans that begin
-and end between documents, and a span paragraph by paragraph, never more than a megabyte of one, so that memory grows
-neither with the file nor with a document.
+A plain text file holds a sentence or a paragraph per line, with a blank line between documents. A JSONL or Parquet file
+holds a document per row (``corpus/rows.py``). All but Parquet may be compressed (``.gz``, ``.xz``, ``.zst``).
+
+A file is read in spans that begin and end between documents, and a span paragraph by paragraph, at most a megabyte of
+one at a time, so that memory grows neither with the file nor with a document. ``PartReader`` reads lists of spans, of
+any of the formats.
 """
 
 import codecs
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import groupby
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
@@ -19,9 +21,9 @@ from cloze.errors import DataError
 from cloze.files import BROKEN_ARCHIVE, COMPRESSED, open_bytes
 from cloze.lines import UTF8_MARK, RowError
 
-# A line of more bytes is read in several pieces, each of which counts as a paragraph.
+# A longer line, in bytes, is read in several pieces, each of which counts as a paragraph.
 LONGEST_PARAGRAPH = 2**20
-# Such a piece ends at the last sentence end, or else space, within so many characters of its limit.
+# Such a piece ends at the last sentence end, or else space, within this many characters of its limit.
 _SEARCHED_FOR_CUT = 2**16
 _SENTENCE_END = re.compile(r"[.!?…][\"'”’)\]]*\s|[。！？][」』”’）]*")
 _SKIPPED_AT_ONCE = 2**20
@@ -29,9 +31,9 @@ _READ_AT_ONCE = 2**18
 
 
 class Span(NamedTuple):
-    """A stretch of a file: bytes of its (decompressed) text, or row groups of a Parquet file.
+    """A range of a file: bytes of its (decompressed) text, or row groups of a Parquet file.
 
-    ``first`` is the number of the first line or row, from which documents have theirs.
+    ``first`` is the number of the first line or row; documents are identified by such numbers.
     """
 
     start: int
@@ -39,7 +41,7 @@ class Span(NamedTuple):
     first: int
 
 
-# A stop beyond every end: the file may end where it likes. For those who read files once, and in one go.
+# A stop beyond the end of any file: for reading a file once, from start to end.
 TO_THE_END = sys.maxsize
 WHOLE = Span(0, TO_THE_END, 1)
 
@@ -51,16 +53,26 @@ class Paragraph(NamedTuple):
     text: str
 
 
+class Segment(NamedTuple):
+    """A span of file number ``file``, of about ``size`` bytes of text."""
+
+    file: int
+    span: Span
+    size: int
+
+
+# What becomes one shard.
+Part = tuple[Segment, ...]
+
 Format = Literal["text", "jsonl", "parquet"]
-OnBadRow = Callable[[RowError], None]
 
 
 def format_of(path: Path) -> Format:
-    """Which kind of file this is, by its name."""
+    """Return the format of a file, by its name."""
     name = path.name.lower()
     ending = next((ending for ending in COMPRESSED if name.endswith(ending)), "")
     kind = name.removesuffix(ending).rpartition(".")[2]
-    if kind in ("csv", "tsv"):  # whose header, labels and commas would be taken for text
+    if kind in ("csv", "tsv"):  # their headers, labels and commas would be read as text
         raise DataError(
             f"{path}: is a table of rows; expected documents: plain text, or a column of .jsonl or .parquet"
         )
@@ -70,12 +82,12 @@ def format_of(path: Path) -> Format:
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether places in the text are not places in the file."""
+    """Return whether a file is compressed, so that byte offsets of its text are not offsets of the file."""
     return path.suffix.lower() in COMPRESSED
 
 
 def read_documents(paths: Sequence[Path]) -> Iterator[list[str]]:
-    """Yield the documents of plain text files, each as its paragraphs: for those who want whole ones in memory."""
+    """Yield the documents of plain text files, each as the list of its paragraphs."""
     for path in paths:
         for has_text, lines in groupby(read_lines(path), bool):
             if has_text:
@@ -83,7 +95,7 @@ def read_documents(paths: Sequence[Path]) -> Iterator[list[str]]:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of one file without surrounding white space; blank ones are empty strings."""
+    """Yield the lines of one file without surrounding whitespace; blank ones are empty strings."""
     with open_text(path) as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -102,7 +114,7 @@ def open_text(path: Path) -> Iterator[BinaryIO]:
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Turn whatever reading a file may raise into an error that names it."""
+    """Turn every error of reading a file into a ``DataError`` that names the file."""
     if path.is_dir():
         raise DataError(f"{path}: is a folder; name the text files in it, for example {path}/*.txt")
     try:
@@ -116,10 +128,9 @@ def named_errors(path: Path) -> Iterator[None]:
 
 
 class TextStream:
-    """A file that can be read from any place of its text on.
+    """A file that can be read from any byte offset of its text.
 
-    What is compressed has to be unfolded up to that place; whoever asks for places in ascending order has it unfolded
-    only once.
+    A compressed file has to be decompressed up to that offset; with ascending offsets that happens only once.
     """
 
     def __init__(self, path: Path) -> None:
@@ -128,7 +139,7 @@ class TextStream:
         self._file: BinaryIO | None = None
 
     def go_to(self, place: int) -> None:
-        """Have the next line read from here."""
+        """Continue reading at this offset."""
         with named_errors(self.path):
             if self._file is None or place < self.position:
                 self.close()
@@ -144,31 +155,31 @@ class TextStream:
                 self.position += skipped
 
     def readline(self, longest: int) -> bytes:
-        """Read up to the next line end, or so many bytes."""
+        """Read up to the next line end, at most ``longest`` bytes."""
         assert self._file is not None
         return self._counted(self._file.readline, longest)
 
     def read(self, most: int) -> bytes:
-        """Read so many bytes, or what there is."""
+        """Read at most ``most`` bytes."""
         assert self._file is not None
         return self._counted(self._file.read, most)
 
     def _counted(self, read: Callable[[int], bytes], most: int) -> bytes:
         try:
-            found = read(most)
+            data = read(most)
         except (*BROKEN_ARCHIVE, OSError):
             with named_errors(self.path):
                 raise
-        self.position += len(found)
-        return found
+        self.position += len(data)
+        return data
 
     def check_end(self, span: Span) -> None:
-        """Refuse the end of the file within a span that was cut from a longer one."""
+        """Raise an error if the file ends inside a span, which means that it has become shorter."""
         if span.stop != TO_THE_END:
             raise self.cut_short(span.stop)
 
     def cut_short(self, place: int) -> DataError:
-        """What to say of a file that has become shorter."""
+        """Return the error for a file that has become shorter."""
         return DataError(
             f"{self.path}: ends at byte {self.position:,}, but had {place:,} when the work began; "
             "leave the file alone and give the command with --fresh"
@@ -194,7 +205,7 @@ def read_text(stream: TextStream, span: Span) -> Iterator[Paragraph]:
 
 
 def cut_paragraph(text: str) -> Iterator[str]:
-    """Cut what is longer than a paragraph may be; nothing but white space is lost."""
+    """Cut a text into pieces no longer than a paragraph may be; nothing but whitespace is lost."""
     start = 0
     while len(text) - start > LONGEST_PARAGRAPH:
         stop = _cut_place(text, start)
@@ -208,7 +219,7 @@ def cut_paragraph(text: str) -> Iterator[str]:
 def _cut_place(text: str, start: int) -> int:
     latest = start + LONGEST_PARAGRAPH
     earliest = latest - _SEARCHED_FOR_CUT
-    ends = [found.end() for found in _SENTENCE_END.finditer(text, earliest, latest)]
+    ends = [mark.end() for mark in _SENTENCE_END.finditer(text, earliest, latest)]
     if ends:
         return ends[-1]
     space = text.rfind(" ", earliest, latest)
@@ -216,7 +227,7 @@ def _cut_place(text: str, start: int) -> int:
 
 
 def _numbered_lines(stream: TextStream, span: Span) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text without surrounding space); a long line in several pieces, a blank one as empty."""
+    """Yield (line number, stripped text); a long line in several pieces, a blank line as an empty string."""
     stream.go_to(span.start)
     number = span.first
     while stream.position < span.stop:
@@ -240,7 +251,7 @@ def _numbered_lines(stream: TextStream, span: Span) -> Iterator[tuple[int, str]]
 
 
 def _decoded_lines(path: Path, first: int, block: bytes) -> list[str]:
-    """The lines of a block, decoded all at once, or one by one to say which of them is wrong."""
+    """Decode the lines of a block at once, or one by one to name the line that is not UTF-8."""
     try:
         return [line.strip() for line in block.decode("utf-8").split("\n")]
     except UnicodeDecodeError:
@@ -254,11 +265,11 @@ def _decoded(path: Path, number: int, line: bytes) -> str:
         raise _not_utf8(path, number, error.start) from error
 
 
-def _long_line(stream: TextStream, number: int, begun: bytes) -> Iterator[str]:
-    """Yield the pieces of a line that goes on, each when it is known where it ends; one empty piece if all is blank."""
+def _long_line(stream: TextStream, number: int, beginning: bytes) -> Iterator[str]:
+    """Yield a line longer than a paragraph in pieces; a single empty piece if all of it is blank."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    text, read, found = "", 0, False
-    piece = begun
+    text, read, has_text = "", 0, False
+    piece = beginning
     while piece:
         pending = len(decoder.getstate()[0])
         is_last = piece.endswith(b"\n")
@@ -270,14 +281,14 @@ def _long_line(stream: TextStream, number: int, begun: bytes) -> Iterator[str]:
         while len(text) > LONGEST_PARAGRAPH:
             stop = _cut_place(text, 0)
             if part := text[:stop].strip():
-                found = True
+                has_text = True
                 yield part
             text = text[stop:]
         piece = b"" if is_last else stream.readline(LONGEST_PARAGRAPH)
     if decoder.getstate()[0]:  # the file ends inside a character
         raise _not_utf8(stream.path, number, read - len(decoder.getstate()[0]))
     text = text.strip()
-    if text or not found:
+    if text or not has_text:
         yield text
 
 
@@ -285,3 +296,69 @@ def _not_utf8(path: Path, number: int, place: int) -> DataError:
     return DataError(
         f"{path}:{number}: not valid UTF-8 at byte {place} of the line; convert the file, for example with iconv"
     )
+
+
+class PartReader:
+    """Reads parts of files in any format; keeps the last file open, because the next part often continues it."""
+
+    def __init__(self, paths: Sequence[Path], column: str, skip_bad_rows: bool) -> None:
+        self._paths = paths
+        self._column = column
+        self._skip = skip_bad_rows
+        self._stream: TextStream | None = None
+        self.bad_rows = 0
+
+    def read(self, part: Part) -> Iterator[tuple[int, Paragraph]]:
+        """Yield (file number, paragraph) for a part, and count its bad rows in ``bad_rows``."""
+        self.bad_rows = 0
+        try:
+            for segment in part:
+                for paragraph in self._read_segment(segment):
+                    yield segment.file, paragraph
+        except BaseException:  # including GeneratorExit: a reader that stops halfway does not return
+            self.close()
+            raise
+
+    def _read_segment(self, segment: Segment) -> Iterator[Paragraph]:
+        path, form = self._paths[segment.file], format_of(self._paths[segment.file])
+        if form == "text":
+            return read_text(self._open(path), segment.span)
+        from cloze.corpus import rows  # not at the top: it imports this module, and most corpora are plain text
+
+        if form == "parquet":
+            return rows.read_parquet(path, segment.span, self._column, self._on_bad_row)
+        return rows.read_jsonl(self._open(path), segment.span, self._column, self._on_bad_row)
+
+    def _open(self, path: Path) -> TextStream:
+        if self._stream is None or self._stream.path != path:
+            self.close()
+            self._stream = TextStream(path)
+        return self._stream
+
+    def _on_bad_row(self, error: RowError) -> None:
+        if not self._skip:
+            raise DataError(str(error)) from error
+        self.bad_rows += 1
+
+    def close(self) -> None:
+        """Release the file."""
+        if self._stream is not None:
+            self._stream.close()
+        self._stream = None
+
+
+def read_paragraphs(paths: Sequence[Path], column: str, *, skip_bad_rows: bool = False) -> Iterator[str]:
+    """Yield the paragraphs of files of any format, regardless of documents."""
+    with closing(PartReader(paths, column, skip_bad_rows)) as reader:
+        for file in range(len(paths)):
+            for _, paragraph in reader.read((Segment(file, WHOLE, 0),)):
+                yield paragraph.text
+
+
+def read_any_documents(paths: Sequence[Path], column: str) -> Iterator[list[str]]:
+    """Yield the documents of files of any format, each as the list of its paragraphs."""
+    with closing(PartReader(paths, column, skip_bad_rows=False)) as reader:
+        for file in range(len(paths)):
+            paragraphs = reader.read((Segment(file, WHOLE, 0),))
+            for _, document in groupby(paragraphs, lambda numbered: numbered[1].document):
+                yield [paragraph.text for _, paragraph in document]

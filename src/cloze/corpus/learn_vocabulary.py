@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloze.corpus.documents import format_of, is_compressed
-from cloze.corpus.parts import read_paragraphs
+from cloze.corpus.documents import format_of, is_compressed, read_paragraphs
 from cloze.corpus.settings import VocabularySettings
 from cloze.errors import DataError
 from cloze.files import replaced_folder
@@ -14,8 +13,9 @@ from cloze.text import Tokenizer
 from cloze.text.oov.extension import read_word_list
 from cloze.text.tokenizer_files import FILES
 from cloze.text.vocabulary import choose_pieces, first_entries
-from cloze.text.word_counts import count_words, usable_cores
+from cloze.text.word_counts import count_words
 from cloze.text.wordpiece import Fit, measure_fit
+from cloze.workers import usable_cores
 
 
 @dataclass(frozen=True)

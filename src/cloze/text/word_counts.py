@@ -1,33 +1,24 @@
-"""How often each word occurs in any amount of text, in memory that does not grow with it.
+"""Texts -> word counts: the first step of learning a vocabulary, in memory that does not grow with the text.
 
-The first step of learning a vocabulary. Text comes in blocks. A ``WordCounter`` counts what stands between
-spaces, of which most recurs, makes words of it when that table is full, and gives its table of words away,
-sorted, when that one is full too. ``SortedTables`` keeps such tables in files without a name, which vanish
-with the process however it ends, and adds them up by merging. The counts are exact, and the same in
-whatever blocks and by however many counters the text was read.
+    texts  -> blocks          of about 250,000 characters, each ending at a word end
+    blocks -> count tables    ``WordCounter`` counts whitespace-separated runs, most of which recur; splits them into
+                              BERT's words when that table is full, and emits the sorted words when that one is full
+    tables -> ``WordCounts``  ``SortedTables`` keeps them in anonymous temporary files, which vanish with the process
+                              however it ends, and adds them up by merging
 
-Texts -> word counts, with as many processes as are asked for.
-
-Texts are put together to blocks. One process counts them here; several are fed a block each as they come free,
-over a socket, and answer with the tables that they give away. What is added up does not depend on who counted
-what. The processes are started afresh, never forked, since the tokenizer's engine may hold threads; and not by
-``multiprocessing``, which would run an unguarded script of the caller a second time in each of them.
+Several worker processes may count. The counts are exact, and do not depend on how the text is cut into blocks or on
+which worker counts which block.
 """
 
 import heapq
-import os
 import re
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
-from multiprocessing.connection import Connection, Pipe, wait
 from operator import itemgetter
-from pathlib import Path
 from typing import IO
 
 from tokenizers.normalizers import BertNormalizer
@@ -36,25 +27,34 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 from cloze.errors import ClozeError
 from cloze.progress import Progress
 from cloze.text.characters import IDEOGRAPHS, LONGEST_READ, replace_surrogates, windows
+from cloze.workers import Report, WorkerPool, serve
 
-# A longer word is [UNK] to the tokenizer, and nothing that could be learned from it would ever be used.
+# Longer words are [UNK] to the tokenizer, so that pieces learned from them would never be used.
 LONGEST_WORD = 100
-# What stands between spaces, and words: some 150 bytes each in a table.
+# Entries of the two tables of a counter, at about 150 bytes each.
 MOST_RUNS = 50_000
 MOST_WORDS = 100_000
-# However few, runs are made into words after so many characters: they may be long.
+# Runs may be long: however few there are, they are split into words after this many characters.
 MOST_CHARACTERS = 16_000_000
-# Tables that are merged together, each an open file.
+# Tables that are merged at once; each is an open file.
 MOST_TABLES = 32
-# What goes on to merging, which takes some 300 bytes for each: far more than a vocabulary has room for.
+# Distinct words that are kept for learning, which takes about 300 bytes each: far more than a vocabulary has room for.
 MOST_DIFFERENT = 1_000_000
+# Characters per block: a block is split into a list of strings of about 60 bytes each.
+BLOCK = 250_000
+# A text of fewer blocks is counted before a worker process would have started.
+FEWEST_BLOCKS = 16
+# Lone surrogates must survive the way to a worker; the counter replaces them.
+ENCODING = ("utf-8", "surrogatepass")
+STAGE = "counting words (bytes)"
+PROGRAM = "import sys; from cloze.text.word_counts import serve_counts; serve_counts(sys.argv[1] == 'lowercase')"
 
-# Words that are too long are counted under the word that there is not.
+# All words that are too long are counted under the empty word.
 _TOO_LONG = ""
 
 _ASCII_WORDS = re.compile("[A-Za-z0-9]+|[^A-Za-z0-9]")
 _IDEOGRAPHS = re.compile(f"[{''.join(f'{chr(first)}-{chr(last)}' for first, last in IDEOGRAPHS)}]+")
-# Spaces to Python, but deleted by the normaliser.
+# Whitespace to Python, but deleted by the normalizer.
 _NO_SPACES = re.compile("[\x0b\x0c\x1c-\x1f\x85]+")
 
 _BASIC = BertPreTokenizer()
@@ -62,14 +62,14 @@ _NORMALIZERS = {lowercase: BertNormalizer(lowercase=lowercase) for lowercase in 
 
 
 def basic_words(text: str, lowercase: bool) -> list[str]:
-    """Split a text as BERT's basic tokenizer does: normalised, at spaces, around punctuation and ideographs."""
+    """Split a text as BERT's basic tokenizer does: normalize, then split at whitespace, punctuation and ideographs."""
     text, normalizer = replace_surrogates(text), _NORMALIZERS[lowercase]
     parts = (text[start:end] for start, end, _ in windows(text, LONGEST_READ, chinese=True))
     return [word for part in parts for word, _ in _BASIC.pre_tokenize_str(normalizer.normalize_str(part))]
 
 
 class WordCounter:
-    """Counts the words of blocks of text; a full table is given away as sorted lines of a word, a tab, its count."""
+    """Counts the words of blocks; emits a full table as sorted lines of a word, a tab and its count."""
 
     def __init__(self, lowercase: bool) -> None:
         self.lowercase = lowercase
@@ -78,11 +78,11 @@ class WordCounter:
         self.characters = 0
 
     def add(self, block: str) -> bytes:
-        """Count a block, which ends where a word does; return a table if one is full, else nothing."""
+        """Count a block that ends at a word end; return the table of words if it is full, otherwise nothing."""
         self.characters += len(block)
         if not block.isprintable():
             block = _NO_SPACES.sub("", block)
-        # Chinese has no spaces: between those that there are, hardly anything recurs.
+        # Chinese has no spaces, so hardly any run would recur: count its characters, which are BERT's words.
         if not block.isascii() and (ideographs := _IDEOGRAPHS.findall(block)):
             self.runs.update("".join(ideographs))
             block = _IDEOGRAPHS.sub(" ", block)
@@ -92,7 +92,7 @@ class WordCounter:
         return self._take_table() if len(self.words) > MOST_WORDS else b""
 
     def finish(self) -> bytes:
-        """Return the table of what has not been given away."""
+        """Return the table of all words not yet emitted."""
         self._count_words()
         return self._take_table()
 
@@ -104,7 +104,7 @@ class WordCounter:
         self.characters = 0
 
     def _split(self, run: str) -> list[str]:
-        if run.isascii() and run.isprintable():  # the same as below, many times as fast
+        if run.isascii() and run.isprintable():  # the same result as below, many times faster
             run = run.lower() if self.lowercase else run
             return [run] if run.isalnum() else _ASCII_WORDS.findall(run)
         return basic_words(run, self.lowercase)
@@ -117,19 +117,19 @@ class WordCounter:
 
 @dataclass(frozen=True)
 class WordCounts:
-    """Different words in their own order, with their counts; kept as lines, a tenth of what a dict would take."""
+    """Distinct words, sorted, with their counts; stored as lines, in a tenth of the memory of a dict."""
 
     lines: bytes
     words: int
-    """All words of the text, each as often as it occurs."""
+    """Number of word occurrences in the text."""
     different: int
-    """Different ones among them, before the rarest were left out; those that are too long are not told apart."""
+    """Number of distinct words before the rarest were dropped; all that are too long count as one."""
     kept: int
-    """Different ones that are here."""
+    """Number of distinct words kept here."""
     least: int
-    """The fewest times that a word which is here occurs."""
+    """Smallest count among the kept words."""
     too_long: int
-    """Words of over 100 characters, each as often as it occurs."""
+    """Number of occurrences of words of over 100 characters."""
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
         start = 0
@@ -141,7 +141,7 @@ class WordCounts:
 
 
 class SortedTables:
-    """Tables of counts in temporary files, merged as they get many; those of one level are of like size."""
+    """Count tables in temporary files, merged when there are many; the tables of one level have similar sizes."""
 
     def __init__(self) -> None:
         self._levels: list[list[IO[bytes]]] = []
@@ -154,7 +154,7 @@ class SortedTables:
             _close(level)
 
     def add(self, table: bytes) -> None:
-        """Keep a table that a counter gave away."""
+        """Add a table that a counter has emitted."""
         if table:
             with _room_on_disk():
                 file = tempfile.TemporaryFile()  # noqa: SIM115 (closed when the tables are)
@@ -164,8 +164,8 @@ class SortedTables:
     def choose(self, most: int = MOST_DIFFERENT) -> WordCounts:
         """Add up all tables and return the ``most`` frequent words.
 
-        Words of one count are all in or all out. Only where that would leave half of the room empty are the
-        first of them taken, in the words' own order.
+        Words with equal counts are all kept or all dropped, unless dropping them would leave half of the room empty;
+        then the alphabetically first are kept.
         """
         with _room_on_disk():
             self._levels = [[_merge([file for level in self._levels for file in level])]]
@@ -194,8 +194,8 @@ class SortedTables:
 
 
 def _merge(files: list[IO[bytes]]) -> IO[bytes]:
-    """Add up sorted tables into one, and close them."""
-    merged = tempfile.TemporaryFile()  # noqa: SIM115 (the caller keeps it)
+    """Merge sorted tables into one, and close them."""
+    merged = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
     try:
         for word, entries in groupby(heapq.merge(*map(_read, files)), itemgetter(0)):
             merged.write(b"%b\t%d\n" % (word, sum(count for _, count in entries)))
@@ -208,7 +208,7 @@ def _merge(files: list[IO[bytes]]) -> IO[bytes]:
 
 
 def _read(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Yield words and counts. Their bytes have the order of the words themselves: UTF-8 keeps it."""
+    """Yield words and counts. UTF-8 bytes sort like the words themselves."""
     file.seek(0)
     for line in file:
         word, _, count = line.partition(b"\t")
@@ -217,14 +217,14 @@ def _read(file: IO[bytes]) -> Iterator[tuple[bytes, int]]:
 
 def _close(files: list[IO[bytes]]) -> None:
     for file in files:
-        with suppress(OSError):  # what is left to write is no longer wanted
+        with suppress(OSError):  # unwritten data is not needed any more
             file.close()
 
 
 def _least_count(numbers: Counter[int], most: int) -> tuple[int, int]:
-    """Return the count from which on words are kept, and room for how many of just that count there is.
+    """Return the smallest count that is kept, and how many words with exactly that count are.
 
-    ``numbers`` tells how many different words have each count.
+    ``numbers`` maps a count to the number of distinct words that have it.
     """
     kept = least = 0
     for count in sorted(numbers, reverse=True):
@@ -245,29 +245,20 @@ def _room_on_disk() -> Iterator[None]:
         ) from error
 
 
-# Characters that are counted at once: they are split into a list of strings, of some 60 bytes each.
-BLOCK = 250_000
-# A text of fewer blocks is counted before a process would have started.
-FEWEST_BLOCKS = 16
-# Lone surrogates pass; the counter sees to them.
-ENCODING = ("utf-8", "surrogatepass")
-STAGE = "counting words (bytes)"
-PROGRAM = "import sys; from cloze.text.word_counts import serve; serve(lowercase=sys.argv[1] == 'lowercase')"
-
-
-def usable_cores() -> int:
-    """How many cores this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def count_words(
     texts: Iterable[str], *, lowercase: bool, workers: int, total: int | None, progress: Progress
 ) -> WordCounts:
-    """Count the basic tokenizer's words in texts, which are ``total`` bytes together if that is known."""
+    """Count the words that BERT's basic tokenizer splits texts into.
+
+    Args:
+        texts: Texts of any length; a word does not reach from one into the next.
+        lowercase: Whether words are lowercased and stripped of accents.
+        workers: Number of processes; with 1, or for a short text, this process counts.
+        total: Bytes of all texts, if known, for the progress report.
+        progress: Receives the bytes done.
+    """
     with SortedTables() as tables:
-        blocks = _told(_blocks(texts), total, progress)
+        blocks = _reported(_blocks(texts), total, progress)
         first = list(islice(blocks, FEWEST_BLOCKS))
         if workers == 1 or len(first) < FEWEST_BLOCKS:
             counter = WordCounter(lowercase)
@@ -275,14 +266,16 @@ def count_words(
                 tables.add(counter.add(block.decode(*ENCODING)))
             tables.add(counter.finish())
         else:
-            with _Processes(workers, lowercase) as processes:
-                for table in processes.count(chain(first, blocks)):
+            with WorkerPool(PROGRAM, workers, _stop, arguments=["lowercase" if lowercase else "cased"]) as pool:
+                for completed in pool.run(chain(first, blocks)):
+                    tables.add(completed.result)
+                for table in pool.finish():
                     tables.add(table)
         return tables.choose()
 
 
 def _blocks(texts: Iterable[str]) -> Iterator[bytes]:
-    """Put texts together to blocks of about the same size, the long ones in parts that end where words do."""
+    """Join texts into blocks of about the same size; long texts are cut at word ends."""
     pending: list[str] = []
     characters = 0
     for text in texts:
@@ -301,104 +294,45 @@ def _parts(text: str) -> Iterator[str]:
     return (text[start:end] for start, end, _ in windows(text, LONGEST_READ, chinese=True))
 
 
-def _told(blocks: Iterable[bytes], total: int | None, progress: Progress) -> Iterator[bytes]:
+def _reported(blocks: Iterable[bytes], total: int | None, progress: Progress) -> Iterator[bytes]:
+    """Pass blocks on and report their bytes as they are taken."""
     done = 0
     for block in blocks:
         yield block
         done += len(block) + 1
-        # Not the whole before the end, which is told once.
+        # The total itself is reported once, at the end.
         progress.advance(STAGE, done if total is None else min(done, total - 1), total)
     if total is not None:
         progress.advance(STAGE, total, total)
 
 
-class _Processes:
-    """Processes that count, each at the other end of a connection; all of them are gone when the block ends."""
+class _CountingRunner:
+    """A worker's side: blocks in, count tables out. Its counter keeps counts from one block to the next."""
 
-    def __init__(self, number: int, lowercase: bool) -> None:
-        self._stack = ExitStack()
-        self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
-        try:
-            for _ in range(number):
-                self._start("lowercase" if lowercase else "cased")
-        except BaseException:
-            self._stack.close()
-            raise
+    def __init__(self, lowercase: bool) -> None:
+        self._counter = WordCounter(lowercase)
 
-    def __enter__(self) -> "_Processes":
-        return self
+    def run(self, task: bytes, report: Report) -> bytes:  # noqa: ARG002 (progress is that of the blocks handed out)
+        return self._counter.add(task.decode(*ENCODING))
 
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+    def finish(self) -> bytes:
+        return self._counter.finish()
 
-    def _start(self, case: str) -> None:
-        ours, theirs = Pipe()
-        self._stack.callback(ours.close)
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-c", PROGRAM, case],
-                stdin=theirs.fileno(),
-                stdout=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)},
-                process_group=0,  # Ctrl-C is for us to hear; they go when we go
-            )
-        self._stack.callback(process.wait)
-        self._stack.callback(process.kill)
-        self._processes[ours] = process
+    def describe(self, task: bytes) -> str:
+        return f"counting words in a block of {len(task):,} bytes"
 
-    def count(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
-        """Have the blocks counted, each by whoever is free, and yield the tables."""
-        idle = list(self._processes)
-        busy = set[Connection]()
-        for block in blocks:
-            while not idle:
-                for connection in self._ready(busy):
-                    yield self._receive(connection)
-                    busy.remove(connection)
-                    idle.append(connection)
-            connection = idle.pop()
-            self._send(connection, block)
-            busy.add(connection)
-        for connection in self._processes:
-            if connection in busy:
-                yield self._receive(connection)
-            self._send(connection, b"")
-        for connection in self._processes:
-            yield self._receive(connection)
-
-    def _ready(self, busy: set[Connection]) -> list[Connection]:
-        return [connection for connection in wait(busy) if isinstance(connection, Connection)]
-
-    def _send(self, connection: Connection, block: bytes) -> None:
-        try:
-            connection.send_bytes(block)
-        except OSError:
-            raise self._ended(connection) from None
-
-    def _receive(self, connection: Connection) -> bytes:
-        try:
-            return connection.recv_bytes()
-        except (EOFError, OSError):
-            raise self._ended(connection) from None
-
-    def _ended(self, connection: Connection) -> ClozeError:
-        try:
-            code: int | str = self._processes[connection].wait(timeout=10)
-        except subprocess.TimeoutExpired:
-            code = "unknown"
-        return ClozeError(
-            f"a process that counts words ended early (exit code {code}), perhaps for lack of memory; "
-            "try again with fewer --workers"
-        )
+    def close(self) -> None:
+        pass
 
 
-def serve(lowercase: bool) -> None:
-    """Be such a process: count the blocks that standard input brings, until an empty one comes or nobody is there."""
-    counter = WordCounter(lowercase)
-    with Connection(os.dup(0)) as connection:
-        try:
-            while block := connection.recv_bytes():
-                connection.send_bytes(counter.add(block.decode(*ENCODING)))
-            connection.send_bytes(counter.finish())
-        except (EOFError, OSError):
-            return  # nobody is left to count for
+def serve_counts(lowercase: bool) -> None:
+    """Be a worker process that counts."""
+    serve(_CountingRunner(lowercase))
+
+
+def _stop(index: int | None, deaths: int, exit_code: int) -> None:  # noqa: ARG001 (the pool's signature)
+    # No worker can repeat the block alone: the counts of earlier blocks have died with the process.
+    raise ClozeError(
+        f"a process that counts words ended early (exit code {exit_code}), perhaps for lack of memory; "
+        "try again with fewer --workers"
+    )

@@ -17,11 +17,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-import cloze.corpus.preparation.make_shard as making
 import cloze.corpus.preparation.prepare as module
-import cloze.corpus.preparation.workers as workers_module
+import cloze.corpus.preparation.shard_maker as making
+from cloze.corpus.preparation.plan import id_type
 from cloze.corpus.preparation.prepare import prepare
-from cloze.corpus.preparation.shard_writer import SplitWriter
+from cloze.corpus.preparation.shard_maker import SplitWriter
 from cloze.corpus.settings import EngineSettings, PrepareSettings
 from cloze.corpus.shards import Corpus, read_manifest, verify_corpus
 from cloze.errors import ClozeError, ConfigError, DataError
@@ -221,8 +221,8 @@ def killing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], 
         program = f"""
 import os, signal
 from pathlib import Path
-from cloze.corpus.preparation.make_shard import ShardMaker
-from cloze.corpus.preparation.workers import serve
+from cloze.corpus.preparation.shard_maker import PreparationRunner, ShardMaker
+from cloze.workers import serve
 make = ShardMaker.make
 def deadly(maker, part, told):
     mark = Path({str(tmp_path / "deaths")!r})
@@ -236,9 +236,9 @@ def deadly(maker, part, told):
         os.kill(os.getpid(), signal.SIGKILL)
     make(maker, part, told)
 ShardMaker.make = deadly
-serve()
+serve(PreparationRunner())
 """
-        monkeypatch.setattr(workers_module, "PROGRAM", program)
+        monkeypatch.setattr(module, "PROGRAM", program)
 
     return arrange
 
@@ -306,8 +306,8 @@ def test_errors_of_workers_are_those_of_one_process(vocabulary: Path, tmp_path: 
 def test_defects_of_workers_are_told(
     text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program = "from cloze.corpus.preparation import workers; workers.survey = None; workers.serve()"
-    monkeypatch.setattr(workers_module, "PROGRAM", program)
+    program = f"from cloze.corpus.preparation import shard_maker\nshard_maker.survey = None{module.PROGRAM}"
+    monkeypatch.setattr(module, "PROGRAM", program)
     with pytest.raises(RuntimeError, match=r"reading .*text.txt: TypeError"):
         prepare([text, text], vocabulary, tmp_path / "data", engine=EngineSettings(workers=2))
 
@@ -423,7 +423,7 @@ def test_plain_text_that_is_not_utf8_stops_even_where_bad_rows_are_skipped(vocab
 def test_shard_that_would_be_too_large_is_told(
     kind: str, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cloze.corpus.preparation.shard_writer._MOST_TOKENS", 3)
+    monkeypatch.setattr("cloze.corpus.preparation.shard_maker._MOST_TOKENS", 3)
     path = tmp_path / ("one.txt" if kind == "text" else "one.parquet")
     if kind == "text":
         path.write_text("The old river sees the garden.\n", encoding="utf-8")
@@ -633,8 +633,8 @@ def test_shard_size_out_of_bounds_is_refused(size: float) -> None:
 
 
 def test_ids_of_a_large_vocabulary_need_more_bits() -> None:
-    assert module.id_type(Tokenizer.from_vocabulary(_pieces(2**16), lowercase=True)) == "<u2"
-    assert module.id_type(Tokenizer.from_vocabulary(_pieces(2**16 + 1), lowercase=True)) == "<i4"
+    assert id_type(Tokenizer.from_vocabulary(_pieces(2**16), lowercase=True)) == "<u2"
+    assert id_type(Tokenizer.from_vocabulary(_pieces(2**16 + 1), lowercase=True)) == "<i4"
     assert np.asarray([2**16 - 1], "<u2").tolist() == [2**16 - 1]
 
 

@@ -16,7 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from cloze.corpus.preparation.make_shard import ShardMaker
+from cloze.corpus.preparation.shard_maker import ShardMaker
 from cloze.corpus.settings import EngineSettings
 from cloze.errors import ClozeError, ConfigError
 from cloze.files import read_json, replace_json

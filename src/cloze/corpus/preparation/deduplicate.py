@@ -1,18 +1,21 @@
-"""Documents that were there before: which of them preparation drops.
+"""Deduplication: which documents ``cloze prepare`` drops because an earlier one is the same, or nearly so.
 
-Every part's documents are hashed by whoever is free, and the hashes written down; then one process looks at all of
-them, in the order of the text, and keeps the first of several alike. So the choice depends on the text alone.
+Workers hash the documents of every part and write the hashes to files. Then one process compares all hashes in the
+order of the text and keeps the first of each group of duplicates, so that the choice depends on the text alone.
 
-``exact``: the same words in the same order, but for case and white space: 16 bytes of BLAKE2 a document.
-``near``: MinHash (Broder 1997) over runs of five words, 480 bytes a document. Documents that agree in one of 20 bands
-of 6 values are compared by all 120, whose share of equal ones estimates the Jaccard similarity (Leskovec, Rajaraman
-and Ullman, "Mining of Massive Datasets", chapter 3). Two documents of similarity 0.8 meet in some band with a chance
-of 0.998; what is alike through a third document counts as alike.
+``exact``: the same words in the same order, ignoring case and whitespace; 16 bytes of BLAKE2 per document.
+``near``: MinHash (Broder 1997) over shingles of five words, 480 bytes per document. Documents that agree in one of 20
+bands of 6 values are compared by all 120 values; the share of equal ones estimates the Jaccard similarity (Leskovec,
+Rajaraman and Ullman, "Mining of Massive Datasets", chapter 3). Two documents of similarity 0.8 agree in some band with
+probability 0.998. Similarity is transitive here: two documents that are both like a third count as alike.
 """
 
 import hashlib
 import re
+import shutil
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +26,7 @@ BANDS, ROWS = 20, 6
 SIMILARITY = 0.8
 SHINGLE = 5  # words
 _HASHED_AT_ONCE = 4096
-# Signatures that are compared at once: 480 bytes each, twice.
+# Pairs of signatures that are compared at once, 480 bytes each.
 _COMPARED_AT_ONCE = 50_000
 _MOST_WORDS = 400_000
 _WORD = re.compile(f"[{''.join(f'{chr(first)}-{chr(last)}' for first, last in IDEOGRAPHS)}]|\\w+")
@@ -33,10 +36,10 @@ Signatures = NDArray[np.uint32]
 
 
 class ExactHasher:
-    """Documents -> two numbers each: (D, 2) of 64 bits."""
+    """Hashes documents to two 64-bit numbers each: (D, 2)."""
 
     def __init__(self) -> None:
-        self._found: list[bytes] = []
+        self._hashes: list[bytes] = []
 
     def add(self, paragraphs: Iterable[str]) -> None:
         """Hash a document."""
@@ -45,15 +48,15 @@ class ExactHasher:
             for word in text.casefold().split():
                 digest.update(word.encode("utf-8", "surrogatepass"))
                 digest.update(b" ")
-        self._found.append(digest.digest())
+        self._hashes.append(digest.digest())
 
     def finish(self) -> Hashes:
-        """The hashes of all documents."""
-        return np.frombuffer(b"".join(self._found), "<u8").reshape(-1, 2)
+        """Return the hashes of all documents."""
+        return np.frombuffer(b"".join(self._hashes), "<u8").reshape(-1, 2)
 
 
 class NearHasher:
-    """Documents -> signatures: (D, 120) of 32 bits."""
+    """Hashes documents to MinHash signatures of 120 32-bit numbers each: (D, 120)."""
 
     def __init__(self) -> None:
         generator = np.random.default_rng(0)
@@ -61,10 +64,10 @@ class NearHasher:
         self._terms = generator.integers(0, 2**63, (BANDS * ROWS, 1), np.uint64)
         self._powers = generator.integers(0, 2**63, SHINGLE, np.uint64) * np.uint64(2) + np.uint64(1)
         self._words: dict[str, int] = {}
-        self._found: list[Signatures] = []
+        self._hashes: list[Signatures] = []
 
     def add(self, paragraphs: Iterable[str]) -> None:
-        """Hash a document, a few thousand runs of words at a time."""
+        """Hash a document, a few thousand shingles at a time."""
         smallest = np.full(BANDS * ROWS, np.iinfo(np.uint32).max, np.uint32)
         pending: list[int] = []
         hashed = False
@@ -75,9 +78,9 @@ class NearHasher:
                 del pending[:_HASHED_AT_ONCE]
                 hashed = True
         if len(pending) >= SHINGLE or not hashed:
-            # A document of fewer words than a run has is one run.
+            # A document shorter than a shingle is padded to one.
             smallest = np.minimum(smallest, self._smallest(pending + [0] * (SHINGLE - len(pending))))
-        self._found.append(smallest)
+        self._hashes.append(smallest)
 
     def _number(self, word: str) -> int:
         number = self._words.get(word)
@@ -100,13 +103,40 @@ class NearHasher:
         return smallest
 
     def finish(self) -> Signatures:
-        """The signatures of all documents."""
-        return np.asarray(self._found, np.uint32).reshape(-1, BANDS * ROWS)
+        """Return the signatures of all documents."""
+        return np.asarray(self._hashes, np.uint32).reshape(-1, BANDS * ROWS)
+
+
+def keep_first(hash_files: Sequence[Path], kind: Literal["exact", "near"], scratch: Path) -> list[NDArray[np.bool_]]:
+    """Decide which documents to keep: the first of every group of duplicates.
+
+    Args:
+        hash_files: The hashes of each part's documents, in the order of the text.
+        kind: What they were hashed with: ``ExactHasher`` or ``NearHasher``.
+        scratch: A file to write all hashes to; it is removed afterwards.
+
+    Returns:
+        For each part, whether each of its documents is kept.
+    """
+    width = 16 if kind == "exact" else BANDS * ROWS * 4  # bytes per document
+    counts = []
+    with scratch.open("wb") as all_hashes:
+        for path in hash_files:
+            with path.open("rb") as hashes:
+                shutil.copyfileobj(hashes, all_hashes)
+                counts.append(hashes.tell() // width)
+    if kind == "exact":
+        keep = keep_exact(np.fromfile(scratch, "<u8").reshape(-1, 2))
+    else:
+        empty = np.zeros((0, BANDS * ROWS), np.uint32)
+        keep = keep_near(np.memmap(scratch, "<u4", "r").reshape(-1, BANDS * ROWS) if sum(counts) else empty)
+    scratch.unlink()
+    return np.split(keep, np.cumsum(counts)[:-1])
 
 
 def keep_exact(hashes: Hashes) -> NDArray[np.bool_]:
-    """Which documents, in the order of the text, come first among those of the same hash."""
-    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal ones stay in the order of the text
+    """Return for each document whether it is the first with its hash."""
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: equal hashes stay in the order of the text
     ordered = hashes[order]
     keep = np.ones(len(hashes), bool)
     keep[order[1:]] = (ordered[1:] != ordered[:-1]).any(axis=1)
@@ -114,12 +144,12 @@ def keep_exact(hashes: Hashes) -> NDArray[np.bool_]:
 
 
 def keep_near(signatures: Signatures) -> NDArray[np.bool_]:
-    """Which documents, in the order of the text, come first among those that are alike; it may be a mapped file."""
-    first = np.arange(len(signatures))  # of the documents known to be like this one
+    """Return for each document whether it is the first of its near-duplicates; the array may be a memory map."""
+    first = np.arange(len(signatures))  # the earliest document known to be like this one
     for band in range(BANDS):
         keys = _band_keys(signatures, band)
         order = np.argsort(keys, kind="stable")
-        # Each is compared with its neighbour before, and with the first of all that fell together.
+        # Compare each document with its predecessor and with the first document that has the same key.
         is_new = np.ones(len(order), bool)
         is_new[1:] = keys[order[1:]] != keys[order[:-1]]
         heads = order[np.maximum.accumulate(np.where(is_new, np.arange(len(order)), 0))]
@@ -141,7 +171,7 @@ def _band_keys(signatures: Signatures, band: int) -> Hashes:
 def _join(
     first: NDArray[np.int64], signatures: Signatures, earlier: NDArray[np.int64], later: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Take pairs of documents together that are alike and not yet known to be."""
+    """Join the groups of pairs of documents that turn out to be alike."""
     new = first[earlier] != first[later]
     earlier, later = earlier[new], later[new]
     alike = np.zeros(len(earlier), bool)

@@ -1,32 +1,50 @@
 """``cloze prepare``: text -> sentences -> ids -> a folder that training maps into memory.
 
-The text is divided into parts, and each part becomes a shard in the work folder ``OUT.partial``, by whoever is free.
-A shard appears there whole or not at all; so the same command, after whatever has stopped it, makes the shards that
-are missing. When all are there, the manifest is written and the work folder becomes ``OUT``.
-
-What a prepared corpus depends on: written down with it, and compared before anything is taken for done.
+The text is divided into parts (``plan.py``), and each part becomes a shard in the work folder ``OUT.partial``
+(``shard_maker.py``), made by worker processes or by cluster jobs. A shard appears there complete or not at all, so that
+the same command, whatever has stopped it, makes only the shards that are missing. When all exist, the manifest is
+written and the work folder is renamed to ``OUT``.
 """
 
+import json
 import shutil
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from cloze.corpus.documents import Span, is_compressed
-from cloze.corpus.parts import Part, Segment, gather
+from cloze.corpus.documents import Part, Segment, Span, is_compressed
 from cloze.corpus.preparation.cluster import CLUSTER, check_engine, make_on_cluster
-from cloze.corpus.preparation.deduplicate import BANDS, ROWS, keep_exact, keep_near
-from cloze.corpus.preparation.make_shard import HASHES, PLAN, WORDS, Plan, hashes_path, kept_path, shard_name
-from cloze.corpus.preparation.shard_writer import COUNTS, FACTS, read_facts, telling_of_disk, written_file
-from cloze.corpus.preparation.workers import Answer, Task, do_tasks
+from cloze.corpus.preparation.deduplicate import keep_first
+from cloze.corpus.preparation.plan import (
+    HASHES,
+    PLAN,
+    WORDS,
+    Plan,
+    check_is_corpus,
+    check_same,
+    differences,
+    gather,
+    hashes_path,
+    id_type,
+    kept_path,
+    make_recipe,
+    shard_name,
+)
+from cloze.corpus.preparation.shard_maker import (
+    COUNTS,
+    SHARD_INFO,
+    PreparationRunner,
+    Task,
+    atomic_file,
+    describe,
+    disk_errors,
+    read_shard_info,
+)
 from cloze.corpus.settings import EngineSettings, PrepareSettings
-from cloze.corpus.shards import FORMAT, MANIFEST, SHARDS, SPLITS, file_digest, read_manifest
-from cloze.errors import DataError
+from cloze.corpus.shards import FORMAT, MANIFEST, SHARDS, SPLITS, read_manifest
+from cloze.errors import ClozeError, DataError
 from cloze.files import LOCK, check_named, flush, locked, put_aside, write_json
 from cloze.interrupts import Interrupted, heard_at_once
 from cloze.progress import Progress, Silent
@@ -34,66 +52,22 @@ from cloze.text import Tokenizer
 from cloze.text.segmentation import WordSplitter
 from cloze.text.tokenizer_files import FILES as VOCABULARY_FILES
 from cloze.text.tokenizer_files import find_vocabulary
-from cloze.text.word_counts import usable_cores
+from cloze.workers import Report, WorkerPool, run_here, usable_cores
 
-# To be raised when split_sentences or encode_words come to other results.
-SENTENCE_RULES = 1
-WORD_RULES = 1
-
-
-def make_recipe(texts: list[list[str]], tokenizer: Tokenizer, settings: PrepareSettings) -> dict[str, Any]:
-    """Everything that the result depends on; ``texts`` are the names and fingerprints of the files."""
-    return {
-        # A list: the order decides which documents are held out, and two files may have one name.
-        "texts": texts,
-        "vocabulary": tokenizer.digest,
-        "held_out": settings.held_out,
-        "seed": settings.seed,
-        "column": settings.text,
-        "on_bad_row": settings.on_bad_row,
-        "words": None if settings.words is None else file_digest(settings.words),
-        "lines": settings.lines,
-        "duplicates": settings.duplicates,
-        "shard_size": settings.shard_size,
-        "sentence_rules": f"{SENTENCE_RULES}, sentencex {version('sentencex')}",
-        "word_rules": f"{WORD_RULES}, rjieba {version('rjieba')}",
-    }
-
-
-def check_same(folder: Path, recipe: dict[str, Any]) -> None:
-    """Accept a folder that holds just this; refuse to overwrite anything else."""
-    check_is_corpus(folder)
-    if changes := differences(read_manifest(folder).get("recipe"), recipe):
-        raise DataError(f"{folder}: was prepared otherwise ({changes}); choose another --out or delete it")
-
-
-def check_is_corpus(folder: Path) -> None:
-    """Refuse a folder of somebody else's."""
-    if not (folder / MANIFEST).is_file():
-        raise DataError(f"{folder}: exists and is not a prepared corpus; choose another --out")
-
-
-def differences(there: Any, here: dict[str, Any]) -> str:
-    """In which points two recipes differ, in words; nothing if they are the same."""
-    recorded = there if isinstance(there, dict) else {}
-    changed = [key for key in here if key not in recorded or recorded[key] != here[key]]
-    if not changed:
-        return ""
-    shown = [
-        f"{key} is {recorded[key]} there and {here[key]} here"
-        for key in changed
-        if key in recorded and key not in {"texts", "vocabulary", "words"}
-    ]
-    return f"{', '.join(changed)} differ{': ' if shown else ''}{', '.join(shown)}"
-
-
-# Text of fewer bytes is prepared before another process would have started.
+PROGRAM = """
+from cloze.corpus.preparation.shard_maker import PreparationRunner
+from cloze.workers import serve
+serve(PreparationRunner())
+"""
+# Fewer bytes of text are prepared before a worker process would have started.
 _WORTH_A_PROCESS = 8 * 10**6
 _LIKELY_COMPRESSION = 4
-_TOLD_EVERY = 2**18
-# What is done before anybody could have read of it.
-_WORTH_TELLING = 2**15
-# What may lie in a work folder.
+# Bytes between two progress reports; a stage of fewer bytes than the second number is not reported.
+_REPORT_EVERY = 2**18
+_FEWEST_REPORTED = 2**15
+# Worker processes that may die at one task.
+_MOST_DEATHS = 3
+# Everything that may be in a work folder.
 _OURS = {PLAN, MANIFEST, SHARDS, HASHES, WORDS, CLUSTER, LOCK, *VOCABULARY_FILES}
 
 
@@ -109,21 +83,32 @@ def prepare(
 ) -> Path:
     """Prepare text files with the vocabulary of a folder, a run or the shipped model.
 
-    The same call goes on where another stopped. Done already, it returns at once. ``fresh`` forgets what was
-    prepared in this place, or begun otherwise.
+    Calling it again resumes interrupted work, and returns at once if the corpus exists.
+
+    Args:
+        texts: Plain text, JSONL or Parquet files.
+        vocab: Folder with a vocabulary or model, folder of a run, or name of a shipped model.
+        out: Folder to write; while the work lasts, it is ``OUT.partial``.
+        settings: What the result depends on.
+        engine: Where the work is done: worker processes of this machine, Slurm or Ray.
+        fresh: Replace an existing corpus, and discard unfinished work with other settings.
+        progress: Receives progress and messages.
+
+    Returns:
+        The folder of the corpus.
     """
     settings, engine, progress = settings or PrepareSettings(), engine or EngineSettings(), progress or Silent()
     paths, folder = [Path(text) for text in texts], check_named(Path(out))
     check_engine(engine)
     tokenizer = Tokenizer.from_folder(find_vocabulary(Path(vocab)))
-    WordSplitter(settings.words)  # a mistake in it is told now
-    is_there = folder.exists() and not _is_empty(folder)
-    if is_there:
+    WordSplitter(settings.words)  # raises an error now if the file has one
+    exists = folder.exists() and not _is_empty(folder)
+    if exists:
         check_is_corpus(folder)
     work = _Work(folder.with_name(f"{folder.name}.partial"), paths, engine, progress)
-    with heard_at_once(), work.told_when_interrupted():
+    with heard_at_once(), work.summarized_if_interrupted():
         recipe = make_recipe(work.fingerprints(), tokenizer, settings)
-        if is_there and not fresh:
+        if exists and not fresh:
             check_same(folder, recipe)
             return folder
         with work.locked():
@@ -135,7 +120,7 @@ def prepare(
 
 
 class _Work:
-    """The work folder, and those who work there."""
+    """The work folder ``OUT.partial``, and the steps that fill it."""
 
     def __init__(self, folder: Path, paths: list[Path], engine: EngineSettings, progress: Progress) -> None:
         self.folder = folder
@@ -146,9 +131,9 @@ class _Work:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep others away; leave nothing behind that is of no use."""
-        self._refuse_others_folder()
-        with telling_of_disk(self.folder):
+        """Lock the work folder; afterwards remove it unless it holds something that a next call can reuse."""
+        self._check_folder()
+        with disk_errors(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
         busy = DataError(f"{self.folder}: another process is preparing this; wait for it or choose another --out")
         with locked(self.folder, busy):
@@ -159,25 +144,27 @@ class _Work:
                 stopped = True
                 raise
             finally:
-                # What was found by looking through the text is worth keeping, unless the text is what is wrong; and the
-                # jobs of a cluster go on without us.
-                begun = any(self.folder.glob(f"{SHARDS}/*/{FACTS}")) or (stopped and (self.folder / PLAN).is_file())
-                if self._engine.engine == "local" and not begun:
+                # After an interrupt the plan is worth keeping too; after an error the text may have to change. Cluster
+                # jobs continue without this process.
+                is_reusable = any(self.folder.glob(f"{SHARDS}/*/{SHARD_INFO}")) or (
+                    stopped and (self.folder / PLAN).is_file()
+                )
+                if self._engine.engine == "local" and not is_reusable:
                     shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _refuse_others_folder(self) -> None:
-        """Keep our hands off a folder that has this name by chance: what lies in a work folder gets deleted."""
+    def _check_folder(self) -> None:
+        """Raise an error for a folder that has this name by chance, because files in a work folder get deleted."""
         names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
-        others = sorted(name for name in names - _OURS if not name.endswith(".tmp"))
-        if others:
+        foreign = sorted(name for name in names - _OURS if not name.endswith(".tmp"))
+        if foreign:
             raise DataError(
-                f"{self.folder}: holds {others[0]!r}, which is none of ours, but the work is to be done there; "
+                f"{self.folder}: holds {foreign[0]!r}, which is none of ours, but the work is to be done there; "
                 "choose another --out, or give that folder another name"
             )
 
     @contextmanager
-    def told_when_interrupted(self) -> Iterator[None]:
-        """Say what was saved, if a signal ends the work."""
+    def summarized_if_interrupted(self) -> Iterator[None]:
+        """Add to the message of an interrupt how many shards are finished."""
         try:
             yield
         except Interrupted as error:
@@ -187,39 +174,35 @@ class _Work:
             raise Interrupted(error.number, message) from None
 
     def fingerprints(self) -> list[list[str]]:
-        """The name and SHA-256 of every text file."""
+        """Return the name and SHA-256 of every text file."""
         tasks: list[Task] = [{"do": "fingerprint", "path": str(path)} for path in self._paths]
-        found = self._done(tasks, "fingerprints", None)
-        digests = {task["path"]: digest for task, digest in found}
+        digests = {task["path"]: digest for task, digest in self._run(tasks, "fingerprints", None)}
         return [[path.name, digests[str(path)]] for path in self._paths]
 
     def plan(self, recipe: dict[str, Any], tokenizer: Tokenizer, settings: PrepareSettings, *, fresh: bool) -> Plan:
-        """Go on with the plan that is there, or make one."""
-        there = Plan.read(self.folder) if (self.folder / PLAN).is_file() else None
-        changes = differences(there.recipe, recipe) if there else ""
+        """Return the plan of interrupted work if there is one, otherwise a new plan."""
+        saved = Plan.read(self.folder) if (self.folder / PLAN).is_file() else None
+        changes = differences(saved.recipe, recipe) if saved else ""
         if changes and not fresh:
             raise DataError(
                 f"{self.folder}: holds unfinished work of another kind ({changes}); "
                 "give the command that began it, or begin anew with --fresh"
             )
-        # Also of a command with --fresh, which may be the one that was stopped: shards that are there are verified.
-        if there is not None and not changes:
-            self._plan = Plan([path.resolve() for path in self._paths], there.parts, recipe, there.dtype)
-        elif (self.folder / MANIFEST).is_file() and there is None and self._manifest()["recipe"] == recipe:
-            # Killed between the last two steps, when nothing but the name was missing.
-            parts: list[Part] = [()] * len(self._manifest()["shards"])
-            self._plan = Plan([], parts, recipe, self._manifest()["dtype"])
+        # With --fresh too, because that command may be the one that was interrupted; existing shards are verified.
+        if saved is not None and not changes:
+            self._plan = Plan([path.resolve() for path in self._paths], saved.parts, recipe, saved.dtype)
+        elif (self.folder / MANIFEST).is_file() and saved is None and read_manifest(self.folder)["recipe"] == recipe:
+            # Killed between the last two steps: only the renaming is missing.
+            parts: list[Part] = [()] * len(read_manifest(self.folder)["shards"])
+            self._plan = Plan([], parts, recipe, read_manifest(self.folder)["dtype"])
         else:
             self._plan = self._new_plan(recipe, tokenizer, settings)
-        with written_file(self.folder / PLAN) as temporary:
+        with atomic_file(self.folder / PLAN) as temporary:
             write_json(temporary, self._plan.as_json())
         return self._plan
 
-    def _manifest(self) -> dict[str, Any]:
-        return read_manifest(self.folder)
-
     def _new_plan(self, recipe: dict[str, Any], tokenizer: Tokenizer, settings: PrepareSettings) -> Plan:
-        with telling_of_disk(self.folder):
+        with disk_errors(self.folder):
             for path in self.folder.iterdir():
                 if path.name != LOCK:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -238,41 +221,25 @@ class _Work:
         ]
         compressed = any(map(is_compressed, self._paths))
         total = None if compressed else sum(path.stat().st_size for path in self._paths)
-        found = {task["file"]: answer for task, answer in self._done(tasks, "reading (bytes)", total)}
-        segments = (segment for file in range(len(tasks)) for segment in found[file])
+        by_file = {task["file"]: result for task, result in self._run(tasks, "reading (bytes)", total)}
+        segments = (segment for file in range(len(tasks)) for segment in by_file[file])
         return [Segment(file, Span(*span), bytes_) for file, span, bytes_ in segments]
 
     def find_duplicates(self, plan: Plan) -> None:
-        """Write down which documents of every part are kept, where that is asked for."""
+        """Write which documents of every part are kept, unless duplicates are kept too."""
         kind, last = plan.recipe["duplicates"], len(plan.parts) - 1
         if kind == "keep" or not self._missing(plan) or kept_path(self.folder, last).exists():
             return
-        with telling_of_disk(self.folder):
+        with disk_errors(self.folder):
             (self.folder / HASHES).mkdir(exist_ok=True)
-        self._all(plan, "hash", range(len(plan.parts)), "looking for duplicates (bytes)")
-        with telling_of_disk(self.folder):
-            self._write_kept(plan, kind)
-
-    def _write_kept(self, plan: Plan, kind: str) -> None:
-        width = 16 if kind == "exact" else BANDS * ROWS * 4
-        together = self.folder / HASHES / "all"
-        counts = []
-        with together.open("wb") as all_hashes:
-            for part in range(len(plan.parts)):
-                with hashes_path(self.folder, part).open("rb") as hashes:
-                    shutil.copyfileobj(hashes, all_hashes)
-                    counts.append(hashes.tell() // width)
-        if kind == "exact":
-            keep = keep_exact(np.fromfile(together, "<u8").reshape(-1, 2))
-        else:
-            empty = np.zeros((0, BANDS * ROWS), np.uint32)
-            mapped = np.memmap(together, "<u4", "r").reshape(-1, BANDS * ROWS) if sum(counts) else empty
-            keep = keep_near(mapped)
-        together.unlink()
-        ends = np.cumsum(counts)
-        for part, count in enumerate(counts):  # the last one last: its presence says that all are there
-            with written_file(kept_path(self.folder, part)) as temporary:
-                keep[ends[part] - count : ends[part]].tofile(temporary)
+        self._run_parts(plan, "hash", range(len(plan.parts)), "looking for duplicates (bytes)")
+        with disk_errors(self.folder):
+            kept = keep_first(
+                [hashes_path(self.folder, part) for part in range(len(plan.parts))], kind, self.folder / HASHES / "all"
+            )
+            for part, flags in enumerate(kept):  # in order: the last file says that all exist
+                with atomic_file(kept_path(self.folder, part)) as temporary:
+                    flags.tofile(temporary)
 
     def make_shards(self, plan: Plan) -> None:
         """Make the shards that are missing."""
@@ -282,73 +249,75 @@ class _Work:
         if missing and self._engine.engine != "local":
             make_on_cluster(self.folder, len(plan.parts), lambda: self._missing(plan), self._engine, self._progress)
             return
-        self._sweep()
-        self._all(plan, "shard", missing, "preparing (bytes)")
+        self._remove_temporary()
+        self._run_parts(plan, "shard", missing, "preparing (bytes)")
 
-    def _sweep(self) -> None:
-        """Take away what killed processes have left half done."""
-        for ruin in [*self.folder.glob("*.tmp"), *self.folder.glob("*/*.tmp")]:
-            shutil.rmtree(ruin) if ruin.is_dir() else ruin.unlink()
+    def _remove_temporary(self) -> None:
+        """Remove what killed processes have left unfinished."""
+        for path in [*self.folder.glob("*.tmp"), *self.folder.glob("*/*.tmp")]:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _missing(self, plan: Plan) -> list[int]:
         shards = self.folder / SHARDS
         numbers = range(len(plan.parts))
-        return [part for part in numbers if read_facts(shards / shard_name(part), plan.dtype) is None]
+        return [part for part in numbers if read_shard_info(shards / shard_name(part), plan.dtype) is None]
 
-    def _all(self, plan: Plan, what: str, parts: Sequence[int], stage: str) -> None:
+    def _run_parts(self, plan: Plan, kind: str, parts: Sequence[int], stage: str) -> None:
         sizes = {part: plan.size(part) for part in parts}
         tasks: list[Task] = [
-            {"do": what, "folder": str(self.folder.resolve()), "part": part, "size": sizes[part]} for part in parts
+            {"do": kind, "folder": str(self.folder.resolve()), "part": part, "size": sizes[part]} for part in parts
         ]
-        for _ in self._done(tasks, stage, sum(sizes.values())):
-            pass
+        self._run(tasks, stage, sum(sizes.values()))
 
-    def _done(self, tasks: Sequence[Task], stage: str, total: int | None) -> list[tuple[Task, Answer]]:
+    def _run(self, tasks: Sequence[Task], stage: str, total: int | None) -> list[tuple[Task, Any]]:
+        """Run tasks in worker processes, or in this one if there is little text; return them with their results."""
         meter = _Meter(self._progress, stage, total)
         workers = self._engine.workers if self._engine.engine == "local" else None
         if workers is None:
             workers = usable_cores() if _estimated_size(self._paths) > _WORTH_A_PROCESS else 1
-        done = list(do_tasks(tasks, workers, meter.add, self._progress.say))
+        results = list(run_tasks(tasks, workers, meter.add, self._progress.say))
         meter.finish()
-        return done
+        return results
 
     def finish(self, plan: Plan, folder: Path) -> None:
-        """Write the manifest, put away the tools, and give the corpus its name."""
-        shards = [read_facts(self.folder / SHARDS / shard_name(part), plan.dtype) for part in range(len(plan.parts))]
-        facts = [shard for shard in shards if shard is not None]
-        if len(facts) < len(shards):
+        """Write the manifest, remove what only the work needed, and give the corpus its name."""
+        shards = [
+            read_shard_info(self.folder / SHARDS / shard_name(part), plan.dtype) for part in range(len(plan.parts))
+        ]
+        infos = [shard for shard in shards if shard is not None]
+        if len(infos) < len(shards):
             raise DataError(f"{self.folder}: shards were damaged while others were made; give the same command again")
         splits = {
-            split: {name: sum(shard["splits"][split][name] for shard in facts) for name in COUNTS} for split in SPLITS
+            split: {name: sum(shard["splits"][split][name] for shard in infos) for name in COUNTS} for split in SPLITS
         }
         if not splits["train"]["tokens"]:
             shutil.rmtree(self.folder)
-            told, held_out = ", ".join(map(str, self._paths)), splits["held_out"]["documents"]
+            names, held_out = ", ".join(map(str, self._paths)), splits["held_out"]["documents"]
             if held_out:
                 raise DataError(
-                    f"{told}: all of its documents ({held_out}) were held out, and none is left to train on; "
+                    f"{names}: all of its documents ({held_out}) were held out, and none is left to train on; "
                     "use a smaller --held-out or another --seed, and see that blank lines part the documents"
                 )
-            raise DataError(f"{told}: no text in it; expected a sentence or a paragraph a line")
+            raise DataError(f"{names}: no text in it; expected a sentence or a paragraph a line")
         manifest = {
             "format": FORMAT,
             "dtype": plan.dtype,
             "splits": splits,
-            "bad_rows": sum(shard["bad_rows"] for shard in facts),
-            "duplicates": sum(shard["duplicates"] for shard in facts),
+            "bad_rows": sum(shard["bad_rows"] for shard in infos),
+            "duplicates": sum(shard["duplicates"] for shard in infos),
             "recipe": plan.recipe,
-            "shards": facts,
+            "shards": infos,
         }
-        with written_file(self.folder / MANIFEST) as temporary:
+        with atomic_file(self.folder / MANIFEST) as temporary:
             write_json(temporary, manifest)
-        with telling_of_disk(self.folder):
+        with disk_errors(self.folder):
             for path in self.folder.iterdir():
                 if path.is_file():
                     flush(path)
             self._rename(folder)
 
     def _rename(self, folder: Path) -> None:
-        self._sweep()
+        self._remove_temporary()
         for name in (HASHES, WORDS, CLUSTER, LOCK, PLAN):
             path = self.folder / name
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -362,34 +331,63 @@ class _Work:
         shutil.rmtree(old, ignore_errors=True)
 
 
+def run_tasks(
+    tasks: Sequence[Task], workers: int, report: Report, say: Callable[[str], None]
+) -> Iterator[tuple[Task, Any]]:
+    """Run tasks and yield each with its result as it finishes.
+
+    Args:
+        tasks: Objects for ``PreparationRunner``.
+        workers: Number of processes; 1 runs them in this process.
+        report: Called with bytes done: in the end exactly the ``size`` of each task that has one.
+        say: Called with a message when a worker has died.
+    """
+    payloads = [json.dumps(task).encode() for task in tasks]
+
+    def on_death(index: int | None, deaths: int, exit_code: int) -> None:
+        if index is None:
+            return
+        what = describe(tasks[index])
+        if deaths == _MOST_DEATHS:
+            raise ClozeError(
+                f"{what}: {deaths} processes have ended at it, the last with exit code {exit_code}, perhaps for lack "
+                "of memory; the finished shards are kept: the same command goes on, with fewer --workers if need be"
+            )
+        say(f"{what}: its process has ended (exit code {exit_code}); another one makes it again")
+
+    with ExitStack() as stack:
+        if workers == 1 or len(tasks) == 1:
+            completed = run_here(stack.enter_context(closing(PreparationRunner())), payloads, report)
+        else:
+            completed = stack.enter_context(WorkerPool(PROGRAM, workers, on_death, report=report)).run(payloads)
+        for index, result, reported in completed:
+            report(tasks[index].get("size", reported) - reported)
+            yield tasks[index], json.loads(result)
+
+
 class _Meter:
-    """Adds up bytes and tells of them."""
+    """Adds up bytes and reports them."""
 
     def __init__(self, progress: Progress, stage: str, total: int | None) -> None:
         self._progress = progress
         self._stage = stage
         self._total = total
-        self._done = self._told = 0
-        self._begun = time.monotonic()
+        self._done = self._reported = 0
+        self._started = time.monotonic()
 
     def add(self, count: int) -> None:
         self._done += count
-        if abs(self._done - self._told) < _TOLD_EVERY:
+        if abs(self._done - self._reported) < _REPORT_EVERY:
             return
-        self._told = self._done
-        # Not the whole before the end, which is told once.
+        self._reported = self._done
+        # The total itself is reported once, at the end.
         done = max(0, self._done) if self._total is None else min(max(0, self._done), max(0, self._total - 1))
-        rate = done / 10**6 / max(1e-3, time.monotonic() - self._begun)
+        rate = done / 10**6 / max(1e-3, time.monotonic() - self._started)
         self._progress.advance(self._stage, done, self._total, **{"MB/s": rate})
 
     def finish(self) -> None:
-        if self._total is not None and self._total >= _WORTH_TELLING:
+        if self._total is not None and self._total >= _FEWEST_REPORTED:
             self._progress.advance(self._stage, self._total, self._total)
-
-
-def id_type(tokenizer: Tokenizer) -> str:
-    """The smallest kind of number that holds every id."""
-    return "<u2" if tokenizer.size <= 2**16 else "<i4"
 
 
 def _is_empty(folder: Path) -> bool:
@@ -397,6 +395,6 @@ def _is_empty(folder: Path) -> bool:
 
 
 def _estimated_size(paths: Sequence[Path]) -> int:
-    """About how many bytes of text there are; what is missing is for the reader to tell."""
+    """Return the approximate number of bytes of text; missing files are reported when they are read."""
     sizes = ((path, path.stat().st_size) for path in paths if path.is_file())
     return sum(size * (_LIKELY_COMPRESSION if is_compressed(path) else 1) for path, size in sizes)

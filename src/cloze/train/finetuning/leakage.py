@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from cloze.corpus.parts import read_any_documents
+from cloze.corpus.documents import read_any_documents
 from cloze.corpus.settings import PrepareSettings
 from cloze.errors import ConfigError, DataError
 from cloze.files import replaced_file

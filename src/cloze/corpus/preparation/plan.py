@@ -1,0 +1,187 @@
+"""The plan of a preparation: which parts of which files become which shard, and what the result depends on.
+
+Parts depend on the files and on the shard size alone: a file is cut after the first document that ends beyond the size,
+and smaller segments are combined with those that follow. So the shards are the same whoever makes them, and however
+often the work is interrupted. The recipe is stored with the corpus, and compared before existing work is reused.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from cloze.corpus.documents import LONGEST_PARAGRAPH, Part, Segment, Span, format_of, open_text
+from cloze.corpus.rows import open_parquet
+from cloze.corpus.settings import PrepareSettings
+from cloze.corpus.shards import MANIFEST, file_digest, read_manifest
+from cloze.errors import DataError
+from cloze.files import OUR_JSON_LIMIT, read_json
+from cloze.text import Tokenizer
+from cloze.workers import Report
+
+PLAN = "plan.json"
+WORDS = "words.txt"
+HASHES = "hashes"
+# Increase these when split_sentences or encode_words give other results.
+SENTENCE_RULES = 1
+WORD_RULES = 1
+_REPORT_EVERY = 2**22  # bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to do: every worker and every cluster job reads it from the work folder."""
+
+    paths: list[Path]
+    parts: list[Part]
+    recipe: dict[str, Any]
+    dtype: str
+
+    @classmethod
+    def read(cls, folder: Path) -> "Plan":
+        """Read the plan of a work folder."""
+        values = read_json(folder / PLAN, DataError, OUR_JSON_LIMIT)
+        parts = [
+            tuple(Segment(file, Span(start, stop, first), size) for file, start, stop, first, size in part)
+            for part in values["parts"]
+        ]
+        return cls([Path(path) for path in values["paths"]], parts, values["recipe"], values["dtype"])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the form that ``read`` reads."""
+        return {
+            "recipe": self.recipe,
+            "dtype": self.dtype,
+            "paths": [str(path) for path in self.paths],
+            "parts": [[[segment.file, *segment.span, segment.size] for segment in part] for part in self.parts],
+        }
+
+    def size(self, part: int) -> int:
+        """Return the approximate number of bytes of text in a part."""
+        return sum(segment.size for segment in self.parts[part])
+
+
+def shard_name(part: int) -> str:
+    """Return the name of a part's shard."""
+    return f"{part:05d}"
+
+
+def hashes_path(folder: Path, part: int) -> Path:
+    """Return the file of the hashes of a part's documents."""
+    return folder / HASHES / f"{shard_name(part)}.hashes"
+
+
+def kept_path(folder: Path, part: int) -> Path:
+    """Return the file that flags which documents of a part are kept."""
+    return folder / HASHES / f"{shard_name(part)}.kept"
+
+
+def survey(path: Path, file: int, column: str, size: int, report: Report = lambda _: None) -> list[Segment]:
+    """Cut one file into segments of about ``size`` bytes; ``report`` is called with bytes as they are read."""
+    if format_of(path) == "parquet":
+        return list(_survey_parquet(path, file, column, size))
+    return list(_survey_lines(path, file, size, report))
+
+
+def _survey_lines(path: Path, file: int, size: int, report: Report) -> Iterator[Segment]:
+    every_line = format_of(path) == "jsonl"
+    start = position = reported = 0
+    number = first = 1
+    inside = False  # a line longer than LONGEST_PARAGRAPH
+    with open_text(path) as stream:
+        while line := stream.readline(LONGEST_PARAGRAPH):
+            position += len(line)
+            was_inside, inside = inside, not line.endswith(b"\n")
+            number += not inside
+            if position - start >= size and not inside and (every_line or (not was_inside and _is_blank(line))):
+                yield Segment(file, Span(start, position, first), position - start)
+                start, first = position, number
+            if position - reported >= _REPORT_EVERY:
+                report(position - reported)
+                reported = position
+    report(position - reported)
+    if start < position:
+        yield Segment(file, Span(start, position, first), position - start)
+
+
+def _is_blank(line: bytes) -> bool:
+    return not line.decode("utf-8", "replace").strip()
+
+
+def _survey_parquet(path: Path, file: int, column: str, size: int) -> Iterator[Segment]:
+    with open_parquet(path, column) as opened:
+        metadata = opened.metadata
+        place = next(index for index in range(metadata.num_columns) if metadata.schema.column(index).path == column)
+        start, row, first, pending = 0, 1, 1, 0
+        for group in range(metadata.num_row_groups):
+            pending += metadata.row_group(group).column(place).total_uncompressed_size
+            row += metadata.row_group(group).num_rows
+            if pending >= size or group == metadata.num_row_groups - 1:
+                yield Segment(file, Span(start, group + 1, first), pending)
+                start, first, pending = group + 1, row, 0
+
+
+def gather(segments: Iterable[Segment], size: int) -> list[Part]:
+    """Combine small segments, so that a hundred thousand small files do not become as many shards."""
+    parts: list[Part] = []
+    pending: list[Segment] = []
+    waiting = 0
+    for segment in segments:
+        pending.append(segment)
+        waiting += segment.size
+        if 2 * waiting >= size:
+            parts.append(tuple(pending))
+            pending, waiting = [], 0
+    return [*parts, tuple(pending)] if pending else parts
+
+
+def make_recipe(texts: list[list[str]], tokenizer: Tokenizer, settings: PrepareSettings) -> dict[str, Any]:
+    """Return everything that the result depends on; ``texts`` are the names and fingerprints of the files."""
+    return {
+        # A list: the order decides which documents are held out, and two files may have one name.
+        "texts": texts,
+        "vocabulary": tokenizer.digest,
+        "held_out": settings.held_out,
+        "seed": settings.seed,
+        "column": settings.text,
+        "on_bad_row": settings.on_bad_row,
+        "words": None if settings.words is None else file_digest(settings.words),
+        "lines": settings.lines,
+        "duplicates": settings.duplicates,
+        "shard_size": settings.shard_size,
+        "sentence_rules": f"{SENTENCE_RULES}, sentencex {version('sentencex')}",
+        "word_rules": f"{WORD_RULES}, rjieba {version('rjieba')}",
+    }
+
+
+def check_same(folder: Path, recipe: dict[str, Any]) -> None:
+    """Raise an error unless the folder holds a corpus of exactly this recipe."""
+    check_is_corpus(folder)
+    if changes := differences(read_manifest(folder).get("recipe"), recipe):
+        raise DataError(f"{folder}: was prepared otherwise ({changes}); choose another --out or delete it")
+
+
+def check_is_corpus(folder: Path) -> None:
+    """Raise an error if an existing folder is not a prepared corpus."""
+    if not (folder / MANIFEST).is_file():
+        raise DataError(f"{folder}: exists and is not a prepared corpus; choose another --out")
+
+
+def differences(recorded: Any, recipe: dict[str, Any]) -> str:
+    """Describe how a recorded recipe differs from this one; empty if it does not."""
+    recorded = recorded if isinstance(recorded, dict) else {}
+    changed = [key for key in recipe if key not in recorded or recorded[key] != recipe[key]]
+    if not changed:
+        return ""
+    shown = [
+        f"{key} is {recorded[key]} there and {recipe[key]} here"
+        for key in changed
+        if key in recorded and key not in {"texts", "vocabulary", "words"}
+    ]
+    return f"{', '.join(changed)} differ{': ' if shown else ''}{', '.join(shown)}"
+
+
+def id_type(tokenizer: Tokenizer) -> str:
+    """Return the smallest NumPy type that holds every id."""
+    return "<u2" if tokenizer.size <= 2**16 else "<i4"
