@@ -13,9 +13,10 @@ from typing import get_args
 
 import numpy as np
 
-from cloze.corpus.batches import PretrainingBatches, WordTables
+from cloze.corpus.batches import PretrainingBatches
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
 from cloze.corpus.shards import Corpus
+from cloze.corpus.word_tables import WordTables
 from cloze.text import Tokenizer
 
 BATCH, LENGTH, STEPS = 32, 128, 200

@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from cloze.checkpoint import StateStore, TrainingState
-from cloze.corpus.batches import WordTables
+from cloze.corpus.word_tables import WordTables
 from cloze.progress import Progress
 from cloze.text import Tokenizer
 from cloze.train.pretraining.batches import Phases

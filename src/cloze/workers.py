@@ -55,7 +55,7 @@ class TaskRunner(Protocol):
 class Completed(NamedTuple):
     """The result of a task: its index among the tasks, what it returned, and how much progress it has reported."""
 
-    index: int
+    task: int
     result: bytes
     progress: int
 

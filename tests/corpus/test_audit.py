@@ -9,9 +9,10 @@ from scipy.stats import binomtest, poisson
 
 from cloze.corpus.audit import Audit, Check, audit, wilson
 from cloze.corpus.audit_masks import is_chance, is_similar_word
-from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTables
+from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
 from cloze.corpus.shards import Corpus
+from cloze.corpus.word_tables import WordTables
 from cloze.errors import ConfigError
 from tests.corpus.made_corpora import FIRST_WORD, WORDS, made_tokenizer, make_word_corpus
 

@@ -5,10 +5,11 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTables
+from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.sampling import Ids, plan_next_sentences
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
 from cloze.corpus.shards import Corpus
+from cloze.corpus.word_tables import WordTables
 from cloze.errors import ConfigError, DataError
 from tests.corpus.made_corpora import FIRST_WORD, WORDS, made_tokenizer, make_corpus, make_word_corpus
 

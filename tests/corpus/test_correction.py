@@ -4,9 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cloze.corpus.mask_selection import write_words
-from cloze.corpus.masking import WordTables
-from cloze.corpus.similar_words import open_word_tables
+from cloze.corpus.word_tables import WordTables, open_word_tables, replace_with_similar
 from cloze.text import Tokenizer
 
 TOKENIZER = Tokenizer.from_vocabulary(
@@ -25,7 +23,7 @@ def mistaken(words: list[str], tables: WordTables, draws: np.ndarray) -> tuple[l
     targets = np.asarray([one for word in ids for one in word])
     heads = np.repeat(np.cumsum([0, *map(len, ids)][:-1]), [len(word) for word in ids])
     fates, random_pieces = np.zeros(len(targets), np.uint8), np.full(len(targets), TOKENIZER.id("a"))
-    seen, missing = write_words(targets, heads, fates, draws, tables.similar, tables.characters, random_pieces)
+    seen, missing = replace_with_similar(targets, heads, fates, draws, tables.similar, tables.characters, random_pieces)
     return [TOKENIZER.pieces[one] for one in seen], missing.tolist()
 
 

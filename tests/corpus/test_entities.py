@@ -3,10 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloze.corpus.mask_selection import EntityFinder, budgets, read_entity_table
-from cloze.corpus.masking import STREAMS, Masker, WordTables
+from cloze.corpus.masking import STREAMS, Masker, budgets
 from cloze.corpus.sampling import Sequences
 from cloze.corpus.settings import MaskSettings
+from cloze.corpus.word_tables import EntityFinder, WordTables, read_entity_table
 from cloze.errors import DataError
 from cloze.text import Tokenizer
 from tests.corpus.made_corpora import FIRST_ENDING, FIRST_WORD, made_tokenizer

@@ -11,12 +11,11 @@ from cloze.corpus.masking import (
     STREAMS,
     Masked,
     Masker,
-    WordTables,
-    ordinary_ids,
     span_boundaries,
 )
 from cloze.corpus.sampling import Ids, Sequences
 from cloze.corpus.settings import MaskSettings
+from cloze.corpus.word_tables import WordTables
 from cloze.errors import ConfigError
 from cloze.text import Tokenizer
 from tests.corpus.made_corpora import ENDINGS, FIRST_ENDING, FIRST_WORD, WORDS, made_tokenizer
@@ -92,10 +91,10 @@ def test_random_words_are_any_ordinary_ones() -> None:
 
 
 def test_special_and_unused_entries_are_no_words() -> None:
-    pieces = [TOKENIZER.pieces[number] for number in ordinary_ids(TOKENIZER).tolist()]
+    pieces = [TOKENIZER.pieces[number] for number in TOKENIZER.ordinary_ids]
     assert pieces == TOKENIZER.pieces[FIRST_WORD:]
     added = Tokenizer.from_vocabulary([*TOKENIZER.pieces, "[unused2]", "unused"], lowercase=True)
-    assert [added.pieces[number] for number in ordinary_ids(added)[-2:]] == ["##e299", "unused"]
+    assert [added.pieces[number] for number in added.ordinary_ids[-2:]] == ["##e299", "unused"]
 
 
 @pytest.mark.parametrize(("mix", "fate"), [((1, 0, 0), HIDDEN), ((0, 1, 0), REPLACED), ((0, 0, 1), KEPT)])

@@ -3,9 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cloze.corpus import similar_words as module
+from cloze.corpus import word_tables as module
 from cloze.corpus.shards import Corpus
-from cloze.corpus.similar_words import learn_similar_table, read_similar_table
+from cloze.corpus.word_tables import learn_similar_table, read_similar_table
 from cloze.errors import DataError
 from cloze.text import Tokenizer
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from cloze.corpus.batches import WordTables
+from cloze.corpus.word_tables import WordTables
 from cloze.model import Bert, BertConfig
 from cloze.text import Tokenizer
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches

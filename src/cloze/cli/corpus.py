@@ -138,7 +138,7 @@ def audit(
     from cloze.corpus.audit import audit as measure
     from cloze.corpus.batches import PretrainingBatches
     from cloze.corpus.shards import Corpus
-    from cloze.corpus.similar_words import open_word_tables
+    from cloze.corpus.word_tables import open_word_tables
     from cloze.text import Tokenizer
 
     check_seed(seed)

@@ -13,8 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
-from cloze.corpus.masking import HIDDEN, KEPT, NO_SIMILAR, REPLACED, WordTables
+from cloze.corpus.masking import HIDDEN, KEPT, NO_SIMILAR, REPLACED
 from cloze.corpus.sampling import Ids, Sequences
+from cloze.corpus.word_tables import WordTables
 from cloze.text.vocabulary import CONTINUATION
 
 Chances = NDArray[np.float64]

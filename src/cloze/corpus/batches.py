@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cloze.corpus.mask_selection import Draws
-from cloze.corpus.masking import STREAMS, Fates, Masker, WordTables
+from cloze.corpus.masking import STREAMS, Fates, Masker
 from cloze.corpus.sampling import (
     Ids,
     Plan,
@@ -23,10 +22,9 @@ from cloze.corpus.sampling import (
 )
 from cloze.corpus.settings import ExampleSettings, MaskSettings, check_seed
 from cloze.corpus.shards import Corpus
+from cloze.corpus.word_tables import Draws, WordTables
 from cloze.errors import ConfigError, DataError
 from cloze.text import Tokenizer
-
-__all__ = ["PretrainingBatch", "PretrainingBatches", "WordTables"]
 
 # Streams of random numbers that must not share their numbers.
 _PLANS, _ORDERS, _MASKS = 1, 2, 3

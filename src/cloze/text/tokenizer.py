@@ -197,6 +197,15 @@ class Tokenizer:
         """The ids of words that were added to the vocabulary after training."""
         return frozenset(self._ids[word] for word in self.settings.ladder.words)
 
+    @property
+    def ordinary_ids(self) -> list[int]:
+        """The ids of pieces of text: neither special tokens nor ``[unused]`` entries."""
+        return [
+            number
+            for number, piece in enumerate(self.pieces)
+            if number not in self.special_ids and not piece.startswith("[unused")
+        ]
+
     def encode_pieces(self, texts: Sequence[str]) -> list[Pieces]:
         """Return ids, offsets and marks, without special tokens or truncation: what words are counted by."""
         return self._encode_texts(texts, _LONGEST_TEXT, read_mask=False)

@@ -9,7 +9,7 @@ import torch
 from matplotlib.axes import Axes
 
 from cloze.checkpoint import load_folder
-from cloze.corpus.batches import WordTables
+from cloze.corpus.word_tables import WordTables
 from cloze.errors import ConfigError, DataError
 from cloze.model import Bert
 from cloze.text import Tokenizer

@@ -4,9 +4,9 @@ from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTables
+from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.shards import Corpus
-from cloze.corpus.similar_words import open_word_tables
+from cloze.corpus.word_tables import WordTables, open_word_tables
 from cloze.errors import ConfigError
 from cloze.model import Bert
 from cloze.model.cost import count_flops

@@ -20,10 +20,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from cloze.checkpoint import find_source, load_folder
-from cloze.corpus.batches import PretrainingBatch, PretrainingBatches, WordTables
+from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
+from cloze.corpus.word_tables import WordTables
 from cloze.errors import CheckpointError, ConfigError, DataError
 from cloze.model import Bert
 from cloze.model.losses import masked_word_logits

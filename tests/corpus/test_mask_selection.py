@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ks_2samp
 
-from cloze.corpus.mask_selection import Choice, budgets, choose_tokens, choose_words, draw_counts
+from cloze.corpus.masking import Selection, budgets, draw_counts, select_tokens, select_words
 from cloze.corpus.sampling import Flags, Ids
 from cloze.corpus.settings import MaskSettings
 
@@ -25,11 +25,13 @@ def make_words(rows: int, width: int, ends: float, seed: int = 0) -> tuple[Flags
     return starts, free
 
 
-def choose_runs(starts: Flags, free: Flags, rate: float, settings: MaskSettings, seed: int = 1) -> tuple[Choice, Ids]:
+def choose_runs(
+    starts: Flags, free: Flags, rate: float, settings: MaskSettings, seed: int = 1
+) -> tuple[Selection, Ids]:
     generator = np.random.default_rng(seed)
     budget = budgets(np.full(len(starts), starts.shape[1]), rate)
     counts = draw_counts(generator.random(starts.shape), settings.run_shares)
-    return choose_words(starts, free, budget, generator.random(starts.shape), counts), budget
+    return select_words(starts, free, budget, generator.random(starts.shape), counts), budget
 
 
 def words_of(starts: Flags) -> Ids:
@@ -43,18 +45,18 @@ def test_count_is_the_rounded_share_and_at_least_one(rate: float) -> None:
     order = np.random.default_rng(0).random(free.shape)
     starts = np.ones_like(free)
     for choice in (
-        choose_tokens(free, budgets(lengths, rate), order),
-        choose_words(starts, free, budgets(lengths, rate), order, np.ones(free.shape, np.int64)),
+        select_tokens(free, budgets(lengths, rate), order),
+        select_words(starts, free, budgets(lengths, rate), order, np.ones(free.shape, np.int64)),
     ):
-        assert not (choice.chosen & ~free).any()
+        assert not (choice.selected & ~free).any()
         expected = [min(max(1, round(length * rate)), length - 2) for length in lengths.tolist()]
-        assert choice.chosen.sum(1).tolist() == expected
+        assert choice.selected.sum(1).tolist() == expected
 
 
 def test_every_token_is_as_likely() -> None:
     lengths = np.full(20_000, 42)
     order = np.random.default_rng(0).random((20_000, 42))
-    chosen = choose_tokens(free_of(lengths, 42), budgets(lengths, 0.15), order).chosen
+    chosen = select_tokens(free_of(lengths, 42), budgets(lengths, 0.15), order).selected
     share = 6 / 40  # round(42 * 0.15) of 40 candidates
     bound = 4.5 * sqrt(20_000 * share * (1 - share))
     assert (np.abs(chosen.sum(0)[1:41] - 20_000 * share) < bound).all()
@@ -63,10 +65,10 @@ def test_every_token_is_as_likely() -> None:
 def test_tokens_that_are_words_are_chosen_like_tokens() -> None:
     free = free_of(np.full(50, 60), 60)
     order, budget = np.random.default_rng(0).random(free.shape), np.full(50, 9)
-    words = choose_words(np.ones_like(free), free, budget, order, np.ones(free.shape, np.int64))
-    tokens = choose_tokens(free, budget, order)
-    assert (words.chosen == tokens.chosen).all()
-    assert (words.units[words.chosen] == tokens.units[tokens.chosen]).all()
+    words = select_words(np.ones_like(free), free, budget, order, np.ones(free.shape, np.int64))
+    tokens = select_tokens(free, budget, order)
+    assert (words.selected == tokens.selected).all()
+    assert (words.units[words.selected] == tokens.units[tokens.selected]).all()
 
 
 @pytest.mark.parametrize("masking", ["word", "ngram", "span"])
@@ -75,11 +77,11 @@ def test_tokens_that_are_words_are_chosen_like_tokens() -> None:
 def test_words_stay_whole_within_the_budget(masking: str, ends: float, rate: float) -> None:
     starts, free = make_words(300, 96, ends)
     choice, budget = choose_runs(starts, free, rate, MaskSettings(masking))  # type: ignore[arg-type]
-    used = choice.chosen.sum(1)
-    assert not (choice.chosen & ~free).any()
+    used = choice.selected.sum(1)
+    assert not (choice.selected & ~free).any()
     assert (used <= budget).all()
     words = words_of(starts)
-    sizes, taken = np.bincount(words), np.bincount(words, weights=choice.chosen.reshape(-1))
+    sizes, taken = np.bincount(words), np.bincount(words, weights=choice.selected.reshape(-1))
     assert np.isin(taken / sizes, [0, 1]).all()
     # Where something of the budget is left, no word that is free would fit into it.
     rows = np.flatnonzero(starts) // 96
@@ -92,7 +94,7 @@ def test_runs_are_words_in_a_row(masking: str) -> None:
     starts, free = make_words(400, 128, 0.3)
     settings = MaskSettings(masking)  # type: ignore[arg-type]
     choice, _ = choose_runs(starts, free, 0.15, settings)
-    rows, columns = np.nonzero(choice.chosen)
+    rows, columns = np.nonzero(choice.selected)
     units, words = choice.units[rows, columns], words_of(starts).reshape(starts.shape)[rows, columns]
     for row in range(0, 400, 7):
         here = rows == row
@@ -110,11 +112,11 @@ def test_run_ends_before_what_it_may_not_take() -> None:
     counts = np.full((1, 12), 9)
     order = np.full((1, 12), 0.9)
     order[0, 9], order[0, 7], order[0, 3] = 0.1, 0.2, 0.3
-    choice = choose_words(starts, free, np.array([6]), order, counts)
+    choice = select_words(starts, free, np.array([6]), order, counts)
     # 9 and 10, up to a special token; 7 and 8, up to those; 3 and 4, up to the budget.
-    assert np.flatnonzero(choice.chosen[0]).tolist() == [3, 4, 7, 8, 9, 10]
-    assert choice.units[0][choice.chosen[0]].tolist() == [3, 3, 7, 7, 9, 9]
-    assert choice.wanted[0][choice.chosen[0]].tolist() == [9] * 6
+    assert np.flatnonzero(choice.selected[0]).tolist() == [3, 4, 7, 8, 9, 10]
+    assert choice.units[0][choice.selected[0]].tolist() == [3, 3, 7, 7, 9, 9]
+    assert choice.wanted[0][choice.selected[0]].tolist() == [9] * 6
 
 
 def test_word_that_does_not_fit_is_passed_over() -> None:
@@ -123,14 +125,14 @@ def test_word_that_does_not_fit_is_passed_over() -> None:
     order = np.array([[0.0, 0.1, 0.0, 0.0, 0.2, 0.0, 0.3, 0.0]])
     ones = np.ones((1, 8), np.int64)
     for budget, expected in ((1, [6]), (2, [4, 5]), (3, [1, 2, 3]), (4, [1, 2, 3, 6]), (5, [1, 2, 3, 4, 5])):
-        choice = choose_words(starts, free, np.array([budget]), order, ones)
-        assert np.flatnonzero(choice.chosen[0]).tolist() == expected
+        choice = select_words(starts, free, np.array([budget]), order, ones)
+        assert np.flatnonzero(choice.selected[0]).tolist() == expected
 
 
 def test_starts_of_runs_are_uniform() -> None:
     starts, free = make_words(20_000, 66, 0.0)
     choice, _ = choose_runs(starts, free, 0.015, MaskSettings("span"))  # a budget of one: the start alone
-    columns = np.nonzero(choice.chosen)[1]
+    columns = np.nonzero(choice.selected)[1]
     generator = np.random.default_rng(3)
     expected = np.flatnonzero(free[0])[generator.integers(free[0].sum(), size=len(columns))]
     assert len(columns) == 20_000
