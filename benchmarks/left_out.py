@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloze.model import PRESETS, Bert, BertConfig, first_places, preset
+from cloze.model import PRESETS, Bert, BertConfig, first_positions, preset
 from cloze.model.losses import masked_word_logits, masked_word_loss, next_sentence_loss, task_logits, task_loss
 from cloze.predict.quantization.precision import use_products
 
@@ -28,7 +28,7 @@ def pretraining_step(model: Bert, ids: Tensor, saving: bool) -> Tensor:
     """Words and sentences, forward."""
     words = torch.arange(1, ids.numel(), 7)  # about 15 %
     words = words[words % ids.shape[1] != 0]
-    needed = torch.cat([first_places(ids), words]) if saving else None
+    needed = torch.cat([first_positions(ids), words]) if saving else None
     last = model(ids, torch.zeros_like(ids), None, needed).last
     loss = masked_word_loss(masked_word_logits(model, last, words), ids.flatten()[words])
     return loss + next_sentence_loss(model, last, torch.zeros(len(ids), dtype=torch.long))[0]
@@ -36,7 +36,7 @@ def pretraining_step(model: Bert, ids: Tensor, saving: bool) -> Tensor:
 
 def classifying_step(model: Bert, ids: Tensor, saving: bool) -> Tensor:
     """A label for each text, forward."""
-    last = model(ids, torch.zeros_like(ids), None, first_places(ids) if saving else None).last
+    last = model(ids, torch.zeros_like(ids), None, first_positions(ids) if saving else None).last
     said = task_logits(model, "sequence", last, [1] * len(ids))
     return task_loss(said, torch.zeros(len(ids), dtype=torch.long), len(ids))
 

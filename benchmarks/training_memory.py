@@ -35,7 +35,7 @@ def measure(preset_name: str, batch: int, length: int, checkpointing: bool) -> d
     """Growth at the height of one step, its seconds, and what was estimated."""
     import torch
 
-    from cloze.model import Bert, first_places, preset
+    from cloze.model import Bert, first_positions, preset
     from cloze.model.cost import estimate
     from cloze.model.losses import masked_word_logits, masked_word_loss, next_sentence_loss
 
@@ -51,7 +51,7 @@ def measure(preset_name: str, batch: int, length: int, checkpointing: bool) -> d
         ids = torch.randint(1, config.vocab_size, (rows, tokens))
         chosen = torch.arange(round(0.15 * rows * tokens)) * 6 + 1
         chosen = chosen[chosen % tokens != 0]
-        needed = torch.cat([first_places(ids), chosen])
+        needed = torch.cat([first_positions(ids), chosen])
         last = model(ids, torch.zeros_like(ids), None, needed).last
         words = masked_word_loss(masked_word_logits(model, last, chosen), ids.flatten()[chosen])
         loss = words + next_sentence_loss(model, last, torch.zeros(rows, dtype=torch.long))[0]

@@ -46,7 +46,7 @@ def make_adapter(base: Path, folder: Path, attachment: Attachment = HOULSBY) -> 
 def logits(contents: ModelFolder) -> Tensor:
     with torch.no_grad():
         bert = contents.model.eval()
-        return bert.heads["sequence"](bert.pooled(bert(IDS, SEGMENTS, MASK).last))  # type: ignore[no-any-return]
+        return bert.heads["sequence"](bert.pooled(bert(IDS, SEGMENTS, MASK).last, MASK))  # type: ignore[no-any-return]
 
 
 def change(folder: Path, **values: Any) -> None:

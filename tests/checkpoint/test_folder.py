@@ -42,16 +42,16 @@ def logits(model: Bert, last: Tensor) -> dict[str, Tensor]:
     """What each head says, under the names that ``transformers`` gives it."""
     by_head: dict[HeadName, Callable[[], dict[str, Tensor]]] = {
         "mlm": lambda: {"prediction_logits": model.heads["mlm"](last)},
-        "nsp": lambda: {"seq_relationship_logits": model.heads["nsp"](model.pooled(last))},
-        "sequence": lambda: {"logits": model.heads["sequence"](model.pooled(last))},
+        "nsp": lambda: {"seq_relationship_logits": model.heads["nsp"](model.pooled(last, None))},
+        "sequence": lambda: {"logits": model.heads["sequence"](model.pooled(last, None))},
         "token": lambda: {"logits": model.heads["token"](last)},
         "span": lambda: dict(zip(("start_logits", "end_logits"), model.heads["span"](last), strict=True)),
-        "choice": lambda: {"logits": model.heads["choice"](model.pooled(last))[None]},
+        "choice": lambda: {"logits": model.heads["choice"](model.pooled(last, None))[None]},
     }
     found = {name: tensor for head in model.head_names for name, tensor in by_head[head]().items()}
     if len(model.head_names) == 1 and len(found) == 1:
         return {"logits": next(iter(found.values()))}  # one head, one name
-    return found or {"last_hidden_state": last, "pooler_output": model.pooled(last)}
+    return found or {"last_hidden_state": last, "pooler_output": model.pooled(last, None)}
 
 
 @pytest.mark.parametrize("name", FOLDERS)

@@ -52,10 +52,10 @@ def move(bert: Bert) -> None:
 @pytest.mark.parametrize("attachment", KINDS, ids=lambda one: one.kind)
 def test_fresh_attachment_is_the_base_to_the_bit(attachment: Attachment, config: BertConfig) -> None:
     bert = random_bert(config, ["mlm", "nsp"])
-    before, pooled = encode(bert), bert.pooled(encode(bert))
+    before, pooled = encode(bert), bert.pooled(encode(bert), None)
     attach(bert, attachment, seed=0)
     assert torch.equal(encode(bert), before)
-    assert torch.equal(bert.pooled(before), pooled)
+    assert torch.equal(bert.pooled(before, None), pooled)
     assert bert.head_names == ("sequence",)
     move(bert)
     assert not torch.equal(encode(bert), before)
@@ -147,7 +147,7 @@ def test_every_trained_parameter_gets_a_gradient_and_no_other(attachment: Attach
     bert = random_bert(SMALL, ["sequence"])
     attach(bert, attachment, seed=0)
     move(bert)  # what starts at zero hides what is behind it for one step
-    bert.heads["sequence"](bert.pooled(bert(IDS, SEGMENTS, MASK).last)).square().sum().backward()
+    bert.heads["sequence"](bert.pooled(bert(IDS, SEGMENTS, MASK).last, MASK)).square().sum().backward()
     for name, parameter in bert.named_parameters():
         assert (parameter.grad is not None) == parameter.requires_grad, name
         assert parameter.grad is None or parameter.grad.abs().max() > 0, name

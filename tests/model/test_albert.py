@@ -116,14 +116,14 @@ def logits(model: Bert, last: Tensor) -> dict[str, Tensor]:
         if name == "mlm":
             found["logits" if model.head_names == ("mlm",) else "prediction_logits"] = head(last)
         elif name == "sop":
-            found["sop_logits"] = head(model.pooled(last))
+            found["sop_logits"] = head(model.pooled(last, None))
         elif name == "token":
             found["logits"] = head(last)
         elif name == "span":
             found["start_logits"], found["end_logits"] = head(last)
         else:
-            found["logits"] = head(model.pooled(last))
-    return found or {"last_hidden_state": last, "pooler_output": model.pooled(last)}
+            found["logits"] = head(model.pooled(last, None))
+    return found or {"last_hidden_state": last, "pooler_output": model.pooled(last, None)}
 
 
 CLASSES: dict[str, list[HeadName]] = {

@@ -62,7 +62,7 @@ def test_unknown_head() -> None:
 
 def test_no_pooler() -> None:
     with pytest.raises(ConfigError, match=r"^this model has no pooler; it was saved without one$"):
-        Bert(BertConfig(10, 4, 1, 1, 4, 8)).pooled(torch.zeros(1, 2, 4))
+        Bert(BertConfig(10, 4, 1, 1, 4, 8)).pooled(torch.zeros(1, 2, 4), None)
 
 
 WHOLE = "a whole number from 1 to 16777216 was expected"

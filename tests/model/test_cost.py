@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from cloze.errors import ConfigError
-from cloze.model import PRESETS, Bert, BertConfig, HeadName, first_places, preset
+from cloze.model import PRESETS, Bert, BertConfig, HeadName, first_positions, preset
 from cloze.model.cost import count_activations, count_flops, count_parameters, estimate
 from cloze.model.losses import (
     masked_word_logits,
@@ -52,7 +52,7 @@ def step(model: Bert) -> None:
     """Forward and back, with all that the heads have to say."""
     ids = torch.randint(1, 500, (BATCH, LENGTH), generator=torch.Generator().manual_seed(1))
     chosen = torch.arange(CHOSEN) * 8 + 1
-    needed = {"mlm": chosen, "mlm nsp": torch.cat([first_places(ids), chosen])}.get(" ".join(model.heads))
+    needed = {"mlm": chosen, "mlm nsp": torch.cat([first_positions(ids), chosen])}.get(" ".join(model.heads))
     last = model(ids, torch.zeros_like(ids), None, needed).last
     loss = masked_word_loss(masked_word_logits(model, last, chosen), ids.flatten()[chosen])
     if "nsp" in model.heads:

@@ -69,7 +69,7 @@ def test_pooled_heads_read_the_mean_of_the_tokens() -> None:
     bert, _ = make("last", head="sequence")
     last = all_states()[-1]
     expected = torch.stack([last[0].mean(0), last[1, :4].mean(0)])
-    torch.testing.assert_close(bert.pooled(encode(bert)), expected)
+    torch.testing.assert_close(bert.pooled(encode(bert), None), expected)
 
 
 @pytest.mark.parametrize("by", get_args(FeatureHead))

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloze.model import Bert, EncoderOutput, first_places, read_by
+from cloze.model import Bert, EncoderOutput, first_positions
 from cloze.model.encoder import Layer
 from tests.model.made import ATTACHED, SMALL, assert_close, attached_bert
 
@@ -62,15 +62,16 @@ def test_the_last_layer_does_less() -> None:
     for module in model.modules():
         if isinstance(module, Layer):
             module.expand.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[:-1].numel()))
-    states(model, first_places(IDS))
+    states(model, first_positions(IDS))
     assert rows == [27, 27, 3]
 
 
 def test_heads_read_what_they_need() -> None:
-    assert first_places(IDS).tolist() == [0, 9, 18]
+    model = Bert(SMALL)
+    assert first_positions(IDS).tolist() == [0, 9, 18]
     for head in ("sequence", "choice", "nsp", "sop"):
-        places = read_by(head, IDS)
+        places = model.needed_by(head, IDS, None)
         assert places is not None
-        assert torch.equal(places, first_places(IDS))
-    assert read_by("token", IDS) is None
-    assert read_by("span", IDS) is None
+        assert torch.equal(places, first_positions(IDS))
+    assert model.needed_by("token", IDS, None) is None
+    assert model.needed_by("span", IDS, None) is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloze.model import Bert, EncoderOutput, first_places
+from cloze.model import Bert, EncoderOutput, first_positions
 from cloze.model.encoder import Layer
 from cloze.model.packing import Packing
 from tests.model.made import ATTACHED, SMALL, assert_close, attached_bert, random_bert
@@ -48,7 +48,7 @@ def test_tokens_may_stand_anywhere(mask: Tensor) -> None:
 
 
 def test_with_some_places_needed() -> None:
-    places = torch.cat([first_places(IDS), torch.tensor([10, 3, 30])])
+    places = torch.cat([first_positions(IDS), torch.tensor([10, 3, 30])])
     padded, packed = both(made("bert", "plain"), MASK, places)
     assert_close(packed.last, padded.last)
     assert (packed.last.flatten(0, 1).abs().sum(1) > 0).sum() == len(places)

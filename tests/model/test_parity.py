@@ -102,7 +102,7 @@ def test_forward(case: Case) -> None:
         assert_close(our_state, their_state)
     for our_weights, their_weights in zip(ours.attentions, theirs.attentions, strict=True):
         assert_close(our_weights, their_weights)
-    pooled = case.ours.pooled(ours.last)
+    pooled = case.ours.pooled(ours.last, None)
     assert_close(pooled, case.theirs.bert.pooler(theirs.hidden_states[-1]))
     assert_close(case.ours.heads["mlm"](ours.last), theirs.prediction_logits)
     assert_close(case.ours.heads["nsp"](pooled), theirs.seq_relationship_logits)

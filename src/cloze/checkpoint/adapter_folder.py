@@ -33,9 +33,9 @@ from cloze.checkpoint.weights import PICKLE, SAFETENSORS, read_safetensors, writ
 from cloze.errors import CheckpointError
 from cloze.files import read_json, replaced_folder, write_json
 from cloze.kinds import FeatureHead, Features
-from cloze.model import HEAD_NAMES, Bert
+from cloze.model import HEAD_NAMES, Backbone
 from cloze.model.adapters import Attachment, AttachmentKind, Parts, install, new_parts, part_tensors, parts_of
-from cloze.model.bert import PRETRAINING_HEADS
+from cloze.model.heads import PRETRAINING_HEADS
 from cloze.tasks.kind import TaskLabels
 
 TENSORS = "adapter.safetensors"
@@ -130,11 +130,11 @@ def _features(attachment: Attachment) -> dict[str, Any]:
     return {"reads": attachment.reads, "feature_head": attachment.feature_head}
 
 
-def _task_values(bert: Bert, attachment: Attachment, task: TaskLabels) -> dict[str, Any]:
+def _task_values(bert: Backbone, attachment: Attachment, task: TaskLabels) -> dict[str, Any]:
     """What ``config.json`` would say of the task alone."""
     heads = (attachment.head,)
-    without = write_config(bert.config, heads, None)
-    return {name: value for name, value in write_config(bert.config, heads, task).items() if name not in without}
+    without = write_config(bert, heads, None)
+    return {name: value for name, value in write_config(bert, heads, task).items() if name not in without}
 
 
 def _way(destination: Path, base: Path) -> str:
@@ -223,7 +223,7 @@ def _section(values: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]
     return section
 
 
-def load_parts(described: AdapterFile, bert: Bert) -> Parts:
+def load_parts(described: AdapterFile, bert: Backbone) -> Parts:
     """The modules of an adapter for this base, with their tensors; the base stays as it is."""
     path = described.folder / TENSORS
     with torch.device("meta"):  # sizes are believed only once the tensors have confirmed them

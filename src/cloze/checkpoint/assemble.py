@@ -1,4 +1,4 @@
-"""Tensors with HF names + a configuration -> a model, and what was missing or left over."""
+"""Tensors with names from the disk + a configuration -> a model, with notes on what was missing or left over."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,10 +8,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cloze.checkpoint.config_file import read_config, read_layout, read_sentence_task, read_task, read_task_head
+from cloze.checkpoint.config_file import (
+    read_backbone,
+    read_config,
+    read_layout,
+    read_sentence_task,
+    read_task,
+    read_task_head,
+)
 from cloze.checkpoint.names import COPIES, Layout, hugging_face_names, joined, layer_prefix, normalised
 from cloze.errors import CheckpointError
-from cloze.model import Bert, BertConfig, HeadName
+from cloze.model import HEAD_NAMES, Backbone, BertConfig, HeadName
 from cloze.tasks.kind import TaskLabels
 from cloze.tasks.registry import labelled_kinds
 
@@ -20,22 +27,24 @@ _DERIVED = {"bert.embeddings.position_ids", "albert.embeddings.position_ids"}
 
 @dataclass(frozen=True)
 class Assembled:
-    """A model and what there is to say about how it was put together."""
+    """A model, what its task head means, and notes for the user."""
 
-    model: Bert
+    model: Backbone
     task: TaskLabels | None
     notes: tuple[str, ...]
 
 
 def assemble(tensors: Mapping[str, Tensor], values: dict[str, Any], path: Path) -> Assembled:
     """Build the model that the tensors hold; ``path`` is named in errors."""
-    config, layout = read_config(values, path), read_layout(values, path)
+    config, layout = read_config(values, path), read_layout(values)
     found = _without_copies({normalised(name, layout): tensor for name, tensor in tensors.items()}, layout)
     heads = _heads(found, layout, read_task_head(values), read_sentence_task(values, path))
-    labels = _count_labels(found, path)
+    labels = _count_labels(found, layout, path)
     _check_depth(config, layout, found, path)
     with torch.device("meta"):  # sizes are believed only once the tensors have confirmed them
-        model = Bert(config, heads, labels=labels, pooler=_has(found, "pooler.dense.weight", layout))
+        model = read_backbone(values, path)(
+            config, heads, labels=labels, pooler=_has(found, "pooler.dense.weight", layout)
+        )
     state = {name: _take(name, layout, parameter, found, path) for name, parameter in model.state_dict().items()}
     model.load_state_dict(state, assign=True)
     _check_tied(tensors, layout, found, path)
@@ -44,8 +53,9 @@ def assemble(tensors: Mapping[str, Tensor], values: dict[str, Any], path: Path) 
     return Assembled(model.eval(), task, _notes(model, layout, found))
 
 
-def _count_labels(found: Mapping[str, Tensor], path: Path) -> int:
-    bias = found.get("classifier.bias")
+def _count_labels(found: Mapping[str, Tensor], layout: Layout, path: Path) -> int:
+    names = [name for head in ("sequence", "token") for name in hugging_face_names(f"heads.{head}.output.bias", layout)]
+    bias = next((found[name] for name in names if name in found), None)
     if bias is None:
         return 2
     if bias.ndim != 1 or len(bias) == 0:
@@ -55,6 +65,10 @@ def _count_labels(found: Mapping[str, Tensor], path: Path) -> int:
 
 def _check_depth(config: BertConfig, layout: Layout, found: Mapping[str, Tensor], path: Path) -> None:
     """Refuse more layers than there are before they are built: even without memory, millions would take hours."""
+    if layout == "native":  # other architectures name their layers as they like, but each has a tensor
+        if config.distinct_layers > len(found):
+            raise CheckpointError(f"{path}: config.json asks for {config.layers} layers, but has {len(found)} tensors")
+        return
     last = layer_prefix(config.distinct_layers - 1, layout)
     if not any(name.startswith(last) for name in found):
         raise CheckpointError(
@@ -68,6 +82,8 @@ def _has(found: Mapping[str, Tensor], name: str, layout: Layout) -> bool:
 
 
 def _heads(found: Mapping[str, Tensor], layout: Layout, task_head: HeadName, sentence_head: HeadName) -> list[HeadName]:
+    if layout == "native":
+        return [name for name in HEAD_NAMES if any(tensor.startswith(f"heads.{name}.") for tensor in found)]
     heads: list[HeadName] = []
     if _has(found, "heads.mlm.bias", layout) and _has(found, "heads.mlm.dense.weight", layout):
         heads.append("mlm")
@@ -118,7 +134,7 @@ def _check_tied(tensors: Mapping[str, Tensor], layout: Layout, found: Mapping[st
             )
 
 
-def _notes(model: Bert, layout: Layout, found: Mapping[str, Tensor]) -> tuple[str, ...]:
+def _notes(model: Backbone, layout: Layout, found: Mapping[str, Tensor]) -> tuple[str, ...]:
     notes = []
     if model.pooler is None and not {"token", "span"} & set(model.head_names):  # which read the tokens themselves
         notes.append("no pooler in the weights: [CLS] is used as it is")

@@ -4,13 +4,15 @@ A model whose tables have a width of their own is an ALBERT there, any other one
 """
 
 import math
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from cloze.checkpoint.names import Layout
+from cloze.checkpoint.names import Layout, layout_of
 from cloze.errors import CheckpointError, ConfigError, did_you_mean
 from cloze.kinds import LONGEST_ANSWER, LongTexts
-from cloze.model import BertConfig, HeadName
+from cloze.model import Backbone, BertConfig, HeadName
+from cloze.model.backbone import find_backbone, registered_types
 from cloze.tasks.kind import TaskKind, TaskLabels
 from cloze.tasks.registry import KINDS, find_kind, labelled_kinds
 
@@ -43,7 +45,7 @@ _ALBERT_DEFAULTS = {
 
 # Both sentence tasks have two outputs under one name; a folder says which it is where its library would not guess it.
 _SENTENCE_TASK = "cloze_sentence_task"
-_USUAL_TASK: dict[Layout, HeadName] = {"bert": "nsp", "albert": "sop"}
+_USUAL_TASK: dict[Layout, HeadName] = {"bert": "nsp", "albert": "sop", "native": "nsp"}
 
 # Which task head a folder's "classifier" is cannot be told from its tensors, only from the class that saved it.
 _HEAD_CLASSES: dict[str, HeadName] = {
@@ -59,25 +61,29 @@ _OWN = "cloze_task"
 _CORRECTING = "cloze_correcting"
 
 
-def read_layout(values: dict[str, Any], path: Path) -> Layout:
-    """Whose folder this is."""
-    kind = values.get("model_type", "bert")
-    if kind == "bert":
-        return "bert"
-    if kind == "albert":
-        return "albert"
-    raise CheckpointError(f"{path}: model_type is {kind!r}; only 'bert' and 'albert' folders can be read")
+def read_backbone(values: dict[str, Any], path: Path) -> type[Backbone]:
+    """Return the registered architecture that a folder names."""
+    model_type = values.get("model_type", "bert")
+    backbone = find_backbone(model_type) if isinstance(model_type, str) else None
+    if backbone is None:
+        *others, last = map(repr, registered_types())
+        raise CheckpointError(
+            f"{path}: model_type is {model_type!r}; only {', '.join(others)} and {last} folders can be read"
+        )
+    return backbone
 
 
-def layout_of(config: BertConfig) -> Layout:
-    """Whose folder a model is written as."""
-    return "bert" if config.embedding_size is None else "albert"
+def read_layout(values: dict[str, Any]) -> Layout:
+    """Return whose parameter names a folder has."""
+    return layout_of(values.get("model_type", "bert"))
 
 
 def read_config(values: dict[str, Any], path: Path) -> BertConfig:
     """Build the configuration from a parsed ``config.json``."""
-    extra: dict[str, Any] = {}
-    if read_layout(values, path) == "albert":
+    config_type = read_backbone(values, path).config_type
+    # What an architecture adds to the common sizes keeps its own name.
+    extra = {field.name: values[field.name] for field in _added_fields(config_type) if field.name in values}
+    if read_layout(values) == "albert":
         values = _ALBERT_DEFAULTS | {key: value for key, value in values.items() if value is not None}
         extra = {"embedding_size": values["embedding_size"], "shared_layers": _read_sharing(values, path)}
     for key, expected in {
@@ -93,9 +99,14 @@ def read_config(values: dict[str, Any], path: Path) -> BertConfig:
     try:
         # A key with null means "the default", as HF has it.
         known = {ours: values[theirs] for ours, theirs in _NAMES.items() if values.get(theirs) is not None}
-        return BertConfig(**known, **extra)
+        return config_type(**known, **extra)
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{path}: {error}") from error
+
+
+def _added_fields(config_type: type[BertConfig]) -> list[Field[Any]]:
+    common = {field.name for field in fields(BertConfig)}
+    return [field for field in fields(config_type) if field.name not in common]
 
 
 def _read_sharing(values: dict[str, Any], path: Path) -> bool:
@@ -111,7 +122,7 @@ def _read_sharing(values: dict[str, Any], path: Path) -> bool:
 
 def read_sentence_task(values: dict[str, Any], path: Path) -> HeadName:
     """Which of the two sentence heads a folder has, if it has one."""
-    task = values.get(_SENTENCE_TASK, _USUAL_TASK[read_layout(values, path)])
+    task = values.get(_SENTENCE_TASK, _USUAL_TASK[read_layout(values)])
     if task == "nsp":
         return "nsp"
     if task == "sop":
@@ -210,13 +221,18 @@ def _count(value: Any, name: str, path: Path) -> int:
 
 
 def write_config(
-    config: BertConfig, heads: tuple[HeadName, ...], task: TaskLabels | None, correcting: float | None = None
+    model: Backbone, heads: tuple[HeadName, ...], task: TaskLabels | None, correcting: float | None = None
 ) -> dict[str, Any]:
-    """The ``config.json`` that lets ``transformers`` load the folder as it is."""
-    layout = layout_of(config)
+    """Return the ``config.json`` that lets ``transformers`` load a BERT or ALBERT folder as it is."""
+    config, layout = model.config, layout_of(model.model_type)
     # The type to compute in: a file of half the size says float32 too, since processors are slow or wrong with less.
-    values: dict[str, Any] = {"architectures": [_class_name(heads, layout)], "model_type": layout, "dtype": "float32"}
+    values: dict[str, Any] = {
+        "architectures": [_class_name(heads, layout)] if layout != "native" else [type(model).__name__],
+        "model_type": model.model_type,
+        "dtype": "float32",
+    }
     values |= {theirs: getattr(config, ours) for ours, theirs in _NAMES.items()}
+    values |= {field.name: getattr(config, field.name) for field in _added_fields(type(config))}
     if layout == "albert":
         values |= {
             "embedding_size": config.embedding_size,

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from cloze.checkpoint.assemble import assemble, check_segments, check_vocabulary
-from cloze.checkpoint.config_file import layout_of, read_correcting, write_config
-from cloze.checkpoint.names import to_hugging_face
+from cloze.checkpoint.config_file import read_correcting, write_config
+from cloze.checkpoint.names import layout_of, to_hugging_face
 from cloze.checkpoint.pooling_files import EmbeddingSettings, read_embedding, write_embedding
 from cloze.checkpoint.tensorflow import find_checkpoint, read_tensorflow
 from cloze.checkpoint.weights import PRETRAINING_HEADS, SAFETENSORS, read_weights, write_safetensors
 from cloze.errors import CheckpointError, ConfigError
 from cloze.files import read_json, replaced_folder, write_json
-from cloze.model import Bert
+from cloze.model import Backbone
 from cloze.model.adapters import Attachment, without_attachment
 from cloze.tasks.kind import TaskLabels
 from cloze.text import Tokenizer
@@ -57,7 +57,7 @@ class AdapterOf:
 class ModelFolder:
     """Everything that a model folder says."""
 
-    model: Bert
+    model: Backbone
     tokenizer: Tokenizer
     task: TaskLabels | None = None
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
@@ -76,7 +76,9 @@ def load_folder(path: Path) -> ModelFolder:
     else:
         values, tensors = read_json(folder / CONFIG), read_weights(folder)
     assembled = assemble(tensors, values, folder)
-    tokenizer = Tokenizer.from_folder(folder, positions=assembled.model.config.positions)
+    model = assembled.model
+    longest = model.config.positions if model.capabilities.has_positions else None
+    tokenizer = Tokenizer.from_folder(folder, positions=longest)
     check_vocabulary(tokenizer.size, assembled.model.config, folder)
     check_segments(tokenizer.segments, assembled.model.config, folder)
     card = folder / "README.md"
@@ -130,10 +132,10 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
         raise CheckpointError(f"{destination}: exists and is not a model folder; choose another place")
     _refuse_others_files(destination)
     model = without_attachment(contents.model)
-    tensors = _rounded(to_hugging_face(model.state_dict(), layout_of(model.config)), dtype)
+    tensors = _rounded(to_hugging_face(model.state_dict(), layout_of(model.model_type)), dtype)
     apart = {name for name in tensors if name.startswith("sbo.")}
     with replaced_folder(destination) as folder:
-        write_json(folder / CONFIG, write_config(model.config, model.head_names, contents.task, contents.correcting))
+        write_json(folder / CONFIG, write_config(model, model.head_names, contents.task, contents.correcting))
         write_safetensors(folder / SAFETENSORS, {name: tensors[name] for name in tensors if name not in apart})
         if apart:
             write_safetensors(folder / PRETRAINING_HEADS, {name: tensors[name] for name in sorted(apart)})

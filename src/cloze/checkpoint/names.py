@@ -1,7 +1,8 @@
-"""What each parameter is called: here, in HF folders, and in Google's TensorFlow checkpoints.
+"""Parameter names: in cloze, in Hugging Face folders, and in Google's TensorFlow checkpoints.
 
-HF names are the ones on disk; BERT's and ALBERT's differ. Ours differ in one way that is more than spelling: query, key
-and value are one matrix here and three there.
+Folders hold Hugging Face names; BERT's and ALBERT's differ. The names in cloze differ in one way that is more than
+spelling: query, key and value are one matrix here and three there. Architectures without a table here are saved
+under cloze's own names (layout "native").
 """
 
 import re
@@ -11,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-# Whose names a folder has: "model_type" in its config.json.
-Layout = Literal["bert", "albert"]
+# Whose names a folder has, which follows from "model_type" in its config.json.
+Layout = Literal["bert", "albert", "native"]
 
 # Longest first, so that "attention.output." does not shadow what is inside it.
 _LAYER_PARTS: dict[Layout, dict[str, str]] = {
@@ -83,13 +84,23 @@ COPIES: dict[Layout, dict[str, str]] = {
         "predictions.decoder.weight": "albert.embeddings.word_embeddings.weight",
         "predictions.decoder.bias": "predictions.bias",
     },
+    "native": {},
 }
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 _FUSED = "attention.query_key_value."
 
 
+def layout_of(model_type: str) -> Layout:
+    """Return whose parameter names a folder of this model type has."""
+    if model_type == "bert":
+        return "bert"
+    return "albert" if model_type == "albert" else "native"
+
+
 def hugging_face_names(name: str, layout: Layout = "bert") -> tuple[str, ...]:
-    """The name, or the three names, under which a parameter of ours stands in an HF folder."""
+    """Return the name, or the three names, that a parameter has in a Hugging Face folder."""
+    if layout == "native":
+        return (name,)
     layer = _LAYER.fullmatch(name)
     if layer is None:
         return (_replace_prefix(name, _PARTS[layout]),)
@@ -113,7 +124,7 @@ def _replace_prefix(name: str, table: Mapping[str, str]) -> str:
 
 
 def to_hugging_face(state: Mapping[str, Tensor], layout: Layout = "bert") -> dict[str, Tensor]:
-    """Rename a state dictionary for the disk. A bare encoder goes without the ``bert.`` prefix, as HF has it."""
+    """Rename a state dictionary for saving. A bare encoder has no ``bert.`` prefix, as Hugging Face has it."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         names = hugging_face_names(name, layout)
@@ -133,7 +144,7 @@ def normalised(name: str, layout: Layout = "bert") -> str:
     """The modern HF name of a tensor that an older release, or a bare encoder, calls otherwise."""
     name = re.sub(r"\.LayerNorm\.gamma$", ".LayerNorm.weight", name)
     name = re.sub(r"\.LayerNorm\.beta$", ".LayerNorm.bias", name)
-    if name.startswith(("embeddings.", "encoder.", "pooler.")):
+    if layout != "native" and name.startswith(("embeddings.", "encoder.", "pooler.")):
         name = f"{layout}.{name}"
     return name
 

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from cloze.checkpoint.adapter_folder import weights_fingerprint
 from cloze.checkpoint.folder import ModelFolder, find_model
 from cloze.checkpoint.weights import read_safetensors_facts, write_safetensors
-from cloze.errors import CheckpointError
+from cloze.errors import CheckpointError, ConfigError
 from cloze.files import replaced_file
-from cloze.model import Bert
+from cloze.model import Backbone, Bert
 
 INT8 = "int8.safetensors"
 # A row of zeros has no scale of its own; whatever it is divided by, it stays zero.
@@ -80,8 +80,22 @@ class QuantizedFile:
     least_cosine: float
 
 
-def layer_products(bert: Bert) -> Iterator[tuple[str, nn.Linear]]:
-    """The matrix products of the layers by their places in the model: what is rounded."""
+def require_fused_kernels(model: Backbone, feature: str) -> Bert:
+    """Return the model if it declares ``fused_kernels``; rounded products and fused layers are written for its layers.
+
+    Raises:
+        ConfigError: If the architecture does not declare them.
+    """
+    if not (model.capabilities.fused_kernels and isinstance(model, Bert)):
+        raise ConfigError(
+            f"{feature} is not implemented for models of type {model.model_type!r}; use fp32, or auto, which takes it"
+        )
+    return model
+
+
+def layer_products(model: Backbone) -> Iterator[tuple[str, nn.Linear]]:
+    """Yield the matrix products of the layers, the ones that are rounded, by their names in the model."""
+    bert = require_fused_kernels(model, "computing in fewer bits")
     for number, layer in enumerate(bert.encoder.layers):
         for name in _PRODUCTS:
             linear = layer.get_submodule(name)

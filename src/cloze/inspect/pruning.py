@@ -72,7 +72,7 @@ def head_importance(
         gates = torch.ones(len(indices), config.layers, config.heads, device=model.device, requires_grad=True)
         with gated_heads(model.bert, gates):
             last = model.bert(batch.ids, batch.segments, batch.mask).last
-        logits = model.bert.heads["sequence"](model.bert.pooled(last))
+        logits = model.bert.heads["sequence"](model.bert.pooled(last, batch.mask))
         batch_targets = torch.tensor([targets[index] for index in indices], device=model.device)
         (gradient,) = torch.autograd.grad(
             _loss(logits, batch_targets, numbers=kind.targets == "number"), gates

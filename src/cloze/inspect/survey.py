@@ -124,7 +124,7 @@ def build_layouts(
     model: Model, samples: Sequence[Sample], settings: HeadSettings, groups: WordGroups | None, progress: Progress
 ) -> tuple[list[Layout], int]:
     """Return the layout of every sequence, and the number of sequences on which predictive words were measured."""
-    vectors = model.bert.encoder.embeddings.token.weight.detach().float().cpu().numpy()
+    vectors = model.bert.token_table.weight.detach().float().cpu().numpy()
     encodings = [sample.encoding for sample in samples]
     related = Relatedness(vectors, encodings, settings.related_share, groups, settings.seed)
     measured = _measured_sequences(encodings, settings)
@@ -145,7 +145,7 @@ def iter_attentions(model: Model, samples: Sequence[Sample]) -> Iterator[tuple[i
     encodings = [sample.encoding for sample in samples]
     for indices in batches([len(encoding.ids) for encoding in encodings]):
         batch = collate([encodings[index] for index in indices], model.tokenizer.pad_id, model.device)
-        output = model.bert.encoder(batch.ids, batch.segments, batch.mask, keep_attentions=True)
+        output = model.bert.encode(batch.ids, batch.segments, batch.mask, keep_attentions=True)
         attention = torch.cat(output.attentions, 1).float().cpu().numpy()  # L of (B, A, T, T) -> (B, L A, T, T)
         for index, weights in zip(indices, attention, strict=True):
             length = len(encodings[index].ids)

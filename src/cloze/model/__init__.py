@@ -1,18 +1,23 @@
-"""Batch -> hidden states: the shape of an encoder, the encoder, and what stands on it."""
+"""Batch -> hidden states: the backbone protocol, BERT as its first implementation, the heads on top."""
 
-from cloze.model.bert import HEAD_NAMES, Bert, HeadName, read_by
+from cloze.model.backbone import Backbone, Capabilities, first_positions, register_backbone
+from cloze.model.bert import Bert
 from cloze.model.config import PRESETS, BertConfig, preset
-from cloze.model.encoder import Encoder, EncoderOutput, first_places
+from cloze.model.encoder import Encoder
+from cloze.model.heads import HEAD_NAMES, HeadName
+from cloze.model.layers import EncoderOutput
 
 __all__ = [
     "HEAD_NAMES",
     "PRESETS",
+    "Backbone",
     "Bert",
     "BertConfig",
+    "Capabilities",
     "Encoder",
     "EncoderOutput",
     "HeadName",
-    "first_places",
+    "first_positions",
     "preset",
-    "read_by",
+    "register_backbone",
 ]

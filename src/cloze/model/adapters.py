@@ -25,11 +25,13 @@ from torch import Tensor, nn
 
 from cloze.errors import ConfigError
 from cloze.kinds import FeatureHead, Features
-from cloze.model.bert import POOLED_HEADS, Bert, HeadName
+from cloze.model.backbone import Backbone
+from cloze.model.bert import Bert, require_bert
 from cloze.model.config import BertConfig
-from cloze.model.encoder import Layer, SelfAttention, initialise
+from cloze.model.encoder import Layer, SelfAttention
 from cloze.model.frozen_features import Reader
-from cloze.model.heads import Pooler
+from cloze.model.heads import POOLED_HEADS, HeadName, Pooler
+from cloze.model.layers import initialise
 
 
 class LowRank(nn.Module):
@@ -113,20 +115,11 @@ class Adapter(nn.Module):
         return states + changed
 
 
-def new_parts(bert: Bert, attachment: Attachment) -> Parts:
+def new_parts(bert: Backbone, attachment: Attachment) -> Parts:
     """The modules of an attachment by their places in a model, to be initialised or loaded; the model has none yet."""
     parts: Parts = {}
-    for number, layer in enumerate(bert.encoder.layers):
-        assert isinstance(layer, Layer)
-        place = f"encoder.layers.{number}"
-        if attachment.kind == "houlsby":
-            for name in ("attention", "feedforward"):
-                parts[f"{place}.{name}_adapter"] = Adapter(bert.config, attachment.size)
-                parts[f"{place}.{name}_norm"] = deepcopy(getattr(layer, f"{name}_norm"))
-        elif attachment.kind == "lora":
-            parts[f"{place}.attention.low_rank"] = LowRank(bert.config, attachment.size, attachment.alpha)
-    if attachment.kind == "houlsby":
-        parts["encoder.embeddings.norm"] = deepcopy(bert.encoder.embeddings.norm)
+    if attachment.kind != "features":  # which reads the states of any backbone
+        parts = _layer_parts(require_bert(bert, f"an adapter of kind {attachment.kind}"), attachment)
     head = bert.new_head(attachment.head, attachment.labels)
     if attachment.kind == "features":
         pools = attachment.head in POOLED_HEADS
@@ -139,7 +132,24 @@ def new_parts(bert: Bert, attachment: Attachment) -> Parts:
     return parts | {"heads": nn.ModuleDict({attachment.head: head})}
 
 
-def install(bert: Bert, parts: Mapping[str, nn.Module | None]) -> Parts:
+def _layer_parts(bert: Bert, attachment: Attachment) -> Parts:
+    """What an attachment puts into each layer."""
+    parts: Parts = {}
+    for number, layer in enumerate(bert.encoder.layers):
+        assert isinstance(layer, Layer)
+        place = f"encoder.layers.{number}"
+        if attachment.kind == "houlsby":
+            for name in ("attention", "feedforward"):
+                parts[f"{place}.{name}_adapter"] = Adapter(bert.config, attachment.size)
+                parts[f"{place}.{name}_norm"] = deepcopy(getattr(layer, f"{name}_norm"))
+        else:
+            parts[f"{place}.attention.low_rank"] = LowRank(bert.config, attachment.size, attachment.alpha)
+    if attachment.kind == "houlsby":
+        parts["encoder.embeddings.norm"] = deepcopy(bert.encoder.embeddings.norm)
+    return parts
+
+
+def install(bert: Backbone, parts: Mapping[str, nn.Module | None]) -> Parts:
     """Put modules into their places and return what stood there, which undoes it."""
     before: Parts = {}
     for place, part in parts.items():
@@ -150,7 +160,7 @@ def install(bert: Bert, parts: Mapping[str, nn.Module | None]) -> Parts:
     return before
 
 
-def attach(bert: Bert, attachment: Attachment, seed: int) -> Parts:
+def attach(bert: Backbone, attachment: Attachment, seed: int) -> Parts:
     """Give a model a fresh attachment, freeze all that is not part of it, and return its parts."""
     parts = new_parts(bert, attachment)
     generator = torch.Generator().manual_seed(seed)
@@ -179,16 +189,16 @@ def part_tensors(parts: Mapping[str, nn.Module | None]) -> dict[str, Tensor]:
     }
 
 
-def parts_of(bert: Bert, attachment: Attachment) -> Parts:
+def parts_of(bert: Backbone, attachment: Attachment) -> Parts:
     """The parts of an attachment that a model has."""
     with torch.device("meta"):  # the places alone are wanted
         places = new_parts(bert, attachment)
     return {place: bert.get_submodule(place) for place in places}
 
 
-def without_attachment(bert: Bert) -> Bert:
-    """A plain BERT that says the same: low-rank changes become part of the weights; what cannot is refused."""
-    layers = [layer for layer in bert.encoder.layers if isinstance(layer, Layer)]
+def without_attachment(bert: Backbone) -> Backbone:
+    """A plain model that says the same: low-rank changes become part of the weights; what cannot is refused."""
+    layers = [layer for layer in bert.encoder.layers if isinstance(layer, Layer)] if isinstance(bert, Bert) else []
     if bert.reader is not None or any(layer.attention_adapter is not None for layer in layers):
         kind = "features" if bert.reader is not None else "houlsby"
         raise ConfigError(

@@ -11,9 +11,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from cloze.errors import ConfigError
-from cloze.model.bert import POOLED_HEADS, HeadName
 from cloze.model.config import BertConfig
-from cloze.model.heads import SPAN_PLACE_SIZE, SPAN_PLACES
+from cloze.model.heads import POOLED_HEADS, SPAN_PLACE_SIZE, SPAN_PLACES, HeadName
 
 _FLOAT = 4  # bytes; weights, states and gradients are float32
 

@@ -5,72 +5,18 @@ unlike most later models, LayerNorm comes after each residual sum (post-LayerNor
 
 Dimensions: B sequences, T tokens, H hidden size, E table width (H in BERT), A heads, D head size (H = A * D), L layers,
 V vocabulary, M places that somebody will read.
-
-Dropout that a CPU can afford.
-
-PyTorch draws a random number for every element, which on a CPU takes longer than the softmax before it. Sixteen random
-bits decide as well: four elements share one 64-bit draw. What is kept is a factor an element, zero or what the others
-grow by, because a CPU multiplies several times faster than it chooses (docs/findings.md).
 """
 
-from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from cloze.model.config import BertConfig
+from cloze.model.layers import Dropout, EncoderOutput, activation, table
 from cloze.model.packing import Packing, Part, pick, put_back
-
-_LEVELS = 2**16
-
-
-class Dropout(nn.Module):
-    """Each element is zero with this probability while training, and the rest grow so that the mean stays."""
-
-    def __init__(self, probability: float) -> None:
-        super().__init__()
-        self.probability = probability
-
-    def forward(self, values: Tensor) -> Tensor:
-        """Any shape -> the same shape."""
-        if not self.training or self.probability == 0:
-            return values
-        if values.device.type != "cpu":  # accelerators have a fused one
-            return functional.dropout(values, self.probability)
-        # What the rest grows by follows from the share that was asked for, not from what sixteen bits make of it: they
-        # agree to 1 in 65,536.
-        kept = random_bits(values.shape).ge_(round(self.probability * _LEVELS) - _LEVELS // 2)
-        return values * _times(kept, 1 / (1 - self.probability), values.dtype)
-
-    def extra_repr(self) -> str:
-        """What the printed model says of it."""
-        return f"{self.probability}"
-
-
-def _times(kept: Tensor, factor: float, kind: torch.dtype) -> Tensor:
-    """Zeros and ones of sixteen bits -> zeros and factors of another kind; what is given is used up."""
-    if kind != torch.bfloat16:
-        return kept.to(kind).mul_(factor)
-    # Its sixteen bits, read as a whole number, can be multiplied where they are.
-    bits = int(torch.tensor(factor, dtype=kind).view(torch.int16))
-    return kept.mul_(bits).view(kind)
-
-
-def random_bits(shape: torch.Size) -> Tensor:
-    """Sixteen random bits for every element, as whole numbers around zero.
-
-    They follow from PyTorch's global generator, which the loop seeds for each step, but are drawn by one of NumPy's, in
-    half of the time.
-    """
-    count = shape.numel()
-    seed = int(torch.empty((), dtype=torch.int64).random_())
-    words = np.random.SFC64(seed).random_raw(-(-count // 4)).view(np.int16)
-    return torch.from_numpy(words)[:count].view(shape)
-
 
 # Whom a token may look at: the real tokens of its sequence (B, 1, 1, T); in a packed row, those of its own sequence, by
 # the parts of the row; or every token there is.
@@ -79,15 +25,6 @@ Visible = Tensor | tuple[Part, ...] | None
 # PyTorch's softmax of bfloat16 works on so many numbers at once on a CPU, and one by one on those that are left: where
 # some are, the way over float32 is about twice as fast (docs/findings.md).
 _LANES = 32
-
-
-@dataclass(frozen=True)
-class EncoderOutput:
-    """What the encoder returns; the last two only when asked for."""
-
-    last: Tensor  # (B, T, H); zero at places that were not needed or, where it was left out, are padding
-    states: tuple[Tensor, ...] = ()  # L + 1 of (B, T, H), the embeddings first
-    attentions: tuple[Tensor, ...] = ()  # L of (B, A, T, T); each row sums to one
 
 
 class Embeddings(nn.Module):
@@ -112,14 +49,6 @@ class Embeddings(nn.Module):
         narrow: Tensor = self.dropout(self.norm(total))  # (B, T, E)
         # Back to float32 where the product was of bfloat16: sums along the layers keep their digits.
         return narrow if self.to_hidden is None else self.to_hidden(narrow).to(narrow.dtype)
-
-
-def table(rows: int, width: int, padding_id: int | None = None) -> nn.Embedding:
-    """A table of zeros, to be initialised or loaded.
-
-    PyTorch's own random start would be thrown away in either case, and takes two seconds on the meta device.
-    """
-    return nn.Embedding(rows, width, padding_idx=padding_id, _weight=torch.zeros(rows, width))
 
 
 class SelfAttention(nn.Module):
@@ -228,11 +157,6 @@ class Layer(nn.Module):
         return self.feedforward_norm(hidden + transformed), weights
 
 
-def first_places(ids: Tensor) -> Tensor:
-    """The flat places of the first tokens, ``[CLS]``: (B, T) -> (B,)."""
-    return torch.arange(0, ids.numel(), ids.shape[1], device=ids.device)
-
-
 class Shortcut(Protocol):
     """The layers of an encoder that it was made for, in less time; None where they have to be asked themselves."""
 
@@ -334,24 +258,3 @@ class Encoder(nn.Module):
                 layer, hidden, visible, explicit, needed, use_reentrant=False, preserve_rng_state=True
             )
         return layer(hidden, visible, explicit, needed)  # type: ignore[no-any-return]
-
-
-def activation(name: str) -> nn.Module:
-    """Return the feed-forward layer's non-linearity: exact GELU unless a checkpoint says otherwise."""
-    if name == "relu":
-        return nn.ReLU()
-    return nn.GELU(approximate="none" if name == "gelu" else "tanh")
-
-
-def initialise(module: nn.Module, deviation: float, generator: torch.Generator) -> None:
-    """Start as the paper's code does: weights from a normal cut at two deviations, biases 0, LayerNorm 1 and 0."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Embedding):
-            nn.init.trunc_normal_(part.weight, std=deviation, a=-2 * deviation, b=2 * deviation, generator=generator)
-        if isinstance(part, nn.Linear) and part.bias is not None:
-            nn.init.zeros_(part.bias)
-        if isinstance(part, nn.Embedding) and part.padding_idx is not None:
-            nn.init.zeros_(part.weight[part.padding_idx])
-        if isinstance(part, nn.LayerNorm):
-            nn.init.ones_(part.weight)
-            nn.init.zeros_(part.bias)

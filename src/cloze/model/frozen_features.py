@@ -6,7 +6,7 @@ What is read is the last layer, the last four side by side, or all layers and th
 Dimensions: B sequences, T tokens, H hidden size, K states that are read, F width of what a head reads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,10 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from cloze.kinds import FeatureHead, Features
 from cloze.model.config import BertConfig
-from cloze.model.encoder import Encoder, EncoderOutput, initialise
+from cloze.model.layers import EncoderOutput, initialise
+
+# The ``encode`` method of a backbone.
+Encode = Callable[..., EncoderOutput]
 
 
 class Reader(nn.Module):
@@ -50,11 +53,11 @@ class Reader(nn.Module):
             nn.init.zeros_(self.weights)
             nn.init.ones_(self.scale)
 
-    def forward(self, encoder: Encoder, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, encode: Encode, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
         """(B, T) ids, segments and mask -> (B, T, F), or (B, 1, F) where it pools."""
         states = self._kept_states(ids, segments, mask) if self.training and self.kept else None
         if states is None:
-            states = self.states(encoder, ids, segments, mask)
+            states = self.states(encode, ids, segments, mask)
         return self.read(states, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
 
     def read(self, states: Tensor, real: Tensor) -> Tensor:
@@ -69,9 +72,9 @@ class Reader(nn.Module):
         return (read * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)
 
     @torch.no_grad()
-    def states(self, encoder: Encoder, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
+    def states(self, encode: Encode, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
         """What is read of the encoder: (B, K, T, H)."""
-        return self.choose(encoder(ids, segments, mask, keep_states=self.needs_states))
+        return self.choose(encode(ids, segments, mask, keep_states=self.needs_states))
 
     @property
     def needs_states(self) -> bool:

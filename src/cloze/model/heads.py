@@ -3,32 +3,49 @@
 Dimensions: B sequences, T tokens, H hidden size, E table width (H in BERT), V vocabulary, C choices, M targets.
 """
 
+from typing import ClassVar, Literal, get_args
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from cloze.model.config import BertConfig
-from cloze.model.encoder import Dropout, activation, table
+from cloze.model.layers import Dropout, activation, table
+
+# Pre-training: masked words, next sentence, sentence order, span boundaries; then the tasks.
+HeadName = Literal["mlm", "nsp", "sop", "sbo", "sequence", "token", "span", "choice"]
+HEAD_NAMES: tuple[HeadName, ...] = get_args(HeadName)
 
 # How many places of a span are told apart, and the width of their vectors: 200, as in the paper's section 4.2.
 SPAN_PLACES = 20
 SPAN_PLACE_SIZE = 200
 
 
+class Head(nn.Module):
+    """Base class of the heads: each declares what it reads."""
+
+    reads_summary: ClassVar[bool] = False  # the pooled summary of the sequence rather than token states
+    needs_both_sides: ClassVar[bool] = False  # predicts words that the backbone must not have seen from one side only
+    is_pretraining: ClassVar[bool] = False
+
+
 class Pooler(nn.Module):
-    """tanh of a linear map of the first token, ``[CLS]``."""
+    """tanh of a linear map of the sequence's summary, which in BERT is the state of ``[CLS]``."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
         self.dense = nn.Linear(config.hidden_size, config.hidden_size)
 
-    def forward(self, last: Tensor) -> Tensor:
-        """(B, T, H) -> (B, H)."""
-        return torch.tanh(self.dense(last[:, 0]))
+    def forward(self, summary: Tensor) -> Tensor:
+        """(B, H) -> (B, H)."""
+        return torch.tanh(self.dense(summary))
 
 
-class MaskedWordHead(nn.Module):
+class MaskedWordHead(Head):
     """Which word was here: a transform, then the token embeddings themselves as output matrix, and a bias."""
+
+    needs_both_sides = True
+    is_pretraining = True
 
     def __init__(self, config: BertConfig, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -45,8 +62,11 @@ class MaskedWordHead(nn.Module):
         return functional.linear(self.norm(self.activation(self.dense(states))), embedding.weight, self.bias)
 
 
-class SpanBoundaryHead(nn.Module):
+class SpanBoundaryHead(Head):
     """Which word was here, told by the two words around the span and the place in it alone (SpanBERT, section 3.2)."""
+
+    needs_both_sides = True
+    is_pretraining = True
 
     def __init__(self, config: BertConfig, embedding: nn.Embedding) -> None:
         super().__init__()
@@ -69,8 +89,11 @@ class SpanBoundaryHead(nn.Module):
         return functional.linear(hidden, embedding.weight, self.bias)
 
 
-class SentenceHead(nn.Module):
+class SentenceHead(Head):
     """Does B follow A (NSP), or are A and B in their order (SOP)? Class 0 is yes, as in the originals."""
+
+    reads_summary = True
+    is_pretraining = True
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -81,8 +104,10 @@ class SentenceHead(nn.Module):
         return self.output(pooled)  # type: ignore[no-any-return]
 
 
-class SequenceHead(nn.Module):
+class SequenceHead(Head):
     """A label, or a number, for a text or a pair."""
+
+    reads_summary = True
 
     def __init__(self, config: BertConfig, labels: int) -> None:
         super().__init__()
@@ -94,7 +119,7 @@ class SequenceHead(nn.Module):
         return self.output(self.dropout(pooled))  # type: ignore[no-any-return]
 
 
-class TokenHead(nn.Module):
+class TokenHead(Head):
     """A label for every token."""
 
     def __init__(self, config: BertConfig, labels: int) -> None:
@@ -107,7 +132,7 @@ class TokenHead(nn.Module):
         return self.output(self.dropout(last))  # type: ignore[no-any-return]
 
 
-class SpanHead(nn.Module):
+class SpanHead(Head):
     """Where an answer starts and ends."""
 
     def __init__(self, config: BertConfig) -> None:
@@ -120,8 +145,10 @@ class SpanHead(nn.Module):
         return start, end
 
 
-class ChoiceHead(nn.Module):
+class ChoiceHead(Head):
     """How well a choice fits: one score for each encoded (prompt, choice) pair."""
+
+    reads_summary = True
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -131,3 +158,32 @@ class ChoiceHead(nn.Module):
     def forward(self, pooled: Tensor) -> Tensor:
         """(B * C, H) -> (B * C,); the caller knows C."""
         return self.output(self.dropout(pooled)).squeeze(-1)  # type: ignore[no-any-return]
+
+
+HEADS: dict[HeadName, type[Head]] = {
+    "mlm": MaskedWordHead,
+    "nsp": SentenceHead,
+    "sop": SentenceHead,
+    "sbo": SpanBoundaryHead,
+    "sequence": SequenceHead,
+    "token": TokenHead,
+    "span": SpanHead,
+    "choice": ChoiceHead,
+}
+PRETRAINING_HEADS: frozenset[HeadName] = frozenset(name for name, head in HEADS.items() if head.is_pretraining)
+POOLED_HEADS: frozenset[HeadName] = frozenset(name for name, head in HEADS.items() if head.reads_summary)
+
+
+def build_head(name: HeadName, config: BertConfig, labels: int, token_table: nn.Embedding) -> Head:
+    """Return a new head; masked-word heads decode with the token embeddings themselves (tied weights)."""
+    if name == "mlm":
+        return MaskedWordHead(config, token_table)
+    if name == "sbo":
+        return SpanBoundaryHead(config, token_table)
+    if name in ("nsp", "sop"):
+        return SentenceHead(config)
+    if name == "sequence":
+        return SequenceHead(config, labels)
+    if name == "token":
+        return TokenHead(config, labels)
+    return SpanHead(config) if name == "span" else ChoiceHead(config)

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cloze.kinds import IGNORED
-from cloze.model.bert import Bert, HeadName
+from cloze.model.backbone import Backbone
+from cloze.model.heads import HeadName
 
 
-def masked_word_logits(model: Bert, last: Tensor, positions: Tensor) -> Tensor:
+def masked_word_logits(model: Backbone, last: Tensor, positions: Tensor) -> Tensor:
     """Logits of the chosen positions alone: (B, T, H), flat positions (M,) -> (M, V).
 
     Six tokens of seven were not chosen; leaving them out of the widest product is the largest single saving of
@@ -31,7 +32,7 @@ def masked_word_loss(logits: Tensor, targets: Tensor, total: int | None = None) 
     return summed / max(1, targets.numel() if total is None else total)
 
 
-def span_boundary_logits(model: Bert, last: Tensor, boundaries: Tensor) -> Tensor:
+def span_boundary_logits(model: Backbone, last: Tensor, boundaries: Tensor) -> Tensor:
     """Logits of masked tokens by the edges of their spans: (B, T, H), boundaries (M, 3) -> (M, V).
 
     A row of ``boundaries`` has the flat position of the token before the span, that of the one after it, and the place
@@ -45,20 +46,24 @@ def span_boundary_logits(model: Bert, last: Tensor, boundaries: Tensor) -> Tenso
     return model.heads["sbo"](*edges, places)  # type: ignore[no-any-return]
 
 
-def next_sentence_loss(model: Bert, last: Tensor, is_random: Tensor, total: int | None = None) -> tuple[Tensor, Tensor]:
+def next_sentence_loss(
+    model: Backbone, last: Tensor, is_random: Tensor, total: int | None = None, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Loss of "does B follow A" and the logits (B, 2); target 1 is a random B."""
-    return _pair_loss(model, "nsp", last, is_random, total)
+    return _pair_loss(model, "nsp", last, is_random, total, mask)
 
 
 def sentence_order_loss(
-    model: Bert, last: Tensor, is_swapped: Tensor, total: int | None = None
+    model: Backbone, last: Tensor, is_swapped: Tensor, total: int | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Loss of "are A and B in their order" (ALBERT, section 3.1) and the logits (B, 2); target 1 is a swapped pair."""
-    return _pair_loss(model, "sop", last, is_swapped, total)
+    return _pair_loss(model, "sop", last, is_swapped, total, mask)
 
 
-def _pair_loss(model: Bert, head: HeadName, last: Tensor, labels: Tensor, total: int | None) -> tuple[Tensor, Tensor]:
-    logits = model.heads[head](model.pooled(last))
+def _pair_loss(
+    model: Backbone, head: HeadName, last: Tensor, labels: Tensor, total: int | None, mask: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    logits = model.heads[head](model.pooled(last, mask))
     summed = functional.cross_entropy(logits.float(), labels, reduction="sum")
     return summed / (len(labels) if total is None else total), logits
 
@@ -67,7 +72,9 @@ def _pair_loss(model: Bert, head: HeadName, last: Tensor, labels: Tensor, total:
 IMPOSSIBLE = -1e4
 
 
-def task_logits(model: Bert, head: HeadName, last: Tensor, sizes: Sequence[int], real: Tensor | None = None) -> Tensor:
+def task_logits(
+    model: Backbone, head: HeadName, last: Tensor, sizes: Sequence[int], real: Tensor | None = None
+) -> Tensor:
     """What a task head says, with the alternatives in the last dimension.
 
     ``sizes`` tells how many rows of the batch belong to each item: the options of a choice, one elsewhere. ``real`` is
@@ -83,11 +90,11 @@ def task_logits(model: Bert, head: HeadName, last: Tensor, sizes: Sequence[int],
     if head == "span":
         places = torch.stack(model.heads["span"](last), 1)
         return places if real is None else places.masked_fill(~real[:, None], IMPOSSIBLE)
-    said: Tensor = model.heads[head](model.pooled(last))
+    scores: Tensor = model.heads[head](model.pooled(last, real))
     if head == "sequence":
-        return said
+        return scores
     return nn.utils.rnn.pad_sequence(
-        list(torch.split(said, list(sizes))), batch_first=True, padding_value=float("-inf")
+        list(torch.split(scores, list(sizes))), batch_first=True, padding_value=float("-inf")
     )
 
 

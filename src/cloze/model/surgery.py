@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from cloze.errors import ConfigError
-from cloze.model.bert import Bert, HeadName
+from cloze.model.backbone import Backbone
+from cloze.model.bert import Bert, require_bert
 from cloze.model.config import BertConfig
 from cloze.model.encoder import SelfAttention
+from cloze.model.heads import HeadName
 
 # Where the vector of a new word starts: at the mean of its pieces' vectors, or anywhere.
 WordStart = Literal["pieces", "random"]
@@ -29,21 +31,21 @@ RowStart = Literal["copies", "random"]
 
 
 def with_heads(
-    model: Bert,
+    model: Backbone,
     heads: Collection[HeadName],
     *,
     labels: int = 2,
     keep: bool,
     seed: int,
     dropout: float | None = None,
-) -> Bert:
+) -> Backbone:
     """The same encoder and pooler with these heads; what is not there yet starts at random.
 
     ``keep`` takes over the heads that are there already, for training that goes on; without it all of them start anew,
     for training on another task.
     """
     config = model.config if dropout is None else replace(model.config, dropout=dropout, attention_dropout=dropout)
-    changed = Bert.fresh(config, heads, labels=labels, pooler=model.pooler is not None, seed=seed)
+    changed = type(model).fresh(config, heads, labels=labels, pooler=model.pooler is not None, seed=seed)
     state = changed.state_dict()
     known = {
         name: tensor
@@ -54,17 +56,20 @@ def with_heads(
     return changed
 
 
-def missing_heads(model: Bert, heads: Collection[HeadName]) -> list[HeadName]:
+def missing_heads(model: Backbone, heads: Collection[HeadName]) -> list[HeadName]:
     """Which of these heads a model lacks."""
     return [name for name in heads if name not in model.heads]
 
 
-def with_words(model: Bert, pieces: Mapping[int, Sequence[int]], *, start: WordStart = "pieces", seed: int = 0) -> Bert:
+def with_words(
+    model: Backbone, pieces: Mapping[int, Sequence[int]], *, start: WordStart = "pieces", seed: int = 0
+) -> Bert:
     """The same model with new words.
 
     ``pieces`` gives each new row of the table, and each new bias of the masked-word head, the old rows whose mean it
     starts from. The table grows where it must; all other rows stay what they are.
     """
+    model = require_bert(model, "adding words")
     size = max([model.config.vocab_size, *(row + 1 for row in pieces)])
     generator = torch.Generator().manual_seed(seed)
     state = model.state_dict()
@@ -77,24 +82,26 @@ def with_words(model: Bert, pieces: Mapping[int, Sequence[int]], *, start: WordS
     return _rebuilt(model, replace(model.config, vocab_size=size), state)
 
 
-def with_positions(model: Bert, positions: int, *, start: RowStart = "copies", seed: int = 0) -> Bert:
+def with_positions(model: Backbone, positions: int, *, start: RowStart = "copies", seed: int = 0) -> Bert:
     """The same model for longer texts; on those that it could read before, nothing changes.
 
     New position i starts as position i modulo the old number (as Longformer's do, Beltagy et al., 2020). Attention has
     learned from the differences between neighbours, and a copy in order keeps them everywhere but at the seams.
     """
+    model = require_bert(model, "adding positions")
     _check_growth("positions", model.config.positions, positions)
     config = replace(model.config, positions=positions)  # which refuses what is too long, before a list is made of it
     rows = [place % model.config.positions for place in range(model.config.positions, positions)]
     return _with_copies(model, config, "position", rows, start, seed)
 
 
-def with_segments(model: Bert, segments: int, *, start: RowStart = "copies", seed: int = 0) -> Bert:
+def with_segments(model: Backbone, segments: int, *, start: RowStart = "copies", seed: int = 0) -> Bert:
     """The same model for more texts at once; new segments start as the last old one.
 
     Segment 0 is also that of ``[CLS]`` and of every text that stands alone. What the last one has learned to say,
     "another text", is what is true of those behind it.
     """
+    model = require_bert(model, "adding segments")
     _check_growth("segments", model.config.segments, segments)
     config = replace(model.config, segments=segments)
     rows = [model.config.segments - 1] * (segments - model.config.segments)
@@ -119,7 +126,7 @@ def _with_copies(model: Bert, config: BertConfig, table: str, rows: list[int], s
 
 def _rebuilt(model: Bert, config: BertConfig, state: Mapping[str, Tensor]) -> Bert:
     """A model like this one but for its sizes, with these parameters."""
-    changed = Bert(config, model.head_names, labels=model.labels, pooler=model.pooler is not None)
+    changed = type(model)(config, model.head_names, labels=model.labels, pooler=model.pooler is not None)
     changed.load_state_dict(state)
     return changed.train(model.training)
 
@@ -142,12 +149,13 @@ Head = tuple[int, int]  # layer and head, from 0 as in EncoderOutput.attentions
 
 
 @contextmanager
-def gated_heads(bert: Bert, gates: Tensor) -> Iterator[None]:
+def gated_heads(bert: Backbone, gates: Tensor) -> Iterator[None]:
     """Multiply what each head brings by its gate, (L, A), or (B, L, A) for a gate of its own in every sequence.
 
     Gates of one change nothing; those that require a gradient get one (Michel et al., 2019). For use without
     checkpointing, which would go through the layers a second time.
     """
+    bert = require_bert(bert, "gating attention heads")
     config, encoder = bert.config, bert.encoder
     assert gates.shape[-2:] == (config.layers, config.heads)
     depth = 0
@@ -172,10 +180,10 @@ def gated_heads(bert: Bert, gates: Tensor) -> Iterator[None]:
 
 
 @contextmanager
-def without_heads(bert: Bert, heads: Collection[Head]) -> Iterator[None]:
+def without_heads(bert: Backbone, heads: Collection[Head]) -> Iterator[None]:
     """Leave some heads out for as long as the block lasts."""
     check_heads(bert.config, heads)
-    weight = bert.encoder.embeddings.token.weight
+    weight = bert.token_table.weight
     gates = torch.ones(bert.config.layers, bert.config.heads, device=weight.device, dtype=weight.dtype)
     for layer, head in heads:
         gates[layer, head] = 0.0
@@ -184,9 +192,10 @@ def without_heads(bert: Bert, heads: Collection[Head]) -> Iterator[None]:
 
 
 @torch.no_grad()
-def prune_heads(bert: Bert, heads: Collection[Head]) -> None:
+def prune_heads(bert: Backbone, heads: Collection[Head]) -> None:
     """Remove heads for good: zeros in their columns of the output matrix."""
     check_heads(bert.config, heads)
+    bert = require_bert(bert, "pruning attention heads")
     if bert.config.shared_layers and heads:
         raise ConfigError("the layers of this model are one and the same: a head cannot be pruned from one of them")
     size, outputs = bert.config.head_size, _outputs(bert)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from cloze.errors import RequestError
 from cloze.kinds import LongTexts
-from cloze.model import Bert, HeadName
+from cloze.model import Backbone, HeadName
 from cloze.predict.fill_mask import TokenWindow, find_blanks, token_windows
 from cloze.tasks.answering.examples import plan_windows
 from cloze.tasks.kind import TaskKind, TaskLabels
@@ -76,7 +76,7 @@ def _passes(tokenizer: Tokenizer, window: TokenWindow, *, seen: bool) -> int:
     return max(1, seen + alone + sum(1 + size for size in sizes if size > 1))
 
 
-def require_head(bert: Bert, head: HeadName) -> None:
+def require_head(bert: Backbone, head: HeadName) -> None:
     """Raise ``RequestError`` if the model lacks this head."""
     if head not in bert.heads:
         heads = ", ".join(bert.head_names) or "none"
@@ -87,7 +87,7 @@ def require_head(bert: Bert, head: HeadName) -> None:
         raise RequestError(f"this model has no {head!r} head (its heads: {heads}); {remedy}")
 
 
-def require_task(bert: Bert, task: TaskLabels | None, kind: TaskKind) -> TaskLabels:
+def require_task(bert: Backbone, task: TaskLabels | None, kind: TaskKind) -> TaskLabels:
     """Return what the outputs of the head mean; raise ``RequestError`` if it was trained for another kind."""
     assert kind.head is not None, "a kind that predicts has a head"
     require_head(bert, kind.head)

@@ -18,7 +18,7 @@ from cloze.checkpoint import EmbeddingSettings, ModelFolder, Pooling, find_sourc
 from cloze.checkpoint.folder import fingerprint
 from cloze.errors import RequestError
 from cloze.kinds import LongTexts, PrecisionName
-from cloze.model import Bert, EncoderOutput, HeadName, read_by
+from cloze.model import Backbone, EncoderOutput, HeadName
 from cloze.model.batch import Batch, Result, choose_device, collate, join_logits, join_vectors, run_batched
 from cloze.model.surgery import Head, prune_heads, without_heads
 from cloze.models import SHIPPED_MODEL
@@ -74,7 +74,7 @@ class Model:
         self._pause: Callable[[], object] = bool
         self._corrector: Corrector | None = None
         self.device = choose_device(device)
-        self.bert: Bert = folder.model.to(self.device).eval()
+        self.bert: Backbone = folder.model.to(self.device).eval()
         if precision is not None:  # else as the model is
             set_precision(folder, precision, self.device)
 
@@ -196,8 +196,10 @@ class Model:
     @torch.inference_mode()
     def _sentences(self, head: HeadName, firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
         def step(batch: Batch) -> list[float]:
-            last = self.bert(batch.ids, batch.segments, batch.mask, read_by(head, batch.ids)).last
-            logits: Tensor = self.bert.heads[head](self.bert.pooled(last))
+            last = self.bert(
+                batch.ids, batch.segments, batch.mask, self.bert.needed_by(head, batch.ids, batch.mask)
+            ).last
+            logits: Tensor = self.bert.heads[head](self.bert.pooled(last, batch.mask))
             return logits.float().softmax(-1)[:, 0].tolist()
 
         return self.run(self._encode(firsts, seconds), step)
@@ -259,7 +261,7 @@ class Model:
         batch = self._collate(self._encode([text], None if pair is None else [pair]))
         if layer is not None:
             return self._states(batch, layer_indices(layer, self.bert.config.layers))[0].cpu().numpy()
-        states = self.bert.encoder(batch.ids, batch.segments, keep_states=True).states
+        states = self.bert.encode(batch.ids, batch.segments, keep_states=True).states
         return torch.cat(states).cpu().numpy()  # L + 1 of (1, T, H) -> (L + 1, T, H)
 
     @torch.inference_mode()
@@ -267,7 +269,9 @@ class Model:
         """The attention weights of every layer and head."""
         (encoding,) = self._encode([text], None if pair is None else [pair])
         batch = self._collate([encoding])
-        output = self.bert.encoder(batch.ids, batch.segments, keep_attentions=True)
+        output = self.bert.encode(batch.ids, batch.segments, keep_attentions=True)
+        if not output.attentions:
+            raise RequestError(f"a model of type {self.bert.model_type!r} has no attention weights")
         weights = torch.cat(output.attentions).float().cpu().numpy()  # L of (1, A, T, T) -> (L, A, T, T)
         return Attention(encoding.tokens, encoding.segments, weights, (self, text, pair))
 
@@ -317,8 +321,10 @@ class Model:
         require_head(self.bert, "sequence")
 
         def step(batch: Batch) -> list[Floats]:
-            last = self.bert(batch.ids, batch.segments, batch.mask, read_by("sequence", batch.ids)).last
-            return list(self.bert.heads["sequence"](self.bert.pooled(last)).float().cpu().numpy())
+            last = self.bert(
+                batch.ids, batch.segments, batch.mask, self.bert.needed_by("sequence", batch.ids, batch.mask)
+            ).last
+            return list(self.bert.heads["sequence"](self.bert.pooled(last, batch.mask)).float().cpu().numpy())
 
         rows = self.run([window for text in windows for window in text], step)
         if not rows:
@@ -393,5 +399,5 @@ class Model:
     def _states(self, batch: Batch, layers: tuple[int, ...]) -> Tensor:
         """The mean of the states (B, T, H) after each of these layers; the last alone needs no others kept."""
         alone = layers == (self.bert.config.layers,)
-        output: EncoderOutput = self.bert.encoder(batch.ids, batch.segments, batch.mask, keep_states=not alone)
+        output: EncoderOutput = self.bert.encode(batch.ids, batch.segments, batch.mask, keep_states=not alone)
         return output.last if alone else torch.stack([output.states[layer] for layer in layers]).mean(0)

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from cloze.checkpoint import ModelFolder
 from cloze.errors import ConfigError
 from cloze.files import replaced_folder
-from cloze.model import Bert, HeadName
+from cloze.model import Backbone, HeadName
 from cloze.model.adapters import without_attachment
-from cloze.model.bert import POOLED_HEADS, PRETRAINING_HEADS
+from cloze.model.heads import POOLED_HEADS, PRETRAINING_HEADS
 
 GRAPH = "model.onnx"
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -29,7 +29,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 class _Graph(nn.Module):
     """The way from ids to states and logits."""
 
-    def __init__(self, bert: Bert, head: HeadName | None) -> None:
+    def __init__(self, bert: Backbone, head: HeadName | None) -> None:
         super().__init__()
         self.bert, self.head = bert, head
 
@@ -37,7 +37,7 @@ class _Graph(nn.Module):
         last = self.bert(ids, segments, mask.bool()).last
         if self.head is None:
             return (last,)
-        read = self.bert.pooled(last) if self.head in POOLED_HEADS else last
+        read = self.bert.pooled(last, mask.bool()) if self.head in POOLED_HEADS else last
         logits = self.bert.heads[self.head](read)
         if self.head == "span":
             logits = torch.stack(logits, -1)  # (B, T, 2): start, end

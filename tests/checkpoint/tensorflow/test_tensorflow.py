@@ -81,7 +81,7 @@ def test_transformers_reads_the_converted_folder(tmp_path: Path) -> None:
     output = theirs.eval()(**inputs)
     last = ours.model(torch.tensor([encoding.ids]), torch.tensor([encoding.segments])).last
     assert_close(ours.model.heads["mlm"](last), output.prediction_logits)
-    pooled = ours.model.pooled(last)
+    pooled = ours.model.pooled(last, None)
     assert_close(ours.model.heads["nsp"](pooled), output.seq_relationship_logits)
 
 

@@ -259,7 +259,7 @@ def trace_forward(model: Model, text: str, pair: str | None = None, *, read_mask
         raise RequestError("this model tells no second text from a first (it has one segment); give a single text")
     encoding = model.tokenizer(text, pair, read_mask=read_mask)
     batch = collate([encoding], model.tokenizer.pad_id, model.device)
-    output = model.bert.encoder(batch.ids, batch.segments, keep_states=True, keep_attentions=True)
+    output = model.bert.encode(batch.ids, batch.segments, keep_states=True, keep_attentions=True)
     weights = torch.cat(output.attentions).float().cpu().numpy()  # L of (1, A, T, T) -> (L, A, T, T)
     attention = Attention(encoding.tokens, encoding.segments, weights)
     return ForwardTrace(
@@ -348,7 +348,7 @@ def _neighbours_json(neighbours: Neighbours) -> dict[str, Any]:
 def _nearest_pieces(model: Model, encoding: Encoding) -> dict[str, list[list[Any]]]:
     """Return the vocabulary's pieces with the nearest input embeddings, by token."""
     tokenizer = model.tokenizer
-    table = model.bert.encoder.embeddings.token.weight[: tokenizer.size].detach().float().cpu().numpy()
+    table = model.bert.token_table.weight[: tokenizer.size].detach().float().cpu().numpy()
     neighbours = nearest_pieces(table, encoding.ids, sorted(tokenizer.special_ids))
     return {
         tokenizer.piece(piece): [[tokenizer.piece(other), round(cosine, 3)] for other, cosine in nearest]

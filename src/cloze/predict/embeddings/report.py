@@ -32,7 +32,7 @@ _SIZE, _WINDOW, _PASSES, _RAREST = 100, 5, 10, 2  # of word2vec
 
 def static_vectors(model: Model, texts: Sequence[str]) -> Vectors:
     """The mean of a model's own table over the tokens of each text, (N, H): what it knows before it reads."""
-    table = model.bert.encoder.embeddings.token.weight.detach().float().cpu().numpy()
+    table = model.bert.token_table.weight.detach().float().cpu().numpy()
     return _means([table[ids] for ids in map(list, model.tokenizer.encode_ids(texts))], table.shape[1])
 
 
@@ -153,7 +153,7 @@ def _views(
     """Several poolings of several layers from one reading of the texts."""
 
     def step(batch: Batch) -> list[list[Vectors]]:
-        states = model.bert.encoder(batch.ids, batch.segments, batch.mask, keep_states=True).states
+        states = model.bert.encode(batch.ids, batch.segments, batch.mask, keep_states=True).states
         made = [
             POOL[pooling](torch.stack([states[layer] for layer in layers]).mean(0), batch.real).float().cpu().numpy()
             for pooling, layers in views.values()

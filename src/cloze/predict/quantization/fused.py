@@ -54,8 +54,11 @@ class Shortcut:
 
 
 def layers_of(encoder: Encoder) -> list[Layer]:
-    """The layers that differ."""
-    return [layer for layer in encoder.layers if isinstance(layer, Layer)]
+    """Return the distinct layers, which must be exactly the class that the fused code implements."""
+    layers = [layer for layer in encoder.layers if isinstance(layer, Layer)]
+    assert len(layers) == len(encoder.layers), "a layer of another class would be skipped"
+    assert all(type(layer) is Layer for layer in layers), "a subclass computes something else"
+    return layers
 
 
 def linears_of(layer: Layer) -> dict[str, nn.Linear]:

@@ -12,10 +12,16 @@ import torch
 from torch import nn
 
 from cloze.checkpoint import ModelFolder
-from cloze.checkpoint.quantized_file import Int8Weight, QuantizedFile, layer_products, read_quantized
+from cloze.checkpoint.quantized_file import (
+    Int8Weight,
+    QuantizedFile,
+    layer_products,
+    read_quantized,
+    require_fused_kernels,
+)
 from cloze.errors import CheckpointError, ClozeError, ConfigError, did_you_mean
 from cloze.kinds import PrecisionName
-from cloze.model import Bert
+from cloze.model import Backbone
 from cloze.model.batch import collate
 from cloze.predict.embeddings.pooling import VectorMaker, make_vectors
 from cloze.predict.quantization.fused import ScriptedLayers, Shortcut
@@ -57,6 +63,10 @@ def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device
         raise ConfigError(f"unknown precision {name!r}{did_you_mean(name, PRECISIONS)}")
     if name == "int8" and device.type != "cpu":
         raise ConfigError(f"precision int8 is for the CPU, not for {device.type}; use bf16, or --device cpu")
+    if not folder.model.capabilities.fused_kernels:
+        if name in ("bf16", "int8"):
+            require_fused_kernels(folder.model, f"precision {name}")
+        return  # as it was loaded, which is fp32
     file = _read_rounded(folder, name) if name == "int8" or (name == "auto" and device.type == "cpu") else None
     if name == "auto":
         name = _choose(folder.model, file, device)
@@ -87,7 +97,7 @@ def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
     for name in _COMPARED:
         use_products(bert, name, {})
         with torch.inference_mode():
-            vectors.append(make(bert.encoder(batch.ids, batch.segments, batch.mask).last, batch.mask))
+            vectors.append(make(bert.encode(batch.ids, batch.segments, batch.mask).last, batch.mask))
     least = float(torch.cosine_similarity(vectors[0], vectors[1]).min())
     if least >= LEAST_COSINE:
         return
@@ -108,28 +118,33 @@ def _vector_maker(folder: ModelFolder) -> VectorMaker:
         return VectorMaker("mean")
 
 
-def precision_of(bert: Bert) -> PrecisionName:
+def precision_of(bert: Backbone) -> PrecisionName:
     """In which numbers a model computes now."""
+    if not bert.capabilities.fused_kernels:
+        return "fp32"
     _, first = next(layer_products(bert))  # the others are alike
     if isinstance(first, Int8Linear | NativeLinear):
         return "int8"
     return "bf16" if isinstance(first, Bf16Linear) else "fp32"
 
 
-def use_products(bert: Bert, name: PrecisionName, weights: Mapping[str, Int8Weight]) -> None:
+def use_products(bert: Backbone, name: PrecisionName, weights: Mapping[str, Int8Weight]) -> None:
     """Put layers of this kind into their places; ``weights`` are those that were rounded before, if they were."""
+    if name == "fp32" and not bert.capabilities.fused_kernels:
+        return
+    encoder = require_fused_kernels(bert, f"precision {name}").encoder
     for place, linear in list(layer_products(bert)):
         _put(bert, place, linear.plain() if isinstance(linear, FrozenLinear) else linear)
     if name == "int8" and not weights:
         weights = round_products(bert)
-    native = name == "int8" and are_native(bert.encoder)
+    native = name == "int8" and are_native(encoder)
     for place, linear in list(layer_products(bert)):
         _put(bert, place, _product(linear, name, place, weights.get(place), native=native))
-    call = NativeLayers.of(bert.encoder) or ScriptedLayers.of(bert.encoder)
-    bert.encoder.shortcut = None if call is None else Shortcut(bert.encoder, call)
+    call = NativeLayers.of(encoder) or ScriptedLayers.of(encoder)
+    encoder.shortcut = None if call is None else Shortcut(encoder, call)
 
 
-def _put(bert: Bert, place: str, linear: nn.Linear) -> None:
+def _put(bert: Backbone, place: str, linear: nn.Linear) -> None:
     parent, _, last = place.rpartition(".")
     setattr(bert.get_submodule(parent), last, linear)
 
@@ -142,7 +157,7 @@ def _product(
     return Bf16Linear(plain) if name == "bf16" else plain
 
 
-def _choose(bert: Bert, file: QuantizedFile | None, device: torch.device) -> PrecisionName:
+def _choose(bert: Backbone, file: QuantizedFile | None, device: torch.device) -> PrecisionName:
     """By what the hardware has, and int8 where somebody has looked at what it does to this model's answers."""
     other: PrecisionName = "bf16" if has_fast_bf16(device) else "fp32"
     if file is None or file.least_cosine < LEAST_COSINE:
@@ -153,7 +168,7 @@ def _choose(bert: Bert, file: QuantizedFile | None, device: torch.device) -> Pre
 _MEASURED: dict[tuple[int, int, PrecisionName], bool] = {}
 
 
-def _is_faster(name: PrecisionName, other: PrecisionName, bert: Bert) -> bool:
+def _is_faster(name: PrecisionName, other: PrecisionName, bert: Backbone) -> bool:
     """Whether one kind of product is faster than another at this model's shape; measured once a process."""
     shape = bert.config.hidden_size, bert.config.feedforward_size
     if (*shape, other) not in _MEASURED:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.checkpoint import find_model, find_source, load_any, save_folder
-from cloze.checkpoint.quantized_file import layer_products, write_quantized
+from cloze.checkpoint.quantized_file import layer_products, require_fused_kernels, write_quantized
 from cloze.errors import CheckpointError, RequestError
 from cloze.predict.evaluation import evaluate
 from cloze.predict.model import Floats, Model
@@ -78,6 +78,7 @@ def quantize(
         raise CheckpointError(
             f"{model}: int8 weights lie beside those of a model folder; make it one with 'cloze convert'"
         )
+    require_fused_kernels(contents.model, "quantizing")
     if out is not None:
         save_folder(contents, out)
         place = out

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.checkpoint.quantized_file import Int8Weight, is_evened, layer_products, steps_of
-from cloze.model import Bert
+from cloze.model import Backbone
 from cloze.text import Tokenizer
 from cloze.text.characters import is_ideograph
 from cloze.text.vocabulary import CONTINUATION
@@ -33,7 +33,7 @@ SEQUENCES, LENGTH = 32, 16
 SMALLEST_PART = 1e-3
 
 
-def round_products(bert: Bert) -> dict[str, Int8Weight]:
+def round_products(bert: Backbone) -> dict[str, Int8Weight]:
     """The rounded weights by their places in the model, whose products must be plain ones."""
     largest = largest_features(bert)
     return {place: round_product(place, linear, largest.get(place)) for place, linear in layer_products(bert)}
@@ -51,18 +51,18 @@ def _floored(sizes: Tensor) -> Tensor:
     return sizes.clamp(min=max(float(sizes.max()) * SMALLEST_PART, 1e-12))
 
 
-def largest_features(bert: Bert) -> dict[str, Tensor]:
+def largest_features(bert: Backbone) -> dict[str, Tensor]:
     """The largest size of each feature, (K,), that comes into the products behind a LayerNorm, on random tokens."""
     config, found = bert.config, dict[str, Tensor]()
     shape = SEQUENCES, min(LENGTH, config.positions)
     ids = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
     with _watched(bert, found), torch.no_grad():
-        bert.encoder(ids, torch.zeros_like(ids))
+        bert.encode(ids, torch.zeros_like(ids))
     return found
 
 
 @contextmanager
-def _watched(bert: Bert, found: dict[str, Tensor]) -> Iterator[None]:
+def _watched(bert: Backbone, found: dict[str, Tensor]) -> Iterator[None]:
     """While it lasts, the model drops nothing and ``found`` learns what comes into its products."""
 
     def watch(place: str, _: nn.Module, given: tuple[Tensor, ...]) -> None:

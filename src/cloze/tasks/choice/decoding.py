@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from cloze.errors import RequestError
-from cloze.model import read_by
 from cloze.model.batch import Batch
 from cloze.model.losses import task_logits
 from cloze.tasks.choice.kind import Choices, encode_options
@@ -70,8 +69,9 @@ def option_logits(predictor: Predictor, prompts: Sequence[str], options: Sequenc
 @torch.inference_mode()
 def _logits(predictor: Predictor, batch: Batch) -> list[float]:
     """Score every row as if it were alone: options of one prompt may be in several batches."""
-    last = predictor.bert(batch.ids, batch.segments, batch.mask, read_by("choice", batch.ids)).last
-    logits = task_logits(predictor.bert, "choice", last, [1] * len(last))[:, 0].float().cpu()
+    needed = predictor.bert.needed_by("choice", batch.ids, batch.mask)
+    last = predictor.bert(batch.ids, batch.segments, batch.mask, needed).last
+    logits = task_logits(predictor.bert, "choice", last, [1] * len(last), batch.mask)[:, 0].float().cpu()
     if not logits.isfinite().all():
         raise RequestError("the scores of this model are not finite numbers; check its training")
     return [float(value) for value in logits]

@@ -80,7 +80,7 @@ class Proposer:
     def _propose(self, batch: Batch) -> list[list[Proposals]]:
         """The likeliest pieces at each hidden word of each sequence, one more than are needed."""
         bert, mask_id = self._model.bert, self._model.tokenizer.mask_id
-        last = bert.encoder(batch.ids, batch.segments, batch.mask).last
+        last = bert.encode(batch.ids, batch.segments, batch.mask).last
         found = []
         for ids, states in zip(batch.ids, last, strict=True):
             logits = bert.heads["mlm"](states[ids == mask_id])[:, : len(self._sayable)]
@@ -138,7 +138,7 @@ def similar_words(model: Model, words: Iterable[str]) -> dict[str, list[str]]:
     usable = np.flatnonzero(sayable(tokenizer))
     allowed = set(usable.tolist())
     known = {word: number for word in words if (number := tokenizer.id(word)) is not None and number in allowed}
-    table = functional.normalize(model.bert.encoder.embeddings.token.weight.float(), dim=-1)  # (V, H)
+    table = functional.normalize(model.bert.token_table.weight.float(), dim=-1)  # (V, H)
     candidates = torch.from_numpy(usable).to(table.device)
     found: dict[str, list[str]] = {}
     asked = sorted(known)

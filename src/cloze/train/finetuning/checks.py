@@ -32,7 +32,7 @@ def check_task(data: TaskData, model: str | Path, settings: FinetuneSettings) ->
 def check_length(length: int, base: ModelFolder) -> None:
     """Refuse more tokens than a model has positions for."""
     most = base.model.config.positions
-    if length > most:
+    if base.model.capabilities.has_positions and length > most:
         raise ConfigError(
             f"length is {length}, but the model reads at most {most} tokens; "
             "use that, or give it more with cloze extend --positions"

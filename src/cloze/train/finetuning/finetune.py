@@ -15,7 +15,7 @@ from cloze.checkpoint import (
     TaskLabels,
     weights_fingerprint,
 )
-from cloze.model.bert import POOLED_HEADS
+from cloze.model.heads import POOLED_HEADS
 from cloze.model.surgery import with_heads
 from cloze.predict import Evaluation, Model, choose_device, evaluate_examples, write_report
 from cloze.progress import Progress, Silent

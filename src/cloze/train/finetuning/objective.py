@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cloze.kinds import IGNORED
-from cloze.model import Bert, HeadName, read_by
+from cloze.model import Backbone, HeadName
 from cloze.model.batch import Batch, collate
 from cloze.model.losses import task_logits, task_loss
 from cloze.progress import Progress
@@ -125,7 +125,7 @@ class TaskObjective(nn.Module):
 
     weights: Tensor | None
 
-    def __init__(self, model: Bert, head: HeadName, weights: Tensor | None = None) -> None:
+    def __init__(self, model: Backbone, head: HeadName, weights: Tensor | None = None) -> None:
         """``weights`` says how much each label counts."""
         super().__init__()
         self.model, self.head = model, head
@@ -139,7 +139,7 @@ class TaskObjective(nn.Module):
     def logits(self, batch: TaskBatch) -> Tensor:
         """What the model says."""
         inputs = batch.inputs
-        needed = read_by(self.head, inputs.ids)
+        needed = self.model.needed_by(self.head, inputs.ids, inputs.mask)
         last = self.model(inputs.ids, inputs.segments, inputs.mask, needed).last
         # The head is little work, and an answer rounded to bfloat16 has two digits.
         with torch.autocast(last.device.type, enabled=False):

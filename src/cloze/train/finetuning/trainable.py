@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from cloze.errors import ConfigError
-from cloze.model import Bert
+from cloze.model import Backbone
 from cloze.model.adapters import Attachment, AttachmentKind, attach
 from cloze.model.batch import Batch, run_batched
-from cloze.model.bert import POOLED_HEADS
+from cloze.model.bert import require_bert
 from cloze.model.frozen_features import key
+from cloze.model.heads import POOLED_HEADS
 from cloze.progress import Progress
 from cloze.tasks.examples import Item
 from cloze.train.settings import FinetuneSettings
@@ -27,7 +28,7 @@ STATES_BUDGET = 2 * 2**30
 _LAYER = re.compile(r"\bencoder\.layers\.(\d+)\.")
 
 
-def prepare(bert: Bert, settings: FinetuneSettings) -> Attachment | None:
+def prepare(bert: Backbone, settings: FinetuneSettings) -> Attachment | None:
     """Attach what is to be attached to a model with the head of a task, and freeze what is to stay as it is.
 
     An adapter brings a copy of the pooler, which it trains with the head that reads it. Houlsby's code leaves it
@@ -53,10 +54,11 @@ def prepare(bert: Bert, settings: FinetuneSettings) -> Attachment | None:
     return attachment
 
 
-def freeze_lowest(bert: Bert, layers: int) -> None:
+def freeze_lowest(bert: Backbone, layers: int) -> None:
     """Freeze the embeddings and this many layers above them."""
     if layers == 0:
         return
+    bert = require_bert(bert, "freezing layers")
     if bert.config.shared_layers:
         raise ConfigError(f"freeze_layers is {layers}, but all layers of this model are one; leave it out")
     if layers > bert.config.layers:
@@ -66,7 +68,7 @@ def freeze_lowest(bert: Bert, layers: int) -> None:
         layer.requires_grad_(False)
 
 
-def rate_scale(bert: Bert, decay: float) -> Callable[[str], float] | None:
+def rate_scale(bert: Backbone, decay: float) -> Callable[[str], float] | None:
     """Which share of the learning rate a parameter gets (Sun et al., 2019): heads and top layer all of it."""
     if decay == 1:
         return None
@@ -81,7 +83,7 @@ def rate_scale(bert: Bert, decay: float) -> Callable[[str], float] | None:
     return scale
 
 
-def keep_states(bert: Bert, items: Sequence[Item], pad_id: int, progress: Progress) -> None:
+def keep_states(bert: Backbone, items: Sequence[Item], pad_id: int, progress: Progress) -> None:
     """Compute the frozen states of training rows once, if they find room; a model that is trained needs none."""
     reader = bert.reader
     if reader is None:
@@ -94,7 +96,7 @@ def keep_states(bert: Bert, items: Sequence[Item], pad_id: int, progress: Progre
         return
 
     def step(batch: Batch) -> list[Tensor]:
-        states = reader.states(bert.encoder, batch.ids, batch.segments, batch.mask)
+        states = reader.states(bert.encode, batch.ids, batch.segments, batch.mask)
         lengths = batch.real.sum(1).tolist()
         return [row[:, :length].clone() for row, length in zip(states, lengths, strict=True)]
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from cloze.corpus.batches import PretrainingBatch
 from cloze.corpus.sampling import Ids
-from cloze.model import Bert, HeadName, first_places
+from cloze.model import Backbone, HeadName
 from cloze.model.losses import (
     masked_word_logits,
     masked_word_loss,
@@ -34,7 +34,7 @@ def pretraining_heads(settings: PretrainSettings) -> tuple[HeadName, ...]:
 class PretrainingObjective(nn.Module):
     """The sum of the losses of the heads."""
 
-    def __init__(self, model: Bert, heads: tuple[HeadName, ...], device: torch.device) -> None:
+    def __init__(self, model: Backbone, heads: tuple[HeadName, ...], device: torch.device) -> None:
         super().__init__()
         self.model, self.device = model, device
         self._sentence = next((name for name in heads if name in ("nsp", "sop")), None)
@@ -48,7 +48,8 @@ class PretrainingObjective(nn.Module):
         ids, segments, positions, targets = (
             self._tensor(array) for array in (batch.ids, batch.segments, batch.positions, batch.targets)
         )
-        last = self.model(ids, segments, self._mask(batch), self._needed(ids, positions)).last
+        mask = self._mask(batch)
+        last = self.model(ids, segments, mask, self._needed(ids, positions, mask)).last
         words = max(1, totals["words"])
         # Float32 from here on: what the loss needs, and where a CPU finds the largest five times as fast.
         logits = masked_word_logits(self.model, last, positions).float()
@@ -56,7 +57,7 @@ class PretrainingObjective(nn.Module):
         figures = {"mlm_loss": loss, "mlm_accuracy": _hits(logits, targets) / words}
         if self._sentence is not None:
             labels, pairs = self._tensor(batch.labels), totals["pairs"]
-            pair_loss, answers = _SENTENCE_LOSSES[self._sentence](self.model, last, labels, pairs)
+            pair_loss, answers = _SENTENCE_LOSSES[self._sentence](self.model, last, labels, pairs, mask)
             figures |= {
                 f"{self._sentence}_loss": pair_loss,
                 f"{self._sentence}_accuracy": _hits(answers, labels) / pairs,
@@ -69,11 +70,14 @@ class PretrainingObjective(nn.Module):
             loss = loss + figures["sbo_loss"]
         return Outcome(loss, figures)
 
-    def _needed(self, ids: Tensor, positions: Tensor) -> Tensor | None:
+    def _needed(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor | None:
         """The places that the heads read. Boundaries of spans may be any, one several times: then all are computed."""
         if self._boundary:
             return None
-        return positions if self._sentence is None else torch.cat([first_places(ids), positions])
+        if self._sentence is None:
+            return positions
+        summary = self.model.summary_positions(ids, mask)
+        return None if summary is None else torch.cat([summary, positions])
 
     def _tensor(self, array: Ids) -> Tensor:
         return torch.from_numpy(array).to(self.device)

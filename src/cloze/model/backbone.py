@@ -1,0 +1,248 @@
+"""The backbone protocol: what every architecture provides, declares and is registered under.
+
+A backbone maps ``ids, segments, mask, needed`` to an ``EncoderOutput`` and carries the heads on top of it. One class
+per architecture holds every combination of heads, so that the heads of a folder are data and not a type. What an
+architecture can do is declared in its ``Capabilities``: code that needs a capability checks the declaration, and
+never infers it from a head's name or from the shape of the layers.
+
+To add an architecture, subclass ``Backbone`` and decorate the class with ``register_backbone``. Loading, saving,
+fine-tuning and prediction find it by the ``model_type`` of its ``config.json``.
+
+Dimensions: B sequences, T tokens, H hidden size, M positions that are read.
+"""
+
+from abc import abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from cloze.errors import ConfigError, did_you_mean
+from cloze.model.config import BertConfig
+from cloze.model.frozen_features import Reader
+from cloze.model.heads import HEAD_NAMES, HEADS, POOLED_HEADS, PRETRAINING_HEADS, HeadName, Pooler, build_head
+from cloze.model.layers import EncoderOutput, initialise
+
+# Which token states stand for the whole sequence: the first token ([CLS]), the last real token, or their mean.
+Summary = Literal["first", "last", "mean"]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an architecture can do. Every backbone class declares its own; nothing is inherited."""
+
+    bidirectional: bool  # a token sees both sides; masked-word heads need this
+    has_positions: bool  # learned absolute positions: inputs have at most config.positions tokens
+    summary: Summary  # what the pooled heads read
+    fused_kernels: bool = False  # bf16/int8 products and fused layers implement exactly these layers
+
+
+class Backbone(nn.Module):
+    """Base class of all architectures: the layers below the heads, a pooler where one is needed, and the heads.
+
+    A subclass declares ``model_types`` and ``capabilities`` and implements ``build``, ``encode`` and ``token_table``.
+    """
+
+    model_types: ClassVar[tuple[str, ...]]  # values of "model_type" in config.json
+    config_type: ClassVar[type[BertConfig]] = BertConfig  # a subclass of BertConfig may add fields
+    capabilities: ClassVar[Capabilities]
+    encoder: Any  # by convention, the layers below the heads; their inside is the architecture's own
+    reader: Reader | None
+
+    def __init__(
+        self,
+        config: BertConfig,
+        heads: Collection[HeadName] = (),
+        *,
+        labels: int = 2,
+        pooler: bool | None = None,
+    ) -> None:
+        super().__init__()
+        _check_heads(heads, self.capabilities)
+        self.config = config
+        self.labels = labels
+        self.build(config)
+        needs_pooler = any(name in POOLED_HEADS for name in heads)
+        self.pooler = Pooler(config) if needs_pooler or pooler else None
+        self.heads = nn.ModuleDict({name: self.new_head(name, labels) for name in HEAD_NAMES if name in heads})
+        self.reader = None  # attached by model/adapters.py
+
+    @abstractmethod
+    def build(self, config: BertConfig) -> None:
+        """Create the layers below the heads."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def encode(
+        self,
+        ids: Tensor,
+        segments: Tensor,
+        mask: Tensor | None = None,
+        *,
+        needed: Tensor | None = None,
+        keep_states: bool = False,
+        keep_attentions: bool = False,
+    ) -> EncoderOutput:
+        """Encode a batch.
+
+        Args:
+            ids: Token ids, (B, T).
+            segments: Segment of each token, (B, T).
+            mask: True at real tokens, (B, T); None if nothing is padded.
+            needed: Flat positions (M,) whose last states are read, all different; None for all. The others may be 0.
+            keep_states: Return the states of every layer, embeddings first.
+            keep_attentions: Return the attention weights; an architecture without attention returns none.
+        """
+        raise NotImplementedError
+
+    @property
+    @abstractmethod
+    def token_table(self) -> nn.Embedding:
+        """The token embeddings, which masked-word heads decode with (tied weights)."""
+        raise NotImplementedError
+
+    @property
+    def model_type(self) -> str:
+        """The ``model_type`` that this model is saved as."""
+        return self.model_types[0]
+
+    @classmethod
+    def fresh(
+        cls,
+        config: BertConfig,
+        heads: Collection[HeadName] = (),
+        *,
+        labels: int = 2,
+        pooler: bool | None = None,
+        seed: int = 0,
+    ) -> Self:
+        """Return a randomly initialised model, the same for the same seed."""
+        model = cls(config, heads, labels=labels, pooler=pooler)
+        initialise(model, config.initial_deviation, torch.Generator().manual_seed(seed))
+        return model
+
+    def new_head(self, name: HeadName, labels: int) -> nn.Module:
+        """Return a new head for this backbone, not attached to it."""
+        return build_head(name, self.config, labels, self.token_table)
+
+    def forward(
+        self, ids: Tensor, segments: Tensor, mask: Tensor | None = None, needed: Tensor | None = None
+    ) -> EncoderOutput:
+        """Encode a batch; callers apply the head they want to the states they asked for."""
+        if self.reader is not None:
+            return EncoderOutput(self.reader(self.encode, ids, segments, mask))
+        return self.encode(ids, segments, mask, needed=needed)
+
+    def summary_positions(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return the flat positions of the summary tokens, (B, T) -> (B,); None where all tokens are read (mean)."""
+        if self.capabilities.summary == "mean":
+            return None
+        first = first_positions(ids)
+        return first if self.capabilities.summary == "first" else first + _last_indices(ids.shape[1], mask)
+
+    def needed_by(self, head: HeadName, ids: Tensor, mask: Tensor | None) -> Tensor | None:
+        """Return the flat positions whose last states a head reads; None if it reads all of them."""
+        return self.summary_positions(ids, mask) if HEADS[head].reads_summary else None
+
+    def summarise(self, last: Tensor, mask: Tensor | None) -> Tensor:
+        """Reduce the last states to one vector per sequence, as declared: (B, T, H), (B, T) -> (B, H)."""
+        if self.capabilities.summary == "first":
+            return last[:, 0]
+        if self.capabilities.summary == "last":
+            rows = torch.arange(len(last), device=last.device)
+            return last[rows, _last_indices(last.shape[1], mask)]
+        if mask is None:
+            return last.mean(1)
+        weights = mask.unsqueeze(-1).to(last.dtype)  # (B, T, 1)
+        return (last * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+    def pooled(self, last: Tensor, mask: Tensor | None) -> Tensor:
+        """Return what the pooled heads read: (B, T, H), (B, T) -> (B, H).
+
+        Args:
+            last: Last states.
+            mask: True at real tokens; None if nothing is padded.
+        """
+        if self.reader is not None:
+            return last[:, 0]  # the reader has pooled already
+        if self.pooler is None:
+            raise ConfigError("this model has no pooler; it was saved without one")
+        return self.pooler(self.summarise(last, mask))  # type: ignore[no-any-return]
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the training mode; layers that are only read by a frozen-feature reader stay in evaluation mode."""
+        super().train(mode)
+        if self.reader is not None:
+            for name, child in self.named_children():
+                if name not in ("heads", "pooler", "reader"):
+                    child.eval()
+        return self
+
+    @property
+    def head_names(self) -> tuple[HeadName, ...]:
+        """The heads of this model, in a fixed order."""
+        return tuple(name for name in HEAD_NAMES if name in self.heads)
+
+    def parameter_count(self) -> int:
+        """Return the number of parameters; the tied embedding counts once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+
+def first_positions(ids: Tensor) -> Tensor:
+    """Return the flat positions of the first tokens, ``[CLS]``: (B, T) -> (B,)."""
+    return torch.arange(0, ids.numel(), ids.shape[1], device=ids.device)
+
+
+def _last_indices(length: int, mask: Tensor | None) -> Tensor | int:
+    """Return the index of the last real token of each sequence, (B,), or one index for all."""
+    return length - 1 if mask is None else mask.sum(1) - 1
+
+
+def _check_heads(heads: Collection[HeadName], capabilities: Capabilities) -> None:
+    for name in heads:
+        if name not in HEAD_NAMES:
+            raise ConfigError(f"unknown head {name!r}{did_you_mean(name, HEAD_NAMES)}")
+        if HEADS[name].needs_both_sides and not capabilities.bidirectional:
+            raise ConfigError(f"head {name}: it predicts hidden words from both sides; this model reads one side only")
+    if len(set(heads) - PRETRAINING_HEADS) > 1:
+        # They share one name on disk.
+        raise ConfigError(f"heads {', '.join(heads)}: a model has one task head at the most")
+    if {"nsp", "sop"} <= set(heads):
+        raise ConfigError("heads nsp and sop: a model has one of them; they share one place on disk, too")
+
+
+_REGISTRY: dict[str, type[Backbone]] = {}
+BackboneType = TypeVar("BackboneType", bound=type[Backbone])
+
+
+def register_backbone(backbone: BackboneType) -> BackboneType:
+    """Register an architecture under its model types; use as a class decorator.
+
+    Raises:
+        ConfigError: If the class does not declare its own capabilities, or a model type is taken.
+    """
+    # Not inherited: a subclass with other layers must not run through kernels that implement its parent's.
+    if "capabilities" not in vars(backbone) or "model_types" not in vars(backbone):
+        raise ConfigError(f"{backbone.__name__}: a backbone declares capabilities and model_types of its own")
+    for model_type in backbone.model_types:
+        if _REGISTRY.setdefault(model_type, backbone) is not backbone:
+            raise ConfigError(f"model_type {model_type!r} is registered as {_REGISTRY[model_type].__name__} already")
+    return backbone
+
+
+def unregister_backbone(backbone: type[Backbone]) -> None:
+    """Remove an architecture from the registry; tests use this."""
+    for model_type in backbone.model_types:
+        _REGISTRY.pop(model_type, None)
+
+
+def registered_types() -> tuple[str, ...]:
+    """Return the model types that can be loaded."""
+    return tuple(_REGISTRY)
+
+
+def find_backbone(model_type: str) -> type[Backbone] | None:
+    """Return the architecture registered under this model type, or None."""
+    return _REGISTRY.get(model_type)
