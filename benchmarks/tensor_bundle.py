@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy
 
 from cloze.checkpoint.tensorflow.bundle import BundleEntry, TensorBundle
-from cloze.checkpoint.tensorflow.crc32c import crc32c, masked
+from cloze.checkpoint.tensorflow.sstable import masked_crc32c
 
 
 def megabytes_per_second(size: int, work: Callable[[], object], repeats: int = 3) -> float:
@@ -32,7 +32,7 @@ def synthetic_bundle(folder: Path, data: bytes, shape: tuple[int, int]) -> Tenso
     size = shape[0] * shape[1] * 4
     entries = {}
     for offset in range(0, len(data) - size + 1, size):
-        checksum = masked(crc32c(data[offset : offset + size]))
+        checksum = masked_crc32c(data[offset : offset + size])
         entries[str(offset)] = BundleEntry(str(offset), numpy.dtype("float32"), shape, 0, offset, size, checksum)
     return TensorBundle(folder / "model.ckpt", 1, entries)
 
@@ -40,7 +40,7 @@ def synthetic_bundle(folder: Path, data: bytes, shape: tuple[int, int]) -> Tenso
 def main() -> None:
     data = numpy.random.default_rng(0).bytes(int(sys.argv[1]) << 20 if len(sys.argv) > 1 else 100 << 20)
     for size in (len(data), 768 * 768 * 4, 768 * 4):
-        speed = megabytes_per_second(size, partial(crc32c, data[:size]))
+        speed = megabytes_per_second(size, partial(masked_crc32c, data[:size]))
         print(f"crc32c of {size:>9} bytes:           {speed:6.0f} MB/s")
     with tempfile.TemporaryDirectory() as folder:
         bundle = synthetic_bundle(Path(folder), data, (768, 768))

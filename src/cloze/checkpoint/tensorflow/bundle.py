@@ -22,8 +22,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from cloze.checkpoint.tensorflow.crc32c import crc32c, masked
-from cloze.checkpoint.tensorflow.sstable import MAX_TABLE_BYTES, read_table
+from cloze.checkpoint.tensorflow.sstable import MAX_TABLE_BYTES, masked_crc32c, read_table
 from cloze.checkpoint.tensorflow.wire_format import as_integer, as_message, read_fields
 from cloze.errors import CheckpointError
 
@@ -111,7 +110,7 @@ class TensorBundle:
         entry = self._readable(name)
         path = self._data_path(entry.shard)
         octets = _read_range(path, entry)
-        if masked(crc32c(octets)) != entry.crc32c:
+        if masked_crc32c(octets) != entry.crc32c:
             raise CheckpointError(
                 f"{path}: wrong checksum of {name!r} (bytes {entry.offset} to {entry.offset + entry.size}); "
                 "the file is damaged or belongs to another index: copy both from their source again"

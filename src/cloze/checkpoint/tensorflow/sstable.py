@@ -6,16 +6,20 @@ a masked CRC32C. In a block, a key repeats only what differs from the key before
 allow a binary search are of no use here, because a checkpoint's index is read whole.
 
 Everything is bounded before memory is taken: the table, each block inside it, what a block decompresses to,
-the length and the number of keys. Errors say what is wrong; the caller, who knows the file, says where and
-what to do.
+the length and the number of keys. Errors say what is wrong; the caller, who knows the file, adds the place and
+the remedy. Checksums are computed by google-crc32c, Snappy blocks decompressed by cramjam.
 """
 
 import struct
 from collections.abc import Iterator
 from typing import Final
 
-from cloze.checkpoint.tensorflow.crc32c import crc32c, masked
-from cloze.checkpoint.tensorflow.wire_format import decompress, read_varint
+import google_crc32c
+import numpy
+from cramjam import DecompressionError, snappy
+from numpy.typing import NDArray
+
+from cloze.checkpoint.tensorflow.wire_format import read_varint
 from cloze.errors import CheckpointError
 
 # BERT-base's index has 8.5 kB; with optimizer slots and long names a large model's stays under 1 MB.
@@ -30,6 +34,27 @@ _MAGIC: Final = 0xDB4775248B80FB57
 _TRAILER: Final = struct.Struct("<BI")  # compression, masked CRC32C
 _UNCOMPRESSED: Final = 0
 _SNAPPY: Final = 1
+_MASK_DELTA: Final = 0xA282EAD8
+
+
+def masked_crc32c(data: bytes | bytearray | memoryview | NDArray[numpy.uint8]) -> int:
+    """Return the CRC32C of ``data`` as LevelDB and TensorFlow store it: masked, because a CRC over CRCs is weak."""
+    # An array, because the library refuses writable bytes and memoryviews; nothing is copied.
+    checksum = google_crc32c.value(numpy.frombuffer(data, numpy.uint8))
+    rotated = (checksum >> 15) | (checksum << 17)
+    return (rotated + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def decompress(block: bytes, limit: int) -> bytes:
+    """Return the content of a raw Snappy block, which may be at most ``limit`` bytes."""
+    length, _ = read_varint(block, 0)
+    # Checked first: the decompressor allocates what the block declares.
+    if length > limit:
+        raise CheckpointError(f"a Snappy block declares {length} bytes, at most {limit} are expected here")
+    try:
+        return bytes(snappy.decompress_raw(block))
+    except DecompressionError as error:
+        raise CheckpointError(f"a damaged Snappy block ({error})") from None
 
 
 def read_table(table: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -81,7 +106,7 @@ def _read_block(table: bytes, offset: int, size: int, limit: int) -> bytes:
     if end + _TRAILER.size > len(table) - _FOOTER_BYTES:
         raise CheckpointError(f"a block at bytes {offset} to {end}, the file has {len(table)}")
     compression, stored_checksum = _TRAILER.unpack_from(table, end)
-    if masked(crc32c(table[offset : end + 1])) != stored_checksum:  # the compression byte is covered too
+    if masked_crc32c(table[offset : end + 1]) != stored_checksum:  # the compression byte is covered too
         raise CheckpointError(f"wrong checksum of the block at byte {offset}")
     content = table[offset:end]
     if compression == _SNAPPY:
