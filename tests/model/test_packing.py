@@ -76,7 +76,7 @@ def test_company_changes_nothing() -> None:
 def test_a_row_without_tokens() -> None:
     mask = MASK.clone()
     mask[2] = False
-    assert [part.shape for part in Packing.of(mask).parts] == [(1, 9), (1, 4), (1, 6), (1, 4), (1, 1)]
+    assert [group.shape for group in Packing.of(mask).groups] == [(1, 9), (1, 4), (1, 6), (1, 4), (1, 1)]
     _, packed = both(made("bert", "plain"), mask)
     assert not packed.last[2].any()
     assert packed.last[mask].all()
@@ -94,7 +94,7 @@ def test_attention_weights_are_those_of_whole_batches() -> None:
 def test_training_has_the_same_gradients(
     monkeypatch: pytest.MonkeyPatch, way: str, needed: Tensor | None, neighbours: int
 ) -> None:
-    monkeypatch.setattr("cloze.model.packing.NEIGHBOURS", neighbours)
+    monkeypatch.setattr("cloze.model.packing.TRAINING_GROUP", neighbours)
     model = attached_bert(replace(SMALL, dropout=0.0, attention_dropout=0.0), way)
     found = []
     for training in (False, True):  # padded, packed

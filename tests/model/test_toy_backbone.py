@@ -19,7 +19,7 @@ from cloze.model.backbone import unregister_backbone
 from cloze.model.encoder import Encoder
 from cloze.model.surgery import prune_heads, with_positions
 from cloze.predict import load
-from cloze.predict.quantization import fused, precision
+from cloze.predict.quantization import fused_layers, precision
 from cloze.predict.quantization.native import layers as native_layers
 from cloze.predict.quantization.quantize import quantize
 from cloze.tasks.source import Source
@@ -95,7 +95,7 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a path of BERT's layers was taken")
 
     monkeypatch.setattr(Encoder, "forward", poison)
-    for module, name in ((fused, "layers_of"), (native_layers, "layers_of"), (precision, "are_native")):
+    for module, name in ((fused_layers, "layers_of"), (native_layers, "layers_of"), (precision, "are_native")):
         monkeypatch.setattr(module, name, poison)
 
 

@@ -24,7 +24,7 @@ from cloze.kinds import PrecisionName
 from cloze.model import Backbone
 from cloze.model.batch import collate
 from cloze.predict.embeddings.pooling import VectorMaker, make_vectors
-from cloze.predict.quantization.fused import ScriptedLayers, Shortcut
+from cloze.predict.quantization.fused_layers import FusedLayers, ScriptedLayers
 from cloze.predict.quantization.linear import Bf16Linear, FrozenLinear, Int8Linear, best_seconds
 from cloze.predict.quantization.native.layers import NativeLayers, are_native
 from cloze.predict.quantization.native.linear import NativeLinear
@@ -141,7 +141,7 @@ def use_products(bert: Backbone, name: PrecisionName, weights: Mapping[str, Int8
     for place, linear in list(layer_products(bert)):
         _put(bert, place, _product(linear, name, place, weights.get(place), native=native))
     call = NativeLayers.of(encoder) or ScriptedLayers.of(encoder)
-    encoder.shortcut = None if call is None else Shortcut(encoder, call)
+    encoder.fused_layers = None if call is None else FusedLayers(encoder, call)
 
 
 def _put(bert: Backbone, place: str, linear: nn.Linear) -> None:

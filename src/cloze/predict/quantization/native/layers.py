@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.model.encoder import Encoder, Layer
-from cloze.predict.quantization.fused import layers_of, linears_of
+from cloze.predict.quantization.fused_layers import layers_of, linears_of
 from cloze.predict.quantization.native.linear import (
     LANES,
     LayerFields,

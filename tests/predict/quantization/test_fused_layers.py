@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from cloze.model import BertConfig
 from cloze.model.surgery import without_heads
 from cloze.predict import Model, load
-from cloze.predict.quantization.fused import ScriptedLayers, Shortcut
+from cloze.predict.quantization.fused_layers import FusedLayers, ScriptedLayers
 from cloze.predict.quantization.linear import choose_kernel
 from cloze.predict.quantization.native import layers as native_layers
 from cloze.predict.quantization.native.layers import NativeLayers
@@ -41,24 +41,24 @@ def config(way: str) -> BertConfig:
     return CONFIGS[way]
 
 
-def shortcut(model: Model) -> list[torch.Tensor] | None:
-    """What the shortcut of a model says to some states; None if it leaves that to the layers."""
+def run_fused(model: Model) -> list[torch.Tensor] | None:
+    """What the fused layers of a model return to some states; None if it leaves that to the layers."""
     encoder = model.bert.encoder
-    assert isinstance(encoder.shortcut, Shortcut)
+    assert isinstance(encoder.fused_layers, FusedLayers)
     with torch.inference_mode():
-        return encoder.shortcut(encoder, torch.ones(2, 3, model.bert.config.hidden_size), None, None, False)
+        return encoder.fused_layers(encoder, torch.ones(2, 3, model.bert.config.hidden_size), None, None, False)
 
 
-def without_shortcut(model: Model) -> Model:
-    assert model.bert.encoder.shortcut is not None
-    model.bert.encoder.shortcut = None
+def without_fused_layers(model: Model) -> Model:
+    assert model.bert.encoder.fused_layers is not None
+    model.bert.encoder.fused_layers = None
     return model
 
 
 def both(config: BertConfig) -> tuple[Model, Model]:
-    """With the shortcut and without."""
+    """With fused layers and without."""
     fast, plain = (Model(model_folder(["mlm", "nsp"], config=config), precision="int8") for _ in range(2))
-    return fast, without_shortcut(plain)
+    return fast, without_fused_layers(plain)
 
 
 def assert_same(found: NDArray[numpy.float32], expected: NDArray[numpy.float32], way: str) -> None:
@@ -71,8 +71,8 @@ def assert_same(found: NDArray[numpy.float32], expected: NDArray[numpy.float32],
 
 def test_the_same_answers(way: str, config: BertConfig) -> None:
     fast, plain = both(config)
-    assert isinstance(fast.bert.encoder.shortcut, Shortcut)
-    assert type(fast.bert.encoder.shortcut.call) is CALLS[way]
+    assert isinstance(fast.bert.encoder.fused_layers, FusedLayers)
+    assert type(fast.bert.encoder.fused_layers.call) is CALLS[way]
     for texts in (TEXTS, TEXTS[:1], TEXTS[1:3]):
         assert_same(fast.embed(texts), plain.embed(texts), way)
     assert_same(fast.embed(TEXTS, TEXTS[::-1], layer=1), plain.embed(TEXTS, TEXTS[::-1], layer=1), way)
@@ -88,9 +88,9 @@ def test_published_weights(way: str, minilm_folder: Path, monkeypatch: pytest.Mo
     if way == "scripted":
         monkeypatch.setattr(native_layers, "library", lambda: None)
     fast, plain = (load(minilm_folder, precision="int8") for _ in range(2))
-    assert isinstance(fast.bert.encoder.shortcut, Shortcut)
-    assert type(fast.bert.encoder.shortcut.call) is CALLS[way]
-    found, expected = fast.embed(TEXTS), without_shortcut(plain).embed(TEXTS)
+    assert isinstance(fast.bert.encoder.fused_layers, FusedLayers)
+    assert type(fast.bert.encoder.fused_layers.call) is CALLS[way]
+    found, expected = fast.embed(TEXTS), without_fused_layers(plain).embed(TEXTS)
     if way == "scripted":
         numpy.testing.assert_array_equal(found, expected)
     # A number that rounds to the next step is as wrong as before, and other steps follow from it.
@@ -104,16 +104,16 @@ def test_adapters_are_heard(name: str, way: str, config: BertConfig, tmp_path: P
     base = make_base(tmp_path / "base", config)
     make_adapter(base, tmp_path / name / "model", ADAPTERS[name])
     fast, plain = (load(base, precision="int8") for _ in range(2))
-    without_shortcut(plain)
+    without_fused_layers(plain)
     before = fast.embed(TEXTS)
     for model in (fast, plain):
         model.attach(name, tmp_path / name)
         model.use(name)
     assert_same(fast.logits(TEXTS), plain.logits(TEXTS), way)
     changes_layers = name in ATTACHED
-    assert (shortcut(fast) is None) == changes_layers
+    assert (run_fused(fast) is None) == changes_layers
     fast.use(None)
-    assert shortcut(fast) is not None
+    assert run_fused(fast) is not None
     numpy.testing.assert_array_equal(fast.embed(TEXTS), before)
 
 
@@ -138,16 +138,16 @@ def test_pruned_heads_are_gone(way: str, config: BertConfig) -> None:
 def test_who_trains_looks_or_copies_has_the_layers_themselves(config: BertConfig) -> None:
     model = Model(model_folder(config=config), precision="int8")
     encoder = model.bert.encoder
-    assert shortcut(model) is not None
+    assert run_fused(model) is not None
     encoder.layers[2].train()
-    assert shortcut(model) is None
+    assert run_fused(model) is None
     encoder.eval()
-    assert isinstance(encoder.shortcut, Shortcut)
+    assert isinstance(encoder.fused_layers, FusedLayers)
     states = torch.ones(2, 3, config.hidden_size)
-    assert encoder.shortcut(encoder, states, None, None, False) is None  # gradients are asked for
+    assert encoder.fused_layers(encoder, states, None, None, False) is None  # gradients are asked for
     assert model.attend("the cat").weights.shape[0] == 3
-    assert copy.deepcopy(encoder).shortcut is None
-    assert not any("shortcut" in name for name in model.bert.state_dict())
+    assert copy.deepcopy(encoder).fused_layers is None
+    assert not any("fused_layers" in name for name in model.bert.state_dict())
 
 
 def test_one_layer_gone_through_again_and_again(way: str, config: BertConfig) -> None:
@@ -158,5 +158,5 @@ def test_one_layer_gone_through_again_and_again(way: str, config: BertConfig) ->
 
 def test_only_rounded_layers_have_one(config: BertConfig) -> None:
     contents = model_folder(config=config)
-    assert Model(contents, precision="int8").bert.encoder.shortcut is not None
-    assert Model(contents, precision="fp32").bert.encoder.shortcut is None
+    assert Model(contents, precision="int8").bert.encoder.fused_layers is not None
+    assert Model(contents, precision="fp32").bert.encoder.fused_layers is None

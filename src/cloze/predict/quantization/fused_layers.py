@@ -1,14 +1,13 @@
-"""The layers of a model as one call, for prediction: as long as they are what the call was made of.
+"""All layers of an int8 model as one call, used only while the layers are exactly the ones it was built from.
 
-Dimensions: N tokens of all sequences, M that somebody will read, H hidden size.
+``FusedLayers`` guards the call: adapters, head gates, training and gradients take the plain layers. Two calls exist,
+the compiled C kernels (``native/layers.py``) and ``ScriptedLayers`` below, for machines without them.
 
-The layers of a model in int8 as one call of TorchScript, where there is no compiled code for them.
+TorchScript: for a short text, the forty operations of a layer take longer to call from Python than to compute.
+TorchScript calls them without Python in half of the time, and without the interpreter lock, so that a service accepts
+requests meanwhile. They are the same operations in the same order as those of the layers, and give the same bits.
 
-Of a short text, the forty operations of a layer take longer to call from Python than to compute. TorchScript calls them
-without Python, in half of the time, and without Python's lock, so that a service takes requests meanwhile. They are the
-same operations in the same order as those of the layers themselves, and give the same bits.
-
-Dimensions: N tokens of all sequences, M that somebody will read, H hidden size, A heads, D head size.
+Dimensions: N tokens of all sequences, M positions that are read, H hidden size, A heads, D head size.
 """
 
 import warnings
@@ -19,36 +18,39 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloze.model.encoder import Encoder, Layer, Visible
+from cloze.model.encoder import Encoder, Layer, Visibility
 from cloze.predict.quantization.linear import Fbgemm, Int8Linear, gathered, spread
 
-# States in one row, (N, H); how many sequences of which length they are; the places that are needed, (M,); whether all
-# states are to be kept -> the last, (N, H) or (M, H), or all, those that came in first.
+# Packed states (N, H); (count, length) of each run of sequences; needed indices (M,); whether to keep all states
+# -> the last state, (N, H) or (M, H), or all states, the input first.
 Call = Callable[[Tensor, Sequence[tuple[int, int]], Tensor | None, bool], list[Tensor]]
 
 
-class Shortcut:
-    """Stands for layers for as long as they are what it was made of: adapters, gates and training go around it."""
+class FusedLayers:
+    """Run all layers in one call, as long as they are the ones that the call was built from."""
 
     def __init__(self, encoder: Encoder, call: Call) -> None:
-        self.call, self._parts = call, _parts(encoder)
+        self.call, self._modules = call, _modules(encoder)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """Who copies an encoder wants to change it."""
+        """Copy as None: an encoder is copied in order to be changed."""
 
     def __call__(
-        self, encoder: Encoder, hidden: Tensor, visible: Visible, needed: Tensor | None, keep: bool
+        self, encoder: Encoder, hidden: Tensor, visible: Visibility, needed: Tensor | None, keep_states: bool
     ) -> list[Tensor] | None:
-        """(B, T, H) -> (B, T, H), or (M, H) of what is needed; with ``keep``, all before it, too."""
-        if isinstance(visible, Tensor) or torch.is_grad_enabled() or not self._fits(encoder):
+        """(B, T, H) -> [(B, T, H)], or [(M, H)] of the needed positions; with ``keep_states`` all states before it.
+
+        Return None if the plain layers must be used.
+        """
+        if isinstance(visible, Tensor) or torch.is_grad_enabled() or not self._applies_to(encoder):
             return None
-        # Nothing is padded here: without gradients, the sequences of a part have one length.
-        lengths: list[Any] = [hidden.shape[:2]] if visible is None else [part.shape for part in visible]
-        *states, last = self.call(hidden.flatten(0, 1), lengths, needed, keep)
+        # Nothing is padded here: without gradients, the sequences of a group have one length.
+        lengths: list[Any] = [hidden.shape[:2]] if visible is None else [group.shape for group in visible]
+        *states, last = self.call(hidden.flatten(0, 1), lengths, needed, keep_states)
         return [*(state.view_as(hidden) for state in states), last.view_as(hidden) if needed is None else last]
 
-    def _fits(self, encoder: Encoder) -> bool:
-        if _parts(encoder) != self._parts:
+    def _applies_to(self, encoder: Encoder) -> bool:
+        if _modules(encoder) != self._modules:
             return False
         return not any(layer.training or layer.attention.output._forward_pre_hooks for layer in layers_of(encoder))
 
@@ -62,7 +64,7 @@ def layers_of(encoder: Encoder) -> list[Layer]:
 
 
 def linears_of(layer: Layer) -> dict[str, nn.Linear]:
-    """The matrix products of a layer, by name."""
+    """Return the linear layers of a layer by name."""
     attention = layer.attention
     return {
         "query_key_value": attention.query_key_value,
@@ -72,45 +74,45 @@ def linears_of(layer: Layer) -> dict[str, nn.Linear]:
     }
 
 
-def _parts(encoder: Encoder) -> list[nn.Module]:
-    """All that others may add, take away or exchange; modules are equal only to themselves."""
-    # From where modules keep them: asking for each by name would take a third of what the shortcut saves.
+def _modules(encoder: Encoder) -> list[nn.Module]:
+    """Return every module that can be added, removed or replaced; a module equals only itself."""
+    # Read from nn.Module's own dictionary: attribute access would take a third of the time that fusing saves.
     return [
-        part
+        child
         for layer in layers_of(encoder)
         for module in (layer, layer.attention)
-        for part in module._modules.values()
-        if part is not None
+        for child in module._modules.values()
+        if child is not None
     ]
 
 
 class ScriptedLayers:
-    """The layers as TorchScript has them."""
+    """The layers compiled by TorchScript."""
 
     def __init__(self, encoder: Encoder) -> None:
         with warnings.catch_warnings():
-            # TorchScript is to leave PyTorch one day. Until then it is by far the fastest of what needs no compiler.
+            # Deprecated in PyTorch; see the module's docstring for why it is still used here.
             warnings.simplefilter("ignore")
             self._call: Any = torch.jit.script(_ScriptedLayers(encoder))
 
     @classmethod
     def of(cls, encoder: Encoder) -> "ScriptedLayers | None":
-        """One for these layers, where their products are of the kind that TorchScript can call."""
-        products = [product for layer in layers_of(encoder) for product in linears_of(layer).values()]
-        fits = all(isinstance(one, Int8Linear) and isinstance(one.product, Fbgemm) for one in products)
-        return cls(encoder) if fits and hasattr(torch.jit, "script") else None
+        """Return the scripted layers if TorchScript can call their products (fbgemm), otherwise None."""
+        linears = [linear for layer in layers_of(encoder) for linear in linears_of(layer).values()]
+        callable_products = all(isinstance(one, Int8Linear) and isinstance(one.product, Fbgemm) for one in linears)
+        return cls(encoder) if callable_products and hasattr(torch.jit, "script") else None
 
     def __call__(
-        self, hidden: Tensor, lengths: Sequence[tuple[int, int]], needed: Tensor | None, keep: bool
+        self, hidden: Tensor, lengths: Sequence[tuple[int, int]], needed: Tensor | None, keep_states: bool
     ) -> list[Tensor]:
-        """(N, H) -> (N, H), or (M, H) of what is needed; all states before it, or none."""
-        # To optimise so many operations would take a tenth of a second at first, and gains nothing.
+        """(N, H) -> [(N, H)], or [(M, H)] of the needed positions; with ``keep_states`` all states before it."""
+        # Optimizing the graph would take a tenth of a second on the first call, and gains nothing.
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
-            return self._call(hidden, lengths, needed, keep)  # type: ignore[no-any-return]
+            return self._call(hidden, lengths, needed, keep_states)  # type: ignore[no-any-return]
 
 
 class _ScriptedProduct(nn.Module):
-    """What Int8Linear computes."""
+    """The computation of ``Int8Linear``."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
@@ -127,7 +129,7 @@ class _ScriptedProduct(nn.Module):
 
 
 class _ScriptedLayer(nn.Module):
-    """What Layer computes, of sequences in one row."""
+    """The computation of ``Layer`` on packed sequences."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__()
@@ -150,20 +152,20 @@ class _ScriptedLayer(nn.Module):
         return normed
 
     def attend(self, fused: Tensor, lengths: list[tuple[int, int]]) -> Tensor:
-        """(N, 3 H) -> (N, H), sequences of one length together."""
+        """(N, 3 H) -> (N, H), one attention call per run of sequences of equal length."""
         contexts: list[Tensor] = []
         start = 0
         for count, length in lengths:
             part = fused[start : start + count * length]
             start += count * length
-            parted = part.view(count, length, 3, self.heads, self.head_size).permute(2, 0, 3, 1, 4)
-            context = functional.scaled_dot_product_attention(parted[0], parted[1], parted[2])
+            by_head = part.view(count, length, 3, self.heads, self.head_size).permute(2, 0, 3, 1, 4)  # (3, B, A, T, D)
+            context = functional.scaled_dot_product_attention(by_head[0], by_head[1], by_head[2])
             contexts.append(context.transpose(1, 2).reshape(count * length, self.heads * self.head_size))
         return contexts[0] if len(contexts) == 1 else torch.cat(contexts)
 
 
 class _ScriptedLayers(nn.Module):
-    """All layers, one after the other; where they are one, again and again."""
+    """All layers in order; a shared layer repeats."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -172,13 +174,13 @@ class _ScriptedLayers(nn.Module):
         self.last = encoder.depth - 1
 
     def forward(
-        self, hidden: Tensor, lengths: list[tuple[int, int]], needed: Tensor | None, keep: bool
+        self, hidden: Tensor, lengths: list[tuple[int, int]], needed: Tensor | None, keep_states: bool
     ) -> list[Tensor]:
-        """(N, H) -> (N, H), or (M, H); all states before it, or none."""
+        """(N, H) -> [(N, H)], or [(M, H)]; with ``keep_states`` all states before it."""
         states = [hidden]
         for number, layer in enumerate(self.layers):
             hidden = layer(hidden, lengths, needed if number == self.last else None)
-            if not keep:
+            if not keep_states:
                 states.clear()
             states.append(hidden)
         return states
