@@ -25,7 +25,7 @@ from cloze.corpus.documents import read_lines
 from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
-from cloze.model import Bert, HeadName
+from cloze.model import Backbone, HeadName
 from cloze.model.losses import masked_word_logits
 from cloze.model.surgery import WordStart, with_heads
 from cloze.text import Tokenizer
@@ -127,7 +127,7 @@ def _train(text: Path, words: Path, start: WordStart, seed: int, steps: int, out
 
 
 @torch.inference_mode()
-def _evaluate(model: Bert, batches: list[PretrainingBatch], added: Tensor) -> tuple[float, float]:
+def _evaluate(model: Backbone, batches: list[PretrainingBatch], added: Tensor) -> tuple[float, float]:
     """Mean loss over all blanks, and over those whose answer is an added word."""
     model.eval()
     losses, is_added = [], []

@@ -27,7 +27,7 @@ from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
-from cloze.model import Bert, HeadName, preset
+from cloze.model import Backbone, Bert, HeadName, preset
 from cloze.model.cost import estimate
 from cloze.text import Tokenizer
 from cloze.train.memory import keep_freed_memory
@@ -140,7 +140,7 @@ def _serve(connection: Connection, who: str, folder: Path, corpus: Path, name: s
         connection.send((time.perf_counter() - made, loss, made - start))
 
 
-def _ours(bert: Bert, precision: Precision) -> Callable[[PretrainingBatch, int], float]:
+def _ours(bert: Backbone, precision: Precision) -> Callable[[PretrainingBatch, int], float]:
     keep_freed_memory()
     objective = PretrainingObjective(bert, HEADS, CPU).train()
     optimizer = make_optimizer(objective, RATE, 0.01)

@@ -10,7 +10,7 @@ from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from cloze.checkpoint import POOLINGS, EmbeddingSettings, ModelFolder, Pooling, TaskLabels, load_folder
-from cloze.model import Bert, HeadName
+from cloze.model import Backbone, HeadName
 from cloze.predict import Model
 from tests.model.made import assert_close, assert_same_weights, model_folder, saved
 
@@ -38,7 +38,7 @@ def test_round_trip(contents: ModelFolder, tmp_path: Path) -> None:
     assert not loaded.model.training
 
 
-def logits(model: Bert, last: Tensor) -> dict[str, Tensor]:
+def logits(model: Backbone, last: Tensor) -> dict[str, Tensor]:
     """What each head says, under the names that ``transformers`` gives it."""
     by_head: dict[HeadName, Callable[[], dict[str, Tensor]]] = {
         "mlm": lambda: {"prediction_logits": model.heads["mlm"](last)},

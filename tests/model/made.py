@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from cloze.checkpoint import ModelFolder, TaskLabels, save_folder
-from cloze.model import Bert, BertConfig, HeadName
+from cloze.model import Backbone, Bert, BertConfig, HeadName
 from cloze.model.adapters import Attachment, attach
 from cloze.text import SPECIAL, Tokenizer
 
@@ -23,7 +23,7 @@ def vocabulary(size: int) -> list[str]:
 
 def random_bert(
     config: BertConfig = SMALL, heads: Collection[HeadName] = (), *, labels: int = 2, pooler: bool | None = None
-) -> Bert:
+) -> Backbone:
     """A model whose every parameter, biases and norms included, is random and large enough to matter."""
     model = Bert(config, heads, labels=labels, pooler=pooler).eval()
     generator = torch.Generator().manual_seed(7)
@@ -37,7 +37,7 @@ def random_bert(
 ATTACHED = {"houlsby": Attachment("houlsby", "token", 2, 4), "lora": Attachment("lora", "token", 2, 4)}
 
 
-def attached_bert(config: BertConfig, way: str) -> Bert:
+def attached_bert(config: BertConfig, way: str) -> Backbone:
     """A random model, with an attachment if ``way`` names one, whose parts are random too."""
     model = random_bert(config)
     if way in ATTACHED:
@@ -74,7 +74,7 @@ def assert_close(ours: Any, theirs: Any) -> None:
     torch.testing.assert_close(torch.as_tensor(ours), torch.as_tensor(theirs), atol=1e-5, rtol=0.0, check_dtype=False)
 
 
-def assert_same_weights(ours: Bert, expected: Bert) -> None:
+def assert_same_weights(ours: Backbone, expected: Backbone) -> None:
     """To the bit, and under the same names."""
     tensors = expected.state_dict()
     assert ours.state_dict().keys() == tensors.keys()

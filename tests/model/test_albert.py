@@ -12,7 +12,7 @@ from torch import Tensor
 from cloze.checkpoint import ModelFolder, TaskLabels, load_folder
 from cloze.checkpoint.names import hugging_face_names, joined
 from cloze.errors import ConfigError
-from cloze.model import Bert, HeadName
+from cloze.model import Backbone, Bert, HeadName
 from cloze.model.losses import masked_word_logits, masked_word_loss, sentence_order_loss
 from cloze.predict import Model
 from cloze.text import write_vocabulary
@@ -108,7 +108,7 @@ def test_theirs_here(seed: int, tmp_path: Path) -> None:
     assert not theirs_by_name
 
 
-def logits(model: Bert, last: Tensor) -> dict[str, Tensor]:
+def logits(model: Backbone, last: Tensor) -> dict[str, Tensor]:
     """What each head says, under the names that ``transformers`` gives it."""
     found: dict[str, Tensor] = {}
     for name in model.head_names:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cloze.checkpoint import load_folder
 from cloze.checkpoint.names import hugging_face_names, joined
-from cloze.model import Bert
+from cloze.model import Backbone
 from cloze.model.losses import masked_word_logits, masked_word_loss, next_sentence_loss
 from cloze.text import write_vocabulary
 from tests.model.made import assert_close, vocabulary
@@ -24,7 +24,7 @@ IGNORED = -100  # the label of a position that was not chosen
 class Case:
     """One random model in both libraries, and a batch for them."""
 
-    ours: Bert
+    ours: Backbone
     theirs: Any
     ids: Tensor  # (B, T)
     segments: Tensor  # (B, T)

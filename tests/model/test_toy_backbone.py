@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.errors import CheckpointError, ConfigError, RequestError
+from cloze.kinds import PrecisionName
 from cloze.model import Backbone, Bert, BertConfig, Capabilities, EncoderOutput, register_backbone
 from cloze.model.adapters import Attachment, attach
 from cloze.model.backbone import unregister_backbone
@@ -112,7 +113,7 @@ def folder(model: Backbone, tmp_path: Path) -> Path:
 
 
 def test_heads_read_the_declared_summary(toy: type[Backbone]) -> None:
-    model = toy.fresh(CONFIG, ("sequence",), labels=3)
+    model = toy.fresh(CONFIG, ["sequence"], labels=3)
     ids = torch.tensor([[2, 5, 6, 7, 3], [2, 8, 3, 0, 0]])
     mask = ids.ne(0)
     needed = model.needed_by("sequence", ids, mask)
@@ -162,15 +163,16 @@ def test_no_positions_means_no_limit_by_them(folder: Path) -> None:
 
 
 def test_what_is_not_declared_is_refused(folder: Path, model: Backbone) -> None:
-    for name in ("int8", "bf16"):
+    names: tuple[PrecisionName, ...] = ("int8", "bf16")
+    for name in names:
         with pytest.raises(ConfigError, match=f"precision {name} is not implemented for models of type 'toy-"):
-            load(folder, precision=name)  # type: ignore[arg-type]
+            load(folder, precision=name)
     with pytest.raises(ConfigError, match="quantizing is not implemented for models of type 'toy-"):
         quantize(folder, TEXTS)
     with pytest.raises(RequestError, match="has no attention weights"):
         load(folder).attend("winter")
     with pytest.raises(ConfigError, match="predicts hidden words from both sides"):
-        type(model)(CONFIG, ("mlm",))
+        type(model)(CONFIG, ["mlm"])
     with pytest.raises(ConfigError, match="an adapter of kind lora works on BERT's layers"):
         attach(model, Attachment("lora", "sequence", 2, 4), seed=0)
     with pytest.raises(ConfigError, match="pruning attention heads works on BERT's layers"):

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cloze.checkpoint.quantized_file import is_evened, layer_products
-from cloze.model import Bert
+from cloze.model import Backbone
 from cloze.predict import load
 from cloze.predict.quantization.linear import Int8Linear
 from cloze.predict.quantization.rounding import largest_features, round_product, round_products
@@ -19,7 +19,7 @@ PLACE = "encoder.layers.0.expand"
 
 
 @pytest.fixture
-def bert() -> Bert:
+def bert() -> Backbone:
     return model_folder().model
 
 
@@ -57,7 +57,7 @@ def test_features_that_random_tokens_never_stirred() -> None:
         assert float(weight.factors.min()) > 0
 
 
-def test_what_is_large_is_what_comes_in(bert: Bert) -> None:
+def test_what_is_large_is_what_comes_in(bert: Backbone) -> None:
     """The first product reads the embeddings; the largest of those over the same tokens is known without any hook."""
     found = largest_features(bert)
     assert set(found) == {place for place, _ in layer_products(bert) if is_evened(place)}
@@ -67,7 +67,7 @@ def test_what_is_large_is_what_comes_in(bert: Bert) -> None:
     torch.testing.assert_close(found["encoder.layers.0.attention.query_key_value"], expected)
 
 
-def test_looking_leaves_the_model_as_it_was(bert: Bert) -> None:
+def test_looking_leaves_the_model_as_it_was(bert: Backbone) -> None:
     bert.train()
     first, second = round_products(bert), round_products(bert)
     assert bert.training  # and yet nothing was dropped: both came to the same

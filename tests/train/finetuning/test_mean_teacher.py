@@ -32,8 +32,8 @@ def source(tmp_path: Path) -> Source:
 
 def test_teacher_is_the_average_of_the_weights_so_far() -> None:
     objective = SelfTaughtObjective(TaskObjective(make_teacher("classify"), "sequence"), 1.0, 0.5).train()
-    weight = objective.student.model.encoder.layers[0].expand.weight  # type: ignore[union-attr]
-    average = objective.teacher.model.encoder.layers[0].expand.weight  # type: ignore[union-attr]
+    weight = objective.student.model.encoder.layers[0].expand.weight
+    average = objective.teacher.model.encoder.layers[0].expand.weight
     assert isinstance(weight, torch.Tensor)
     assert isinstance(average, torch.Tensor)
     expected, batch = weight.detach().clone(), make_batch("classify")

@@ -22,7 +22,7 @@ from cloze.checkpoint import (
 )
 from cloze.errors import ConfigError, RequestError
 from cloze.files import replace_json
-from cloze.model import Bert
+from cloze.model import Backbone
 from cloze.model.adapters import without_attachment
 from cloze.predict import Model, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
@@ -76,7 +76,7 @@ def measure_speeds(teacher: Model, student: Model, data: TaskData) -> tuple[floa
     return len(rows) / best[0], len(rows) / best[1]
 
 
-def _described(bert: Bert, folder: Path | None, speed: float, scores: Mapping[str, float]) -> dict[str, Any]:
+def _described(bert: Backbone, folder: Path | None, speed: float, scores: Mapping[str, float]) -> dict[str, Any]:
     # The teacher's own files may be of any form and hold more than a model: what it would take is what counts.
     weights = 4 * bert.parameter_count() if folder is None else (folder / _WEIGHTS).stat().st_size
     return {

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cloze.kinds import IGNORED
-from cloze.model import Bert, EncoderOutput, HeadName
+from cloze.model import Backbone, EncoderOutput, HeadName
 from cloze.model.layers import initialise
 from cloze.model.losses import task_logits, task_loss
 from cloze.train.distillation.settings import DistillSettings
@@ -83,7 +83,7 @@ class DistillBatches:
 class DistillObjective(nn.Module):
     """The sum of four losses, each by its weight; those whose weight is 0 are not computed."""
 
-    def __init__(self, student: Bert, teacher: Bert, head: HeadName, settings: DistillSettings) -> None:
+    def __init__(self, student: Backbone, teacher: Backbone, head: HeadName, settings: DistillSettings) -> None:
         super().__init__()
         self.model, self.head, self.settings = student, head, settings
         # A tuple hides the teacher from PyTorch: it is neither trained nor part of a checkpoint.
@@ -117,7 +117,7 @@ class DistillObjective(nn.Module):
         weighted = [getattr(settings, f"{name}_weight") * loss for name, loss in losses.items()]
         return Outcome(torch.stack(weighted).sum(), {f"{name}_loss": loss for name, loss in losses.items()})
 
-    def _ask(self, model: Bert, task: TaskBatch) -> tuple[Tensor, EncoderOutput]:
+    def _ask(self, model: Backbone, task: TaskBatch) -> tuple[Tensor, EncoderOutput]:
         """What a model says, and the states and attention that it came to it by."""
         inputs, reader = task.inputs, model.reader
         output: EncoderOutput = model.encoder(
@@ -152,7 +152,7 @@ class DistillObjective(nn.Module):
         return total / len(self._places)
 
 
-def compares_attention(student: Bert, teacher: Bert, settings: DistillSettings) -> bool:
+def compares_attention(student: Backbone, teacher: Backbone, settings: DistillSettings) -> bool:
     """Whether heads are to look where the teacher's do; there must be as many of them."""
     return settings.attention_weight > 0 and student.config.heads == teacher.config.heads
 

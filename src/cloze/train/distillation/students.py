@@ -11,7 +11,7 @@ from pathlib import Path
 from cloze.checkpoint import ModelFolder, find_source, load_folder
 from cloze.corpus.documents import read_lines
 from cloze.errors import ConfigError, DataError
-from cloze.model import Bert, BertConfig, HeadName, preset
+from cloze.model import Backbone, Bert, BertConfig, HeadName, preset
 from cloze.model.surgery import with_heads
 from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import TaskData, find_published, head_of
@@ -24,7 +24,7 @@ from cloze.train.distillation.settings import DistillSettings, Take
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.")
 
 
-def make_student(teacher: ModelFolder, settings: DistillSettings) -> Bert:
+def make_student(teacher: ModelFolder, settings: DistillSettings) -> Backbone:
     """A student with the head of its teacher's task, and no other."""
     assert teacher.task is not None
     head = head_of(teacher.task.kind)
@@ -64,7 +64,9 @@ def layers_to_take(teacher: int, student: int, take: Take) -> list[int]:
     return [(number + 1) * teacher // student - 1 for number in range(student)]
 
 
-def with_layers(model: Bert, layers: Sequence[int], head: HeadName | None, dropout: float | None = None) -> Bert:
+def with_layers(
+    model: Backbone, layers: Sequence[int], head: HeadName | None, dropout: float | None = None
+) -> Backbone:
     """A model of some of the layers of another, with its embeddings, its pooler and one of its heads, or none."""
     config = _with_dropout(replace(model.config, layers=len(layers)), dropout)
     smaller = Bert(config, () if head is None else (head,), labels=model.labels, pooler=model.pooler is not None)
@@ -80,7 +82,7 @@ def with_layers(model: Bert, layers: Sequence[int], head: HeadName | None, dropo
     return smaller.eval()
 
 
-def _from_folder(teacher: ModelFolder, name: str, settings: DistillSettings) -> Bert:
+def _from_folder(teacher: ModelFolder, name: str, settings: DistillSettings) -> Backbone:
     """Another model, with a new head unless it has that of the very same task."""
     found = load_folder(find_source(name))
     if not _read_alike(teacher.tokenizer, found.tokenizer):

@@ -17,7 +17,7 @@ from torch import nn
 from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_source, load_folder
 from cloze.errors import CheckpointError, DataError
 from cloze.kinds import IGNORED
-from cloze.model import Bert
+from cloze.model import Backbone
 from cloze.model.losses import masked_word_logits, masked_word_loss
 from cloze.model.surgery import with_heads
 from cloze.predict import Model
@@ -46,7 +46,7 @@ _WHOLE = 1_000_000  # tokens, more than any row has
 class CorrectionObjective(nn.Module):
     """Cross-entropy of what should stand at each token that is asked about."""
 
-    def __init__(self, model: Bert) -> None:
+    def __init__(self, model: Backbone) -> None:
         super().__init__()
         self.model = model
 

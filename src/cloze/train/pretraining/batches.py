@@ -8,7 +8,7 @@ from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import WordTables, open_word_tables
 from cloze.errors import ConfigError
-from cloze.model import Bert
+from cloze.model import Backbone
 from cloze.model.cost import count_flops
 from cloze.text import Tokenizer
 from cloze.train.settings import PretrainSettings
@@ -72,7 +72,7 @@ def open_tables(data: Path, tokenizer: Tokenizer, settings: PretrainSettings) ->
     return open_word_tables(data, tokenizer, settings.masking, settings.entities, settings.similar, settings.seed)
 
 
-def flops_a_token(bert: Bert, settings: PretrainSettings, long: float) -> float:
+def flops_a_token(bert: Backbone, settings: PretrainSettings, long: float) -> float:
     """Operations that a token costs in a step, where so large a share of all tokens is of the second phase."""
     short_cost, long_cost = (
         count_flops(

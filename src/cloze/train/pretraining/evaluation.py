@@ -26,7 +26,7 @@ from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import WordTables
 from cloze.errors import CheckpointError, ConfigError, DataError
-from cloze.model import Bert
+from cloze.model import Backbone
 from cloze.model.losses import masked_word_logits
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
@@ -208,7 +208,7 @@ def _batches(corpus: Corpus, tokenizer: Tokenizer, settings: BlankSettings) -> P
 
 
 def _measure(
-    bert: Bert, batches: PretrainingBatches, wanted: int, device: torch.device, progress: Progress
+    bert: Backbone, batches: PretrainingBatches, wanted: int, device: torch.device, progress: Progress
 ) -> tuple[Tensor, int, int]:
     """The loss of every blank, how many were filled right, and the tokens that were read."""
     losses, hits, tokens = [], 0, 0
@@ -226,7 +226,7 @@ def _measure(
     return torch.cat(losses), hits, tokens
 
 
-def _logits(bert: Bert, batch: PretrainingBatch, device: torch.device) -> Tensor:
+def _logits(bert: Backbone, batch: PretrainingBatch, device: torch.device) -> Tensor:
     ids, segments, positions = (
         torch.from_numpy(array).to(device) for array in (batch.ids, batch.segments, batch.positions)
     )

@@ -17,7 +17,7 @@ from cloze.checkpoint import find_source
 from cloze.corpus.batches import PretrainingBatch
 from cloze.corpus.shards import read_manifest
 from cloze.errors import DataError
-from cloze.model import Bert
+from cloze.model import Backbone
 from cloze.model.cost import Estimate, estimate
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
@@ -112,7 +112,7 @@ def plan(
     )
 
 
-def memory_of(bert: Bert, settings: PretrainSettings, precision: Precision) -> Estimate:
+def memory_of(bert: Backbone, settings: PretrainSettings, precision: Precision) -> Estimate:
     """Parameters, work and memory of the largest step."""
     longest = settings.longest
     rows = max(1, settings.batch * settings.length // longest) if settings.long_length else settings.batch
@@ -129,7 +129,7 @@ def memory_of(bert: Bert, settings: PretrainSettings, precision: Precision) -> E
 
 
 def _phase(
-    bert: Bert, batches: Phases, settings: PretrainSettings, precision: Precision, done: float, progress: Progress
+    bert: Backbone, batches: Phases, settings: PretrainSettings, precision: Precision, done: float, progress: Progress
 ) -> tuple[float, float]:
     """Seconds and tokens of a step, the best of some after one to warm up."""
     objective = PretrainingObjective(bert.to(precision.device), pretraining_heads(settings), precision.device)

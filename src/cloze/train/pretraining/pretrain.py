@@ -16,7 +16,7 @@ from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_model, find_so
 from cloze.checkpoint.pooling_files import read_embedding
 from cloze.corpus.shards import read_manifest, verify_corpus
 from cloze.errors import ConfigError, DataError
-from cloze.model import Bert, BertConfig, preset
+from cloze.model import Backbone, Bert, BertConfig, preset
 from cloze.model.surgery import missing_heads, with_heads
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
@@ -42,7 +42,7 @@ _MOST_FILES = 10
 
 
 def pretraining_card(
-    bert: Bert,
+    bert: Backbone,
     tokenizer: Tokenizer,
     settings: PretrainSettings,
     manifest: Mapping[str, Any],
@@ -162,7 +162,7 @@ def _pretrain(
 
 def start_model(
     tokenizer: Tokenizer, settings: PretrainSettings, model: Path | None, progress: Progress
-) -> tuple[Bert, Tokenizer]:
+) -> tuple[Backbone, Tokenizer]:
     """A fresh model of the preset, or the one to go on with; its tokenizer ends where its positions were trained."""
     heads = pretraining_heads(settings)
     if model is None:
@@ -189,7 +189,7 @@ def start_model(
     return bert, tokenizer.with_max_length(longest)
 
 
-def _fresh(tokenizer: Tokenizer, settings: PretrainSettings) -> Bert:
+def _fresh(tokenizer: Tokenizer, settings: PretrainSettings) -> Backbone:
     dropout = BertConfig.dropout if settings.dropout is None else settings.dropout
     config = preset(
         settings.preset,
@@ -257,7 +257,7 @@ def _company(objective: PretrainingObjective, settings: PretrainSettings, run: R
 
 
 def _finish(
-    run: Run, data: Path, bert: Bert, tokenizer: Tokenizer, settings: PretrainSettings, model: str | Path | None
+    run: Run, data: Path, bert: Backbone, tokenizer: Tokenizer, settings: PretrainSettings, model: str | Path | None
 ) -> None:
     """Write the results, and end the run."""
     results = run_results(run.metrics())
@@ -279,7 +279,7 @@ def run_results(metrics: list[dict[str, float]]) -> dict[str, float]:
     return {"steps": newest["step"], "hours": newest["seconds"] / 3600, "tokens_seen": newest["tokens_seen"], **kept}
 
 
-def _plain(bert: Bert) -> Bert:
+def _plain(bert: Backbone) -> Backbone:
     """A copy with whole tensors on the CPU, whoever holds which share of them; every process has to ask."""
     plain = Bert(bert.config, bert.head_names, labels=bert.labels, pooler=bert.pooler is not None)
     plain.load_state_dict({name: tensor.cpu() for name, tensor in whole_state(bert).items()})
