@@ -23,7 +23,7 @@ def vocabulary(size: int) -> list[str]:
 
 def random_bert(
     config: BertConfig = SMALL, heads: Collection[HeadName] = (), *, labels: int = 2, pooler: bool | None = None
-) -> Backbone:
+) -> Bert:
     """A model whose every parameter, biases and norms included, is random and large enough to matter."""
     model = Bert(config, heads, labels=labels, pooler=pooler).eval()
     generator = torch.Generator().manual_seed(7)
@@ -37,7 +37,7 @@ def random_bert(
 ATTACHED = {"houlsby": Attachment("houlsby", "token", 2, 4), "lora": Attachment("lora", "token", 2, 4)}
 
 
-def attached_bert(config: BertConfig, way: str) -> Backbone:
+def attached_bert(config: BertConfig, way: str) -> Bert:
     """A random model, with an attachment if ``way`` names one, whose parts are random too."""
     model = random_bert(config)
     if way in ATTACHED:

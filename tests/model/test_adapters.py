@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from cloze.errors import ConfigError
-from cloze.model import Bert, BertConfig, HeadName, preset
+from cloze.model import Backbone, Bert, BertConfig, HeadName, preset
 from cloze.model.adapters import (
     Adapter,
     Attachment,
@@ -33,13 +33,13 @@ MINILM = BertConfig(hidden_size=384, layers=6, heads=12, feedforward_size=1536)
 ALBERT = replace(SMALL, embedding_size=8, shared_layers=True)
 
 
-def encode(bert: Bert) -> Tensor:
+def encode(bert: Backbone) -> Tensor:
     with torch.no_grad():
         last: Tensor = bert.eval()(IDS, SEGMENTS, MASK).last
     return last
 
 
-def move(bert: Bert) -> None:
+def move(bert: Backbone) -> None:
     """Give every trained parameter another value."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from cloze.errors import ConfigError
-from cloze.model import Bert, BertConfig, HeadName
+from cloze.model import Backbone, Bert, BertConfig, HeadName
 from cloze.model.surgery import RowStart, with_heads, with_positions, with_segments, with_words
 from tests.model.made import EVERY_HEADS, SMALL, random_bert
 
@@ -65,7 +65,7 @@ def test_random_start_follows_from_the_seed() -> None:
     assert 0 < one[TOKENS][rows].std() < 3 * model.config.initial_deviation
 
 
-def random_ids(model: Bert, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def random_ids(model: Backbone, batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(batch)
     ids = torch.randint(10, 60, (batch, length), generator=generator)
     lengths = torch.randint(1, length + 1, (batch, 1), generator=generator)

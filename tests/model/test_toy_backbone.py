@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cloze.tasks.source import Source
 from torch import Tensor, nn
 
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
@@ -20,10 +21,9 @@ from cloze.model.backbone import unregister_backbone
 from cloze.model.encoder import Encoder
 from cloze.model.surgery import prune_heads, with_positions
 from cloze.predict import load
-from cloze.predict.quantization import fused_layers, precision
+from cloze.predict.quantization import precision, scripted_layers
 from cloze.predict.quantization.native import layers as native_layers
 from cloze.predict.quantization.quantize import quantize
-from cloze.tasks.source import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.settings import FinetuneSettings
@@ -96,7 +96,7 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a path of BERT's layers was taken")
 
     monkeypatch.setattr(Encoder, "forward", poison)
-    for module, name in ((fused_layers, "layers_of"), (native_layers, "layers_of"), (precision, "are_native")):
+    for module, name in ((scripted_layers, "layers_of"), (native_layers, "layers_of"), (precision, "are_native")):
         monkeypatch.setattr(module, name, poison)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from cloze.model import Bert, HeadName
+    from cloze.model import Backbone, HeadName
     from cloze.model.batch import Batch
     from cloze.progress import Progress
     from cloze.tasks.evaluation import Evaluation
@@ -60,7 +60,7 @@ class Predictor(Protocol):
     """What decoders need of a loaded model; ``cloze.Model`` is one."""
 
     @property
-    def bert(self) -> "Bert":
+    def bert(self) -> "Backbone":
         """The encoder with its heads."""
 
     @property

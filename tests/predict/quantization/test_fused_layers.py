@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from cloze.model import BertConfig
 from cloze.model.surgery import without_heads
 from cloze.predict import Model, load
-from cloze.predict.quantization.fused_layers import FusedLayers, ScriptedLayers
+from cloze.predict.quantization.fused_layers import FusedLayers
 from cloze.predict.quantization.linear import choose_kernel
 from cloze.predict.quantization.native import layers as native_layers
 from cloze.predict.quantization.native.layers import NativeLayers
 from cloze.predict.quantization.native.linear import library
+from cloze.predict.quantization.scripted_layers import ScriptedLayers
 from tests.checkpoint.test_adapter_folder import make_adapter, make_base
 from tests.model.made import ATTACHED, SMALL, model_folder
 from tests.predict.test_adapters import ADAPTERS

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cloze.kinds import IGNORED, FeatureHead, Features
-from cloze.model import Bert, BertConfig
+from cloze.model import Backbone, Bert, BertConfig
 from cloze.model.adapters import Attachment, attach
 from cloze.model.batch import Batch
 from cloze.model.losses import task_logits
@@ -88,7 +88,7 @@ def losses(objective: DistillObjective, batch: TaskBatch) -> dict[str, float]:
     return {"loss": outcome.loss.item(), **found}
 
 
-def said(model: Bert, kind: str, batch: TaskBatch) -> Tensor:
+def said(model: Backbone, kind: str, batch: TaskBatch) -> Tensor:
     last = model(batch.inputs.ids, batch.inputs.segments, batch.inputs.mask).last
     return task_logits(model, head_of(kind), last, batch.sizes, batch.inputs.real).detach()
 

@@ -40,7 +40,7 @@ _MASK_DELTA: Final = 0xA282EAD8
 def masked_crc32c(data: bytes | bytearray | memoryview | NDArray[numpy.uint8]) -> int:
     """Return the CRC32C of ``data`` as LevelDB and TensorFlow store it: masked, because a CRC over CRCs is weak."""
     # An array, because the library refuses writable bytes and memoryviews; nothing is copied.
-    checksum = google_crc32c.value(numpy.frombuffer(data, numpy.uint8))
+    checksum: int = google_crc32c.value(numpy.frombuffer(data, numpy.uint8))
     rotated = (checksum >> 15) | (checksum << 17)
     return (rotated + _MASK_DELTA) & 0xFFFFFFFF
 

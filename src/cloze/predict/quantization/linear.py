@@ -186,7 +186,7 @@ class Int8Linear(FrozenLinear):
 
 
 # Of a short text, each operation costs as much to call as to compute: hence few in what follows, with constants folded
-# in. TorchScript reads both functions, too (predict/quantization/fused_layers.py).
+# in. TorchScript reads both functions, too (predict/quantization/scripted_layers.py).
 
 
 def spread(rows: Tensor, shares: Tensor | None, smallest: Tensor, step: float) -> tuple[Tensor, Tensor, Tensor]:

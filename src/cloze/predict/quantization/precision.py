@@ -24,11 +24,12 @@ from cloze.kinds import PrecisionName
 from cloze.model import Backbone
 from cloze.model.batch import collate
 from cloze.predict.embeddings.pooling import VectorMaker, make_vectors
-from cloze.predict.quantization.fused_layers import FusedLayers, ScriptedLayers
+from cloze.predict.quantization.fused_layers import FusedLayers
 from cloze.predict.quantization.linear import Bf16Linear, FrozenLinear, Int8Linear, best_seconds
 from cloze.predict.quantization.native.layers import NativeLayers, are_native
 from cloze.predict.quantization.native.linear import NativeLinear
 from cloze.predict.quantization.rounding import FEW_TEXTS, round_product, round_products
+from cloze.predict.quantization.scripted_layers import ScriptedLayers
 
 logger = logging.getLogger("cloze")
 
