@@ -1,9 +1,9 @@
-"""BERT as a source of features (section 5.3 of the paper): the encoder stays frozen, and something small reads it.
+"""Frozen features (section 5.3 of the paper): the encoder stays frozen, and a small reader feeds its states to a head.
 
-What is read is the last layer, the last four side by side, or all layers and the embeddings mixed with learned weights
-(ELMo, Peters et al., 2018). A head stands on it directly, or on a two-layer BiLSTM, as in the paper's table 7.
+The features are the last layer, the last four concatenated, or all layers and the embeddings mixed with learned weights
+(ELMo, Peters et al., 2018). The head reads them directly, or through a two-layer BiLSTM, as in the paper's table 7.
 
-Dimensions: B sequences, T tokens, H hidden size, K states that are read, F width of what a head reads.
+Dimensions: B sequences, T tokens, H hidden size, K states that are read, F feature width, S LSTM width.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,13 +21,13 @@ Encode = Callable[..., EncoderOutput]
 
 
 class Reader(nn.Module):
-    """Frozen states -> what a head reads: a vector a token, or one a text for the heads that want it pooled.
+    """Frozen states -> the input of a head: one vector per token, or one per text for pooled heads.
 
-    States that are the same in every epoch may be ``kept``; they are used while training, and are not part of the
-    model.
+    The states are the same in every epoch and may be cached in ``kept``; the cache is used in training and is not part
+    of the model.
     """
 
-    kept: Mapping[bytes, Tensor]  # what ``key`` makes of a row -> (K, T, H)
+    kept: Mapping[bytes, Tensor]  # key of a row -> its states, (K, T, H)
 
     def __init__(self, config: BertConfig, reads: Features, head: FeatureHead, size: int, pools: bool) -> None:
         super().__init__()
@@ -43,61 +43,61 @@ class Reader(nn.Module):
         self.kept = {}
 
     def start(self, deviation: float, generator: torch.Generator) -> None:
-        """All states count the same at first; the LSTM starts at random."""
+        """Initialise: equal weights for all states, a random LSTM."""
         initialise(self, deviation, generator)
         if self.lstm is not None:
             for parameter in self.lstm.parameters():
-                # PyTorch's own start, drawn from a generator that is ours.
+                # PyTorch's default initialisation, drawn from the given generator.
                 nn.init.uniform_(parameter, -(self.lstm.hidden_size**-0.5), self.lstm.hidden_size**-0.5, generator)
         if self.weights is not None and self.scale is not None:
             nn.init.zeros_(self.weights)
             nn.init.ones_(self.scale)
 
     def forward(self, encode: Encode, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
-        """(B, T) ids, segments and mask -> (B, T, F), or (B, 1, F) where it pools."""
+        """(B, T) ids, segments and mask -> (B, T, F), or (B, 1, F) if it pools."""
         states = self._kept_states(ids, segments, mask) if self.training and self.kept else None
         if states is None:
             states = self.states(encode, ids, segments, mask)
         return self.read(states, torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool())
 
     def read(self, states: Tensor, real: Tensor) -> Tensor:
-        """What a head reads of chosen states: (B, K, T, H), (B, T) -> (B, T, F), or (B, 1, F) where it pools."""
+        """Combine the selected states: (B, K, T, H), (B, T) -> (B, T, F), or (B, 1, F) if it pools."""
         read = self._side_by_side(states)
         if self.lstm is not None:
             read = _through(self.lstm, read, real)
         if not self.pools:
             return read
-        # A frozen [CLS] has learned to say nothing of the text in particular: the mean of all tokens says more.
+        # A frozen [CLS] has not learned to summarise the text: the mean of all tokens carries more.
         weights = real.unsqueeze(-1).to(read.dtype)
         return (read * weights).sum(1, keepdim=True) / weights.sum(1, keepdim=True).clamp(min=1)
 
     @torch.no_grad()
     def states(self, encode: Encode, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
-        """What is read of the encoder: (B, K, T, H)."""
+        """Run the frozen backbone and return the states that are read, (B, K, T, H)."""
         return self.choose(encode(ids, segments, mask, keep_states=self.needs_states))
 
     @property
     def needs_states(self) -> bool:
-        """Whether the encoder has to keep its states for it."""
+        """Whether the backbone must return the states of all layers."""
         return self.reads != "last"
 
     def choose(self, output: EncoderOutput) -> Tensor:
-        """The states that are read, of those that an encoder returned: (B, K, T, H)."""
+        """Select the states that are read from the output of a backbone: (B, K, T, H)."""
         return torch.stack(output.states[-self.count :] if output.states else [output.last], 1)
 
     def _side_by_side(self, states: Tensor) -> Tensor:
-        """(B, K, T, H) -> (B, T, H) mixed, or (B, T, K H)."""
+        """Mix or concatenate the states: (B, K, T, H) -> (B, T, H) or (B, T, K H)."""
         if self.weights is None or self.scale is None:
             return states.transpose(1, 2).flatten(2)
         return self.scale * torch.einsum("k,bkth->bth", self.weights.softmax(0), states)
 
     def _kept_states(self, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor | None:
-        """The states of a batch all of whose rows are kept, with zeros for padding."""
+        """Return the cached states of a batch, zero at padding; None if a row is not cached."""
         lengths = [ids.shape[1]] * len(ids) if mask is None else mask.sum(1).tolist()
         rows = zip(ids.tolist(), segments.tolist(), lengths, strict=True)
-        found = [self.kept.get(key(row[:length], kinds[:length])) for row, kinds, length in rows]
-        known = [states for states in found if states is not None]
-        if len(known) < len(found):
+        cached = [self.kept.get(key(row[:length], kinds[:length])) for row, kinds, length in rows]
+        known = [states for states in cached if states is not None]
+        if len(known) < len(cached):
             return None
         batch = known[0].new_zeros(len(known), self.count, ids.shape[1], known[0].shape[-1])
         for row, states in zip(batch, known, strict=True):
@@ -106,12 +106,12 @@ class Reader(nn.Module):
 
 
 def key(ids: list[int], segments: list[int]) -> bytes:
-    """What the states of a row follow from."""
+    """Return the cache key of a row: its states follow from these ids and segments."""
     return torch.tensor([ids, segments]).numpy().tobytes()
 
 
 def _through(lstm: nn.LSTM, read: Tensor, real: Tensor) -> Tensor:
-    """(B, T, F) -> (B, T, 2 S); each sequence ends where its text does, whatever its neighbours are."""
+    """Run an LSTM: (B, T, F) -> (B, T, 2 S); each sequence ends at its own length, whatever the others are."""
     packed = pack_padded_sequence(read, real.sum(1).cpu(), batch_first=True, enforce_sorted=False)
     output, _ = pad_packed_sequence(lstm(packed)[0], batch_first=True, total_length=read.shape[1])
     return output

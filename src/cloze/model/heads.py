@@ -1,4 +1,4 @@
-"""What stands on the encoder: those of pre-training (section 3.1) and those of the tasks (section 4, figure 4).
+"""Heads: those of pre-training (section 3.1 of the paper) and those of the tasks (section 4, figure 4).
 
 Dimensions: B sequences, T tokens, H hidden size, E table width (H in BERT), V vocabulary, C choices, M targets.
 """
@@ -16,7 +16,7 @@ from cloze.model.layers import Dropout, activation, table
 HeadName = Literal["mlm", "nsp", "sop", "sbo", "sequence", "token", "span", "choice"]
 HEAD_NAMES: tuple[HeadName, ...] = get_args(HeadName)
 
-# How many places of a span are told apart, and the width of their vectors: 200, as in the paper's section 4.2.
+# Number of distinct positions within a span, and the width of their vectors (section 4.2 of the SpanBERT paper).
 SPAN_PLACES = 20
 SPAN_PLACE_SIZE = 200
 
@@ -42,7 +42,7 @@ class Pooler(nn.Module):
 
 
 class MaskedWordHead(Head):
-    """Which word was here: a transform, then the token embeddings themselves as output matrix, and a bias."""
+    """Masked words: a transform, then the token embeddings themselves as output matrix, and a bias."""
 
     needs_both_sides = True
     is_pretraining = True
@@ -53,17 +53,17 @@ class MaskedWordHead(Head):
         self.activation = activation(config.activation)
         self.norm = nn.LayerNorm(config.table_width, eps=config.norm_epsilon)
         self.bias = nn.Parameter(torch.zeros(config.vocab_size))
-        # A tuple hides the embedding from PyTorch: it is the encoder's parameter, not a second one.
+        # In a tuple, so that PyTorch does not register it again: the parameter belongs to the backbone.
         self._tied = (embedding,)
 
     def forward(self, states: Tensor) -> Tensor:
-        """(..., H) -> (..., V). Pass only the states that matter: V is by far the widest matrix of the model."""
+        """(..., H) -> (..., V). Pass only the states that are needed: V is by far the widest matrix of the model."""
         (embedding,) = self._tied
         return functional.linear(self.norm(self.activation(self.dense(states))), embedding.weight, self.bias)
 
 
 class SpanBoundaryHead(Head):
-    """Which word was here, told by the two words around the span and the place in it alone (SpanBERT, section 3.2)."""
+    """Span boundary objective: predict a word of a span from the tokens around it (SpanBERT, section 3.2)."""
 
     needs_both_sides = True
     is_pretraining = True
@@ -105,7 +105,7 @@ class SentenceHead(Head):
 
 
 class SequenceHead(Head):
-    """A label, or a number, for a text or a pair."""
+    """Labels, or a number, for a text or a pair."""
 
     reads_summary = True
 
@@ -133,7 +133,7 @@ class TokenHead(Head):
 
 
 class SpanHead(Head):
-    """Where an answer starts and ends."""
+    """Start and end of an answer."""
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -146,7 +146,7 @@ class SpanHead(Head):
 
 
 class ChoiceHead(Head):
-    """How well a choice fits: one score for each encoded (prompt, choice) pair."""
+    """Multiple choice: one score per encoded (prompt, choice) pair."""
 
     reads_summary = True
 

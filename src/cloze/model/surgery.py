@@ -1,10 +1,8 @@
-"""Models from models: the same encoder under other heads, or with more words, positions or segments.
+"""Models made from models: other heads, more words, positions or segments, fewer attention heads.
 
-Attention heads taken away: for a while by gates, or for good by zeros.
-
-A layer's attention adds up what its heads bring, each through its own columns of the output matrix. A gate multiplies
-what one head brings before that matrix; zeros in its columns remove it, and leave every shape and every name as it is,
-so that a pruned model is saved and loaded, here and elsewhere, like any other.
+Attention heads are removed temporarily by gates, or permanently by zeros. A layer's attention sums the contributions
+of its heads, each through its own columns of the output matrix. A gate scales one contribution before that matrix;
+zeros in the columns remove it and keep every shape and name, so that a pruned model is saved and loaded like any other.
 
 Dimensions: B sequences, T tokens, H hidden size, A heads, D head size, L layers.
 """
@@ -24,10 +22,11 @@ from cloze.model.config import BertConfig
 from cloze.model.encoder import SelfAttention
 from cloze.model.heads import HeadName
 
-# Where the vector of a new word starts: at the mean of its pieces' vectors, or anywhere.
+# How the vector of a new word is initialised: with the mean of its pieces' vectors, or randomly.
 WordStart = Literal["pieces", "random"]
-# Where the vector of a new position or segment starts: as a copy of an old one, or anywhere.
+# How the vector of a new position or segment is initialised: as a copy of an old one, or randomly.
 RowStart = Literal["copies", "random"]
+Head = tuple[int, int]  # (layer, head), counted from 0 as in EncoderOutput.attentions
 
 
 def with_heads(
@@ -39,41 +38,46 @@ def with_heads(
     seed: int,
     dropout: float | None = None,
 ) -> Backbone:
-    """The same encoder and pooler with these heads; what is not there yet starts at random.
+    """Return a model with the same backbone and pooler and these heads; new parts are initialised randomly.
 
-    ``keep`` takes over the heads that are there already, for training that goes on; without it all of them start anew,
-    for training on another task.
+    Args:
+        model: The model to start from; it is not changed.
+        heads: The heads of the new model.
+        labels: Outputs of a sequence or token head.
+        keep: Keep the weights of heads that both have (continued training); otherwise all heads are new (another task).
+        seed: Seed of the random initialisation.
+        dropout: Replaces both dropout probabilities of the configuration, if given.
     """
     config = model.config if dropout is None else replace(model.config, dropout=dropout, attention_dropout=dropout)
     changed = type(model).fresh(config, heads, labels=labels, pooler=model.pooler is not None, seed=seed)
     state = changed.state_dict()
-    known = {
+    kept = {
         name: tensor
         for name, tensor in model.state_dict().items()
         if name in state and (keep or not name.startswith("heads."))
     }
-    changed.load_state_dict(state | known)
+    changed.load_state_dict(state | kept)
     return changed
 
 
 def missing_heads(model: Backbone, heads: Collection[HeadName]) -> list[HeadName]:
-    """Which of these heads a model lacks."""
+    """Return those of the heads that the model lacks."""
     return [name for name in heads if name not in model.heads]
 
 
 def with_words(
     model: Backbone, pieces: Mapping[int, Sequence[int]], *, start: WordStart = "pieces", seed: int = 0
 ) -> Bert:
-    """The same model with new words.
+    """Return the model with new words.
 
-    ``pieces`` gives each new row of the table, and each new bias of the masked-word head, the old rows whose mean it
-    starts from. The table grows where it must; all other rows stay what they are.
+    ``pieces`` maps each new row of the embedding table, and of the masked-word heads' biases, to the old rows whose
+    mean initialises it. The table grows as needed; all other rows are unchanged.
     """
     model = require_bert(model, "adding words")
     size = max([model.config.vocab_size, *(row + 1 for row in pieces)])
     generator = torch.Generator().manual_seed(seed)
     state = model.state_dict()
-    # The masked-word heads decode with the embedding itself, so that their output vectors start likewise.
+    # The masked-word heads decode with the embedding itself, so their output vectors need no treatment.
     for name in ("encoder.embeddings.token.weight", "heads.mlm.bias", "heads.sbo.bias"):
         if name in state:
             deviation = model.config.initial_deviation if name.endswith("weight") else 0.0
@@ -83,23 +87,23 @@ def with_words(
 
 
 def with_positions(model: Backbone, positions: int, *, start: RowStart = "copies", seed: int = 0) -> Bert:
-    """The same model for longer texts; on those that it could read before, nothing changes.
+    """Return the model with more positions; results for texts of the old length do not change.
 
-    New position i starts as position i modulo the old number (as Longformer's do, Beltagy et al., 2020). Attention has
-    learned from the differences between neighbours, and a copy in order keeps them everywhere but at the seams.
+    New position i is initialised as position i modulo the old number (as in Longformer, Beltagy et al., 2020).
+    Attention relies on differences between neighbours, which ordered copies keep everywhere but at the seams.
     """
     model = require_bert(model, "adding positions")
     _check_growth("positions", model.config.positions, positions)
-    config = replace(model.config, positions=positions)  # which refuses what is too long, before a list is made of it
+    config = replace(model.config, positions=positions)  # checks the size before a list of it is made
     rows = [place % model.config.positions for place in range(model.config.positions, positions)]
     return _with_copies(model, config, "position", rows, start, seed)
 
 
 def with_segments(model: Backbone, segments: int, *, start: RowStart = "copies", seed: int = 0) -> Bert:
-    """The same model for more texts at once; new segments start as the last old one.
+    """Return the model with more segments, initialised as copies of the last one.
 
-    Segment 0 is also that of ``[CLS]`` and of every text that stands alone. What the last one has learned to say,
-    "another text", is what is true of those behind it.
+    Segment 0 also belongs to ``[CLS]`` and to single texts. The last segment has learned to mean "another text", which
+    is true of the new ones as well.
     """
     model = require_bert(model, "adding segments")
     _check_growth("segments", model.config.segments, segments)
@@ -114,7 +118,7 @@ def _check_growth(name: str, old: int, new: int) -> None:
 
 
 def _with_copies(model: Bert, config: BertConfig, table: str, rows: list[int], start: RowStart, seed: int) -> Bert:
-    """Add copies of these rows to one of the tables, or as many random ones."""
+    """Append copies of these rows, or as many random rows, to one of the embedding tables."""
     state = model.state_dict()
     name = f"encoder.embeddings.{table}.weight"
     new = state[name][rows]
@@ -125,7 +129,7 @@ def _with_copies(model: Bert, config: BertConfig, table: str, rows: list[int], s
 
 
 def _rebuilt(model: Bert, config: BertConfig, state: Mapping[str, Tensor]) -> Bert:
-    """A model like this one but for its sizes, with these parameters."""
+    """Return a model of this kind with another configuration and these parameters."""
     changed = type(model)(config, model.head_names, labels=model.labels, pooler=model.pooler is not None)
     changed.load_state_dict(state)
     return changed.train(model.training)
@@ -134,7 +138,7 @@ def _rebuilt(model: Bert, config: BertConfig, state: Mapping[str, Tensor]) -> Be
 def _with_rows(
     table: Tensor, size: int, pieces: Mapping[int, Sequence[int]], fresh: tuple[float, torch.Generator] | None
 ) -> Tensor:
-    """Grow a table of (V, ...) to ``size`` rows and set those of new words."""
+    """Grow a table (V, ...) to ``size`` rows and set the rows of new words."""
     grown = torch.cat([table, table.new_zeros(size - len(table), *table.shape[1:])])
     for row, old in pieces.items():
         if fresh is None:
@@ -145,15 +149,14 @@ def _with_rows(
     return grown
 
 
-Head = tuple[int, int]  # layer and head, from 0 as in EncoderOutput.attentions
-
-
 @contextmanager
 def gated_heads(bert: Backbone, gates: Tensor) -> Iterator[None]:
-    """Multiply what each head brings by its gate, (L, A), or (B, L, A) for a gate of its own in every sequence.
+    """Scale the contribution of each attention head by a gate while the block runs.
 
-    Gates of one change nothing; those that require a gradient get one (Michel et al., 2019). For use without
-    checkpointing, which would go through the layers a second time.
+    Args:
+        bert: The model.
+        gates: (L, A), or (B, L, A) for one gate per sequence. Gates of one change nothing; gates that require a
+            gradient get one (Michel et al., 2019). Not for use with checkpointing, which runs the layers twice.
     """
     bert = require_bert(bert, "gating attention heads")
     config, encoder = bert.config, bert.encoder
@@ -165,7 +168,7 @@ def gated_heads(bert: Backbone, gates: Tensor) -> Iterator[None]:
         depth = 0
 
     def gate(_module: nn.Module, arguments: tuple[Tensor]) -> Tensor:
-        nonlocal depth  # counted, as a layer that is shared is gone through L times
+        nonlocal depth  # counted, because a shared layer runs L times
         wide = gates[..., depth, :].repeat_interleave(config.head_size, dim=-1)  # (H,) or (B, H)
         depth += 1
         return arguments[0] * (wide if wide.dim() == 1 else wide[:, None])
@@ -181,7 +184,7 @@ def gated_heads(bert: Backbone, gates: Tensor) -> Iterator[None]:
 
 @contextmanager
 def without_heads(bert: Backbone, heads: Collection[Head]) -> Iterator[None]:
-    """Leave some heads out for as long as the block lasts."""
+    """Leave out some attention heads while the block runs."""
     check_heads(bert.config, heads)
     weight = bert.token_table.weight
     gates = torch.ones(bert.config.layers, bert.config.heads, device=weight.device, dtype=weight.dtype)
@@ -193,7 +196,7 @@ def without_heads(bert: Backbone, heads: Collection[Head]) -> Iterator[None]:
 
 @torch.no_grad()
 def prune_heads(bert: Backbone, heads: Collection[Head]) -> None:
-    """Remove heads for good: zeros in their columns of the output matrix."""
+    """Remove attention heads permanently, by zeros in their columns of the output matrix."""
     check_heads(bert.config, heads)
     bert = require_bert(bert, "pruning attention heads")
     if bert.config.shared_layers and heads:
@@ -204,7 +207,7 @@ def prune_heads(bert: Backbone, heads: Collection[Head]) -> None:
 
 
 def check_heads(config: BertConfig, heads: Collection[Head]) -> None:
-    """Refuse heads that the model does not have."""
+    """Raise ``ConfigError`` if the model lacks one of these attention heads."""
     for layer, head in heads:
         if not (0 <= layer < config.layers and 0 <= head < config.heads):
             raise ConfigError(
@@ -214,5 +217,5 @@ def check_heads(config: BertConfig, heads: Collection[Head]) -> None:
 
 
 def _outputs(bert: Bert) -> list[nn.Linear]:
-    """The output matrix of each distinct layer's attention."""
+    """Return the output projection of each distinct layer's attention."""
     return [part.output for part in bert.encoder.modules() if isinstance(part, SelfAttention)]

@@ -2,10 +2,11 @@
 
 TorchScript is leaving PyTorch, and this file is the only one that uses it: delete it, and its mention in
 ``precision.py``, to drop it. It stays because for a short text the forty operations of a layer take longer to call
-from Python than to compute. Eager layers take 1.65 times as long for one short text, 1.16 times for many short texts
-and 1.06 times for paragraphs (``benchmarks/eager_layers.py``, all-MiniLM-L6-v2, one thread). TorchScript also releases
-the interpreter lock, so that a service accepts requests meanwhile. The operations and their order are those of the
-layers: the results are the same bits.
+from Python than to compute. Processor time of eager layers relative to these, in two runs of
+``benchmarks/eager_layers.py`` (all-MiniLM-L6-v2, one thread, a shared machine): 1.65 and 1.85 for one short text, 1.16
+and 1.19 for many short texts, 1.06 and 1.20 for paragraphs. TorchScript also releases the interpreter lock, so that a
+service accepts requests meanwhile. The operations and their order are those of the layers: the results are the same
+bits.
 
 Dimensions: N tokens of all sequences, M positions that are read, H hidden size, A heads, D head size.
 """
