@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cloze.tasks.source import Source
 from torch import Tensor, nn
 
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
@@ -24,6 +23,7 @@ from cloze.predict import load
 from cloze.predict.quantization import precision, scripted_layers
 from cloze.predict.quantization.native import layers as native_layers
 from cloze.predict.quantization.quantize import quantize
+from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.settings import FinetuneSettings

@@ -1,14 +1,14 @@
-"""Linear layers in fewer bits: int8 with a scale for every row, and bfloat16.
+"""Linear layers in fewer bits: int8 with one scale per row, and bfloat16.
 
-A matrix product in int8 needs a scale on either side. That of the weights is one an output feature, found once. That
-of the activations is one a token, found as the token passes: a scale for the whole batch, as dynamic quantisation
-usually has it, would let the largest token of a batch decide how coarsely all others are rounded, and a text's result
-would depend on its neighbours. Rows are rounded around their middle, not around zero: what comes out of GELU has
-little below it.
+An int8 matrix product needs scales on both sides. The weights have one per output feature, computed once. The
+activations have one per token, computed on the fly: one scale per batch, as dynamic quantization usually has it, would
+let the largest token of a batch decide how coarsely all others are rounded, and a text's result would depend on its
+neighbours in the batch. Rows are rounded around the middle of their range, not around zero, because the output of GELU
+has little below zero.
+
+Several kernels compute the product; ``choose_kernel`` measures which one is fastest on this machine.
 
 Dimensions: M rows (tokens), K features in, N features out.
-
-Which of several ways to compute is the fastest, asked on a machine that others may be using, too.
 """
 
 import time
@@ -24,15 +24,15 @@ from torch.nn import functional
 
 from cloze.checkpoint.quantized_file import SMALLEST, Int8Weight
 
-ROUNDS = 5
+ROUNDS = 5  # of a measurement
 
 
 @torch.inference_mode()
 def best_seconds(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """The best time of each call, of a few in turns, so that all of them meet the same neighbours.
+    """Return the best time of each call over a few rounds; the calls take turns, so that all see the same load.
 
-    With one thread. Where another process has a core, two threads wait for each other at the end of every operation,
-    and what is measured is the waiting: bfloat16 with twice the speed of float32 then looked slower, time after time.
+    Measured with one thread: where another process occupies a core, two threads wait for each other after every
+    operation, and the waiting dominates (bfloat16 at twice the speed of float32 then looked slower).
     """
     best = [float("inf")] * len(calls)
     threads = torch.get_num_threads()
@@ -48,17 +48,17 @@ def best_seconds(calls: Sequence[Callable[[], object]]) -> list[float]:
     return best
 
 
-# Rows within +-row_steps, (M, K) -> their product with the weight that was packed, (M, N).
+# Rows in steps within +-row_steps, (M, K) -> their product with the packed weight, (M, N).
 Product = Callable[[Tensor], Tensor]
 
 
 class Fbgemm:
-    """Rounds, multiplies and scales in one call, fastest by far where there are few rows."""
+    """Round, multiply and scale in one call; by far the fastest for few rows."""
 
     def __init__(self, weight: Int8Weight) -> None:
         scales, zeros = weight.scales, torch.zeros(len(weight.scales), dtype=torch.long)
         with warnings.catch_warnings():
-            # The type of the tensor is to leave PyTorch one day; the next kernel takes over when it does.
+            # Quantized tensors are deprecated in PyTorch; without them, the next kernel takes over.
             warnings.simplefilter("ignore")
             whole = torch._make_per_channel_quantized_tensor(weight.values, scales, zeros, 0)
         before, torch.backends.quantized.engine = torch.backends.quantized.engine, "fbgemm"
@@ -68,7 +68,7 @@ class Fbgemm:
             torch.backends.quantized.engine = before
         self.middle = weight.row_steps
         called = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        # The function itself, where it is to be had: around it, each call looks for objects that only tracing makes.
+        # The inner function, if available: its wrapper checks for tracing objects on every call.
         self._multiply = getattr(called, "_op", called)
 
     def __call__(self, rows: Tensor) -> Tensor:
@@ -91,8 +91,8 @@ def _onednn(weight: Int8Weight) -> Product:
 
 
 def _floats(weight: Int8Weight) -> Product:
-    """The same numbers without any integer instruction, for machines that have neither library."""
-    # Whole numbers are summed without rounding, in whatever order; scaled ones would differ from batch to batch.
+    """Compute the same numbers in float32, for machines with neither library."""
+    # Whole numbers are summed exactly in any order; scaled ones would differ from batch to batch.
     values = weight.values.t().float().contiguous()
     return lambda rows: (rows.round() @ values).mul_(weight.scales)
 
@@ -102,7 +102,7 @@ KERNELS: dict[str, Callable[[Int8Weight], Product]] = {"fbgemm": Fbgemm, "onednn
 
 @cache
 def choose_kernel() -> str:
-    """The faster kernel of integers that is right on this machine; measured once a process, in some milliseconds."""
+    """Return the fastest int8 kernel that is exact on this machine; measured once per process, in milliseconds."""
     weight = Int8Weight.of(torch.linspace(-1, 1, 384 * 384).reshape(384, 384), 90)
     times = {}
     for name, pack in KERNELS.items():
@@ -115,7 +115,7 @@ def choose_kernel() -> str:
 
 
 def is_right(pack: Callable[[Int8Weight], Product]) -> bool:
-    """Whether a kernel is there and exact where its sums are largest, which is where overflows show."""
+    """Return whether a kernel is available, and exact where its sums are largest, which is where overflows show."""
     for steps in (90, 96, 107):
         values = torch.full((64, 64), steps, dtype=torch.int8)
         values[::3] *= -1
@@ -124,19 +124,18 @@ def is_right(pack: Callable[[Int8Weight], Product]) -> bool:
         rows[1] = -rows[1]
         rows[2, ::2] = 1.0
         try:
-            found = pack(weight)(rows)
+            product = pack(weight)(rows)
         except (RuntimeError, AttributeError, NotImplementedError):
             return False
-        if not torch.equal(found, rows @ values.t().float()):
+        if not torch.equal(product, rows @ values.t().float()):
             return False
     return True
 
 
 class FrozenLinear(nn.Linear):
-    """A linear layer that answers by a rounded copy of its weight, which it keeps for saving.
+    """A linear layer that computes with a rounded copy of its weight and keeps the float32 parameter.
 
-    The copy is not the parameter: where gradients are asked for, the parameter is used, and a deep copy of the layer,
-    as somebody makes who wants to change it, is a plain one.
+    With gradients enabled the parameter is used. A deep copy is a plain layer, because copies are made to be changed.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -144,7 +143,7 @@ class FrozenLinear(nn.Linear):
         self.weight, self.bias = linear.weight, linear.bias
 
     def plain(self) -> nn.Linear:
-        """The layer as it was, with the very same parameters."""
+        """Return the plain layer with the same parameters."""
         linear = nn.Linear(self.in_features, self.out_features, self.bias is not None, device="meta")
         linear.weight, linear.bias = self.weight, self.bias
         return linear
@@ -157,14 +156,14 @@ class FrozenLinear(nn.Linear):
         return super().forward(states) if torch.is_grad_enabled() else self.rounded(states)
 
     def rounded(self, states: Tensor) -> Tensor:
-        """By the copy."""
+        """Compute with the rounded copy."""
         raise NotImplementedError
 
 
 class Int8Linear(FrozenLinear):
-    """Int8 on both sides: a scale for every row that comes in, and one for every feature that goes out.
+    """Int8 on both sides: one scale per input row and one per output feature.
 
-    By what PyTorch has, on any machine; ``native/product.py`` has the same in compiled code.
+    Uses PyTorch's kernels, on any machine; ``native/linear.py`` has the same in compiled code.
     """
 
     def __init__(self, linear: nn.Linear, weight: Int8Weight) -> None:
@@ -173,9 +172,9 @@ class Int8Linear(FrozenLinear):
         self.step = 0.5 / weight.row_steps  # of a row's spread
         self.smallest = torch.tensor(SMALLEST)
         self.shares = None if weight.factors is None else weight.factors.reciprocal()  # (K,)
-        # What one of twice a row's middle adds to each feature: (N,).
+        # What each unit of twice the row's middle adds to each output feature: (N,).
         self.sums = 0.5 * weight.values.sum(1, dtype=torch.float32) * weight.scales
-        # The same numbers as the parameter, which a module finds more slowly than what is its own.
+        # The parameter's values as a plain attribute, which is faster to access.
         self.own_bias = None if linear.bias is None else linear.bias.detach()
 
     def rounded(self, states: Tensor) -> Tensor:
@@ -185,12 +184,12 @@ class Int8Linear(FrozenLinear):
         return product.view(*states.shape[:-1], self.out_features)
 
 
-# Of a short text, each operation costs as much to call as to compute: hence few in what follows, with constants folded
-# in. TorchScript reads both functions, too (predict/quantization/scripted_layers.py).
+# For a short text, each operation costs as much to call as to compute: hence few operations below, with constants folded
+# in. TorchScript compiles both functions, too (predict/quantization/scripted_layers.py).
 
 
 def spread(rows: Tensor, shares: Tensor | None, smallest: Tensor, step: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows (M, K) -> the same in steps from their middle, (M, K); what a step is worth, (M, 1); twice the middle."""
+    """Rows (M, K) -> in steps from their middle, (M, K); the size of a step, (M, 1); twice the middle, (M, 1)."""
     if shares is not None:
         rows = rows * shares
     # Not aminmax, which is several times slower along rows.
@@ -201,14 +200,14 @@ def spread(rows: Tensor, shares: Tensor | None, smallest: Tensor, step: float) -
 
 
 def gathered(product: Tensor, scales: Tensor, middles: Tensor, sums: Tensor, bias: Tensor | None) -> Tensor:
-    """A product of steps -> that of the rows themselves, (M, N)."""
+    """Convert the product of steps to the product of the rows themselves, (M, N)."""
     # Element by element: a matrix product would sum few rows in another order than many.
     product = product.mul_(scales) if bias is None else torch.addcmul(bias, product, scales, out=product)
     return product.addcmul_(middles, sums)
 
 
 class Bf16Linear(FrozenLinear):
-    """A product of bfloat16 that stays so until it meets float32: sums along the layers keep their digits."""
+    """A bfloat16 product; the residual sums it is added to stay float32."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)

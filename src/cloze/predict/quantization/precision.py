@@ -1,7 +1,8 @@
-"""In which numbers a model predicts: float32, or where it is faster bfloat16 or int8.
+"""Inference precision: float32, or bfloat16 or int8 where they are faster.
 
-Only the four matrix products of each layer change, which is where the time goes; residual sums, LayerNorm and the
-heads stay float32. The layers keep their parameters, so that whatever saves or attaches adapters sees the same model.
+Only the four matrix products of each layer change, which take most of the time; residual sums, LayerNorm and the heads
+stay float32. The layers keep their float32 parameters, so that saving and adapters see the same model. Only
+architectures that declare ``fused_kernels`` have other precisions than float32.
 """
 
 import logging
@@ -28,26 +29,26 @@ from cloze.predict.quantization.fused_layers import FusedLayers
 from cloze.predict.quantization.linear import Bf16Linear, FrozenLinear, Int8Linear, best_seconds
 from cloze.predict.quantization.native.layers import NativeLayers, are_native
 from cloze.predict.quantization.native.linear import NativeLinear
-from cloze.predict.quantization.rounding import FEW_TEXTS, round_product, round_products
+from cloze.predict.quantization.rounding import round_product, round_products
+from cloze.predict.quantization.sample_texts import FEW_TEXTS
 from cloze.predict.quantization.scripted_layers import ScriptedLayers
 
 logger = logging.getLogger("cloze")
 
 PRECISIONS: tuple[PrecisionName, ...] = ("auto", "fp32", "bf16", "int8")
-# How alike the vectors of a text must be, in int8 or bfloat16 and in float32, for "auto" to take those numbers.
+# Least cosine between a text's vectors in float32 and in another precision for "auto" to use that precision.
 LEAST_COSINE = 0.99
-# What is compared before "auto" takes bfloat16; it is paid at every load, so with fewer texts where each takes long.
+# "auto" compares these before it uses bfloat16, at every load; large models (parameters) compare fewer texts.
 _COMPARED: tuple[PrecisionName, ...] = ("fp32", "bf16")
 _LARGE, _FEWEST_TEXTS = 50_000_000, 2
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Whether the hardware multiplies bfloat16, and faster than float32."""
+    """Return whether the hardware multiplies bfloat16 faster than float32."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
-        # That it has instructions for it is not enough: without its tiles, a processor that has both multiplies float32
-        # twice as fast as bfloat16.
+        # Having the instructions is not enough: without AMX tiles, float32 can be twice as fast as bfloat16.
         return torch.cpu._is_avx512_bf16_supported() and _bf16_is_faster()
     return False
 
@@ -59,7 +60,11 @@ def _bf16_is_faster() -> bool:
 
 
 def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device) -> None:
-    """Have the folder's model compute so from now on."""
+    """Switch the folder's model to a precision.
+
+    Raises:
+        ConfigError: If the name is unknown, or the precision is not available for this device or architecture.
+    """
     if name not in PRECISIONS:
         raise ConfigError(f"unknown precision {name!r}{did_you_mean(name, PRECISIONS)}")
     if name == "int8" and device.type != "cpu":
@@ -78,7 +83,7 @@ def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device
 
 
 def _read_rounded(folder: ModelFolder, name: PrecisionName) -> QuantizedFile | None:
-    """The weights that lie beside a model; whoever leaves the choice to us goes on without them where they are bad."""
+    """Return the int8 weights beside a model; with ``auto``, ignore a damaged file with a warning."""
     try:
         return read_quantized(folder)
     except CheckpointError as error:
@@ -89,10 +94,10 @@ def _read_rounded(folder: ModelFolder, name: PrecisionName) -> QuantizedFile | N
 
 
 def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
-    """Take bfloat16 unasked: only where a few texts have nearly the vectors that float32 gives them."""
+    """Switch to bfloat16 if a few texts keep nearly the vectors of float32, otherwise stay with float32."""
     bert, tokenizer = folder.model, folder.tokenizer
-    large = sum(parameter.numel() for parameter in bert.parameters()) > _LARGE
-    texts = FEW_TEXTS[: _FEWEST_TEXTS if large else None]
+    is_large = sum(parameter.numel() for parameter in bert.parameters()) > _LARGE
+    texts = FEW_TEXTS[: _FEWEST_TEXTS if is_large else None]
     batch = collate([tokenizer(text) for text in texts], tokenizer.pad_id, device)
     make, vectors = _vector_maker(folder), []
     for name in _COMPARED:
@@ -112,7 +117,7 @@ def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
 
 
 def _vector_maker(folder: ModelFolder) -> VectorMaker:
-    """As the folder makes them: whitening, say, makes differences larger. One that cannot may have other heads."""
+    """Return the folder's own pooling, since whitening amplifies differences; plain means if it is unsupported."""
     try:
         return make_vectors(folder.embedding, None, folder.model.config.hidden_size, last=True)
     except ClozeError:
@@ -120,17 +125,17 @@ def _vector_maker(folder: ModelFolder) -> VectorMaker:
 
 
 def precision_of(bert: Backbone) -> PrecisionName:
-    """In which numbers a model computes now."""
+    """Return the precision that a model computes in now."""
     if not bert.capabilities.fused_kernels:
         return "fp32"
-    _, first = next(layer_products(bert))  # the others are alike
+    _, first = next(layer_products(bert))  # all have the same
     if isinstance(first, Int8Linear | NativeLinear):
         return "int8"
     return "bf16" if isinstance(first, Bf16Linear) else "fp32"
 
 
 def use_products(bert: Backbone, name: PrecisionName, weights: Mapping[str, Int8Weight]) -> None:
-    """Put layers of this kind into their places; ``weights`` are those that were rounded before, if they were."""
+    """Replace the products of the layers by those of a precision; ``weights`` are int8 weights from a file, if any."""
     if name == "fp32" and not bert.capabilities.fused_kernels:
         return
     encoder = require_fused_kernels(bert, f"precision {name}").encoder
@@ -159,7 +164,7 @@ def _product(
 
 
 def _choose(bert: Backbone, file: QuantizedFile | None, device: torch.device) -> PrecisionName:
-    """By what the hardware has, and int8 where somebody has looked at what it does to this model's answers."""
+    """Choose by the hardware; int8 only if ``cloze quantize`` has measured its effect on this model."""
     other: PrecisionName = "bf16" if has_fast_bf16(device) else "fp32"
     if file is None or file.least_cosine < LEAST_COSINE:
         return other
@@ -170,7 +175,7 @@ _MEASURED: dict[tuple[int, int, PrecisionName], bool] = {}
 
 
 def _is_faster(name: PrecisionName, other: PrecisionName, bert: Backbone) -> bool:
-    """Whether one kind of product is faster than another at this model's shape; measured once a process."""
+    """Return whether one precision is faster than another at this model's shape; measured once per process."""
     shape = bert.config.hidden_size, bert.config.feedforward_size
     if (*shape, other) not in _MEASURED:
         plain = nn.Linear(*shape)

@@ -1,4 +1,4 @@
-"""A model folder -> the same with int8 weights beside it, and what that brings and costs: size, speed, score."""
+"""``cloze quantize``: write int8 weights beside a model and report their size, speed and accuracy."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -15,31 +15,32 @@ from cloze.errors import CheckpointError, RequestError
 from cloze.predict.evaluation import evaluate
 from cloze.predict.model import Floats, Model
 from cloze.predict.quantization.precision import LEAST_COSINE, use_products
-from cloze.predict.quantization.rounding import odd_texts, round_products, running_texts
+from cloze.predict.quantization.rounding import round_products
+from cloze.predict.quantization.sample_texts import odd_texts, running_texts
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import cosines
 
-# Texts that both read before either reads the next ones: each such turn has a speed of its own.
+# Texts per timed turn; both models embed a turn before either starts the next, and the median over turns counts.
 TURN_TEXTS, FEWEST_TURNS = 32, 5
 
 
 @dataclass(frozen=True)
 class QuantizeReport:
-    """What int8 does to a model."""
+    """Size, speed and accuracy of a model in int8 compared with float32."""
 
     file: str
     bytes: int
     float_bytes: int  # of the same weights in float32
     texts: int
-    speedup: float  # float32's time over int8's on the same texts, the median of many turns
-    least_cosine: float  # of a text's vector in int8 to that in float32; odd texts of ours are told of apart
+    speedup: float  # float32 time / int8 time on the same texts, median over turns
+    least_cosine: float  # between a text's vectors in int8 and in float32; odd texts are reported separately
     mean_cosine: float
     scores: Mapping[str, Mapping[str, float]]  # of fp32 and int8, if a task was named
-    kinds: Mapping[str, float] = field(default_factory=dict)  # the least cosine of each kind of texts of ours
+    kinds: Mapping[str, float] = field(default_factory=dict)  # least cosine of each kind of sample texts
 
     @property
     def near(self) -> bool:
-        """Whether ``auto`` will take it."""
+        """Whether ``auto`` will use int8."""
         return self.least_cosine >= LEAST_COSINE
 
     @property
@@ -49,11 +50,11 @@ class QuantizeReport:
 
     @property
     def far(self) -> dict[str, float]:
-        """The kinds of texts that are further from float32 than ``auto`` allows."""
+        """The kinds of texts below the cosine that ``auto`` requires."""
         return {kind: least for kind, least in self.kinds.items() if not least >= LEAST_COSINE}
 
     def facts(self) -> dict[str, Any]:
-        """All of it, for programs."""
+        """Return the report as a dictionary, for JSON output."""
         return asdict(self) | {"near": self.near, "least_of_all": self.least_of_all}
 
 
@@ -65,10 +66,15 @@ def quantize(
     task: Source | None = None,
     with_odd: bool = False,
 ) -> QuantizeReport:
-    """Write the int8 weights of a model beside it, or of a copy in ``out``, and report what they do on these texts.
+    """Write the int8 weights of a model and report their effect on these texts.
 
-    ``with_odd`` takes Chinese sentences where the vocabulary has them, too, or in place of these paragraphs of English;
-    and tells of odd texts, which decide nothing: they are harder than what a model is there for.
+    Args:
+        model: A model folder or hub name.
+        texts: Texts to compare int8 and float32 on.
+        out: Write a copy of the model here; otherwise the weights are written beside the model.
+        task: Evaluate both precisions on this task as well.
+        with_odd: Use Chinese sentences too, or instead, if the vocabulary has them; and report odd short texts, which
+            decide nothing because they are harder than ordinary use.
     """
     if not texts:
         raise RequestError("no texts to compare int8 and float32 on; give some")
@@ -83,14 +89,14 @@ def quantize(
         save_folder(contents, out)
         place = out
     plain = Model(contents, device="cpu")
-    small, weights = Model(load_any(place), device="cpu"), round_products(plain.bert)
-    use_products(small.bert, "int8", weights)
+    quantized, weights = Model(load_any(place), device="cpu"), round_products(plain.bert)
+    use_products(quantized.bert, "int8", weights)
     scores: dict[str, dict[str, float]] = {}
     if task is not None:
-        scores = {one.precision: dict(evaluate(one, task).metrics) for one in (plain, small)}
+        scores = {one.precision: dict(evaluate(one, task).metrics) for one in (plain, quantized)}
     running = running_texts(plain.tokenizer, texts) if with_odd else {"": texts}
     odd = odd_texts(plain.tokenizer) if with_odd else {}
-    compared, speedup = _compare_kinds(plain, small, running | odd)
+    compared, speedup = _compare_kinds(plain, quantized, running | odd)
     near = np.concatenate([compared[kind] for kind in running])
     path = write_quantized(place, weights, float(near.min()))
     return QuantizeReport(
@@ -107,35 +113,35 @@ def quantize(
 
 
 def _compare_kinds(
-    plain: Model, small: Model, kinds: Mapping[str, Sequence[str]]
+    plain: Model, quantized: Model, kinds: Mapping[str, Sequence[str]]
 ) -> tuple[dict[str, NDArray[np.float64]], float]:
-    """The cosine of each text's two vectors, by their kinds, and how much faster the second model is on the first."""
+    """Return the cosines of each kind of texts, and the speedup on the first kind."""
     (first, texts), *others = kinds.items()
-    near, speedup = _compare(plain, small, texts)
-    more = {kind: cosines(_timed(plain, some)[0], _timed(small, some)[0]) for kind, some in others}
+    near, speedup = _compare(plain, quantized, texts)
+    more = {kind: cosines(_timed(plain, some)[0], _timed(quantized, some)[0]) for kind, some in others}
     return {first: near, **more}, speedup
 
 
-def _compare(plain: Model, small: Model, texts: Sequence[str]) -> tuple[NDArray[np.float64], float]:
-    """The cosine of each text's two vectors, and how much faster the second model is.
+def _compare(plain: Model, quantized: Model, texts: Sequence[str]) -> tuple[NDArray[np.float64], float]:
+    """Return the cosine of each text's two vectors, and the speedup.
 
-    Reading the texts once is what this costs, so that it gives both. The models read in turns, so that both meet the
-    same neighbours on the machine, and texts of like length together, as they would be read.
+    One pass over the texts gives both. The models take turns, so that both see the same load on the machine; texts of
+    similar length are together, as in normal use.
     """
     ordered = sorted(texts, key=len)
     turns = [ordered[start : start + TURN_TEXTS] for start in range(0, len(ordered), TURN_TEXTS)]
-    found, shares = [], []
+    similarities, speedups = [], []
     for turn in turns:
-        (first, slow), (second, fast) = _timed(plain, turn), _timed(small, turn)
-        found.append(cosines(first, second))
-        shares.append(slow / fast)
-    while len(shares) < FEWEST_TURNS:  # few texts take no time, and one measurement says little
-        shares.append(_timed(plain, turns[-1])[1] / _timed(small, turns[-1])[1])
-    return np.concatenate(found), float(np.median(shares))
+        (first, slow), (second, fast) = _timed(plain, turn), _timed(quantized, turn)
+        similarities.append(cosines(first, second))
+        speedups.append(slow / fast)
+    while len(speedups) < FEWEST_TURNS:  # few texts take little time, and one measurement says little
+        speedups.append(_timed(plain, turns[-1])[1] / _timed(quantized, turns[-1])[1])
+    return np.concatenate(similarities), float(np.median(speedups))
 
 
 def _timed(model: Model, texts: Sequence[str]) -> tuple[Floats, float]:
-    # As the folder makes them: whitening, say, makes differences larger.
+    # With the folder's own pooling: whitening, for example, amplifies differences.
     pooling = None if model.embedding.unsupported is None else "mean"
     start = time.perf_counter()
     vectors = model.embed(texts, pooling=pooling)  # type: ignore[arg-type]

@@ -22,7 +22,8 @@ from cloze.predict.quantization import precision as engine_module
 from cloze.predict.quantization.linear import KERNELS, Bf16Linear, Int8Linear, Product, choose_kernel, is_right
 from cloze.predict.quantization.native.linear import NativeLinear
 from cloze.predict.quantization.precision import PRECISIONS
-from cloze.predict.quantization.rounding import FEW_TEXTS, round_product
+from cloze.predict.quantization.rounding import round_product
+from cloze.predict.quantization.sample_texts import FEW_TEXTS
 from tests.model.made import assert_close, model_folder, saved
 from tests.predict.test_minilm import texts as minilm_texts
 
