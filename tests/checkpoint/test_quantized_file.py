@@ -14,7 +14,7 @@ from cloze.checkpoint import load_folder
 from cloze.checkpoint.quantized_file import INT8, layer_products, read_quantized, write_quantized
 from cloze.errors import CheckpointError
 from cloze.predict import load
-from cloze.predict.quantization import precision as engine_module
+from cloze.predict.quantization import precision as precision_module
 from cloze.predict.quantization.rounding import round_products
 from tests.model.made import assert_close, model_folder, saved
 
@@ -71,8 +71,8 @@ def test_auto_takes_what_is_near_and_faster(
     cosine: float, faster: bool, expected: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_quantized(folder, round_products(load_folder(folder).model), cosine)
-    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: False)
-    monkeypatch.setattr(engine_module, "_is_faster", lambda *_: faster)
+    monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)
+    monkeypatch.setattr(precision_module, "_is_faster", lambda *_: faster)
     assert load(folder, precision="auto").precision == expected
 
 
@@ -101,8 +101,8 @@ def test_a_file_of_other_weights_is_refused(stale: Path) -> None:
 def test_auto_goes_on_without_a_file_of_other_weights(
     stale: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: False)
-    monkeypatch.setattr(engine_module, "_is_faster", lambda *_: True)
+    monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)
+    monkeypatch.setattr(precision_module, "_is_faster", lambda *_: True)
     assert load(stale, precision="auto").precision == "fp32"
     expected = f"{stale / INT8}: {OTHER_WEIGHTS}; until then, auto goes on without int8"
     assert [record.getMessage() for record in caplog.records if "int8" in record.getMessage()] == [expected]

@@ -12,7 +12,7 @@ from torch import Tensor
 from cloze.checkpoint.quantized_file import Int8Weight, layer_products
 from cloze.model import BertConfig
 from cloze.model.encoder import Encoder
-from cloze.predict.quantization import precision as engine
+from cloze.predict.quantization import precision as precision_module
 from cloze.predict.quantization.linear import Int8Linear
 from cloze.predict.quantization.native import layers as native_layers
 from cloze.predict.quantization.native import linear as native_library
@@ -81,7 +81,7 @@ def layers(config: BertConfig, *, native: bool) -> tuple[Encoder, NativeLayers |
     bert = random_bert(config)
     weights = round_products(bert)
     for place, linear in list(layer_products(bert)):
-        engine._put(bert, place, (NativeLinear if native else Int8Linear)(linear, weights[place]))
+        precision_module._put(bert, place, (NativeLinear if native else Int8Linear)(linear, weights[place]))
     return bert.encoder, NativeLayers.of(bert.encoder)
 
 

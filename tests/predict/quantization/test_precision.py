@@ -18,7 +18,7 @@ from cloze.errors import ConfigError
 from cloze.model.batch import Batch, collate
 from cloze.predict import Model, load
 from cloze.predict.quantization import linear as quantized
-from cloze.predict.quantization import precision as engine_module
+from cloze.predict.quantization import precision as precision_module
 from cloze.predict.quantization.linear import KERNELS, Bf16Linear, Int8Linear, Product, choose_kernel, is_right
 from cloze.predict.quantization.native.linear import NativeLinear
 from cloze.predict.quantization.precision import PRECISIONS
@@ -161,16 +161,16 @@ def test_precision_is_taken_back() -> None:
 
 
 def test_auto_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: True)
+    monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: True)
     assert Model(model_folder(), precision="auto").precision == "bf16"
-    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: False)
+    monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)
     assert Model(model_folder(), precision="auto").precision == "fp32"
 
 
 def test_auto_takes_no_bf16_that_is_far_from_float32(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: True)
+    monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: True)
     rounded = Bf16Linear.rounded
     monkeypatch.setattr(Bf16Linear, "rounded", lambda self, states: -rounded(self, states))
     contents = model_folder()
@@ -190,16 +190,16 @@ def test_auto_takes_no_bf16_that_is_far_from_float32(
 
 
 def test_a_large_model_is_looked_at_with_two_texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: True)
+    monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: True)
     sizes: list[int] = []
 
     def counted(texts: Any, *rest: Any) -> Batch:
         sizes.append(len(texts))
         return collate(texts, *rest)
 
-    monkeypatch.setattr(engine_module, "collate", counted)
-    for largest in (engine_module._LARGE, 0):
-        monkeypatch.setattr(engine_module, "_LARGE", largest)
+    monkeypatch.setattr(precision_module, "collate", counted)
+    for largest in (precision_module._LARGE, 0):
+        monkeypatch.setattr(precision_module, "_LARGE", largest)
         assert Model(model_folder(), precision="auto").precision == "bf16"
     for precision in PRECISIONS[1:]:
         Model(model_folder(), precision=precision)
@@ -207,7 +207,7 @@ def test_a_large_model_is_looked_at_with_two_texts(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_folder_whose_vectors_cannot_be_made_is_loaded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "has_fast_bf16", lambda _: True)
+    monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: True)
     contents = replace(model_folder(["mlm"]), embedding=EmbeddingSettings(unsupported="it pools by weights"))
     assert Model(contents, precision="auto").precision == "bf16"
 
@@ -216,7 +216,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^unknown precision 'int4'; did you mean 'int8'\?$"):
         Model(model_folder(), precision="int4")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"^precision int8 is for the CPU, not for cuda; use bf16, or --device cpu$"):
-        engine_module.set_precision(model_folder(), "int8", torch.device("cuda"))
+        precision_module.set_precision(model_folder(), "int8", torch.device("cuda"))
     assert PRECISIONS[0] == "auto"
 
 
@@ -227,11 +227,11 @@ def test_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(given)
         return True
 
-    monkeypatch.setattr(engine_module, "_MEASURED", {})
-    monkeypatch.setattr(engine_module, "_faster", faster)
+    monkeypatch.setattr(precision_module, "_MEASURED", {})
+    monkeypatch.setattr(precision_module, "_faster", faster)
     bert = model_folder().model
-    assert engine_module._is_faster("int8", "fp32", bert)
-    assert engine_module._is_faster("int8", "fp32", bert)
+    assert precision_module._is_faster("int8", "fp32", bert)
+    assert precision_module._is_faster("int8", "fp32", bert)
     assert len(asked) == 1
 
 

@@ -1,14 +1,9 @@
-"""Token states -> one vector a text.
+"""Token states -> one vector per text, or the vector of one word in its sentence.
 
-A mask is true at the tokens of each sequence; None where nothing is padded, which is most often a single short text, of
-whose time every operation takes a share.
+Masks are True at real tokens, and None where nothing is padded, which is the usual case of a single short text, where
+every operation counts.
 
 Dimensions: B sequences, T tokens, H hidden size.
-
-The vector of one word where it stands: the same word has another in another sentence.
-
-That is what tells BERT's vectors from static ones, which give the bank of a river and the bank with the money one
-vector.
 """
 
 import re
@@ -31,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def cls_pool(states: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG001 (the poolings share one signature)
-    """The first token: (B, T, H) -> (B, H)."""
+    """Return the state of the first token: (B, T, H) -> (B, H)."""
     return states[:, 0]
 
 
@@ -45,12 +40,12 @@ def mean_pool(states: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def max_pool(states: Tensor, mask: Tensor | None) -> Tensor:
-    """The largest value of each feature over the real tokens: (B, T, H), (B, T) -> (B, H)."""
+    """Return the maximum of each feature over the real tokens: (B, T, H), (B, T) -> (B, H)."""
     return (states if mask is None else states.masked_fill(~mask.unsqueeze(-1), float("-inf"))).amax(1)
 
 
 def mean_max_pool(states: Tensor, mask: Tensor | None) -> Tensor:
-    """Both, side by side, in the order of ``sentence-transformers`` (max first): (B, T, H), (B, T) -> (B, 2 H)."""
+    """Concatenate max and mean, in the order of ``sentence-transformers``: (B, T, H), (B, T) -> (B, 2 H)."""
     return torch.cat([max_pool(states, mask), mean_pool(states, mask)], -1)
 
 
@@ -64,7 +59,7 @@ POOL: dict[Pooling, Callable[[Tensor, Tensor | None], Tensor]] = {
 
 @dataclass(frozen=True)
 class VectorMaker:
-    """How token states become one vector: pooled, then projected and normalised where the folder does."""
+    """Pool token states, then apply the folder's projections and normalisation."""
 
     pooling: Pooling
     projections: tuple[Projection, ...] = ()
@@ -82,7 +77,7 @@ class VectorMaker:
         )
 
     def width(self, hidden_size: int) -> int:
-        """How many numbers a vector has."""
+        """Return the size of a vector."""
         return len(self.projections[-1].bias) if self.projections else pooled_width(self.pooling, hidden_size)
 
 
@@ -115,26 +110,31 @@ def make_vectors(settings: EmbeddingSettings, pooling: Pooling | None, hidden_si
 
 
 def layer_indices(layer: int | Sequence[int], layers: int) -> tuple[int, ...]:
-    """Indices into the embeddings (0) and the layers (1 to L), from the front or, negative, from the back."""
-    asked = (layer,) if isinstance(layer, int) else tuple(layer)
-    if not asked:
+    """Return indices into the states: embeddings 0, layers 1 to L; negative numbers count from the end."""
+    requested = (layer,) if isinstance(layer, int) else tuple(layer)
+    if not requested:
         raise RequestError("no layer was named; -1 is the last, and several are averaged")
-    for one in asked:
-        if not -layers - 1 <= one <= layers:
-            raise RequestError(f"layer {one} of a model with {layers}; 0 (embeddings) to {layers}, or -1 for the last")
-    return tuple(one % (layers + 1) for one in asked)
+    for index in requested:
+        if not -layers - 1 <= index <= layers:
+            raise RequestError(
+                f"layer {index} of a model with {layers}; 0 (embeddings) to {layers}, or -1 for the last"
+            )
+    return tuple(index % (layers + 1) for index in requested)
 
 
 def word_vector(
     model: "Model", word: str, text: str, occurrence: int, layer: int | Sequence[int]
 ) -> NDArray[np.float32]:
-    """The mean of the states of a word's pieces, (H,); ``occurrence`` counts from 1."""
-    places = find_word(word, text, lowercase=model.tokenizer.lowercase)
-    if not places:
+    """Return the contextual vector of a word in a text, (H,): the mean of its pieces' states.
+
+    The same word has another vector in another sentence, unlike static vectors. ``occurrence`` counts from 1.
+    """
+    spans = find_word(word, text, lowercase=model.tokenizer.lowercase)
+    if not spans:
         raise RequestError(f"no word {word!r} in {text[:60]!r}; give it as the text has it")
-    if not 1 <= occurrence <= len(places):
-        raise RequestError(f"occurrence {occurrence} of {word!r}, which the text has {len(places)} times; count from 1")
-    start, end = places[occurrence - 1]
+    if not 1 <= occurrence <= len(spans):
+        raise RequestError(f"occurrence {occurrence} of {word!r}, which the text has {len(spans)} times; count from 1")
+    start, end = spans[occurrence - 1]
     encoding = model.tokenizer(text)
     tokens = [
         index
@@ -149,15 +149,15 @@ def word_vector(
 
 
 def find_word(word: str, text: str, *, lowercase: bool) -> list[tuple[int, int]]:
-    """Where a word stands in a text: not within longer words, but for Chinese, which has nothing between words."""
+    """Return the spans of a word in a text; not within longer words, except in Chinese, which has no spaces."""
     if not word.strip():
         return []
     flags = re.IGNORECASE if lowercase else 0
-    return [found.span() for found in re.finditer(word_pattern(word), text, flags)]
+    return [match.span() for match in re.finditer(word_pattern(word), text, flags)]
 
 
 def word_pattern(word: str) -> str:
-    """A regular expression for a word that stands alone."""
+    """Return a regular expression for a word that is not part of a longer one."""
     before = "" if is_ideograph(word[0]) else r"(?<!\w)"
     after = "" if is_ideograph(word[-1]) else r"(?!\w)"
     return before + re.escape(word) + after

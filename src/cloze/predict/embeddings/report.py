@@ -1,8 +1,6 @@
-"""Which vectors of a model tell texts apart: the ways side by side, and what to do.
+"""Compare ways of making text vectors, contextual and static, and advise on the best one.
 
-Dimensions: N texts, H hidden size.
-
-Vectors without context, to compare with: averages of a model's own table, and of word2vec's.
+Static vectors for comparison are averages of the model's own token table and of word2vec.
 
 Dimensions: N texts, H hidden size.
 """
@@ -28,21 +26,29 @@ Vectors = NDArray[np.float32]
 
 _WORD = re.compile(r"\w+|[^\w\s]")
 _SIZE, _WINDOW, _PASSES, _RAREST = 100, 5, 10, 2  # of word2vec
+# Dimensions to try whitening with, and texts needed per dimension.
+_SIZES = (64, 256, 768)
+_TEXTS_A_DIRECTION = 4
+_WHITEN = "Whiten them: cloze embed --whiten TEXT --out FOLDER."
+# Anisotropy above which random texts look alike.
+_NARROW = 0.5
+# Gain in Spearman's correlation that is worth a change.
+_WORTH = 0.01
 
 
 def static_vectors(model: Model, texts: Sequence[str]) -> Vectors:
-    """The mean of a model's own table over the tokens of each text, (N, H): what it knows before it reads."""
+    """Average a model's own token embeddings over each text, (N, H): vectors without context."""
     table = model.bert.token_table.weight.detach().float().cpu().numpy()
     return _means([table[ids] for ids in map(list, model.tokenizer.encode_ids(texts))], table.shape[1])
 
 
 def train_word2vec(texts: Sequence[str], seed: int = 0) -> Callable[[Sequence[str]], Vectors] | None:
-    """Learn word2vec (Mikolov et al. 2013) from texts; what it returns averages a text. None without gensim."""
+    """Train word2vec (Mikolov et al. 2013) and return a function that averages it over texts; None without gensim."""
     try:
         from gensim.models import Word2Vec
     except ImportError:
         return None
-    # One worker: with more, the same text and seed give other vectors.
+    # One worker: more workers are not deterministic.
     learned = Word2Vec(
         [_words(text) for text in texts],
         vector_size=_SIZE,
@@ -53,8 +59,8 @@ def train_word2vec(texts: Sequence[str], seed: int = 0) -> Callable[[Sequence[st
         workers=1,
     ).wv
 
-    def average(asked: Sequence[str]) -> Vectors:
-        known = [[learned[word] for word in _words(text) if word in learned] for text in asked]
+    def average(queries: Sequence[str]) -> Vectors:
+        known = [[learned[word] for word in _words(text) if word in learned] for text in queries]
         return _means([np.array(rows, np.float32).reshape(-1, _SIZE) for rows in known], _SIZE)
 
     return average
@@ -65,24 +71,14 @@ def _words(text: str) -> list[str]:
 
 
 def _means(rows: Sequence[Vectors], size: int) -> Vectors:
-    """The mean of each text's vectors; zeros where it has none."""
+    """Return the mean of each text's vectors, or zeros if it has none."""
     means = [row.mean(0) if len(row) else np.zeros(size, np.float32) for row in rows]
     return np.stack(means) if means else np.zeros((0, size), np.float32)
 
 
-# Dimensions that whitening keeps, and how many texts it wants to see for each.
-_SIZES = (64, 256, 768)
-_TEXTS_A_DIRECTION = 4
-_WHITEN = "Whiten them: cloze embed --whiten TEXT --out FOLDER."
-# Above, random texts look alike.
-_NARROW = 0.5
-# Points of Spearman's correlation (of 100) that are worth a change.
-_WORTH = 0.01
-
-
 @dataclass(frozen=True)
 class Way:
-    """One way to make vectors, and how it fares; ``spearman`` is None where nobody said how alike texts are."""
+    """One way to make vectors and its figures; ``spearman`` is None without scored pairs."""
 
     name: str
     size: int
@@ -90,13 +86,13 @@ class Way:
     spearman: float | None = None
 
     def row(self) -> dict[str, Any]:
-        """As one flat row."""
+        """Return the figures as one flat row."""
         return {"vectors": self.name, "size": self.size, "spearman": self.spearman, **asdict(self.geometry)}
 
 
 @dataclass(frozen=True)
 class EmbeddingReport:
-    """All ways, and advice in words."""
+    """All compared ways, and advice in words."""
 
     ways: list[Way]
     advice: str
@@ -109,7 +105,7 @@ def report_embeddings(
     scores: Sequence[float] = (),
     fit_on: Sequence[str] = (),
 ) -> EmbeddingReport:
-    """Compare ways on texts, or on pairs with scores; whitening and word2vec learn from ``fit_on``, if it is given."""
+    """Compare ways on texts, or on scored pairs; whitening and word2vec are fitted on ``fit_on`` if given."""
     texts = list(dict.fromkeys([*firsts, *seconds]))
     if len(texts) < 3:
         raise RequestError(f"{len(texts)} different texts to report on; some hundreds were expected")
@@ -123,7 +119,7 @@ def report_embeddings(
 
 
 def _all_vectors(model: Model, texts: Sequence[str], fit_on: Sequence[str]) -> Iterator[tuple[str, Vectors]]:
-    """The folder's own way, the usual ones, and those that need no context."""
+    """Yield the vectors of the folder's own pooling, the usual alternatives, and static vectors."""
     if model.embedding.unsupported is None:
         yield "as the folder says", model.embed(texts)
     layers = model.bert.config.layers
@@ -133,10 +129,10 @@ def _all_vectors(model: Model, texts: Sequence[str], fit_on: Sequence[str]) -> I
         "second-to-last": ("mean", (max(0, layers - 1),)),
         "first and last": ("mean", (min(1, layers), layers)),
     }
-    found = _views(model, texts, views)
-    yield from found.items()
-    base = _views(model, fit_on, {"mean": views["mean"]})["mean"] if fit_on else found["mean"]
-    whitened = fit_whitening(base)(torch.from_numpy(found["mean"])).numpy()  # the directions that vary most come first
+    pooled = _views(model, texts, views)
+    yield from pooled.items()
+    base = _views(model, fit_on, {"mean": views["mean"]})["mean"] if fit_on else pooled["mean"]
+    whitened = fit_whitening(base)(torch.from_numpy(pooled["mean"])).numpy()  # largest variance first
     most = min(whitened.shape[1], max(1, len(base) // _TEXTS_A_DIRECTION))
     for size in sorted({min(size, most) for size in _SIZES}):
         yield f"whitened, {size}", whitened[:, :size]
@@ -150,7 +146,7 @@ def _all_vectors(model: Model, texts: Sequence[str], fit_on: Sequence[str]) -> I
 def _views(
     model: Model, texts: Sequence[str], views: Mapping[str, tuple[Pooling, tuple[int, ...]]]
 ) -> dict[str, Vectors]:
-    """Several poolings of several layers from one reading of the texts."""
+    """Compute several poolings of several layers in one pass over the texts."""
 
     def step(batch: Batch) -> list[list[Vectors]]:
         states = model.bert.encode(batch.ids, batch.segments, batch.mask, keep_states=True).states
@@ -165,19 +161,19 @@ def _views(
 
 
 def advise(ways: Sequence[Way]) -> str:
-    """What follows from the figures, in a sentence or two."""
-    own = ways[0]
-    told = f"Two texts at random have a cosine of {own.geometry.anisotropy:.2f}"
-    narrow = own.geometry.anisotropy > _NARROW
-    told += ": the vectors lie in a narrow cone." if narrow else ": the vectors point many ways."
-    if own.spearman is None:
-        return f"{told} {_WHITEN}" if narrow else told
+    """Return what follows from the figures, in a sentence or two."""
+    current = ways[0]
+    advice = f"Two texts at random have a cosine of {current.geometry.anisotropy:.2f}"
+    narrow = current.geometry.anisotropy > _NARROW
+    advice += ": the vectors lie in a narrow cone." if narrow else ": the vectors point many ways."
+    if current.spearman is None:
+        return f"{advice} {_WHITEN}" if narrow else advice
     best = max(ways, key=lambda way: way.spearman or 0.0)
-    if (best.spearman or 0.0) - own.spearman < _WORTH:
-        return f"{told} No other way agrees with the scores better by a point: leave it as it is."
-    told += f" Best is {best.name} ({best.spearman:.3f}, against {own.spearman:.3f}). "
+    if (best.spearman or 0.0) - current.spearman < _WORTH:
+        return f"{advice} No other way agrees with the scores better by a point: leave it as it is."
+    advice += f" Best is {best.name} ({best.spearman:.3f}, against {current.spearman:.3f}). "
     if best.name.startswith("whitened"):
-        return told + _WHITEN
+        return advice + _WHITEN
     if best.name.startswith("static"):
-        return told + "Its states are worse than words without context: train it with 'cloze finetune similarity'."
-    return told + "Ask for it with --pooling and --layer, or train with 'cloze finetune similarity'."
+        return advice + "Its states are worse than words without context: train it with 'cloze finetune similarity'."
+    return advice + "Ask for it with --pooling and --layer, or train with 'cloze finetune similarity'."

@@ -184,7 +184,7 @@ class Int8Linear(FrozenLinear):
         return product.view(*states.shape[:-1], self.out_features)
 
 
-# For a short text, each operation costs as much to call as to compute: hence few operations below, with constants folded
+# For a short text, each operation costs as much to call as to compute: hence few operations, with constants folded
 # in. TorchScript compiles both functions, too (predict/quantization/scripted_layers.py).
 
 
