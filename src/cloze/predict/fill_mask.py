@@ -1,24 +1,15 @@
-"""Blanks of texts: where they are, and what a model says of them.
+"""The masked-word head in prediction: fill blanks, fill several blanks together, and score texts.
 
-Dimensions: M blanks of a sequence, T tokens, V vocabulary.
+Filling (Devlin et al. 2019, section 3.1) predicts each ``[MASK]`` independently, so that the best words of two blanks
+may not fit each other ("new angeles"). ``fill_together`` therefore fills the most certain blank first, predicts the
+others given that word, and keeps the best few fillings (beam search); then it predicts each blank again, given all of
+the others.
 
-The best words for blanks, each blank on its own (Devlin et al. 2019, section 3.1).
+Scoring is the pseudo-log-likelihood (Salazar et al. 2020, "Masked language model scoring"): a bidirectional model has
+no chain rule, so each token is masked in turn and its log-probability given all others is summed. A long text is read
+in overlapping windows.
 
-Dimensions: M blanks of a batch, V vocabulary.
-
-Several blanks, filled together.
-
-BERT says what fits each blank as if the others were not filled, so that the best words of two blanks may never go
-together ("new angeles"). Here the most certain blank is filled first and the model is asked again, with what stands
-there, about the others; the best few ways are kept on the way (a beam). Then each blank is asked once more, now that
-all of the others are known.
-
-Dimensions: M blanks, V vocabulary.
-
-How likely a text is: pseudo-log-likelihood (Salazar et al. 2020, "Masked language model scoring").
-
-A model that sees both sides has no chain rule. Each token is hidden in turn and its probability read off, given all of
-the others; the sum ranks texts as a likelihood would. A long text is read in windows.
+Dimensions: M blanks, T tokens, H hidden size, V vocabulary.
 """
 
 import logging
@@ -45,15 +36,17 @@ logger = logging.getLogger("cloze")
 
 Floats = NDArray[np.float32]
 
-# Sequences whose answers are held at once: enough that those of like length find each other.
+# Sequences whose predictions are in memory at once: enough to batch those of similar length.
 _HELD = 128
-_HELD_WHOLE = 8  # with an answer for each of their tokens
-# Numbers that are held at once, 128 MB: an answer is as long as the vocabulary, and a sequence may have hundreds.
+_HELD_WHOLE = 8  # with a prediction for every token
+# Numbers in memory at once, 128 MB: a prediction is as long as the vocabulary, and a sequence may have hundreds.
 _HELD_NUMBERS = 2**25
+# Minimum beam width: with a beam of one, a wrong first word could never be corrected.
+_LEAST_BEAM = 5
 
 
 def find_blanks(tokenizer: Tokenizer, text: str, top: int) -> tuple[Encoding, list[int]]:
-    """A text as tokens, and which of them are blanks; ``top`` words are wanted for them."""
+    """Encode a text and return the indices of its blanks; ``top`` is the number of words requested per blank."""
     if top < 1:
         raise RequestError(f"top is {top}; at least 1 was expected")
     encoding = tokenizer(text, read_mask=True)
@@ -66,37 +59,37 @@ def find_blanks(tokenizer: Tokenizer, text: str, top: int) -> tuple[Encoding, li
 
 
 def count_blanks(text: str) -> int:
-    """How many words are to be filled in."""
+    """Return the number of ``[MASK]`` in a text."""
     return text.count(MASK)
 
 
 def with_ids(encoding: Encoding, changed: Mapping[int, int]) -> Encoding:
-    """The same sequence with other tokens at some places."""
+    """Return the sequence with other tokens at some indices."""
     ids = list(encoding.ids)
-    for place, number in changed.items():
-        ids[place] = number
+    for index, token_id in changed.items():
+        ids[index] = token_id
     return replace(encoding, ids=ids)
 
 
 def blank_logs(model: "Model", encodings: Iterator[Encoding]) -> Iterator[Floats]:
-    """Log-probabilities of all pieces at each ``[MASK]`` of each sequence, in order: (M, V)."""
+    """Yield the log-probabilities of all pieces at each ``[MASK]`` of each sequence: (M, V)."""
     mask_id = model.tokenizer.mask_id
     groups = _groups(encodings, lambda one: one.ids.count(mask_id), _HELD, model.bert.config.vocab_size)
     return _logs(model, groups, lambda batch: batch.ids == mask_id)
 
 
 def seen_logs(model: "Model", encodings: Iterator[Encoding]) -> Iterator[Floats]:
-    """Log-probabilities of all pieces at each token of each sequence, nothing hidden, in order: (T, V)."""
+    """Yield the log-probabilities of all pieces at each token of each unmasked sequence: (T, V)."""
     groups = _groups(encodings, lambda one: len(one.ids), _HELD_WHOLE, model.bert.config.vocab_size)
     return _logs(model, groups, lambda batch: batch.real)
 
 
-def _logs(model: "Model", groups: Iterator[list[Encoding]], asked: Callable[[Batch], Tensor]) -> Iterator[Floats]:
-    """Log-probabilities at the tokens that are asked about."""
+def _logs(model: "Model", groups: Iterator[list[Encoding]], select: Callable[[Batch], Tensor]) -> Iterator[Floats]:
+    """Yield the log-probabilities at the selected tokens of each sequence."""
 
     @torch.inference_mode()
     def step(batch: Batch) -> list[Floats]:
-        chosen = asked(batch)
+        chosen = select(batch)  # (B, T)
         last = model.bert(batch.ids, batch.segments, batch.mask, chosen.flatten().nonzero().flatten()).last
         logs = model.bert.heads["mlm"](last[chosen]).float().log_softmax(-1)[:, : model.tokenizer.size].cpu()
         return [part.numpy() for part in logs.split(chosen.sum(1).tolist())]
@@ -106,48 +99,48 @@ def _logs(model: "Model", groups: Iterator[list[Encoding]], asked: Callable[[Bat
 
 
 def _groups(
-    encodings: Iterator[Encoding], answers: Callable[[Encoding], int], most: int, size: int
+    encodings: Iterator[Encoding], predictions: Callable[[Encoding], int], most: int, size: int
 ) -> Iterator[list[Encoding]]:
-    """Sequences whose answers, each of ``size`` numbers, can be held at once; at most so many, and one at least."""
+    """Yield groups of up to ``most`` sequences whose predictions, ``size`` numbers each, fit into memory."""
     group: list[Encoding] = []
     numbers = 0
     for encoding in encodings:
-        own = answers(encoding) * size
-        if group and (len(group) == most or numbers + own > _HELD_NUMBERS):
+        needed = predictions(encoding) * size
+        if group and (len(group) == most or numbers + needed > _HELD_NUMBERS):
             yield group
             group, numbers = [], 0
         group.append(encoding)
-        numbers += own
+        numbers += needed
     if group:
         yield group
 
 
 @dataclass(frozen=True)
 class TokenWindow:
-    """A stretch of a text as the model reads it, and the places of the tokens that are asked about in it."""
+    """A window of a text, and the indices of the tokens that are predicted in it."""
 
     encoding: Encoding
     places: range
 
 
 def token_windows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[TokenWindow]]:
-    """Each text in windows that overlap by half, so that every token is asked about once, and with company."""
+    """Split each text into windows that overlap by half; every token is predicted once, with context on both sides."""
     if isinstance(texts, str):
         raise RequestError("one text was given where a list of texts was expected; put it into a list")
-    found = tokenizer.encode_pieces(texts)
-    unread = sum(pieces.unread > 0 for pieces in found)
+    encoded = tokenizer.encode_pieces(texts)
+    unread = sum(pieces.unread > 0 for pieces in encoded)
     if unread:
         logger.warning("%d of %d texts are longer than can be read at once; give them in parts", unread, len(texts))
     room = tokenizer.room(1)
     windows = []
-    for pieces in found:
+    for pieces in encoded:
         stretches = window_places(len(pieces), room, room // 2)
-        # Between two windows the border is in the middle of what both have.
+        # Between two windows the border is the middle of their overlap.
         borders = [(before[1] + after[0]) // 2 for before, after in pairwise(stretches)]
         edges = [0, *borders, len(pieces)]
         windows.append(
             [
-                # One on, for [CLS].
+                # + 1 for [CLS].
                 TokenWindow(tokenizer.assemble(pieces.cut(start, stop)), range(first - start + 1, last - start + 1))
                 for (start, stop), (first, last) in zip(stretches, pairwise(edges), strict=True)
             ]
@@ -157,7 +150,7 @@ def token_windows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[Token
 
 @torch.inference_mode()
 def fill_blanks(model: "Model", encodings: Sequence[Encoding], top: int) -> list[list[list[Filled]]]:
-    """The best words for each ``[MASK]`` of each sequence."""
+    """Return the ``top`` most probable words for each ``[MASK]`` of each sequence."""
 
     def step(batch: Batch) -> list[list[list[Filled]]]:
         blanks = batch.ids == model.tokenizer.mask_id
@@ -171,7 +164,7 @@ def fill_blanks(model: "Model", encodings: Sequence[Encoding], top: int) -> list
 
 def _best(model: "Model", states: Tensor, top: int) -> list[list[Filled]]:
     probabilities = model.bert.heads["mlm"](states).softmax(-1)  # (M, V)
-    # The table may have more rows than there are pieces.
+    # The embedding table may have more rows than the vocabulary has pieces.
     best = probabilities[:, : model.tokenizer.size].topk(min(top, model.tokenizer.size))
     return [
         [Filled(model.tokenizer.piece(piece), value) for value, piece in zip(values, pieces, strict=True)]
@@ -179,83 +172,79 @@ def _best(model: "Model", states: Tensor, top: int) -> list[list[Filled]]:
     ]
 
 
-# Ways that are kept at the least: with one alone, the first word could never be wrong.
-_LEAST_WAYS = 5
-
-
 @dataclass(frozen=True)
-class _Way:
-    """Blanks that are filled so far, in the order in which they were, and how likely that is."""
+class _Filling:
+    """A partial filling (beam entry): the words in the order in which they were filled."""
 
-    words: Mapping[int, int] = field(default_factory=dict)  # place -> id
+    words: Mapping[int, int] = field(default_factory=dict)  # token index -> id
     log_probability: float = 0.0
 
     def key(self) -> tuple[tuple[int, int], ...]:
-        """What tells it from others, whatever the order."""
+        """Identify the filling regardless of the order."""
         return tuple(sorted(self.words.items()))
 
 
 def most_passes(blanks: int, top: int, rounds: int) -> int:
-    """How often a text with so many blanks is read at the most."""
-    # In each way, each blank is filled; and in each round, hidden again and found how likely it is.
-    return max(top, _LEAST_WAYS) * blanks * (1 + 2 * rounds)
+    """Return the maximum number of forward passes to fill this many blanks together."""
+    # For each filling: one pass per blank, and in each round one to predict it again and one to score it.
+    return max(top, _LEAST_BEAM) * blanks * (1 + 2 * rounds)
 
 
 def fill_together(model: "Model", text: str, top: int, rounds: int) -> list[FilledTogether]:
-    """The best ways to fill all blanks; ``rounds`` is how often each blank is asked again."""
+    """Return the best joint fillings of all blanks; each blank is predicted again up to ``rounds`` times."""
     if rounds < 0:
         raise RequestError(f"rounds is {rounds}; a number was expected, or 0 to ask no blank again")
     encoding, blanks = find_blanks(model.tokenizer, text, top)
     model.tell_cut([encoding])
-    width = max(top, _LEAST_WAYS)
-    ways = [_Way()]
+    width = max(top, _LEAST_BEAM)
+    fillings = [_Filling()]
     for _ in blanks:
-        ways = _fill_one_more(model, encoding, blanks, ways, width)
+        fillings = _extend(model, encoding, blanks, fillings, width)
     for _ in range(rounds):
-        asked_again = _ask_again(model, encoding, ways)
-        if {way.key() for way in asked_again} == {way.key() for way in ways}:
+        revised = _predict_again(model, encoding, fillings)
+        if {filling.key() for filling in revised} == {filling.key() for filling in fillings}:
             break
-        ways = sorted(_distinct([*ways, *asked_again]), key=lambda way: -way.log_probability)[:width]
-    return [_told(model, text, blanks, way) for way in ways[:top]]
+        fillings = _best_fillings([*fillings, *revised], width)
+    return [_as_result(model, text, blanks, filling) for filling in fillings[:top]]
 
 
-def _fill_one_more(
-    model: "Model", encoding: Encoding, blanks: Sequence[int], ways: Sequence[_Way], width: int
-) -> list[_Way]:
-    """Fill the most certain of each way's open blanks with each of the likeliest words, and keep the best ways."""
-    grown = []
+def _extend(
+    model: "Model", encoding: Encoding, blanks: Sequence[int], fillings: Sequence[_Filling], width: int
+) -> list[_Filling]:
+    """Fill the most certain open blank of each filling with its most probable words, and keep the best fillings."""
+    extended = []
     mask_id = model.tokenizer.mask_id
-    answers = blank_logs(model, iter([with_ids(encoding, way.words) for way in ways]))
-    for way, logs in zip(ways, answers, strict=True):
-        open_blanks = [place for place in blanks if place not in way.words]
-        logs[:, mask_id] = -np.inf  # a blank that is filled with a blank is none the less open
+    predictions = blank_logs(model, iter([with_ids(encoding, filling.words) for filling in fillings]))
+    for filling, logs in zip(fillings, predictions, strict=True):
+        open_blanks = [index for index in blanks if index not in filling.words]
+        logs[:, mask_id] = -np.inf  # [MASK] itself would leave the blank open
         row = int(logs.max(-1).argmax())
-        # A small vocabulary may have fewer words than are wanted.
-        for number in (one for one in _best_assignments(logs[row], width) if not np.isneginf(logs[row, one])):
-            words = {**way.words, open_blanks[row]: number}
-            grown.append(_Way(words, way.log_probability + float(logs[row, number])))
-    return sorted(_distinct(grown), key=lambda way: -way.log_probability)[:width]
+        # A small vocabulary may have fewer words than the beam is wide.
+        for token_id in (best for best in _most_probable(logs[row], width) if not np.isneginf(logs[row, best])):
+            words = {**filling.words, open_blanks[row]: token_id}
+            extended.append(_Filling(words, filling.log_probability + float(logs[row, token_id])))
+    return _best_fillings(extended, width)
 
 
-def _ask_again(model: "Model", encoding: Encoding, ways: Sequence[_Way]) -> list[_Way]:
-    """Hide each blank of each way once more, one after the other, and take the likeliest word."""
-    current = [dict(way.words) for way in ways]
+def _predict_again(model: "Model", encoding: Encoding, fillings: Sequence[_Filling]) -> list[_Filling]:
+    """Mask each blank of each filling again, one after the other, and take the most probable word."""
+    current = [dict(filling.words) for filling in fillings]
     for number in range(len(current[0])):
-        places = [list(words)[number] for words in current]
-        hidden = [
-            with_ids(encoding, {**words, place: model.tokenizer.mask_id})
-            for words, place in zip(current, places, strict=True)
+        indices = [list(words)[number] for words in current]
+        masked = [
+            with_ids(encoding, {**words, index: model.tokenizer.mask_id})
+            for words, index in zip(current, indices, strict=True)
         ]
-        for words, place, logs in zip(current, places, blank_logs(model, iter(hidden)), strict=True):
+        for words, index, logs in zip(current, indices, blank_logs(model, iter(masked)), strict=True):
             logs[0, model.tokenizer.mask_id] = -np.inf
-            words[place] = int(logs[0].argmax())
-    return [_Way(words, _chain(model, encoding, words)) for words in current]
+            words[index] = int(logs[0].argmax())
+    return [_Filling(words, _log_probability(model, encoding, words)) for words in current]
 
 
-def _chain(model: "Model", encoding: Encoding, words: Mapping[int, int]) -> float:
-    """How likely these words are, each given those that were filled before it."""
+def _log_probability(model: "Model", encoding: Encoding, words: Mapping[int, int]) -> float:
+    """Return the log-probability of these words, each given those that were filled before it."""
     order = list(words)
-    steps = [with_ids(encoding, {place: words[place] for place in order[:count]}) for count in range(len(order))]
+    steps = [with_ids(encoding, {index: words[index] for index in order[:count]}) for count in range(len(order))]
     total = 0.0
     for count, logs in enumerate(blank_logs(model, iter(steps))):
         row = sorted(order[count:]).index(order[count])
@@ -263,46 +252,46 @@ def _chain(model: "Model", encoding: Encoding, words: Mapping[int, int]) -> floa
     return total
 
 
-def _best_assignments(logs: Floats, count: int) -> list[int]:
+def _most_probable(logs: Floats, count: int) -> list[int]:
     chosen: list[int] = np.argsort(-logs, kind="stable")[:count].tolist()
     return chosen
 
 
-def _distinct(ways: Sequence[_Way]) -> list[_Way]:
-    """Each way once, as the likelier of its orders has it."""
-    found: dict[tuple[tuple[int, int], ...], _Way] = {}
-    for way in ways:
-        known = found.get(way.key())
-        if known is None or way.log_probability > known.log_probability:
-            found[way.key()] = way
-    return list(found.values())
+def _best_fillings(fillings: Sequence[_Filling], count: int) -> list[_Filling]:
+    """Return the most probable distinct fillings; of several orders of the same words, the most probable one."""
+    distinct: dict[tuple[tuple[int, int], ...], _Filling] = {}
+    for filling in fillings:
+        known = distinct.get(filling.key())
+        if known is None or filling.log_probability > known.log_probability:
+            distinct[filling.key()] = filling
+    return sorted(distinct.values(), key=lambda filling: -filling.log_probability)[:count]
 
 
-def _told(model: "Model", text: str, blanks: Sequence[int], way: _Way) -> FilledTogether:
-    tokens = tuple(model.tokenizer.piece(way.words[place]) for place in blanks)
+def _as_result(model: "Model", text: str, blanks: Sequence[int], filling: _Filling) -> FilledTogether:
+    tokens = tuple(model.tokenizer.piece(filling.words[index]) for index in blanks)
     first, *rest = text.split(MASK)
     for token, gap in zip(tokens, rest, strict=True):
-        # The end of a word joins what stands before it.
+        # A continuation piece joins the text before it.
         first = first.rstrip() + token.removeprefix(CONTINUATION) if token.startswith(CONTINUATION) else first + token
         first += gap
-    return FilledTogether(tokens, way.log_probability, first)
+    return FilledTogether(tokens, filling.log_probability, first)
 
 
 def score_texts(model: "Model", texts: Sequence[str]) -> list[Score]:
-    """Hide every token of every text once."""
+    """Score texts: mask every token once and read off its log-probability."""
     windows = token_windows(model.tokenizer, texts)
     mask_id = model.tokenizer.mask_id
 
-    def hidden() -> Iterator[Encoding]:
-        for text in windows:
-            for window in text:
-                for place in window.places:
-                    yield with_ids(window.encoding, {place: mask_id})
+    def masked() -> Iterator[Encoding]:
+        for text_windows in windows:
+            for window in text_windows:
+                for index in window.places:
+                    yield with_ids(window.encoding, {index: mask_id})
 
-    logs = blank_logs(model, hidden())
+    logs = blank_logs(model, masked())
     scores = []
-    for text, own in zip(texts, windows, strict=True):
-        asked = [(window.encoding, place) for window in own for place in window.places]
-        values = [float(next(logs)[0, encoding.ids[place]]) for encoding, place in asked]
-        scores.append(Score(text, tuple(encoding.tokens[place] for encoding, place in asked), tuple(values)))
+    for text, text_windows in zip(texts, windows, strict=True):
+        scored = [(window.encoding, index) for window in text_windows for index in window.places]
+        values = [float(next(logs)[0, encoding.ids[index]]) for encoding, index in scored]
+        scores.append(Score(text, tuple(encoding.tokens[index] for encoding, index in scored), tuple(values)))
     return scores
