@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloze.model import Bert
+from cloze.model import Backbone
 from cloze.predict import Filled
 from cloze.text import Tokenizer
 
@@ -52,7 +52,7 @@ def choose_positions(ids: Sequence[int], mask_id: int, most: int = MAX_POSITIONS
 
 @torch.inference_mode()
 def fill_layers(
-    bert: Bert, tokenizer: Tokenizer, states: Sequence[Tensor], places: Sequence[int], top: int = TOP_WORDS
+    bert: Backbone, tokenizer: Tokenizer, states: Sequence[Tensor], places: Sequence[int], top: int = TOP_WORDS
 ) -> LayerFills:
     """Apply the masked-word head to the states of every layer.
 
