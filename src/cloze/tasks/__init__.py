@@ -1,6 +1,9 @@
-"""Rows <-> labels: what a fine-tuning task reads and how it is scored, one file a kind; no torch here.
+"""Tasks: what a model is fine-tuned for. One folder per kind of task, each with its ``TaskKind`` descriptor.
 
-lines (bytes -> numbered lines) -> tables (lines -> cells) -> rows (cells -> text, pair, label) -> classify
-(labels -> targets) -> task (all of it by name), with glue (the published tasks) and metrics (targets, predictions ->
-figures) beside.
+- ``kind.py`` defines ``TaskKind``; ``registry.py`` is the table of kinds and finds tasks by name.
+- ``tables.py`` (files -> records) and ``rows.py`` (records -> text, pair, label) read the user's files.
+- ``examples.py`` (examples, labels, splits), ``metrics.py`` and ``evaluation.py`` (scores, reports) are shared.
+- Each folder: ``kind.py`` (the descriptor), reading and examples, and ``decoding.py`` (logits -> results, scores).
+
+Only ``decoding.py`` modules import torch.
 """

@@ -1,4 +1,4 @@
-"""What an evaluation found, and the files that tell of it."""
+"""The result of an evaluation, and the files that report it."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,15 +8,15 @@ from typing import Any
 
 from cloze.files import replace_json, replace_json_lines, replaced_file
 
-# A score of any metric that counts as none.
+# A score of any metric below which a model has learned nothing.
 _NOTHING = 0.05
-# Hardly any number is exactly right: of rows that ask for one, this share counts as wrong, those that are furthest off.
+# Hardly any number is exactly right: for regression, this share of the rows counts as wrong, those furthest off.
 _FURTHEST = 0.1
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """How often each label (row) was called what (column)."""
+    """Confusion matrix: how often each true label (row) was predicted as which (column)."""
 
     labels: tuple[str, ...]
     counts: list[list[int]]
@@ -24,27 +24,27 @@ class Confusion:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of a model on a set of rows."""
+    """Scores and predictions of a model on a set of rows."""
 
-    metrics: dict[str, float]  # the first is the one that counts
-    predictions: list[str]  # as a file would say them
+    metrics: dict[str, float]  # the first one selects models
+    predictions: list[str]  # as a file spells them
     places: Sequence[str]
-    targets: Sequence[str] | None = None  # None where rows bear none
-    inputs: Sequence[Mapping[str, str]] = ()  # what was asked, for reading what went wrong
+    targets: Sequence[str] | None = None  # None where rows have no labels
+    inputs: Sequence[Mapping[str, str]] = ()  # for reading what went wrong
     confusion: Confusion | None = None
-    files: Mapping[str, Any] = field(default_factory=dict)  # official ones: name -> what the JSON holds, or the text
-    errors: Sequence[float] | None = None  # how far off each answer is, where answers are numbers
+    files: Mapping[str, Any] = field(default_factory=dict)  # of official scripts: name -> JSON value or text
+    errors: Sequence[float] | None = None  # absolute error of each row, where predictions are numbers
     skipped: int = 0  # rows that could not be used
 
     def results(self) -> dict[str, Any]:
-        """What ``eval_results.json`` holds."""
-        found: dict[str, Any] = {**self.metrics, "rows": len(self.predictions)}
-        found |= {"skipped": self.skipped} if self.skipped else {}
-        return {**found, "degenerate": self.degenerate} if self.degenerate else found
+        """Return what ``eval_results.json`` holds."""
+        results: dict[str, Any] = {**self.metrics, "rows": len(self.predictions)}
+        results |= {"skipped": self.skipped} if self.skipped else {}
+        return {**results, "degenerate": self.degenerate} if self.degenerate else results
 
     @property
     def degenerate(self) -> str | None:
-        """What is wrong with a model that has learned nothing, as some seeds of fine-tuning do; None if it has."""
+        """Why the model counts as degenerate, as some fine-tuning seeds end; None if it has learned something."""
         if len(self.predictions) > 1 and len(set(self.predictions)) == 1:
             return f"says {self.predictions[0]!r} of every row"
         if self.confusion is not None:
@@ -57,7 +57,7 @@ class Evaluation:
         return f"{name} is {value:.3f}" if value < _NOTHING else None
 
     def wrong(self) -> list[dict[str, str]]:
-        """The rows that were answered otherwise than expected; of numbers, the tenth that is furthest off, by that."""
+        """Return the rows with wrong predictions; for numbers, the tenth with the largest errors, largest first."""
         if self.targets is None:
             return []
         if self.errors is None:
@@ -77,7 +77,7 @@ class Evaluation:
 
 
 def write_report(evaluation: Evaluation, folder: Path) -> None:
-    """Write the scores, the confusion matrix, the wrong rows, and whatever the task's own scripts would write."""
+    """Write scores, confusion matrix, wrong rows, and the files that the task's official scripts write."""
     folder.mkdir(parents=True, exist_ok=True)
     replace_json(folder / "eval_results.json", evaluation.results())
     if evaluation.confusion is not None:

@@ -1,7 +1,7 @@
-"""Targets and predictions -> figures: the official metrics of GLUE, by name, on scikit-learn and SciPy.
+"""Targets and predictions -> scores: the official metrics of GLUE, by name, on scikit-learn and SciPy.
 
-Two decisions. A correlation with a constant is undefined; it counts as 0.0, as a model that says the same of
-every pair has learned nothing. F1 without a positive case, told or true, counts as 0.0 too. Neither warns.
+Two decisions. A correlation with a constant is undefined; it counts as 0.0, since a model with constant output has
+learned nothing. F1 without a positive case, predicted or true, counts as 0.0 too. Neither warns.
 """
 
 import math
@@ -17,8 +17,10 @@ Numbers = Sequence[Any]
 
 
 def accuracy(targets: Numbers, predictions: Numbers) -> float:
-    """Share of predictions that equal their target."""
-    return float(sum(target == told for target, told in zip(targets, predictions, strict=True)) / len(targets))
+    """Return the share of predictions that equal their target."""
+    return float(
+        sum(target == prediction for target, prediction in zip(targets, predictions, strict=True)) / len(targets)
+    )
 
 
 def f1(targets: Numbers, predictions: Numbers) -> float:
@@ -69,7 +71,9 @@ def spearman(targets: Numbers, predictions: Numbers) -> float:
 
 def mse(targets: Numbers, predictions: Numbers) -> float:
     """Mean squared error."""
-    return float(sum((target - told) ** 2 for target, told in zip(targets, predictions, strict=True)) / len(targets))
+    return float(
+        sum((target - prediction) ** 2 for target, prediction in zip(targets, predictions, strict=True)) / len(targets)
+    )
 
 
 METRICS: dict[str, Callable[[Numbers, Numbers], float]] = {
@@ -102,18 +106,18 @@ def score(metrics: Sequence[str], targets: Numbers, predictions: Numbers) -> dic
 def confusion(labels: LabelSet, targets: Sequence[int], predictions: Sequence[int]) -> list[list[int]]:
     """Count predictions by class: row = the true one, column = the predicted one."""
     counts = [[0] * len(labels) for _ in labels.names]
-    for target, told in zip(targets, predictions, strict=True):
-        counts[target][told] += 1
+    for target, prediction in zip(targets, predictions, strict=True):
+        counts[target][prediction] += 1
     return counts
 
 
 def _has_one_label(targets: Numbers) -> bool:
-    """Whether rows say yes or no to a single label: scikit-learn would take "no" for a label of its own."""
+    """Return whether rows have flags for a single label: scikit-learn would count "no" as a label of its own."""
     return isinstance(targets[0], Sequence) and len(targets[0]) == 1
 
 
 def _f1_of_label(targets: Numbers, predictions: Numbers) -> float:
-    return f1([target for (target,) in targets], [told for (told,) in predictions])
+    return f1([target for (target,) in targets], [prediction for (prediction,) in predictions])
 
 
 def _both_vary(targets: Numbers, predictions: Numbers) -> bool:
@@ -124,6 +128,6 @@ def _correlate(function: Callable[..., tuple[float, float]], targets: Numbers, p
     if not _both_vary(targets, predictions):
         return 0.0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # SciPy warns of values that hardly vary, and still gives its figure
+        warnings.simplefilter("ignore")  # SciPy warns about nearly constant values and still returns a number
         coefficient = float(function(targets, predictions)[0])
     return coefficient if math.isfinite(coefficient) else 0.0

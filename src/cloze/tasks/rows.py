@@ -84,26 +84,26 @@ class Row:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns hold what."""
+    """Which columns hold the text, the pair and the label."""
 
     text: str
     pair: str | None = None
     label: str | None = None
     several: bool = False  # a row may bear any number of labels
-    skippable: bool = True  # whether whoever asked can say that bad rows are to be skipped
+    skippable: bool = True  # whether the caller has an option to skip bad rows
 
     @property
     def otherwise(self) -> str:
-        """What else to do about a row than to mend it."""
+        """The alternative to correcting a bad row, for error messages."""
         return "pass --on-bad-row skip" if self.skippable else "take the row out"
 
     def names(self) -> list[str]:
-        """The columns that must be there."""
+        """Return the required columns."""
         return [name for name in (self.text, self.pair, self.label) if name is not None]
 
 
 class RowFile:
-    """The rows of a file, read anew by each iteration; ``skipped`` and ``problem`` tell of the latest one."""
+    """The rows of a file, read again by each iteration; ``skipped`` and ``problem`` describe the latest one."""
 
     def __init__(self, path: Path, columns: Columns, header: Sequence[str] | None, on_bad_row: OnBadRow) -> None:
         self.path = path
@@ -112,7 +112,7 @@ class RowFile:
         self.problem: str | None = None  # the first bad row's
         self._header = header
         self._on_bad_row = on_bad_row
-        # What is wrong with the file itself is known before anybody starts on the rows.
+        # Problems of the file itself are found before any row is read.
         self._opened: Table | None = self._open()
         if not path.is_fifo():  # a pipe cannot be opened again
             self._opened.close()
@@ -174,7 +174,7 @@ def read_rows(
 
 
 def make_row(record: Record, columns: Columns) -> Row:
-    """Take the text, the pair and the label out of a record, and refuse what cannot be one."""
+    """Return the row of a record; raise ``RowError`` if a text or label is invalid."""
     for name in columns.names():
         if name not in record.cells:
             raise RowError(f"{record.place}: this row has no {name!r}{_offer(name, list(record.cells))}")
@@ -224,7 +224,7 @@ def _label_of(record: Record, name: str, columns: Columns) -> str:
 
 
 def _offer(name: str, known: Sequence[str]) -> str:
-    """The columns that are there, and the one that was probably meant."""
+    """Return the existing columns and the likely intended one."""
     hint = did_you_mean(name, known) if known else ""
     nearest = hint if "did you mean" in hint else "; name one of these"
     return f"; it has: {', '.join(known)}{nearest}"

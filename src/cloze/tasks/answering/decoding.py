@@ -1,14 +1,14 @@
 """A question and a text -> the span that answers it (section 4.2 of the paper), and how such models are scored.
 
-Of every window the likeliest starts and ends are paired, as in the original: an answer ends no earlier than it starts,
-and is no longer than 30 tokens, unless the model was told otherwise. What they score is the sum of their two logits; no
-answer is the pair of twice [CLS], scored where it is least likely.
+In every window the likeliest starts and ends are paired, as in the original code: an answer ends no earlier than it
+starts and is no longer than 30 tokens, unless the model was fine-tuned with another limit. The score of a span is the
+sum of its two logits; "no answer" is [CLS] as start and end, with its lowest score over the windows.
 
-One departure: where windows overlap, a stretch counts in the one that has most text around it, of those that hold it
-whole. The original asks for the one that has most text around its first token, and so can never say an answer that goes
-on beyond the end of that window, though the next one holds all of it.
+One deviation: where windows overlap, a span counts in the window with the most context around the whole span. The
+original takes the window with the most context around the first token, and so never finds an answer that extends beyond
+that window, although the next one contains it.
 
-Dimensions: N stretches, T tokens of a window, W windows.
+Dimensions: N spans, T tokens of a window, W windows.
 """
 
 import logging
@@ -38,9 +38,9 @@ Integers = NDArray[np.int64]
 Pair = tuple[float, int, int, float, float]  # score, first and last token of the context, the logits of both
 
 BEST = 20
-# How much likelier no answer has to be than the best one, where a model has not been told.
+# Odds of "no answer" against the best answer from which none is given, where the model has no threshold.
 EVEN = 1.0
-# Differences of logits beyond it are no different, and e to its power is still a number.
+# Differences of logits are clipped to it: its exponential is still a finite number.
 FARTHEST = 500.0
 
 
@@ -56,7 +56,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A stretch of the context, or nothing of it, with the logits of its start and end."""
+    """A span of the context, or the empty one, with the logits of its start and end."""
 
     text: str
     start: int
@@ -66,27 +66,28 @@ class Candidate:
 
     @property
     def score(self) -> float:
-        """What candidates are ranked by."""
+        """The sum of both logits, by which candidates are ranked."""
         return self.start_logit + self.end_logit
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """What may be the answer to a question, best first, and the score of none."""
+    """Candidate answers to a question, best first, and the candidate for "no answer"."""
 
     candidates: list[Candidate]
     nothing: Candidate
 
     @property
     def null_score(self) -> float:
-        """By how much none is likelier than the best, as a difference of logits."""
+        """Score of "no answer" minus the score of the best candidate."""
         return self.nothing.score - self.candidates[0].score if self.candidates else math.inf
 
     def decided(self, threshold: float | None) -> list[tuple[Candidate, float]]:
-        """Candidates with their probabilities, and first of them what is said.
+        """Return candidates with their probabilities, the prediction first.
 
-        ``threshold`` tells how much likelier none has to be than the best to be said; without it, none is only said
-        where there is nothing else.
+        Args:
+            threshold: Odds of "no answer" against the best candidate from which it is predicted; if None, it is
+                predicted only where there is no candidate.
         """
         none_counts = threshold is not None or not self.candidates
         ranked = sorted(self.candidates + [self.nothing] * none_counts, key=lambda one: -one.score)
@@ -96,7 +97,7 @@ class Ranking:
         return sorted(shares, key=lambda one: one[0] is not said)  # which keeps the order of all others
 
     def says_none(self, threshold: float | None) -> bool:
-        """Whether no answer is given."""
+        """Return whether "no answer" is predicted."""
         limit = math.inf if threshold is None else _logarithm(threshold)
         return not self.candidates or self.null_score > limit
 
@@ -124,7 +125,7 @@ def respond(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, A
 def rank_answers(
     predictor: Predictor, questions: Sequence[str], contexts: Sequence[str], longest: int | None = None
 ) -> list[Ranking]:
-    """All that may be the answer to each question; without ``longest``, of as many tokens as the model was told."""
+    """Rank the candidate answers of each question; ``longest`` defaults to what the model was fine-tuned with."""
     most = _most_tokens(predictor, longest)
     if isinstance(questions, str) or isinstance(contexts, str):
         raise RequestError("one text was given where a list of texts was expected; put it into a list")
@@ -139,13 +140,13 @@ def rank_answers(
     encodings = [window.encoding for reading in readings for window in reading.windows]
     logits = iter(predictor.run(encodings, lambda batch: _logits(predictor, batch)))
     return [
-        rank_stretches(reading, context, [next(logits) for _ in reading.windows], most)
+        rank_spans(reading, context, [next(logits) for _ in reading.windows], most)
         for reading, context in zip(readings, contexts, strict=True)
     ]
 
 
 def check_longest(longest: int | None) -> None:
-    """Refuse answers of no tokens."""
+    """Raise ``RequestError`` for a maximum answer length below one token."""
     if longest is not None and longest < 1:
         raise RequestError(f"the longest answer is {longest} tokens; at least 1 was expected")
 
@@ -157,7 +158,7 @@ def _most_tokens(predictor: Predictor, longest: int | None) -> int:
 
 @torch.inference_mode()
 def _logits(predictor: Predictor, batch: Batch) -> list[Floats]:
-    """(2, T) of every row: how likely each token is the start, and the end."""
+    """Return the start and end logits of every row, (2, T)."""
     last = predictor.bert(batch.ids, batch.segments, batch.mask).last
     logits = task_logits(predictor.bert, "span", last, [1] * len(last)).float().cpu().numpy()
     if not np.isfinite(logits).all():
@@ -165,8 +166,8 @@ def _logits(predictor: Predictor, batch: Batch) -> list[Floats]:
     return list(logits)
 
 
-def rank_stretches(reading: Reading, context: str, logits: Sequence[Floats], longest: int = LONGEST_ANSWER) -> Ranking:
-    """What may be the answer, by the logits of the starts and ends of every window, (2, T)."""
+def rank_spans(reading: Reading, context: str, logits: Sequence[Floats], longest: int = LONGEST_ANSWER) -> Ranking:
+    """Rank candidate answers by the start and end logits of every window, (2, T)."""
     nothing = min((Candidate("", 0, 0, *map(float, one[:, 0])) for one in logits), key=lambda one: one.score)
     places = np.array([window.place for window in reading.windows])
     found: list[Pair] = []
@@ -185,12 +186,12 @@ def rank_stretches(reading: Reading, context: str, logits: Sequence[Floats], lon
 
 
 def _pairs(starts: Floats, ends: Floats, places: Integers, number: int, longest: int) -> list[Pair]:
-    """The likeliest starts with the likeliest ends, as far as they count in the window of this number."""
+    """Pair the likeliest starts with the likeliest ends, as far as they count in this window."""
     first, last = (np.argsort(-side, kind="stable")[:BEST] for side in (starts, ends))
     lengths = last[None, :] - first[:, None] + 1
     rows, columns = np.nonzero((lengths >= 1) & (lengths <= longest))
     first, last, begin = first[rows], last[columns], places[number, 0]
-    here = _fullest_windows(places, begin + first, begin + last) == number
+    here = _widest_context(places, begin + first, begin + last) == number
     return [
         (
             float(starts[start]) + float(ends[end]),
@@ -203,27 +204,26 @@ def _pairs(starts: Floats, ends: Floats, places: Integers, number: int, longest:
     ]
 
 
-def _fullest_windows(places: Integers, starts: Integers, ends: Integers) -> Integers:
-    """Of stretches of tokens, (N,) and (N,), the windows, (W, 2), that hold them with most text on both of their sides.
+def _widest_context(places: Integers, starts: Integers, ends: Integers) -> Integers:
+    """Return for each span, (N,) and (N,), the window, of (W, 2), with the most context on both of its sides.
 
-    It is the first of equals. Of these the original takes the longest, which is the first, since none but the last is
-    shorter than others.
+    Ties go to the first window. The original takes the longest one, which is the first, since only the last is shorter.
     """
     begins, stops = places.T
-    # Windows are in order, so that those that hold a stretch are neighbours.
+    # Windows are in order, so those that contain a span are neighbours.
     first, last = np.searchsorted(stops, ends, "right"), np.searchsorted(begins, starts, "right") - 1
-    fullest, most = first, np.full(len(first), -1)
+    widest, most = first, np.full(len(first), -1)
     for later in range(int((last - first).max(initial=-1)) + 1):
         window = np.minimum(first + later, last)
         room = np.minimum(starts - begins[window], stops[window] - 1 - ends)
-        fullest, most = np.where(room > most, window, fullest), np.maximum(room, most)
-    return fullest
+        widest, most = np.where(room > most, window, widest), np.maximum(room, most)
+    return widest
 
 
 def evaluate_answers(
     predictor: Predictor, examples: Questions, metrics: Sequence[str], longest: int | None = None
 ) -> Evaluation:
-    """Score a model by the script that has these metrics, and keep what it would have to be given."""
+    """Score a model as the official script with these metrics does, and keep the files that script reads."""
     rankings = _rank_examples(predictor, examples, longest)
     threshold = predictor.task.threshold if predictor.task else None
     some_have_none = not all(row.answers for row in examples.rows)
@@ -252,7 +252,7 @@ def evaluate_answers(
 
 
 def fit_threshold(predictor: Predictor, examples: Questions) -> TaskLabels:
-    """The model's task, with the threshold that gives the best F1 where some of the questions have no answer."""
+    """Return the task with the threshold of the best F1, if some of the questions have no answer."""
     task = predictor.task or TaskLabels(ANSWER.name)
     if all(row.answers for row in examples.rows):
         return task

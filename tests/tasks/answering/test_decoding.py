@@ -26,7 +26,7 @@ from cloze.tasks.answering.decoding import (
     evaluate_answers,
     fit_threshold,
     rank_answers,
-    rank_stretches,
+    rank_spans,
 )
 from cloze.tasks.answering.examples import Question, Questions, Reading, read_contexts
 from cloze.tasks.rows import Source
@@ -146,7 +146,7 @@ def test_each_stretch_counts_where_most_text_is_around_it(seed: int) -> None:
     length, stride, longest = draw.randint(5, 22), draw.randint(1, 12), draw.choice([1, 3, 8, LONGEST_ANSWER])
     reading, context = make_reading(draw, length, stride, draw.randint(1, 30))
     logits = draw_logits(reading, seed)
-    ranking = rank_stretches(reading, context, logits, longest)
+    ranking = rank_spans(reading, context, logits, longest)
     check_ranking(ranking, all_stretches([(one[0], one[1]) for one in logits], reading, context, longest), context)
 
 
@@ -164,7 +164,7 @@ def test_whatever_a_window_holds_whole_can_be_said(seed: int) -> None:
             if window.place[0] <= start and end < window.place[1]:
                 shift = window.first - window.place[0]
                 one[0, start + shift] = one[1, end + shift] = 50
-        best = rank_stretches(reading, context, logits, longest).candidates[0]
+        best = rank_spans(reading, context, logits, longest).candidates[0]
         assert (best.start, best.end) == (reading.offsets[start][0], reading.offsets[end][1])
 
 
@@ -180,7 +180,7 @@ def test_answer_that_begins_late_in_a_window_is_said_of_the_next() -> None:
         one[0, start + shift] = 50
         if end < window.place[1]:
             one[1, end + shift] = 50
-    best = rank_stretches(reading, context, logits).candidates[0]
+    best = rank_spans(reading, context, logits).candidates[0]
     assert (best.start, best.end, best.score) == (4 * start, 4 * end + 3, 100)
 
 
