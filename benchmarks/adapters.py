@@ -33,7 +33,7 @@ from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
 from cloze.text import SPECIAL, Tokenizer
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 from first_rows import first_rows  # beside this file
 from minilm import minilm
 

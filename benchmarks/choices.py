@@ -25,9 +25,10 @@ from cloze.files import replace_json
 from cloze.predict import evaluate
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.pretraining.evaluation import evaluate_masked_words
 from cloze.train.pretraining.pretrain import pretrain
-from cloze.train.settings import BlankSettings, FinetuneSettings, PretrainSettings
+from cloze.train.settings import MlmEvaluationSettings, PretrainSettings
 from first_rows import first_rows  # beside this file
 
 TEXT_BYTES = 10_000_000
@@ -103,7 +104,7 @@ def _scores(run: Path, folder: Path, held_out: Path, places: dict[str, Path], se
     if kept.is_file():
         scores: dict[str, object] = json.loads(kept.read_text(encoding="utf-8"))
         return scores
-    blanks = evaluate_masked_words([held_out], run, settings=BlankSettings(length=64, mask_mix=(1.0, 0.0, 0.0)))
+    blanks = evaluate_masked_words([held_out], run, settings=MlmEvaluationSettings(length=64, mask_mix=(1.0, 0.0, 0.0)))
     scores = {"mlm_loss": blanks["mlm_loss"], "mlm_accuracy": blanks["mlm_accuracy"]}
     for task, metric in METRICS.items():
         scores[task] = [_tune(task, places[task], metric, run, folder, seed) for seed in range(seeds)]

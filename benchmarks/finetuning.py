@@ -66,9 +66,9 @@ def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, 
     from cloze.progress import Silent
     from cloze.tasks.classification.kind import sequence_items
     from cloze.train.finetuning.objective import TaskBatches, TaskObjective
-    from cloze.train.loop import Company, train
+    from cloze.train.loop import TrainerOptions, train
     from cloze.train.memory import keep_freed_memory
-    from cloze.train.precision import Precision
+    from cloze.train.optimization import Precision
     from cloze.train.run import Run
     from cloze.train.settings import LoopSettings
 
@@ -94,8 +94,8 @@ def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, 
 
     batches = InTurns(items, BATCH, 0, tokenizer.pad_id, torch.device("cpu"))
     settings = LoopSettings(steps=steps, rate=RATE, save_every=10**9)
-    company = Company(precision=Precision.choose("auto", torch.device("cpu")))
-    train(TaskObjective(bert, head), batches, settings, Run.open(out / "run", {}), Silent(), company=company)
+    options = TrainerOptions(precision=Precision.choose("auto", torch.device("cpu")))
+    train(TaskObjective(bert, head), batches, settings, Run.open(out / "run", {}), Silent(), options=options)
     assert batches.begun is not None
     connection.send(time.perf_counter() - batches.begun)
 

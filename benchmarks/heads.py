@@ -35,7 +35,7 @@ from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import find_task, read_examples
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 from first_rows import first_rows  # beside this file
 from minilm import minilm
 

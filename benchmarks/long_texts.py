@@ -20,8 +20,8 @@ import torch
 from cloze.kinds import LongTexts
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings
 from kept_scores import KeptScores  # beside this file
 
 KEPT = KeptScores(Path(__file__).with_suffix(".json"))

@@ -31,8 +31,7 @@ from cloze.model import Backbone, Bert, HeadName, preset
 from cloze.model.cost import estimate
 from cloze.text import Tokenizer
 from cloze.train.memory import keep_freed_memory
-from cloze.train.optimization import make_optimizer
-from cloze.train.precision import Precision, measure_peak
+from cloze.train.optimization import Precision, make_optimizer, measure_peak
 from cloze.train.pretraining.objective import PretrainingObjective
 
 SHAPES = {"tiny": (32, 128), "mini": (32, 128), "small": (16, 128), "medium": (16, 128), "base": (8, 128)}
@@ -86,7 +85,7 @@ def _compare(name: str, corpus: Path, steps: int, folder: Path, threads: int) ->
                     times["batch"].append(making)
     precision = Precision.choose("auto", CPU)
     tokens = mean(batches.at(step).token_count for step in range(1, steps + 1))
-    work = estimate(bert.config, HEADS, batch=rows, length=length).flops_a_token
+    work = estimate(bert.config, HEADS, batch=rows, length=length).flops_per_token
     later = {who: some[1:] for who, some in times.items()}
     _print(name, later, losses, tokens, work, measure_peak(precision, 2.0), precision)
 

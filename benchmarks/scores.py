@@ -28,8 +28,8 @@ from scipy.stats import t
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings
 from first_rows import first_rows, first_sentences  # beside this file
 from kept_scores import KeptScores
 from minilm import minilm

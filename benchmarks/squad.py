@@ -31,8 +31,8 @@ from cloze.files import replace_json
 from cloze.tasks.answering.metrics import Told, answer_scores
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings
 from kept_scores import KeptScores  # beside this file
 from minilm import minilm
 

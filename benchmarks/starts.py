@@ -20,8 +20,8 @@ from cloze.model import Bert
 from cloze.tasks.registry import find_task
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings
 from first_rows import first_rows  # beside this file
 from kept_scores import KeptScores  # beside this file
 

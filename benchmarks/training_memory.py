@@ -68,7 +68,7 @@ def measure(preset_name: str, batch: int, length: int, checkpointing: bool) -> d
         "growth": memory("VmHWM") - before,
         "estimate": expected.activation_bytes,
         "seconds": seconds,
-        "flops": expected.flops_a_token * batch * length,
+        "flops": expected.flops_per_token * batch * length,
     }
 
 

@@ -195,8 +195,8 @@ STAGES: dict[str, Stage] = {
         entry=(
             "cloze.train.loop:train",
             "cloze.train.run:Run.open",
-            "cloze.train.run:Run.done_already",
-            "cloze.train.run:end_run",
+            "cloze.train.run:Run.report_finished",
+            "cloze.train.run:Run.finish",
         ),
     ),
     "folder -> model": Stage(

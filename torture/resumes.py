@@ -17,7 +17,7 @@ from cloze.checkpoint import StateStore, TrainingState
 from cloze.corpus.word_tables import WordTables
 from cloze.progress import Progress
 from cloze.text import Tokenizer
-from cloze.train.pretraining.batches import Phases
+from cloze.train.pretraining.length_schedule import LengthSchedule
 from cloze.train.settings import PretrainSettings
 from torture.campaign import Outcome
 from torture.training import command, differences, live, make_corpus, result
@@ -109,5 +109,5 @@ def _resume(folder: Path, step: int, words: list[str]) -> list[str]:
 
 
 def _epochs(data: Path, steps: int) -> int:
-    batches = Phases.open(data, Tokenizer.from_folder(data), PretrainSettings(batch=4, length=24), WordTables())
+    batches = LengthSchedule.open(data, Tokenizer.from_folder(data), PretrainSettings(batch=4, length=24), WordTables())
     return batches.short.epoch_at(steps - 1) + 1

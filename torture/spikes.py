@@ -18,8 +18,7 @@ import torch
 from cloze.checkpoint import StateStore, TrainingState
 from cloze.corpus.batches import PretrainingBatch
 from cloze.progress import Progress
-from cloze.train.loop import Outcome as Losses
-from cloze.train.loop import _Training
+from cloze.train.loop import ObjectiveOutput, _Training
 from cloze.train.optimization import PATIENCE, SETTLING
 from cloze.train.pretraining.objective import PretrainingObjective
 from torture.campaign import Outcome
@@ -56,11 +55,13 @@ class Poison:
             now = number + 1
             step_of(training, number, seconds)
 
-        def poisoned(objective: PretrainingObjective, batch: PretrainingBatch, totals: Mapping[str, int]) -> Losses:
+        def poisoned(
+            objective: PretrainingObjective, batch: PretrainingBatch, totals: Mapping[str, int]
+        ) -> ObjectiveOutput:
             losses = forward(objective, batch, totals)
             if now not in self.steps or not objective.training:
                 return losses
-            return Losses(self._spoil(losses.loss), losses.figures)
+            return ObjectiveOutput(self._spoil(losses.loss), losses.metrics)
 
         def looked_at(store: StateStore, state: TrainingState) -> None:
             finite = all(

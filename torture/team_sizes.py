@@ -19,8 +19,7 @@ from unittest.mock import patch
 
 from cloze.corpus.batches import PretrainingBatch
 from cloze.progress import Progress
-from cloze.train.loop import Outcome as Losses
-from cloze.train.loop import _Training
+from cloze.train.loop import ObjectiveOutput, _Training
 from cloze.train.pretraining.objective import PretrainingObjective
 from torture.campaign import Outcome
 from torture.training import begin, command, make_corpus, result
@@ -64,10 +63,12 @@ class Member:
             nonlocal now
             now = number + 1
             step_of(training, number, seconds)
-            if now == self.stop and training.team.leads:
+            if now == self.stop and training.group.is_main:
                 os.kill(os.getpid(), signal.SIGTERM)
 
-        def telling(objective: PretrainingObjective, batch: PretrainingBatch, totals: Mapping[str, int]) -> Losses:
+        def telling(
+            objective: PretrainingObjective, batch: PretrainingBatch, totals: Mapping[str, int]
+        ) -> ObjectiveOutput:
             if objective.training:
                 lengths = batch.lengths.tolist()
                 rows = [row[:length].tobytes() for row, length in zip(batch.ids, lengths, strict=True)]

@@ -29,9 +29,9 @@ _HOMES = {
     "VocabularySettings": "cloze.corpus.settings",
     "PrepareSettings": "cloze.corpus.settings",
     "PretrainSettings": "cloze.train.settings",
-    "FinetuneSettings": "cloze.train.settings",
-    "SearchSettings": "cloze.train.settings",
-    "AdaptSettings": "cloze.train.settings",
+    "FinetuneSettings": "cloze.train.finetuning.settings",
+    "SearchSettings": "cloze.train.finetuning.settings",
+    "AdaptSettings": "cloze.train.finetuning.settings",
     "DistillSettings": "cloze.train.distillation.settings",
     "Source": "cloze.tasks.rows",
     "ClozeError": "cloze.errors",
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
     from cloze.train.finetuning.domain_adaptation import adapt as adapt
     from cloze.train.finetuning.finetune import finetune as finetune
     from cloze.train.finetuning.search import search as search
+    from cloze.train.finetuning.settings import AdaptSettings as AdaptSettings
+    from cloze.train.finetuning.settings import FinetuneSettings as FinetuneSettings
+    from cloze.train.finetuning.settings import SearchSettings as SearchSettings
     from cloze.train.pretraining.pretrain import pretrain as pretrain
-    from cloze.train.settings import AdaptSettings as AdaptSettings
-    from cloze.train.settings import FinetuneSettings as FinetuneSettings
     from cloze.train.settings import PretrainSettings as PretrainSettings
-    from cloze.train.settings import SearchSettings as SearchSettings
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from cloze.demo.report import nice_ticks, render, write_report
 from cloze.demo.results import Blank, DemoResults, DemoSettings, load_results, paired_margin, save_results
 from cloze.predict import load
 from cloze.progress import Silent
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 
 DEFAULTS = DemoSettings()
 SMALL = DemoSettings(

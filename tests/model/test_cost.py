@@ -122,11 +122,11 @@ def test_estimate_puts_it_together() -> None:
     assert whole.optimizer_bytes == 8 * whole.parameters
     # Six a parameter of the layers and a token is the rule of thumb; attention and the word head come on top.
     layers = 12 * (4 * 768 * 768 + 2 * 768 * 3072)
-    assert 6 * layers < whole.flops_a_token < 7.5 * layers
+    assert 6 * layers < whole.flops_per_token < 7.5 * layers
     assert whole.total_bytes == 16 * whole.parameters + whole.activation_bytes
     less = estimate(config, ["mlm", "nsp"], batch=2, length=512, checkpointing=True)
     assert less.activation_bytes < whole.activation_bytes / 4
-    assert less.flops_a_token > whole.flops_a_token
+    assert less.flops_per_token > whole.flops_per_token
     fused = estimate(config, ["mlm", "nsp"], batch=2, length=512, explicit=False)
     assert fused.activation_bytes < 0.6 * whole.activation_bytes
 

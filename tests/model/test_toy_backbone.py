@@ -26,7 +26,7 @@ from cloze.predict.quantization.quantize import quantize
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 
 WORDS = ("winter", "garden", "house", "river", "stone", "cloud", "bread", "night")
 TEXTS = ["winter house", "garden river stone cloud bread", "night"]

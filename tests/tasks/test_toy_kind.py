@@ -30,7 +30,7 @@ from cloze.tasks.registry import KINDS, find_task, registered
 from cloze.tasks.rows import Source
 from cloze.text import SPECIAL, Tokenizer
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 
 WORDS = ("awful", "poor", "good", "great")
 FILLERS = ("the", "film", "was", "a", "we", "saw", "it", "and")

@@ -17,7 +17,7 @@ from cloze.model import Bert, BertConfig
 from cloze.text import Tokenizer
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches
 from cloze.train.loop import BatchSource, train
-from cloze.train.pretraining.batches import Phases
+from cloze.train.pretraining.length_schedule import LengthSchedule
 from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.run import Run
 from cloze.train.settings import LoopSettings, PretrainSettings
@@ -65,10 +65,10 @@ def interrupted_at(step: int) -> Iterator[None]:
         yield
 
 
-def make_batches(data: Path, *, batch: int = 4, length: int = 24) -> Phases:
+def make_batches(data: Path, *, batch: int = 4, length: int = 24) -> LengthSchedule:
     """The batches of a run without a second phase."""
     settings = PretrainSettings(batch=batch, length=length)
-    return Phases.open(data, Tokenizer.from_folder(data), settings, WordTables())
+    return LengthSchedule.open(data, Tokenizer.from_folder(data), settings, WordTables())
 
 
 def make_bert(data: Path, dropout: float = 0.1, seed: int = 2) -> Bert:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from cloze.train.distributed import Team
+from cloze.train.distributed import ProcessGroup
 
 SETTINGS = ("--preset", "tiny", "--batch", "4", "--length", "24", "--steps", "20", "--evaluate-every", "10")
 
@@ -64,8 +64,8 @@ def test_layers_are_fetched_one_by_one_where_all_would_be_too_much(data: Path, t
     program = tmp_path / "large.py"
     program.write_text(
         # By the module, not by its main(): it knows how a process among several ends.
-        "import runpy\nimport cloze.train.distributed as team\n"
-        "team._SMALL = 0\nrunpy.run_module('cloze', run_name='__main__')\n",
+        "import runpy\nimport cloze.train.distributed as distributed\n"
+        "distributed._GATHER_AT_ONCE = 0\nrunpy.run_module('cloze', run_name='__main__')\n",
         encoding="utf-8",
     )
     done = together(data, tmp_path / "run", "--dropout", "0", "--parallel", "fsdp", program=(str(program),))
@@ -87,21 +87,21 @@ import os
 import torch
 import torch.distributed as distributed
 
-from cloze.train.distributed import Gather, ReduceScatter
+from cloze.train.distributed import AllGather, ReduceScatter
 
 distributed.init_process_group("gloo")
 group, rank = distributed.group.WORLD, distributed.get_rank()
 parts = [torch.arange(4.0) + 10 * one for one in range(3)]
 for asynchronous in (False, True):
-    gathered = Gather().allocate((12,), dtype=torch.float32, device=torch.device("cpu"))
-    work = Gather()(gathered, parts[rank], group, async_op=asynchronous)
+    gathered = AllGather().allocate((12,), dtype=torch.float32, device=torch.device("cpu"))
+    work = AllGather()(gathered, parts[rank], group, async_op=asynchronous)
     assert (work is not None) == asynchronous
     if work is not None:
         work.wait()
     assert torch.equal(gathered, torch.cat(parts))
 place = torch.full((12,), -1.0)
 place.view(3, 4)[rank] = parts[rank]
-Gather()(place, place.view(3, 4)[rank], group)  # made where it belongs
+AllGather()(place, place.view(3, 4)[rank], group)  # made where it belongs
 assert torch.equal(place, torch.cat(parts))
 own = torch.arange(12.0) * (rank + 1)
 whole = torch.arange(12.0).view(3, 4)[rank]
@@ -153,8 +153,8 @@ def test_more_processes_than_rows_are_refused(data: Path, tmp_path: Path) -> Non
 
 
 def test_one_alone_needs_nobody() -> None:
-    team = Team()
-    assert team.leads
-    assert team.total([1.0, 2.0]) == [1.0, 2.0]
-    team.wait()
-    team.leave()
+    group = ProcessGroup()
+    assert group.is_main
+    assert group.all_reduce([1.0, 2.0]) == [1.0, 2.0]
+    group.barrier()
+    group.destroy()

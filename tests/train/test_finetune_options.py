@@ -20,7 +20,7 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.checks import check_kind
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.objective import balanced_weights
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.made import Listener, interrupted_at

@@ -3,11 +3,11 @@ import math
 import pytest
 
 from cloze.errors import DataError
-from cloze.train.optimization import PATIENCE, SETTLING, Guard
+from cloze.train.optimization import PATIENCE, SETTLING, DivergenceGuard
 
 
-def settled(loss: float = 3.0) -> Guard:
-    guard = Guard()
+def settled(loss: float = 3.0) -> DivergenceGuard:
+    guard = DivergenceGuard()
     for _ in range(SETTLING):
         assert guard.objection(loss, 1.0) is None
         guard.accept(loss)
@@ -24,11 +24,11 @@ def settled(loss: float = 3.0) -> Guard:
     ],
 )
 def test_what_is_not_finite_is_refused_from_the_first_step(loss: float, norm: float, message: str) -> None:
-    assert Guard().objection(loss, norm) == message
+    assert DivergenceGuard().objection(loss, norm) == message
 
 
 def test_tenfold_loss_is_a_spike_once_there_is_a_usual_one() -> None:
-    assert Guard().objection(1e6, 1.0) is None
+    assert DivergenceGuard().objection(1e6, 1.0) is None
     guard = settled(3.0)
     assert guard.objection(29.9, 1.0) is None
     assert guard.objection(30.1, 1.0) == "the loss is 30.1, more than 10 times the usual 3"
@@ -46,27 +46,27 @@ def test_a_row_that_is_still_wrong_is_learned_from_however_small_the_loss_has_be
     for _ in range(400):
         guard.accept(0.001)
     assert guard.objection(0.6, 1.0) is None
-    restored = Guard()
-    restored.restore(guard.figures())
+    restored = DivergenceGuard()
+    restored.load_state_dict(guard.state_dict())
     assert restored.objection(0.6, 1.0) is None
     assert restored.objection(7.1, 1.0) is not None
 
 
 def test_bad_steps_are_told_and_a_row_of_them_is_the_end() -> None:
     guard = settled()
-    told = guard.refuse(41, "the loss is nan")
+    told = guard.reject(41, "the loss is nan")
     assert told == "step 42: the loss is nan; this batch was left out, the weights are as before"
-    assert not guard.calm
+    assert not guard.last_accepted
     guard.accept(3.0)
-    assert guard.calm
+    assert guard.last_accepted
     for step in range(PATIENCE - 1):
-        guard.refuse(step, "the loss is nan")
+        guard.reject(step, "the loss is nan")
     with pytest.raises(DataError, match=r"step 10: the loss is nan, for the 5th time in a row; .* lower --rate"):
-        guard.refuse(9, "the loss is nan")
+        guard.reject(9, "the loss is nan")
 
 
 def test_figures_survive_a_checkpoint() -> None:
-    guard, restored = settled(2.5), Guard()
-    restored.restore(guard.figures())
-    assert restored.figures() == guard.figures()
+    guard, restored = settled(2.5), DivergenceGuard()
+    restored.load_state_dict(guard.state_dict())
+    assert restored.state_dict() == guard.state_dict()
     assert restored.objection(26.0, 1.0) == guard.objection(26.0, 1.0) is not None

@@ -14,9 +14,9 @@ from cloze.checkpoint import StateStore, TrainingState
 from cloze.corpus.batches import PretrainingBatch
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError
 from cloze.interrupts import Interrupted
-from cloze.train.distributed import Team
-from cloze.train.loop import Company, Outcome, train
-from cloze.train.precision import Precision
+from cloze.train.distributed import ProcessGroup
+from cloze.train.loop import ObjectiveOutput, TrainerOptions, train
+from cloze.train.optimization import Precision
 from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.run import Run
 from cloze.train.settings import Parallel
@@ -88,28 +88,28 @@ def test_signal_between_the_parts_of_a_batch_leaves_the_step_undone(
     assert training.listener.said == ([f"resuming at step {step}"] if step else [])
 
 
-class Pair(Team):
+class Pair(ProcessGroup):
     """The first of two processes, whose other one has nothing to say."""
 
     def __init__(self) -> None:
         super().__init__(0, 2)
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         """For nobody."""
 
-    def total(self, values: Sequence[float]) -> list[float]:
+    def all_reduce(self, values: Sequence[float]) -> list[float]:
         return list(values)
 
-    def spread(self, module: nn.Module, layers: Sequence[nn.Module], parallel: Parallel) -> nn.Module:
+    def wrap(self, module: nn.Module, layers: Sequence[nn.Module], parallel: Parallel) -> nn.Module:
         return module
 
 
 def test_in_a_team_a_step_is_done_to_its_end(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = interrupt_in_forward(9, monkeypatch)
-    training, company = Training(data, tmp_path / "run", replace(LOOP, accumulate=2)), Company(team=Pair())
+    training, options = Training(data, tmp_path / "run", replace(LOOP, accumulate=2)), TrainerOptions(group=Pair())
     objective = PretrainingObjective(make_bert(data), ("mlm", "nsp"), torch.device("cpu"))
     with pytest.raises(Interrupted, match="stopped and saved at step 5"):
-        train(objective, training.source, training.settings, training.run, training.listener, company=company)
+        train(objective, training.source, training.settings, training.run, training.listener, options=options)
     assert len(done) == 10
 
 
@@ -117,7 +117,9 @@ def interrupt_in_forward(number: int, monkeypatch: pytest.MonkeyPatch) -> list[i
     """Have a signal come while the objective is asked for the n-th time; the list grows with every time."""
     forward, done = PretrainingObjective.forward, list[int]()
 
-    def disturbed(objective: PretrainingObjective, batch: PretrainingBatch, totals: Mapping[str, int]) -> Outcome:
+    def disturbed(
+        objective: PretrainingObjective, batch: PretrainingBatch, totals: Mapping[str, int]
+    ) -> ObjectiveOutput:
         done.append(len(done))
         if len(done) == number:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -265,8 +267,8 @@ class Poisoned(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.tensor([[2.0]]))
 
-    def forward(self, batch: "Number", totals: Mapping[str, int]) -> Outcome:
-        return Outcome((self.weight * batch.value).sqrt().sum() / totals["numbers"])
+    def forward(self, batch: "Number", totals: Mapping[str, int]) -> ObjectiveOutput:
+        return ObjectiveOutput((self.weight * batch.value).sqrt().sum() / totals["numbers"])
 
 
 @dataclass(frozen=True)
@@ -461,14 +463,26 @@ def test_a_resumed_training_computes_as_it_began(tmp_path: Path) -> None:
     asked = []
 
     class Watched(Poisoned):
-        def forward(self, batch: Number, totals: Mapping[str, int]) -> Outcome:
+        def forward(self, batch: Number, totals: Mapping[str, int]) -> ObjectiveOutput:
             asked.append(torch.is_autocast_enabled("cpu"))
             return super().forward(batch, totals)
 
     source = Disturbed(Numbers(1.0, range(0)), 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Interrupted):
         train(
-            Watched(), source, replace(LOOP, steps=6), run, Listener(), company=Company(precision=Precision(bf16=True))
+            Watched(),
+            source,
+            replace(LOOP, steps=6),
+            run,
+            Listener(),
+            options=TrainerOptions(precision=Precision(bf16=True)),
         )
-    train(Watched(), source, replace(LOOP, steps=6), run, Listener(), company=Company(precision=Precision(bf16=False)))
+    train(
+        Watched(),
+        source,
+        replace(LOOP, steps=6),
+        run,
+        Listener(),
+        options=TrainerOptions(precision=Precision(bf16=False)),
+    )
     assert asked == [True] * 6

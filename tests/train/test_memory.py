@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from cloze.train.memory import IdleMemory, resident_memory
+from cloze.train.memory import MemoryTrimmer, resident_memory
 
 PROGRAM = """
 import resource
 import torch
-from cloze.train.memory import give_back_freed_memory, keep_freed_memory
+from cloze.train.memory import return_freed_memory, keep_freed_memory
 
 def step():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -26,17 +26,17 @@ print([step() for _ in range(4)][-1])
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc is what is spoken to")
 def test_pages_are_made_once_or_every_time() -> None:
     counts = {}
-    for function in ("keep_freed_memory", "give_back_freed_memory"):
+    for function in ("keep_freed_memory", "return_freed_memory"):
         program = PROGRAM.format(function=function)
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
         counts[function] = int(done.stdout)
     # Pages may be large ones, so that how many there are is the system's to say.
-    assert 10 * counts["keep_freed_memory"] < counts["give_back_freed_memory"]
+    assert 10 * counts["keep_freed_memory"] < counts["return_freed_memory"]
 
 
 IDLE = """
 import torch
-from cloze.train.memory import give_back_idle_memory, keep_freed_memory
+from cloze.train.memory import trim_memory, keep_freed_memory
 
 def resident():
     with open("/proc/self/statm") as file:
@@ -48,7 +48,7 @@ blocks = [(torch.ones(2**20), torch.ones(64)) for _ in range(50)]
 used = [small for _, small in blocks]
 del blocks
 kept = resident()
-assert give_back_idle_memory()
+assert trim_memory()
 print(kept - resident())
 """
 
@@ -74,7 +74,7 @@ def given_back(resident: list[int]) -> list[int]:
         found.append(now)
         return True
 
-    idle = IdleMemory(measure, give_back)
+    idle = MemoryTrimmer(measure, give_back)
     for _ in resident:
         idle.after_step()
     return found

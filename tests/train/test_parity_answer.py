@@ -15,7 +15,7 @@ from cloze.tasks.answering.examples import NOWHERE, Question, Questions, answer_
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, TaskObjective
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.made import Listener
 from tests.train.parity import BATCH, check, inputs_of, start
@@ -74,7 +74,7 @@ def test_padding_is_no_answer(base: Path, tmp_path: Path) -> None:
 
     def losses(batch: int) -> list[float]:
         batches = TaskBatches(items, batch, 0, ours.tokenizer.pad_id, torch.device("cpu"))
-        parts = [batches.at(step) for step in range(batches.steps_an_epoch)]
+        parts = [batches.at(step) for step in range(batches.steps_per_epoch)]
         return [objective(part, {"targets": 2 * len(items)}).loss.item() for part in parts]
 
     together, alone = losses(8), losses(1)

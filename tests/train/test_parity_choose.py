@@ -14,7 +14,7 @@ from cloze.tasks.choice.kind import Choice, Choices, choice_items
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.parity import BATCH, check, inputs_of, start
 

@@ -15,7 +15,7 @@ from cloze.tasks.rows import Source
 from cloze.tasks.tagging.examples import read_own_tags, tag_items
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.objective import TaskBatches
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.parity import BATCH, check, labelled_loss, start
 

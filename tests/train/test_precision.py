@@ -8,8 +8,8 @@ import torch
 
 from cloze.checkpoint import load_folder
 from cloze.errors import ConfigError
-from cloze.train import precision as precision_module
-from cloze.train.precision import Precision, measure_peak
+from cloze.train import optimization as precision_module
+from cloze.train.optimization import Precision, measure_peak
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import PrecisionName, PretrainSettings
 

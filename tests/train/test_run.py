@@ -14,7 +14,7 @@ def test_an_evaluation_that_is_owed_is_not_counted_twice(tmp_path: Path) -> None
     run.log(5, loss=1.0, seconds=2.0)
     run.rewind(4)
     assert run.metrics() == [{"step": 4, "loss": 2.0, "seconds": 1.0}, {"step": 4, "dev_accuracy": 0.5}]
-    run.rewind(4, owed=True)
+    run.rewind(4, evaluation_due=True)
     assert run.metrics() == [{"step": 4, "loss": 2.0, "seconds": 1.0}]
 
 
@@ -26,7 +26,8 @@ def test_of_a_changed_corpus_only_what_differs_is_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         Run.open(tmp_path / "run", {"steps": 4, "data": {"texts": texts, "seed": 7, "held_out": 0.01}})
     assert str(caught.value) == (
-        f"{tmp_path / 'run'}: this run was started otherwise: data: seed was 0 and is now 7; steps was 3 and is now 4; "
+        f"{tmp_path / 'run'}: settings differ from those this run was started with: "
+        "data: seed was 0 and is now 7; steps was 3 and is now 4; "
         "choose another --out, or start over with --fresh"
     )
     with pytest.raises(ConfigError, match=r"data: texts was \[\['0.txt', .*\.\.\. and is now \[\]; choose") as caught:
@@ -53,15 +54,17 @@ def test_a_run_that_is_trained_is_held_against_others(tmp_path: Path) -> None:
             pass
         with pytest.raises(CheckpointError, match=busy):
             Run.open(tmp_path / "run", {"steps": 3}, fresh=True)
-    assert Run.open(tmp_path / "run", {"steps": 3}, fresh=True).other_flags == ", without --fresh,"
-    assert Run.open(tmp_path / "run", {"steps": 3}).other_flags == ""
+    assert Run.open(tmp_path / "run", {"steps": 3}, fresh=True).resume_note == ", without --fresh,"
+    assert Run.open(tmp_path / "run", {"steps": 3}).resume_note == ""
 
 
 def test_of_two_long_lists_the_first_difference_is_told(tmp_path: Path) -> None:
     texts = [[f"{number}.txt", str(number) * 64] for number in range(5)]
     Run.open(tmp_path / "run", {"texts": texts})
     changed = [*texts[:3], ["3.txt", "f" * 64], texts[4]]
-    with pytest.raises(ConfigError, match=f"otherwise: texts.3..1. was '{'3' * 64}' and is now '{'f' * 64}'; choose"):
+    with pytest.raises(
+        ConfigError, match=f"this run was started with: texts.3..1. was '{'3' * 64}' and is now '{'f' * 64}'; choose"
+    ):
         Run.open(tmp_path / "run", {"texts": changed})
 
 

@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 
 from cloze.errors import ConfigError
-from cloze.train.settings import AdaptSettings, FinetuneSettings, LoopSettings, PretrainSettings
+from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings
+from cloze.train.settings import LoopSettings, PretrainSettings
 
 WRONG = [
     ({"steps": 0}, "steps is 0; at least 1 was expected"),
@@ -35,7 +36,7 @@ def test_finetuning_refuses_too_little(name: str, least: int) -> None:
 
 
 def test_what_would_be_passed_over_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"teacher_decay is 0\.9, but nothing is averaged; give self_teaching too"):
+    with pytest.raises(ConfigError, match=r"teacher_decay is 0\.9, but nothing is averaged; give mean_teacher too"):
         FinetuneSettings(teacher_decay=0.9)
     with pytest.raises(ConfigError, match="masking is entity; here it is token, word, ngram or span"):
         AdaptSettings(masking="entity")
@@ -55,7 +56,7 @@ def test_new_parts_alone_learn_faster_unless_a_rate_is_given(way: dict[str, Any]
 
 
 def test_steps_of_finetuning_are_whole_epochs() -> None:
-    loop = FinetuneSettings(epochs=3).loop(steps_an_epoch=7)
+    loop = FinetuneSettings(epochs=3).loop(steps_per_epoch=7)
     assert (loop.steps, loop.evaluate_every) == (21, 7)
 
 

@@ -17,13 +17,13 @@ from cloze.kinds import IGNORED
 from cloze.model.losses import IMPOSSIBLE
 from cloze.predict.evaluation import evaluate_examples
 from cloze.tasks.rows import Source
-from cloze.train import precision as precision_module
+from cloze.train import optimization as precision_module
 from cloze.train.finetuning import finetune as module
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.mean_teacher import distance
 from cloze.train.finetuning.objective import TaskObjective
+from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.finetuning.similarity import contrast
-from cloze.train.settings import FinetuneSettings
 from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.made import Listener, interrupted_at
 from tests.train.pretraining.test_pretrain import weights

@@ -183,7 +183,7 @@ def use_recipe(app: "App", commands: tuple[str, ...], arguments: "ArgumentCollec
     recipe = flags.get("recipe")
     if recipe is None or not recipe.tokens:
         return
-    from cloze.train.pretraining.recipes import read_recipe
+    from cloze.train.settings import read_recipe
 
     name = recipe.tokens[-1].value
     for key, value in read_recipe(name).items():

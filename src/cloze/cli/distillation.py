@@ -9,7 +9,7 @@ from cloze.cli.console import Machine, Reporter, print_json, print_table
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.rows import RowSettings
 from cloze.train.distillation.settings import DistillSettings
-from cloze.train.settings import AdaptSettings, FinetuneSettings
+from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings
 
 HERE = Machine()
 

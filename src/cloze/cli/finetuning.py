@@ -15,7 +15,13 @@ from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction.settings import CORRECTION_NAME, CorrectionSettings
 from cloze.tasks.rows import RowSettings, Source
-from cloze.train.settings import BlankSettings, FinetuneSettings, SearchSettings, SimilaritySettings, check_meant
+from cloze.train.finetuning.settings import (
+    FinetuneSettings,
+    SearchSettings,
+    SimilaritySettings,
+    check_similarity_settings,
+)
+from cloze.train.settings import MlmEvaluationSettings
 
 if TYPE_CHECKING:
     from cloze.predict import Evaluation
@@ -60,7 +66,7 @@ TASKS = (
     "classify, multilabel, regress, tag, answer or choose for your own files; or a published task: mrpc, sst-2, "
     "squad, squad2, swag, conll, ..."
 )
-BLANKS = BlankSettings()
+BLANKS = MlmEvaluationSettings()
 
 
 def finetune(
@@ -103,7 +109,7 @@ def _choose(task: str, how: SearchSettings, similarity: SimilaritySettings) -> C
     """Return the function for one run, a search over several, or all of GLUE."""
     from cloze.tasks.registry import is_unlabelled
 
-    check_meant(task, similarity)
+    check_similarity_settings(task, similarity)
     if is_unlabelled(task) and how.several:
         raise ConfigError(f"{task} is one run; leave out --grid, --seeds and --folds")
     if task == "glue":
@@ -131,7 +137,7 @@ def evaluate(
     split: str = "dev",
     longest_answer: int | None = None,
     rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
-    blanks: Annotated[BlankSettings, Parameter(name="*")] = BLANKS,
+    blanks: Annotated[MlmEvaluationSettings, Parameter(name="*")] = BLANKS,
     correction: Annotated[CorrectionSettings, Parameter(name="*")] = SETTINGS,
     machine: Place = HERE,
     json: bool = False,
@@ -184,7 +190,7 @@ def _print_evaluation(evaluation: "Evaluation", out: Path | None, json: bool) ->
             print(f"{evaluation.skipped} bad rows were skipped")
 
 
-def _check_flags(task: str, split: str, blanks: BlankSettings, correction: CorrectionSettings) -> None:
+def _check_flags(task: str, split: str, blanks: MlmEvaluationSettings, correction: CorrectionSettings) -> None:
     """Refuse flags that have no effect on this task."""
     for owner, settings in (("mlm", blanks), (CORRECTION_NAME, correction)):
         for field in fields(settings) if task != owner else ():
@@ -219,7 +225,7 @@ def _evaluate_blanks(
     model: str,
     out: Path | None,
     rows: RowSettings,
-    settings: BlankSettings,
+    settings: MlmEvaluationSettings,
     machine: Machine,
     json: bool,
 ) -> None:

@@ -87,9 +87,9 @@ def _values(plan: "Plan") -> dict[str, object]:
         "activation_bytes": numbers.activation_bytes,
         "precision": plan.precision,
         "steps": plan.steps,
-        "tokens_a_step": plan.tokens_a_step,
-        "seconds_a_step": plan.seconds_a_step,
-        "tokens_per_second": plan.tokens_a_step / plan.seconds_a_step,
+        "tokens_per_step": plan.tokens_per_step,
+        "seconds_per_step": plan.seconds_per_step,
+        "tokens_per_second": plan.tokens_per_step / plan.seconds_per_step,
         "share_of_peak": plan.share_of_peak,
         "hours": plan.hours,
         "tokens": plan.tokens,
@@ -112,8 +112,8 @@ def _rows(plan: "Plan") -> list[tuple[str, str]]:
         ),
         (
             "a step",
-            f"{plan.tokens_a_step:,} tokens in {plan.seconds_a_step:.2f} s: "
-            f"{plan.tokens_a_step / plan.seconds_a_step:,.0f} tokens/s, {plan.share_of_peak:.0%} of the peak "
+            f"{plan.tokens_per_step:,} tokens in {plan.seconds_per_step:.2f} s: "
+            f"{plan.tokens_per_step / plan.seconds_per_step:,.0f} tokens/s, {plan.share_of_peak:.0%} of the peak "
             f"({plan.precision})",
         ),
         ("the run", f"{plan.steps:,} steps, {_time(plan.hours)}"),

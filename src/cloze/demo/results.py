@@ -9,7 +9,8 @@ from statistics import mean, stdev
 
 from cloze.corpus.settings import PrepareSettings, VocabularySettings
 from cloze.files import read_json, replace_json
-from cloze.train.settings import FinetuneSettings, PretrainSettings
+from cloze.train.finetuning.settings import FinetuneSettings
+from cloze.train.settings import PretrainSettings
 
 RESULTS = "results.json"
 

@@ -22,7 +22,7 @@ class Estimate:
     """What one model takes to train on batches of one shape. Bytes are those of float32."""
 
     parameters: int
-    flops_a_token: float  # forward and backward, and forward once more where layers are checkpointed
+    flops_per_token: float  # forward and backward, and forward once more where layers are checkpointed
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int  # AdamW's two moments
@@ -59,7 +59,7 @@ def estimate(
     parameters = count_parameters(config, heads, labels=labels)
     return Estimate(
         parameters=parameters,
-        flops_a_token=count_flops(config, heads, length, chosen=chosen, checkpointing=checkpointing),
+        flops_per_token=count_flops(config, heads, length, chosen=chosen, checkpointing=checkpointing),
         weight_bytes=_FLOAT * parameters,
         gradient_bytes=_FLOAT * parameters,
         optimizer_bytes=2 * _FLOAT * parameters,

@@ -1,14 +1,12 @@
-"""The processes of one training: one alone, or as many as torchrun started, on one machine or many.
+"""Distributed training: one process, or as many as torchrun started, on one machine or several.
 
-A batch is the same at any number of processes; each takes its rows of it, and gradients are added up. Two ways of
-holding the weights: DDP gives every process all of them, FSDP2 a share of each layer. Checkpoints hold them whole, so
-that a run may go on with another number of processes, or another way.
+A batch is the same at any number of processes: each rank computes its rows, and gradients are summed. Weights are held
+in one of two ways: with DDP every rank holds all of them, with FSDP2 a shard of each layer. Checkpoints hold full
+tensors, so that a run may resume with another number of processes or with the other of the two.
 
-How processes on CPUs exchange what FSDP shares out: each sends the others their part, directly.
-
-Gloo's own gathering and reducing go around a ring in small pieces: of 20 MB over two processes of one machine, they
-take two to three times as long (docs/findings.md). Sums are formed in the order of the processes, so that they are the
-same on every run.
+On CPUs, FSDP's collectives are point-to-point messages: gloo's own all-gather and reduce-scatter pass small pieces
+around a ring, which takes two to three times as long for 20 MB between two processes of one machine
+(docs/findings.md). Sums are formed in the order of the ranks, so that they are the same on every run.
 """
 
 import ctypes
@@ -24,118 +22,125 @@ from torch import Tensor, nn
 from cloze.errors import ConfigError
 from cloze.train.settings import Parallel
 
-# Bytes of weights that FSDP gathers at once, and once a step: less than what a step needs besides, and many small
-# messages take longer than few large ones. Gradients and the optimizer's moments are shared out in any case.
-_SMALL = 256 * 2**20
+# Up to this many bytes of weights, FSDP gathers the whole model once per step instead of layer by layer: it is less
+# than the activations of a step, and few large messages are faster than many small ones. Gradients and the optimizer's
+# moments are sharded in any case.
+_GATHER_AT_ONCE = 256 * 2**20
+# Message tags: an all-gather and a reduce-scatter may be in flight at the same time.
+_GATHER_TAG, _REDUCE_TAG = 1, 2
 
 
-class Team:
-    """This process among the others."""
+class ProcessGroup:
+    """The processes that train one model together, seen from one rank."""
 
     def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
         self.rank, self.size = rank, size
         self.device = device or torch.device("cpu")
 
     @classmethod
-    def join(cls, device: torch.device) -> "Team":
-        """Meet the processes that torchrun started; without it, be one alone."""
-        size = int(os.environ.get("WORLD_SIZE", "1"))
-        if size == 1 or "RANK" not in os.environ:
+    def join(cls, device: torch.device) -> "ProcessGroup":
+        """Initialize the process group that torchrun describes; without torchrun, return a group of one."""
+        if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
             return cls(device=device)
-        import torch.distributed as distributed
-
         if device.type == "mps":
             raise ConfigError("mps has no way to add up gradients over processes; use --device cpu")
         if device.type == "cuda":
             device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(device)
         if not distributed.is_initialized():
-            from torch.distributed.rendezvous import rendezvous
-
-            place, rank, size = next(rendezvous("env://"))
-            if os.environ.get("GROUP_WORLD_SIZE") == "1":
-                # torchrun on one machine keeps the place over its restarts, and in it the addresses of the dead. (Over
-                # several machines each counts restarts of its own, which cannot tell one attempt from another.)
-                attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-                place = distributed.PrefixStore(f"attempt {attempt}", place)  # type: ignore[attr-defined]
-            backend = "nccl" if device.type == "cuda" else "gloo"
-            distributed.init_process_group(backend, store=place, rank=rank, world_size=size)
-            # To be taken apart, a group waits for its thread, which may wait for Python to let go of its last tensor,
-            # while Python waits for the group: for ever. So it is held until the process ends.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(distributed.group.WORLD))
+            _initialize("nccl" if device.type == "cuda" else "gloo")
         return cls(distributed.get_rank(), distributed.get_world_size(), device)
 
-    def leave(self) -> None:
-        """Part in peace; a process that simply ends leaves the others waiting."""
+    def destroy(self) -> None:
+        """Destroy the process group; otherwise the other ranks hang."""
         if self.size > 1:
-            import torch.distributed as distributed
-
             distributed.destroy_process_group()
 
     @property
-    def leads(self) -> bool:
-        """Whether this process writes files and talks."""
+    def is_main(self) -> bool:
+        """Whether this is rank 0, which writes files and reports progress."""
         return self.rank == 0
 
-    def wait(self) -> None:
-        """Go on when everybody has come here."""
+    def barrier(self) -> None:
+        """Wait until every rank has reached this call."""
         if self.size > 1:
-            import torch.distributed as distributed
-
             distributed.barrier()
 
-    def total(self, values: Sequence[float]) -> list[float]:
-        """Each value summed over the processes."""
+    def all_reduce(self, values: Sequence[float]) -> list[float]:
+        """Return each value summed over the ranks."""
         if self.size == 1:
             return list(values)
-        import torch.distributed as distributed
-
-        # MPS apart, every device has float64: counts stay exact.
+        # Every device but MPS has float64: counts stay exact.
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         distributed.all_reduce(tensor)
         summed: list[float] = tensor.tolist()
         return summed
 
-    def spread(self, module: nn.Module, layers: Sequence[nn.Module], parallel: Parallel) -> nn.Module:
-        """The module as the processes train it together; ``layers`` are what FSDP fetches one at a time."""
+    def wrap(self, module: nn.Module, layers: Sequence[nn.Module], parallel: Parallel) -> nn.Module:
+        """Wrap a module for distributed training.
+
+        Args:
+            module: The objective to train.
+            layers: Submodules that FSDP gathers one at a time if the model is large.
+            parallel: ``ddp`` or ``fsdp``.
+
+        Returns:
+            The module to call in training; in a group of one, the module itself.
+        """
         if self.size == 1:
             return module
         if parallel == "ddp":
             return nn.parallel.DistributedDataParallel(module)
         from torch.distributed.fsdp import fully_shard
 
-        units = [*(layers if _bytes(module) > _SMALL else ()), module]
+        units = [*(layers if _size_in_bytes(module) > _GATHER_AT_ONCE else ()), module]
         for unit in units:
-            fully_shard(unit)  # it changes the module itself
+            fully_shard(unit)  # in place
         if self.device.type == "cpu":
             for unit in units:
-                unit.set_custom_all_gather(Gather())  # type: ignore[operator]
+                unit.set_custom_all_gather(AllGather())  # type: ignore[operator]
                 unit.set_custom_reduce_scatter(ReduceScatter())  # type: ignore[operator]
         return module
 
-    def quietly(self, module: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Add gradients up over the processes with the last part of a batch only."""
+    def no_sync(self, module: nn.Module, *, last: bool) -> AbstractContextManager[None]:
+        """Return a context without gradient synchronization, except for the last accumulation step of a batch."""
         if isinstance(module, nn.parallel.DistributedDataParallel) and not last:
             return module.no_sync()
-        wait = getattr(module, "set_requires_gradient_sync", None)
-        if wait is not None:
-            wait(last)
+        set_gradient_sync = getattr(module, "set_requires_gradient_sync", None)  # FSDP
+        if set_gradient_sync is not None:
+            set_gradient_sync(last)
         return nullcontext()
 
 
-def _bytes(module: nn.Module) -> int:
+def _initialize(backend: str) -> None:
+    from torch.distributed.rendezvous import rendezvous
+
+    store, rank, size = next(rendezvous("env://"))
+    if os.environ.get("GROUP_WORLD_SIZE") == "1":
+        # On one machine, torchrun keeps the store over its restarts, with the addresses of dead processes in it; a
+        # prefix per attempt hides them. (On several machines, each counts its own restarts, so that the count does not
+        # identify an attempt.)
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = distributed.PrefixStore(f"attempt {attempt}", store)  # type: ignore[attr-defined]
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=size)
+    # The group's destructor joins a thread that may wait for the interpreter to release its last tensor, while the
+    # interpreter waits for the destructor: a deadlock. The extra reference keeps the group until the process exits.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(distributed.group.WORLD))
+
+
+def _size_in_bytes(module: nn.Module) -> int:
     return sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor of which this process may hold a share; every process has to ask."""
-    full = getattr(tensor, "full_tensor", None)
-    # To the CPU at once: all of a model and its moments may be more than a device holds.
-    return tensor if full is None else full().cpu()
+def full_tensor(tensor: Tensor) -> Tensor:
+    """Gather a tensor that may be sharded; a collective, which every rank has to call."""
+    gather = getattr(tensor, "full_tensor", None)
+    # To the CPU at once: a full model with its moments may not fit on a device.
+    return tensor if gather is None else gather().cpu()
 
 
-def share(tensor: Tensor, like: Tensor) -> Tensor:
-    """This process's share of a whole tensor, as ``like`` is held."""
+def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return this rank's shard of a full tensor, distributed as ``like`` is; the tensor itself if that is not."""
     if not hasattr(like, "full_tensor"):
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -143,47 +148,43 @@ def share(tensor: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(tensor, like.device_mesh, like.placements)  # type: ignore[attr-defined]
 
 
-def whole_state(module: nn.Module) -> dict[str, Tensor]:
-    """A module's tensors, all of each."""
-    return {name: whole(tensor) for name, tensor in module.state_dict().items()}
+def full_state_dict(module: nn.Module) -> dict[str, Tensor]:
+    """Return a module's state with full tensors; a collective."""
+    return {name: full_tensor(tensor) for name, tensor in module.state_dict().items()}
 
 
-def load_whole_state(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """The inverse of ``whole_state``."""
+def load_full_state_dict(module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load a state with full tensors, as ``full_state_dict`` returns it, into a module that may be sharded."""
     present = module.state_dict()
-    module.load_state_dict({name: share(tensor, present[name]) for name, tensor in state.items()})
-
-
-# Messages of the two kinds may be under way at once.
-_GATHERED, _REDUCED = 1, 2
+    module.load_state_dict({name: shard_like(tensor, present[name]) for name, tensor in state.items()})
 
 
 class _Waitable(Protocol):
     def wait(self) -> object:
-        """Until it has arrived, or left."""
+        """Block until the message has been sent or received."""
 
 
-class UnderWay:
-    """Messages that are being sent and received."""
+class PendingMessages:
+    """Messages in flight, as FSDP waits for them."""
 
     def __init__(self, messages: Sequence[_Waitable]) -> None:
         self._messages = messages
 
     def wait(self) -> bool:
-        """Until all have arrived."""
+        """Block until all messages have been sent and received."""
         for message in self._messages:
             message.wait()
         return True
 
 
-class _Allocating:
+class _Allocator:
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Room for what FSDP sends or receives."""
+        """Allocate a communication buffer for FSDP."""
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-class Gather(_Allocating):
-    """Every process's part -> all parts, for each."""
+class AllGather(_Allocator):
+    """All-gather by point-to-point messages: every rank receives the shards of all ranks."""
 
     def __call__(
         self,
@@ -191,20 +192,24 @@ class Gather(_Allocating):
         input_tensor: Tensor,
         group: "distributed.ProcessGroup",
         async_op: bool = False,
-    ) -> UnderWay | None:
-        """(N,) of each -> (processes x N,)."""
-        parts = output_tensor.view(group.size(), -1)
-        own = group.rank()
-        others = [one for one in range(group.size()) if one != own]
-        messages = [_send(input_tensor, one, group, _GATHERED) for one in others]
-        messages += [_receive(parts[one], one, group, _GATHERED) for one in others]
-        if parts[own].data_ptr() != input_tensor.data_ptr():  # FSDP may have made it where it belongs
-            parts[own].copy_(input_tensor.view(-1))
-        return _done(messages, async_op)
+    ) -> PendingMessages | None:
+        """Gather N numbers of each rank into ``output_tensor``, (ranks x N,)."""
+        shards = output_tensor.view(group.size(), -1)
+        rank = group.rank()
+        peers = [peer for peer in range(group.size()) if peer != rank]
+        messages = [_send(input_tensor, peer, group, _GATHER_TAG) for peer in peers]
+        messages += [_receive(shards[peer], peer, group, _GATHER_TAG) for peer in peers]
+        if shards[rank].data_ptr() != input_tensor.data_ptr():  # FSDP may have allocated the input in the output
+            shards[rank].copy_(input_tensor.view(-1))
+        pending = PendingMessages(messages)
+        if async_op:
+            return pending
+        pending.wait()
+        return None
 
 
-class ReduceScatter(_Allocating):
-    """All of every process -> each process's part of the sum, or of the mean."""
+class ReduceScatter(_Allocator):
+    """Reduce-scatter by point-to-point messages: every rank receives its shard of the sum, or of the mean."""
 
     def __call__(
         self,
@@ -213,33 +218,25 @@ class ReduceScatter(_Allocating):
         group: "distributed.ProcessGroup",
         op: Any,
         async_op: bool = False,
-    ) -> UnderWay | None:
-        """(processes x N,) of each -> (N,)."""
+    ) -> PendingMessages | None:
+        """Reduce (ranks x N,) numbers of each rank into ``output_tensor``, (N,)."""
         if op not in (distributed.ReduceOp.SUM, distributed.ReduceOp.AVG):
             raise NotImplementedError(f"gradients are added up or averaged, not {op}")
-        parts = input_tensor.view(group.size(), -1)
-        own = group.rank()
-        others = [one for one in range(group.size()) if one != own]
-        received = {one: torch.empty_like(parts[own]) for one in others}
-        messages = [_send(parts[one], one, group, _REDUCED) for one in others]
-        messages += [_receive(received[one], one, group, _REDUCED) for one in others]
-        UnderWay(messages).wait()
-        received[own] = parts[own]
+        shards = input_tensor.view(group.size(), -1)
+        rank = group.rank()
+        peers = [peer for peer in range(group.size()) if peer != rank]
+        received = {peer: torch.empty_like(shards[rank]) for peer in peers}
+        messages = [_send(shards[peer], peer, group, _REDUCE_TAG) for peer in peers]
+        messages += [_receive(received[peer], peer, group, _REDUCE_TAG) for peer in peers]
+        PendingMessages(messages).wait()
+        received[rank] = shards[rank]
         total = output_tensor.view(-1)
         total.copy_(received[0])
-        for one in range(1, group.size()):
-            total.add_(received[one])
+        for peer in range(1, group.size()):
+            total.add_(received[peer])
         if op == distributed.ReduceOp.AVG:
             total.div_(group.size())
-        return UnderWay([]) if async_op else None
-
-
-def _done(messages: Sequence[_Waitable], async_op: bool) -> UnderWay | None:
-    under_way = UnderWay(messages)
-    if async_op:
-        return under_way
-    under_way.wait()
-    return None
+        return PendingMessages([]) if async_op else None
 
 
 def _send(tensor: Tensor, to: int, group: "distributed.ProcessGroup", tag: int) -> _Waitable:

@@ -1,11 +1,11 @@
-"""The one loop: pre-training, fine-tuning and whatever follows differ in the objective that they hand to it.
+"""The training loop: pre-training, fine-tuning and distillation differ only in the objective and batches they pass.
 
-An objective is a module whose forward takes a batch, and what its losses are means over, and returns a loss and
-figures. The batch of a step, and the random numbers of its dropout, are functions of (seed, step) alone, which makes a
-resumed run equal to an uninterrupted one, bit for bit.
+An objective is a module whose forward takes a part of a batch and the counts of the whole batch, and returns an
+``ObjectiveOutput``. A batch is computed in parts: one after the other (gradient accumulation) or by several processes
+(``ProcessGroup``). Losses and metrics are additive: the sum over all parts is the value of the batch.
 
-A batch may be worked off in parts, one after the other (``accumulate``) or by several processes (``Team``). Whatever
-an objective returns is additive over parts: the sum over the parts is the figure of the batch.
+The batch of a step and the random numbers of its dropout depend on (seed, step) alone. A resumed run therefore equals
+an uninterrupted one, bit for bit.
 """
 
 import signal
@@ -22,61 +22,79 @@ from torch import Tensor, nn
 from cloze.checkpoint import TrainingState
 from cloze.interrupts import Interrupted, Interrupts, heard_between_steps
 from cloze.progress import Progress, Silent
-from cloze.train.distributed import Team, load_whole_state, whole, whole_state
-from cloze.train.memory import IdleMemory
-from cloze.train.optimization import Guard, Schedule, make_optimizer, optimizer_tensors, restore_optimizer, set_rate
-from cloze.train.precision import Precision
+from cloze.train.distributed import ProcessGroup, full_state_dict, full_tensor, load_full_state_dict
+from cloze.train.memory import MemoryTrimmer
+from cloze.train.optimization import (
+    DivergenceGuard,
+    Precision,
+    Schedule,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    set_rate,
+)
 from cloze.train.run import Run
-from cloze.train.run_log import Meter
+from cloze.train.run_log import MetricsTracker
 from cloze.train.settings import LoopSettings
 
-# Seconds after which a checkpoint is due, however few steps they were: what a power cut may cost.
+# Seconds after which a checkpoint is due, however few steps they were: the most work that a power cut can cost.
 LONGEST_UNSAVED = 15 * 60.0
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What an objective says of a part of a batch: its share of the batch's loss and figures."""
+class ObjectiveOutput:
+    """A part's share of the loss and the metrics of its batch."""
 
     loss: Tensor
-    figures: Mapping[str, Tensor] = field(default_factory=dict)
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 class CountedBatch(Protocol):
-    """A part of a batch that knows what it holds."""
+    """A part of a batch that knows what it contains."""
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What the losses are means over: blanks, rows."""
+        """The denominators of the losses, such as masked words or rows."""
 
     @property
     def token_count(self) -> int:
-        """Real tokens, padding not counted."""
+        """Real tokens, without padding."""
 
 
 class BatchSource(Protocol):
-    """Whatever has a batch for every step."""
+    """Anything that returns a batch for every step."""
 
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> Any:
-        """A part of the batch of a step, counted from 0; ``progress`` is the share of the training that is done."""
+        """Return a part of the batch of a step, counted from 0; ``progress`` is the fraction of the training done."""
 
 
 Evaluate = Callable[[Callable[[], None]], Mapping[str, float]]
-"""Held-out figures; what it is given is to be called now and then, so that a signal need not wait for the end."""
+"""Returns held-out metrics. It calls its argument now and then, so that a signal need not wait for the end of it."""
 
 
 @dataclass(frozen=True)
-class Company:
-    """What a training meets besides its data: who else takes part, in which numbers it computes, how fast it could."""
+class TrainerOptions:
+    """How a training runs, apart from its data and settings.
 
-    team: Team = field(default_factory=Team)
+    Attributes:
+        group: The processes that train together.
+        precision: The number format of matrix products.
+        layers: Submodules that FSDP gathers one at a time.
+        flops_per_token: Floating-point operations per token and step, for the share of the peak that is reached.
+        peak_flops: The device's floating-point operations per second; 0 if not measured.
+        log: An additional logger, such as TensorBoard's.
+        should_stop: Called after each evaluation: whether to stop early.
+        rate_scale: Maps a parameter's name to its factor of the learning rate.
+    """
+
+    group: ProcessGroup = field(default_factory=ProcessGroup)
     precision: Precision = field(default_factory=Precision)
     layers: Sequence[nn.Module] = ()
-    flops_a_token: float = 0.0
-    peak: float = 0.0
-    tell: Callable[[int, Mapping[str, float]], None] | None = None  # TensorBoard, if somebody asked for it
-    enough: Callable[[], bool] | None = None  # asked after each evaluation: is more training in vain?
-    rate_scale: Callable[[str], float] | None = None  # the share of the learning rate that a parameter gets, by name
+    flops_per_token: float = 0.0
+    peak_flops: float = 0.0
+    log: Callable[[int, Mapping[str, float]], None] | None = None
+    should_stop: Callable[[], bool] | None = None
+    rate_scale: Callable[[str], float] | None = None
 
 
 def train(
@@ -86,23 +104,36 @@ def train(
     run: Run,
     progress: Progress,
     evaluate: Evaluate | None = None,
-    company: Company | None = None,
+    options: TrainerOptions | None = None,
 ) -> Precision:
-    """Train until the schedule ends, from the newest checkpoint if there is one; return in which numbers it was."""
-    company = company or Company()
-    leads = company.team.leads
-    training = _Training(objective, source, settings, run, progress if leads else Silent(), evaluate, company)
-    with run.store.held() if leads else nullcontext():
-        training.go()
-    return training.company.precision
+    """Train until the schedule ends, from the newest checkpoint if there is one.
+
+    Args:
+        objective: The module to train; see the module docstring.
+        source: The batches.
+        settings: Schedule, optimizer and intervals.
+        run: The folder for checkpoints and metrics.
+        progress: Where progress is reported.
+        evaluate: Computes held-out metrics, every ``settings.evaluate_every`` steps and at the end.
+        options: How the training runs.
+
+    Returns:
+        The precision that was used, which is the checkpoint's in a resumed run.
+    """
+    options = options or TrainerOptions()
+    is_main = options.group.is_main
+    training = _Training(objective, source, settings, run, progress if is_main else Silent(), evaluate, options)
+    with run.store.held() if is_main else nullcontext():
+        training.run_steps()
+    return training.options.precision
 
 
-class _CutShortError(Exception):
-    """A signal came while held-out text was read, or between two parts of a batch."""
+class _StopRequestedError(Exception):
+    """A signal arrived during an evaluation, or between two parts of a batch."""
 
 
 class _Training:
-    """One training under way: everything that a step needs at hand."""
+    """The state of one training."""
 
     def __init__(
         self,
@@ -112,133 +143,134 @@ class _Training:
         run: Run,
         progress: Progress,
         evaluate: Evaluate | None,
-        company: Company,
+        options: TrainerOptions,
     ) -> None:
         self.objective, self.source, self.settings, self.run = objective, source, settings, run
-        self.progress, self.evaluate, self.company, self.team = progress, evaluate, company, company.team
-        self.module = self.team.spread(objective, company.layers, settings.parallel)
-        self.optimizer = make_optimizer(self.module, settings.rate, settings.weight_decay, company.rate_scale)
+        self.progress, self.evaluate, self.options, self.group = progress, evaluate, options, options.group
+        self.module = self.group.wrap(objective, options.layers, settings.parallel)
+        self.optimizer = make_optimizer(self.module, settings.rate, settings.weight_decay, options.rate_scale)
         self.schedule = Schedule.of(settings)
-        self.meter = Meter(company.flops_a_token, company.peak * self.team.size)
-        self.guard = Guard()
+        self.tracker = MetricsTracker(options.flops_per_token, options.peak_flops * self.group.size)
+        self.guard = DivergenceGuard()
         self.seconds = 0.0  # of training in earlier processes
-        self.owed = False  # an evaluation that a signal cut short
-        self.unsaved = False  # a checkpoint that is due
+        self.evaluation_due = False  # a signal interrupted an evaluation
+        self.save_due = False
         self.evaluated = self.saved = 0  # the step of the last one
         self.saved_at = 0.0  # seconds of training at the last save
-        self.shown: dict[str, float] = {}  # the figures of the last reading
+        self.shown: dict[str, float] = {}  # the metrics that were logged last
         self.interrupts = Interrupts()
 
-    def go(self) -> None:
+    def run_steps(self) -> None:
         """Resume, then step until the schedule ends."""
         step = self._resume()
         self.start = time.monotonic()
-        idle = IdleMemory()
+        trimmer = MemoryTrimmer()
         with heard_between_steps() as self.interrupts:
-            if self.owed:
+            if self.evaluation_due:
                 self._evaluate(step)
-            seconds, _ = self._agree()
+            seconds, _ = self._synchronize()
             self.saved_at = seconds
-            while self.schedule.progress(step, seconds) < 1 and not self._is_enough(step):
+            while self.schedule.progress(step, seconds) < 1 and not self._stops_early(step):
                 self._step(step, seconds)
                 step += 1
-                idle.after_step()
-                seconds, stopping = self._agree()
+                trimmer.after_step()
+                seconds, stopping = self._synchronize()
                 self._report(step, seconds)
-                self._conclude(step, seconds, stopping, over=self.schedule.progress(step, seconds) >= 1)
+                self._evaluate_and_save(step, seconds, stopping, over=self.schedule.progress(step, seconds) >= 1)
             if self.evaluated != step:
                 self._evaluate(step)
             if self.saved != step:
                 self._save(step)
 
-    def _is_enough(self, step: int) -> bool:
-        """Whether the last evaluation ended the training; asked again after a resume, it answers the same."""
-        return self.company.enough is not None and self.evaluated == step > 0 and self.company.enough()
+    def _stops_early(self, step: int) -> bool:
+        """Return whether the last evaluation ended the training; the answer is the same after a resume."""
+        should_stop = self.options.should_stop
+        return should_stop is not None and self.evaluated == step > 0 and should_stop()
 
-    def _agree(self) -> tuple[float, bool]:
-        """The leader's clock, and whether anybody was told to stop: the same answer for every process."""
-        own = self.seconds + time.monotonic() - self.start
+    def _synchronize(self) -> tuple[float, bool]:
+        """Return the main process's clock and whether any process was told to stop: the same on every rank."""
+        elapsed = self.seconds + time.monotonic() - self.start
         stopped = self.interrupts.number is not None
-        seconds, stops = self.team.total([own if self.team.leads else 0.0, float(stopped)])
+        seconds, stops = self.group.all_reduce([elapsed if self.group.is_main else 0.0, float(stopped)])
         return seconds, stops > 0
 
     def _step(self, step: int, seconds: float) -> None:
         try:
-            figures, tokens = self._gradients(step, self.schedule.progress(step, seconds))
-        except _CutShortError:
-            # Nothing of this update was applied: it will be made again, all of it.
+            metrics, tokens = self._compute_gradients(step, self.schedule.progress(step, seconds))
+        except _StopRequestedError:
+            # Nothing of this step was applied: it will be computed again, in full.
             if self.saved != step:
                 self._save(step)
             self._stop()
-        norm = self._clip()
-        # A finite loss may still have a gradient that is not, which would spoil every weight.
-        objection = self.guard.objection(figures["loss"], norm)
+        norm = self._clip_gradients()
+        # A finite loss can have a gradient that is not finite, which would destroy every weight.
+        objection = self.guard.objection(metrics["loss"], norm)
         if objection is not None:
-            self.progress.say(self.guard.refuse(step, objection))
+            self.progress.say(self.guard.reject(step, objection))
             return
-        self.guard.accept(figures["loss"])
+        self.guard.accept(metrics["loss"])
         set_rate(self.optimizer, self.schedule.rate(step, seconds))
         self.optimizer.step()
-        self.meter.add(figures, tokens)
+        self.tracker.add(metrics, tokens)
 
-    def _clip(self) -> float:
-        """Shorten the gradients where all of them together are too long; return how long they were."""
+    def _clip_gradients(self) -> float:
+        """Clip the global gradient norm, and return the norm from before."""
         parameters = [parameter for parameter in self.module.parameters() if parameter.grad is not None]
-        found = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
-        norm = float(whole(found))
-        # Elsewhere the factor is one: a pass over all gradients that changes nothing.
+        total_norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+        norm = float(full_tensor(total_norm))
+        # Otherwise the factor is 1: a pass over all gradients that changes nothing.
         if not norm < self.settings.clip:
-            nn.utils.clip_grads_with_norm_(parameters, self.settings.clip, found)
+            nn.utils.clip_grads_with_norm_(parameters, self.settings.clip, total_norm)
         return norm
 
-    def _gradients(self, step: int, done: float) -> tuple[dict[str, float], int]:
-        """Work off this process's parts of the batch; return the figures of the whole batch and its tokens."""
-        team, pieces = self.team, self.settings.accumulate
-        parts = [self.source.at(step, team.rank * pieces + i, team.size * pieces, done) for i in range(pieces)]
-        totals, tokens = self._totals(parts)
+    def _compute_gradients(self, step: int, done: float) -> tuple[dict[str, float], int]:
+        """Compute the gradients of this rank's parts; return the metrics and the tokens of the whole batch."""
+        group, steps = self.group, self.settings.accumulate
+        parts = [self.source.at(step, group.rank * steps + i, group.size * steps, done) for i in range(steps)]
+        totals, tokens = self._count(parts)
         self.module.train()
         self.optimizer.zero_grad()
         sums: dict[str, Tensor] = {}
         for index, part in enumerate(parts):
             if index:
-                self._pause()
-            # Dropout has no generator of its own to pass: it draws from the global one, set anew for each part.
-            torch.manual_seed(_dropout_seed(self.settings.seed, step, team.rank * pieces + index))
-            with team.quietly(self.module, last=index == pieces - 1):
-                with self.company.precision.autocast():
-                    outcome: Outcome = self.module(part, totals)
-                # Processes average what they add up; the loss is a sum already.
-                (outcome.loss * team.size).backward()  # type: ignore[no-untyped-call]
-            for name, value in {"loss": outcome.loss, **outcome.figures}.items():
+                self._check_signals()
+            # Dropout takes no generator: it draws from the global one, which is seeded for each part.
+            torch.manual_seed(_dropout_seed(self.settings.seed, step, group.rank * steps + index))
+            with group.no_sync(self.module, last=index == steps - 1):
+                with self.options.precision.autocast():
+                    output: ObjectiveOutput = self.module(part, totals)
+                # DDP and FSDP average gradients over the ranks, but the loss is a sum over parts.
+                (output.loss * group.size).backward()  # type: ignore[no-untyped-call]
+            for name, value in {"loss": output.loss, **output.metrics}.items():
                 sums[name] = sums.get(name, 0) + value.detach().cpu().double()
-        values = team.total([float(value) for value in sums.values()])
+        values = group.all_reduce([float(value) for value in sums.values()])
         return dict(zip(sums, values, strict=True)), tokens
 
-    def _totals(self, parts: Sequence[CountedBatch]) -> tuple[dict[str, int], int]:
-        """What the losses of the whole batch are means over, and its tokens."""
+    def _count(self, parts: Sequence[CountedBatch]) -> tuple[dict[str, int], int]:
+        """Return the denominators of the whole batch's losses, and its tokens."""
         names = list(parts[0].counts)
-        own = [sum(part.counts[name] for part in parts) for name in names]
-        *counts, tokens = self.team.total([*own, sum(part.token_count for part in parts)])
+        local = [sum(part.counts[name] for part in parts) for name in names]
+        *counts, tokens = self.group.all_reduce([*local, sum(part.token_count for part in parts)])
         return {name: round(count) for name, count in zip(names, counts, strict=True)}, round(tokens)
 
     def _report(self, done: int, seconds: float) -> None:
         over = self.schedule.progress(done, seconds) >= 1
-        if over or _due(done, self.settings.log_every):
-            self.shown = self.meter.read()
+        if over or _is_due(done, self.settings.log_every):
+            self.shown = self.tracker.flush()
             self._log(done, seconds=round(seconds, 1), rate=self.optimizer.param_groups[0]["lr"], **self.shown)
         expected = self.schedule.expected_steps(done, seconds)
-        self.progress.advance("training", done, expected, **(self.shown or self.meter.look()))
+        self.progress.advance("training", done, expected, **(self.shown or self.tracker.current()))
 
-    def _conclude(self, done: int, seconds: float, stopping: bool, over: bool) -> None:
-        """Evaluate and save where it is time to; stop where somebody said so."""
-        if not over and not stopping and _due(done, self.settings.evaluate_every):
+    def _evaluate_and_save(self, done: int, seconds: float, stopping: bool, over: bool) -> None:
+        """Evaluate and save if it is due; stop if a process was told to."""
+        if not over and not stopping and _is_due(done, self.settings.evaluate_every):
             self._evaluate(done)
-        # By the leader's clock, so that all processes find the same.
+        # By the main process's clock, so that all ranks decide alike.
         overdue = seconds - self.saved_at >= LONGEST_UNSAVED
-        # While batches are left out, nothing changes that could be lost, and what follows may be worse.
-        self.unsaved = self.unsaved or overdue or _due(done, self.settings.save_every)
-        if not over and (stopping or (self.unsaved and self.guard.calm)):
-            self.owed = stopping and _due(done, self.settings.evaluate_every)
+        # Not while steps are rejected: the weights do not change, and the next step may end the training.
+        self.save_due = self.save_due or overdue or _is_due(done, self.settings.save_every)
+        if not over and (stopping or (self.save_due and self.guard.last_accepted)):
+            self.evaluation_due = stopping and _is_due(done, self.settings.evaluate_every)
             self._save(done)
         if stopping and not over:
             self._stop()
@@ -246,74 +278,74 @@ class _Training:
     def _stop(self) -> NoReturn:
         raise Interrupted(
             self.interrupts.number or signal.SIGTERM,
-            f"stopped and saved at step {self.saved}; the same command{self.run.other_flags} goes on",
+            f"stopped and saved at step {self.saved}; the same command{self.run.resume_note} goes on",
         )
 
     def _evaluate(self, done: int) -> None:
-        """Look at the held-out text; a signal that comes meanwhile leaves it for the next time."""
+        """Evaluate; if a signal interrupts it, save and stop, and the resumed run evaluates first."""
         if self.evaluate is None:
             return
         self.objective.eval()
         try:
-            with torch.inference_mode(), self.company.precision.autocast():
-                figures = self.evaluate(self._pause)
-        except _CutShortError:
-            self.owed = True
+            with torch.inference_mode(), self.options.precision.autocast():
+                metrics = self.evaluate(self._check_signals)
+        except _StopRequestedError:
+            self.evaluation_due = True
             self._save(done)
             self._stop()
-        self._log(done, **figures)
-        self.owed, self.evaluated = False, done
+        self._log(done, **metrics)
+        self.evaluation_due, self.evaluated = False, done
 
-    def _pause(self) -> None:
-        # Several processes cannot leave at different places: the others would wait for ever.
-        if self.interrupts.number is not None and self.team.size == 1:
-            raise _CutShortError
+    def _check_signals(self) -> None:
+        # Several processes cannot leave at different places: the others would hang in a collective.
+        if self.interrupts.number is not None and self.group.size == 1:
+            raise _StopRequestedError
 
-    def _log(self, step: int, **figures: float) -> None:
-        if self.team.leads:
-            self.run.log(step, **figures)
-            if self.company.tell is not None:
-                self.company.tell(step, figures)
+    def _log(self, step: int, **metrics: float) -> None:
+        if self.group.is_main:
+            self.run.log(step, **metrics)
+            if self.options.log is not None:
+                self.options.log(step, metrics)
 
     def _save(self, step: int) -> None:
         figures = {
-            "meter": self.meter.figures(),
-            "guard": self.guard.figures(),
+            "meter": self.tracker.state_dict(),
+            "guard": self.guard.state_dict(),
             "seconds": self.seconds + time.monotonic() - self.start,
             "evaluated": self.evaluated,
-            "owed": self.owed,
-            "precision": [self.company.precision.name, self.company.precision.device.type],
+            "owed": self.evaluation_due,
+            "precision": [self.options.precision.name, self.options.precision.device.type],
         }
-        state = TrainingState(step, whole_state(self.objective), optimizer_tensors(self.optimizer), figures)
-        if self.team.leads:
+        state = TrainingState(step, full_state_dict(self.objective), optimizer_tensors(self.optimizer), figures)
+        if self.group.is_main:
             self.run.store.save(state)
-        self.team.wait()  # nobody runs ahead of a checkpoint that may still fail
-        self.saved, self.unsaved = step, False
-        self.saved_at, _ = self._agree()
+        self.group.barrier()  # no rank continues past a checkpoint that may still fail
+        self.saved, self.save_due = step, False
+        self.saved_at, _ = self._synchronize()
 
     def _resume(self) -> int:
-        """Put the newest checkpoint into place and return the step to go on with."""
+        """Load the newest checkpoint and return the step to continue with."""
         state = self.run.store.newest(self.progress)
-        if self.team.leads:
-            self.run.rewind(state.step if state else 0, owed=bool(state and state.figures["owed"]))
+        if self.group.is_main:
+            self.run.rewind(state.step if state else 0, evaluation_due=bool(state and state.figures["owed"]))
         if state is None:
             return 0
-        load_whole_state(self.objective, state.model)
+        load_full_state_dict(self.objective, state.model)
         restore_optimizer(self.optimizer, state.optimizer)
         figures = state.figures
-        self.meter.restore(figures["meter"])
-        self.guard.restore(figures["guard"])
-        self.seconds, self.evaluated, self.owed = figures["seconds"], figures["evaluated"], figures["owed"]
+        self.tracker.load_state_dict(figures["meter"])
+        self.guard.load_state_dict(figures["guard"])
+        self.seconds, self.evaluated, self.evaluation_due = figures["seconds"], figures["evaluated"], figures["owed"]
         self.saved = state.step
-        # What was measured to be faster then: another answer now would be another training.
-        name, place = figures.get("precision", (None, None))
-        if name is not None and place == self.company.precision.device.type:
-            self.company = replace(self.company, precision=replace(self.company.precision, bf16=name == "bf16"))
+        # Keep the precision of the first process: a new measurement might choose another, and train differently.
+        name, device_type = figures.get("precision", (None, None))
+        if name is not None and device_type == self.options.precision.device.type:
+            self.options = replace(self.options, precision=replace(self.options.precision, bf16=name == "bf16"))
         self.progress.say(f"resuming at step {state.step}")
         return state.step
 
 
-def _due(done: int, every: int) -> bool:
+def _is_due(done: int, every: int) -> bool:
     return every > 0 and done % every == 0
 
 

@@ -1,11 +1,11 @@
-"""What becomes of memory that a step frees: kept for the next step, or given back.
+"""The C library's allocator in training: reuse the memory that a step frees, and trim what lies idle.
 
-glibc gets large blocks from the system and gives them back at once. Every step then has its pages made anew, which
-takes a tenth of the time of a small model's step (docs/findings.md). Kept, they are simply used again. Where memory is
-what is short, as with gradient checkpointing, giving back is right. Other systems have other allocators: left alone.
+glibc maps large blocks and unmaps them as soon as they are freed. The pages of every step are then faulted in again,
+which takes a tenth of the time of a small model's step (docs/findings.md). Kept, they are reused. Where memory is
+scarce, as with gradient checkpointing, unmapping is right. The allocators of other systems are left alone.
 
-No two batches have the same number of tokens, so that what one has freed is often a little too small for the next, and
-what is kept would grow to several times what a step takes. So all that lies idle is given back whenever it has grown.
+No two batches have the same number of tokens: a freed block is often a little too small for the next one, and the heap
+would grow to several times what a step needs. Idle memory is therefore returned whenever it has grown.
 """
 
 import ctypes
@@ -14,89 +14,87 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# The names of malloc.h.
+# Parameters of mallopt, as in malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 _NEVER = 2**31 - 1
-_SMALL = 65_536
+_LARGE_BLOCK = 65_536  # bytes
 _STATISTICS = Path("/proc/self/statm")
-# The first steps make what lasts: the optimizer's averages in the first, the last of its kernels in the second.
-_FIRST_STEPS = 2
-# So much more than a step alone has taken is idle memory. Giving it back makes the next step slower by a tenth, so that
-# where it would come again within some steps, because batches are of very different sizes, more is let grow.
-_GROWN, _MORE_GROWN, _SELDOM = 1.02, 0.05, 10
-# Kernels that oneDNN makes for each shape it meets, and PyTorch's own list of them. A step has some fifty shapes, and
-# the next step others: a thousand of each, which they keep otherwise, take half a gigabyte and are not asked for again.
-_KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
+# Steps that allocate what lasts: the optimizer's moments in the first, the last of its kernels in the second.
+_WARMUP_STEPS = 2
+# Memory above this multiple of what a step needs is idle. Trimming slows the next step by a tenth; where it is needed
+# again within a few steps, because batches differ much in size, the limit is raised.
+_GROWTH_LIMIT, _LIMIT_INCREMENT, _MIN_STEPS_BETWEEN_TRIMS = 1.02, 0.05, 10
+# Kernels that oneDNN compiles for each shape, and PyTorch's cache of them. A step has some fifty shapes, and the next
+# step others: the default of a thousand each takes half a gigabyte and is hardly ever hit.
+_KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128", "LRU_CACHE_CAPACITY": "128"}
 
 
 def keep_freed_memory() -> bool:
-    """Have freed blocks used again; whether that could be arranged."""
-    _keep_few_kernels()
-    return _set((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER))
+    """Let the allocator reuse freed blocks; return whether it could be configured."""
+    _limit_kernel_caches()
+    return _configure((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER))
 
 
-def give_back_freed_memory() -> bool:
-    """Have freed blocks given back to the system at once; whether that could be arranged."""
-    _keep_few_kernels()
-    return _set((_MMAP_MAX, 65_536), (_MMAP_THRESHOLD, _SMALL))
+def return_freed_memory() -> bool:
+    """Let the allocator return freed blocks to the system at once; return whether it could be configured."""
+    _limit_kernel_caches()
+    return _configure((_MMAP_MAX, 65_536), (_MMAP_THRESHOLD, _LARGE_BLOCK))
 
 
-def give_back_idle_memory() -> bool:
-    """Have all that is free now given back to the system; whether that could be arranged."""
-    trim = _function("malloc_trim")
+def trim_memory() -> bool:
+    """Return all memory that is free now to the system; return whether any was."""
+    trim = _glibc_function("malloc_trim")
     return trim is not None and trim(0) == 1
 
 
 def resident_memory() -> int:
-    """Bytes of memory that this process has, 0 where the system does not tell."""
+    """Return the resident memory of this process in bytes; 0 where it is unknown."""
     try:
         return int(_STATISTICS.read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         return 0
 
 
-class IdleMemory:
-    """Keeps a training near what one of its steps takes, however many sizes its batches have."""
+class MemoryTrimmer:
+    """Keeps a training's memory near what one step needs, however much its batches differ in size."""
 
-    def __init__(
-        self, measure: Callable[[], int] = resident_memory, give_back: Callable[[], bool] = give_back_idle_memory
-    ) -> None:
-        self._measure, self._give_back = measure, give_back
-        self._usual, self._grown = 0, _GROWN
-        self._telling = _FIRST_STEPS  # steps whose memory tells what a step takes
-        self._since = _SELDOM  # steps since the last time
+    def __init__(self, measure: Callable[[], int] = resident_memory, trim: Callable[[], bool] = trim_memory) -> None:
+        self._measure, self._trim = measure, trim
+        self._needed, self._limit = 0, _GROWTH_LIMIT
+        self._measured_steps = _WARMUP_STEPS  # steps left whose memory shows what a step needs
+        self._steps_since_trim = _MIN_STEPS_BETWEEN_TRIMS
 
     def after_step(self) -> None:
-        """Give back what lies idle, if there is much more than the largest step has taken alone."""
+        """Trim if there is much more memory than the largest step has needed."""
         resident = self._measure()
-        self._since += 1
-        if self._telling:
-            self._telling -= 1
-            self._usual = max(self._usual, resident)
-        elif resident > self._grown * self._usual:
-            self._give_back()
-            if self._since < _SELDOM:
-                self._grown += _MORE_GROWN
-            self._telling, self._since = 1, 0
+        self._steps_since_trim += 1
+        if self._measured_steps:
+            self._measured_steps -= 1
+            self._needed = max(self._needed, resident)
+        elif resident > self._limit * self._needed:
+            self._trim()
+            if self._steps_since_trim < _MIN_STEPS_BETWEEN_TRIMS:
+                self._limit += _LIMIT_INCREMENT
+            self._measured_steps, self._steps_since_trim = 1, 0
 
 
-def _keep_few_kernels() -> None:
-    """To be said before the first product is computed; whoever has said otherwise is heard."""
-    for name, value in _KERNELS.items():
+def _limit_kernel_caches() -> None:
+    """Set the sizes of kernel caches, before the first product is computed; the user's own settings take precedence."""
+    for name, value in _KERNEL_CACHES.items():
         os.environ.setdefault(name, value)
 
 
-def _set(*values: tuple[int, int]) -> bool:
-    mallopt = _function("mallopt")
+def _configure(*values: tuple[int, int]) -> bool:
+    mallopt = _glibc_function("mallopt")
     return mallopt is not None and all(mallopt(name, value) == 1 for name, value in values)
 
 
-def _function(name: str) -> Callable[..., int] | None:
-    """A function of the C library, where it is glibc."""
+def _glibc_function(name: str) -> Callable[..., int] | None:
+    """Return a function of the C library, or None if that is not glibc."""
     if sys.platform != "linux":
         return None
     try:
-        found: Callable[..., int] = getattr(ctypes.CDLL(None), name)
+        function: Callable[..., int] = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):  # another C library
         return None
-    return found
+    return function

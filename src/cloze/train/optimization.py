@@ -1,18 +1,15 @@
-"""AdamW as BERT uses it: no decay on biases and LayerNorm.
+"""Optimization: AdamW as BERT uses it, the learning-rate schedule, training precision and the guard against divergence.
 
-How far a training is, by steps or by the clock, and the learning rate that belongs there (appendix A.2).
-
-Losses that are not numbers, or ten times what they were: not learned from, told, and after a few of them the end.
-
-A batch of garbage costs its own step and nothing more: the weights are as if it had not been. If such steps come in a
-row, the weights are the cause, and training stops; the newest checkpoint has the weights from before the first of them,
-since none of them changed any. What the loss was when training began is never too much: a model that
-knows its rows by heart has a tiny usual loss, and learns most from the one row that it still gets wrong.
+The schedule is a linear warm-up followed by linear decay (appendix A.2 of the paper), by steps or by the clock. Weights
+and moments are float32 at any precision; bfloat16 autocast only rounds the inputs of matrix products.
 """
 
 import math
+import re
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,60 +17,99 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 
 from cloze.errors import DataError
-from cloze.train.distributed import share, whole
-from cloze.train.settings import LoopSettings
+from cloze.predict.quantization.precision import has_fast_bf16
+from cloze.train.distributed import full_tensor, shard_like
+from cloze.train.settings import LoopSettings, PrecisionName, check_precision
 
 BETAS = (0.9, 0.999)
 EPSILON = 1e-8
+SPIKE = 10.0  # a loss of this many times the running mean is rejected
+SETTLING = 20  # steps before spikes are looked for
+PATIENCE = 5  # rejected steps in a row that end a training
+_NEWEST_WEIGHT = 0.05  # of the newest loss in the running mean
+_LAYER = re.compile(r"\bencoder\.layers\.(\d+)\.")
+
+
+# -- optimizer ---------------------------------------------------------------------------------------------------------
 
 
 def make_optimizer(
     module: nn.Module, rate: float, weight_decay: float, scale: Callable[[str], float] | None = None
 ) -> AdamW:
-    """An optimizer of every parameter that is not frozen; ``scale`` says by name which share of the rate it gets."""
+    """Return AdamW over every parameter that is not frozen.
+
+    Args:
+        module: The module to train.
+        rate: Learning rate.
+        weight_decay: Decay of matrices and embeddings; biases and LayerNorm have none.
+        scale: Maps a parameter's name to its factor of the learning rate; 1 if omitted.
+    """
     parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     scales = {name: 1.0 if scale is None else scale(name) for name in parameters}
     groups = []
-    # The largest first: the rate that is told is the first group's.
-    for share_of_rate in sorted(set(scales.values()), reverse=True):
-        chosen = [parameter for name, parameter in parameters.items() if scales[name] == share_of_rate]
-        # Matrices and embeddings have two dimensions; biases and LayerNorm have one, and shrinking those helps nobody.
+    # The largest factor first: the learning rate that is logged is that of the first group.
+    for factor in sorted(set(scales.values()), reverse=True):
+        members = [parameter for name, parameter in parameters.items() if scales[name] == factor]
+        # Matrices and embeddings have two dimensions; biases and LayerNorm have one and are not decayed.
         for params, decay in (
-            ([parameter for parameter in chosen if parameter.ndim > 1], weight_decay),
-            ([parameter for parameter in chosen if parameter.ndim <= 1], 0.0),
+            ([parameter for parameter in members if parameter.ndim > 1], weight_decay),
+            ([parameter for parameter in members if parameter.ndim <= 1], 0.0),
         ):
-            groups.append({"params": params, "weight_decay": decay, "scale": share_of_rate})
+            groups.append({"params": params, "weight_decay": decay, "scale": factor})
     return AdamW(groups, lr=rate, betas=BETAS, eps=EPSILON, fused=True)
 
 
+def layer_decay_scale(layers: int, decay: float) -> Callable[[str], float] | None:
+    """Return the factor of the learning rate by parameter name, for layer-wise decay (Sun et al., 2019).
+
+    Heads and the top layer get the full rate, each layer below ``decay`` times that of the layer above it, and the
+    embeddings the lowest rate. None if there is no decay.
+    """
+    if decay == 1:
+        return None
+
+    def scale(name: str) -> float:
+        layer = _LAYER.search(name)
+        if layer is not None:
+            return float(decay ** (layers - 1 - int(layer[1])))
+        return float(decay**layers) if "encoder.embeddings." in name else 1.0
+
+    return scale
+
+
 def set_rate(optimizer: AdamW, rate: float) -> None:
-    """Use this learning rate from now on, or the share of it that a group has."""
+    """Set the learning rate, times the factor of each parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group["scale"]
 
 
 def optimizer_tensors(optimizer: AdamW) -> dict[str, Tensor]:
-    """The moments of every parameter as flat names, for a file that holds tensors alone."""
+    """Return the moments of every parameter under flat names, for a file that holds only tensors."""
     state: Mapping[int, Mapping[str, Tensor]] = optimizer.state_dict()["state"]
-    return {f"{index}.{name}": whole(tensor) for index, values in state.items() for name, tensor in values.items()}
+    return {
+        f"{index}.{name}": full_tensor(tensor) for index, values in state.items() for name, tensor in values.items()
+    }
 
 
 def restore_optimizer(optimizer: AdamW, tensors: Mapping[str, Tensor]) -> None:
-    """The inverse of ``optimizer_tensors``."""
+    """Load moments that ``optimizer_tensors`` returned."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, tensor in tensors.items():
         index, _, name = key.partition(".")
-        held = torch.clone(tensor)
-        if tensor.ndim:  # the count of steps is a number of its own
-            held = share(held, parameters[int(index)])
-        state.setdefault(int(index), {})[name] = held
+        restored = torch.clone(tensor)
+        if tensor.ndim:  # the step count is a scalar and not sharded
+            restored = shard_like(restored, parameters[int(index)])
+        state.setdefault(int(index), {})[name] = restored
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+# -- learning-rate schedule --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """A linear warm-up and a linear way back to zero, over so many steps, so many hours, or whichever ends first."""
+    """Linear warm-up and linear decay to zero over a number of steps, of hours, or whichever ends first."""
 
     steps: int | None
     hours: float | None
@@ -82,68 +118,122 @@ class Schedule:
 
     @classmethod
     def of(cls, settings: LoopSettings) -> "Schedule":
-        """The schedule that the settings describe."""
+        """Return the schedule of these settings."""
         return cls(settings.steps, settings.hours, settings.warmup, settings.rate)
 
     def progress(self, step: int, seconds: float) -> float:
-        """The share that is done before a step, counted from 0; 1 or more at the end."""
+        """Return the fraction of the training done before a step, counted from 0; 1 or more at the end."""
         by_steps = step / self.steps if self.steps else 0.0
         by_clock = seconds / (3600 * self.hours) if self.hours else 0.0
         return max(by_steps, by_clock)
 
     def rate(self, step: int, seconds: float) -> float:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         progress = self.progress(step, seconds)
         if progress < self.warmup:
-            # The first step moves, too.
+            # One step ahead, so that the first step has a rate above zero.
             return self.peak * min(1.0, (progress + 1 / (self.steps or 1000)) / self.warmup)
         return self.peak * max(0.0, 1 - progress) / (1 - self.warmup)
 
     def expected_steps(self, step: int, seconds: float) -> int | None:
-        """How many steps it will have been, judging by those so far; None while nobody can tell."""
+        """Extrapolate the total number of steps; None before the first step of a training by the clock."""
         progress = self.progress(step, seconds)
         if self.steps is not None and (not self.hours or step == 0 or progress <= step / self.steps):
             return self.steps
         return max(step, round(step / progress)) if step and progress else None
 
 
-SPIKE = 10.0  # times the usual loss
-SETTLING = 20  # steps until there is a usual loss
-PATIENCE = 5  # bad steps in a row
-_WEIGHT = 0.05  # of the newest loss in the running mean
+# -- precision ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Precision:
+    """The number format of matrix products in training: float32, or bfloat16 by autocast."""
+
+    bf16: bool = False
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    @classmethod
+    def choose(cls, name: PrecisionName, device: torch.device) -> "Precision":
+        """Choose by name; ``auto`` is bf16 where the device computes it faster."""
+        check_precision(name)
+        return cls(name == "bf16" or (name == "auto" and has_fast_bf16(device)), device)
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context in which the forward pass runs."""
+        return torch.autocast(self.device.type, dtype=torch.bfloat16) if self.bf16 else nullcontext()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The data type of matrix products."""
+        return torch.bfloat16 if self.bf16 else torch.float32
+
+    @property
+    def name(self) -> PrecisionName:
+        """The name in settings."""
+        return "bf16" if self.bf16 else "fp32"
+
+
+def measure_peak(precision: Precision, seconds: float = 0.15) -> float:
+    """Measure the best floating-point operations per second of a large matrix product: the upper bound of a step."""
+    # On a busy CPU, a small product finishes within its time slice where a large one is interrupted: try both.
+    sizes = (4096,) if precision.device.type == "cuda" else (512, 1024)
+    factors = [torch.rand(2, size, size, device=precision.device, dtype=precision.dtype) for size in sizes]
+    best, end = 0.0, time.perf_counter() + seconds
+    while True:
+        for left, right in factors:
+            start = time.perf_counter()
+            product = left @ right
+            float(product[0, 0])  # synchronize with an accelerator
+            best = max(best, 2 * len(left) ** 3 / (time.perf_counter() - start))
+        if time.perf_counter() > end:
+            return best
+
+
+# -- divergence --------------------------------------------------------------------------------------------------------
 
 
 class DivergedError(DataError):
-    """A training whose losses were no losses any more, and which would end so each time."""
+    """Raised when several steps in a row have a loss that is not finite or far above the running mean."""
 
 
-class Guard:
-    """Watches the losses of one training."""
+class DivergenceGuard:
+    """Rejects steps whose loss or gradient is not finite, or whose loss is a spike.
+
+    A broken batch costs its own step and nothing else: the weights stay as they were. If several steps in a row are
+    rejected, the weights are the cause and the training ends; the newest checkpoint is from before the first of them,
+    since none of them changed the weights. A loss as high as in the first steps is never a spike: a model that has
+    memorized its rows has a tiny mean loss and learns most from the one row that it still gets wrong.
+    """
 
     def __init__(self) -> None:
-        self._usual, self._first, self._seen, self._bad = 0.0, 0.0, 0, 0
+        self._mean, self._initial, self._accepted, self._rejected_in_a_row = 0.0, 0.0, 0, 0
 
     def objection(self, loss: float, norm: float) -> str | None:
-        """Say what is wrong with a step, or None; the usual loss is that of the good ones."""
+        """Return what is wrong with a step, or None."""
         if not math.isfinite(loss):
             return f"the loss is {loss}"
         if not math.isfinite(norm):
             return f"the gradient's norm is {norm}"
-        if self._seen >= SETTLING and loss > max(SPIKE * self._usual, self._first):
-            return f"the loss is {loss:.3g}, more than {SPIKE:g} times the usual {self._usual:.3g}"
+        if self._accepted >= SETTLING and loss > max(SPIKE * self._mean, self._initial):
+            return f"the loss is {loss:.3g}, more than {SPIKE:g} times the usual {self._mean:.3g}"
         return None
 
     def accept(self, loss: float) -> None:
-        """Count a good step."""
-        self._bad = 0
-        self._first = max(self._first, loss) if self._seen < SETTLING else self._first
-        self._usual += (loss - self._usual) * max(_WEIGHT, 1 / (self._seen + 1))
-        self._seen += 1
+        """Count a step that is applied; its loss enters the running mean."""
+        self._rejected_in_a_row = 0
+        self._initial = max(self._initial, loss) if self._accepted < SETTLING else self._initial
+        self._mean += (loss - self._mean) * max(_NEWEST_WEIGHT, 1 / (self._accepted + 1))
+        self._accepted += 1
 
-    def refuse(self, step: int, objection: str) -> str:
-        """Count a bad step and return what to tell; too many of them are an error."""
-        self._bad += 1
-        if self._bad >= PATIENCE:
+    def reject(self, step: int, objection: str) -> str:
+        """Count a step that is skipped and return the message to report.
+
+        Raises:
+            DivergedError: If too many steps in a row were rejected.
+        """
+        self._rejected_in_a_row += 1
+        if self._rejected_in_a_row >= PATIENCE:
             raise DivergedError(
                 f"step {step + 1}: {objection}, for the {PATIENCE}th time in a row; the last checkpoint is from before "
                 "the first of them: lower --rate and start over with --fresh, or look for broken rows in the data"
@@ -151,15 +241,21 @@ class Guard:
         return f"step {step + 1}: {objection}; this batch was left out, the weights are as before"
 
     @property
-    def calm(self) -> bool:
-        """Whether the last step was a good one."""
-        return self._bad == 0
+    def last_accepted(self) -> bool:
+        """Whether the last step was applied."""
+        return self._rejected_in_a_row == 0
 
-    def figures(self) -> dict[str, Any]:
-        """What a checkpoint remembers."""
-        return {"usual": self._usual, "first": self._first, "seen": self._seen, "bad": self._bad}
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint has to hold."""
+        return {
+            "usual": self._mean,
+            "first": self._initial,
+            "seen": self._accepted,
+            "bad": self._rejected_in_a_row,
+        }
 
-    def restore(self, figures: Mapping[str, Any]) -> None:
-        """Go on from such figures."""
-        self._usual, self._seen = figures["usual"], figures["seen"]
-        self._first, self._bad = figures.get("first", 0.0), figures.get("bad", 0)  # earlier versions have none
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned."""
+        self._mean, self._accepted = state["usual"], state["seen"]
+        # Checkpoints of earlier versions lack the last two.
+        self._initial, self._rejected_in_a_row = state.get("first", 0.0), state.get("bad", 0)

@@ -1,11 +1,9 @@
-"""A run's folder: what was asked, how far it is, and what came out.
+"""The folder of a training run.
 
-run.json        the settings, so that the same command goes on and another one is refused
-metrics.jsonl   one line a measurement
-checkpoints/    the state of the training, while it lasts
-model/          the model folder, once it is finished
-
-The end of a run: its curves, its model, and nothing left that only training needs.
+run.json        the settings; the same command resumes the run, another one is refused
+metrics.jsonl   one line per measurement
+checkpoints/    the state of the training, until it is finished
+model/          the model folder, written last
 """
 
 import json
@@ -24,86 +22,110 @@ from cloze.train.run_log import draw_curves
 SETTINGS = "run.json"
 METRICS = "metrics.jsonl"
 RESULTS = "eval_results.json"
-BEST = "best.safetensors"  # the weights that scored best so far, where somebody waits for better ones
-_LONGEST_SHOWN = 100
-# Facts that older runs have not written down; what is not known of them is not held against them.
-_LATER = frozenset({"content", "teacher", "longest_answer"})
-_BEGUN = f"{SETTINGS}.tmp"  # what a run consists of before its settings are written
+BEST = "best.safetensors"  # the best weights so far, with early stopping
+CURVES = "curves.png"
+_LONGEST_SHOWN = 100  # characters of a value in a message
+# Facts that runs of earlier versions did not record; where they are missing, they are not compared.
+_RECORDED_LATER = frozenset({"content", "teacher", "longest_answer"})
+_INCOMPLETE_SETTINGS = f"{SETTINGS}.tmp"  # all that a run killed at its start leaves
 
 
 class Run:
-    """The folder of one training."""
+    """The folder of one training.
+
+    Attributes:
+        folder: The folder itself.
+        store: The checkpoints.
+        model_folder: Where the model is saved at the end.
+        resume_note: How the command that resumes the run differs from the one that started it.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.store = StateStore(folder / "checkpoints")
         self.model_folder = folder / RUN_MODEL
-        self.other_flags = ""  # what the command that goes on has to have otherwise
+        self.resume_note = ""
 
     @classmethod
     def open(cls, folder: Path, settings: Mapping[str, Any], *, fresh: bool = False) -> "Run":
-        """Start a run, or go on with one whose settings are the same."""
-        wanted = json.loads(json.dumps(settings))
+        """Start a run, or open one that was started with the same settings.
+
+        Args:
+            folder: The folder of the run.
+            settings: Everything the result depends on, as JSON values.
+            fresh: Delete a run that is there.
+
+        Raises:
+            ConfigError: If the folder holds a run with other settings, or something else.
+        """
+        settings = json.loads(json.dumps(settings))
         if (folder / SETTINGS).is_file() and not fresh:
-            _refuse_changes(folder, read_json(folder / SETTINGS, ConfigError, OUR_JSON_LIMIT), wanted)
+            _refuse_changes(folder, read_json(folder / SETTINGS, ConfigError, OUR_JSON_LIMIT), settings)
             return cls(folder)
-        if not _may_take(folder):
+        if not _is_available(folder):
             raise ConfigError(f"{folder}: exists and holds no run; choose another --out")
-        _refuse_to_lose(folder, wanted.get("model"))
+        _refuse_to_delete_base(folder, settings.get("model"))
         run = cls(folder)
         try:
             if run.store.folder.is_dir():
                 with run.store.held():
-                    _empty(folder)
+                    _delete_contents(folder)
             else:
-                _empty(folder)
+                _delete_contents(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            replace_json(folder / SETTINGS, wanted)
+            replace_json(folder / SETTINGS, settings)
         except OSError as error:
             raise ConfigError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from error
-        run.other_flags = ", without --fresh," if fresh else ""
+        run.resume_note = ", without --fresh," if fresh else ""
         return run
 
     @property
     def finished(self) -> bool:
-        """Whether the model is there."""
+        """Whether the model has been written."""
         return self.model_folder.is_dir()
 
-    def done_already(self, progress: Progress) -> bool:
-        """Whether there is nothing left to do; then it is said, and what only training needs is cleared away."""
+    def report_finished(self, progress: Progress) -> bool:
+        """Return whether the run is finished; if so, report it and delete what only training needs."""
         if self.finished:
-            self.clear()  # there is something if the end came between the model and this
+            self.clear()  # something is left if the process was killed after it wrote the model
             progress.say(f"{self.folder}: finished already; use --fresh to start over")
         return self.finished
 
+    def finish(self, contents: ModelFolder) -> None:
+        """Write the curves and, last, the model or its adapter, whose presence marks the run as finished."""
+        draw_curves(self.metrics(), self.folder / CURVES)
+        contents.model.cpu()
+        (save_folder if contents.adapter is None else save_adapter)(contents, self.model_folder)
+        self.clear()
+
     def clear(self) -> None:
-        """Delete what only training needs; what cannot be deleted does no harm, and the same command tries again."""
+        """Delete what only training needs; on failure nothing is lost, and the same command tries again."""
         with suppress(OSError):
             (self.folder / BEST).unlink(missing_ok=True)
         self.store.clear()
 
-    def log(self, step: int, **figures: float) -> None:
-        """Add a measurement."""
+    def log(self, step: int, **metrics: float) -> None:
+        """Append a measurement."""
         path = self.folder / METRICS
         try:
             with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": step, **figures}) + "\n")
+                file.write(json.dumps({"step": step, **metrics}) + "\n")
         except OSError as error:
             raise ClozeError(
                 f"{path}: cannot be written ({error.strerror}); free some space, and the same command goes on"
             ) from error
 
     def metrics(self) -> list[dict[str, float]]:
-        """All measurements so far; a line that a power cut left half-written does not count."""
+        """Return all measurements; a line that a power cut left incomplete is skipped."""
         path = self.folder / METRICS
         lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
-    def rewind(self, step: int, *, owed: bool = False) -> None:
-        """Drop the measurements after a step: they will be made again; the evaluation at it as well, if it is owed."""
-        # What is said of the training itself has a time.
+    def rewind(self, step: int, *, evaluation_due: bool = False) -> None:
+        """Drop the measurements after a step, and the evaluation at the step if it is due again."""
         kept = [row for row in self.metrics() if row["step"] <= step]
-        kept = [row for row in kept if not owed or row["step"] < step or "seconds" in row]
+        # Rows of the training itself have a time, rows of evaluations do not.
+        kept = [row for row in kept if not evaluation_due or row["step"] < step or "seconds" in row]
         text = "".join(json.dumps(row) + "\n" for row in kept)
         with replaced_file(self.folder / METRICS) as temporary:
             temporary.write_text(text, encoding="utf-8")
@@ -113,72 +135,66 @@ class Run:
         replace_json(self.folder / RESULTS, dict(results))
 
     def results(self) -> dict[str, Any]:
-        """The final scores."""
+        """Read the final scores."""
         return read_json(self.folder / RESULTS)
 
 
-def _may_take(folder: Path) -> bool:
-    """Whether a run may be made here: nothing is there, or a run, or what a run killed at its start has left."""
+def _is_available(folder: Path) -> bool:
+    """Return whether a run may be created here: no folder, a run, or the remains of one killed at its start."""
     if not folder.exists():
         return True
-    return folder.is_dir() and ((folder / SETTINGS).is_file() or {path.name for path in folder.iterdir()} <= {_BEGUN})
+    if not folder.is_dir():
+        return False
+    return (folder / SETTINGS).is_file() or {path.name for path in folder.iterdir()} <= {_INCOMPLETE_SETTINGS}
 
 
-def _empty(folder: Path) -> None:
-    """Delete a run; its settings last, so that it can be told for a run if this is cut off."""
+def _delete_contents(folder: Path) -> None:
+    """Delete a run; its settings last, so that it is still recognized as a run if this is interrupted."""
     if not folder.exists():
         return
     for path in sorted(folder.iterdir(), key=lambda path: path.name == SETTINGS):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _refuse_to_lose(folder: Path, model: str | None) -> None:
-    """Refuse to delete the very model from which a run is to start."""
+def _refuse_to_delete_base(folder: Path, model: str | None) -> None:
+    """Refuse to delete the model from which the run is to start."""
     if model is not None and Path(model).exists() and Path(model).resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{folder}: holds the model {model}, which the run would delete; choose another --out")
 
 
-def _refuse_changes(folder: Path, recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    changed = list(_changes(recorded, wanted))
-    if changed:
+def _refuse_changes(folder: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
+    changes = list(_changes(recorded, settings))
+    if changes:
         raise ConfigError(
-            f"{folder}: this run was started otherwise: {'; '.join(changed)}; "
+            f"{folder}: settings differ from those this run was started with: {'; '.join(changes)}; "
             "choose another --out, or start over with --fresh"
         )
 
 
-def _changes(recorded: Mapping[str, Any], wanted: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    """Say what differs, in a line each; of a setting that is an object, such as the corpus, only what does."""
-    for key in sorted(recorded.keys() | wanted.keys()):
-        there, here = recorded.get(key), wanted.get(key)
-        if key in _LATER and key not in recorded:
+def _changes(recorded: Mapping[str, Any], settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield one line per difference; of nested objects, such as the corpus, only the entries that differ."""
+    for key in sorted(recorded.keys() | settings.keys()):
+        before, now = recorded.get(key), settings.get(key)
+        if key in _RECORDED_LATER and key not in recorded:
             continue
-        if isinstance(there, dict) and isinstance(here, dict):
-            yield from _changes(there, here, f"{within}{key}: ")
-        elif there != here:
-            place, there, here = _first_difference(there, here)
-            yield f"{within}{key}{place} was {_shown(there)} and is now {_shown(here)}"
+        if isinstance(before, dict) and isinstance(now, dict):
+            yield from _changes(before, now, f"{prefix}{key}: ")
+        elif before != now:
+            index, before, now = _first_difference(before, now)
+            yield f"{prefix}{key}{index} was {_shortened(before)} and is now {_shortened(now)}"
 
 
-def _first_difference(there: Any, here: Any) -> tuple[str, Any, Any]:
-    """Of two lists of one length, such as the files of a corpus, where they differ first; all of other values."""
-    if not (isinstance(there, list) and isinstance(here, list) and len(there) == len(here)):
-        return "", there, here
-    pairs = enumerate(zip(there, here, strict=True))
+def _first_difference(before: Any, now: Any) -> tuple[str, Any, Any]:
+    """Return where two lists of the same length first differ, such as the files of a corpus; other values whole."""
+    if not (isinstance(before, list) and isinstance(now, list) and len(before) == len(now)):
+        return "", before, now
+    pairs = enumerate(zip(before, now, strict=True))
     number, pair = next((number, pair) for number, pair in pairs if pair[0] != pair[1])
-    place, before, after = _first_difference(*pair)
-    return f"[{number}]{place}", before, after
+    index, before, now = _first_difference(*pair)
+    return f"[{number}]{index}", before, now
 
 
-def _shown(value: Any) -> str:
-    """A value for a message of one line: a corpus may have a thousand files, each with its fingerprint."""
-    shown = repr(value)
-    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
-
-
-def end_run(run: Run, contents: ModelFolder) -> None:
-    """Write the curves and, last, the model, or what is attached to it: its presence says that the run is over."""
-    draw_curves(run.metrics(), run.folder / "curves.png")
-    contents.model.cpu()
-    (save_folder if contents.adapter is None else save_adapter)(contents, run.model_folder)
-    run.clear()
+def _shortened(value: Any) -> str:
+    """Return a value for a message of one line: a corpus may have a thousand files, each with its fingerprint."""
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

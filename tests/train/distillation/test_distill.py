@@ -27,8 +27,8 @@ from cloze.train.distillation.distill import distill, share_kept
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.distillation.students import make_student, read_unlabelled, with_layers
 from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings
 from tests.model.made import SMALL
 from tests.train.finetuning.test_finetune import LEARNING, make_rows, write
 from tests.train.finetuning.test_trainable import write_tags

@@ -84,7 +84,7 @@ def make_batch(kind: str, rows: int = 6, seed: int = 0) -> TaskBatch:
 def losses(objective: DistillObjective, batch: TaskBatch) -> dict[str, float]:
     made = DistillBatch(batch)
     outcome = objective(made, made.counts)
-    found = {name: value.item() for name, value in outcome.figures.items()}
+    found = {name: value.item() for name, value in outcome.metrics.items()}
     return {"loss": outcome.loss.item(), **found}
 
 
@@ -163,7 +163,7 @@ def test_parts_add_up_and_nothing_is_infinite(kind: str) -> None:
         inputs = Batch(batch.inputs.ids[first:last], batch.inputs.segments[first:last], batch.inputs.real[first:last])
         part = DistillBatch(TaskBatch(inputs, batch.targets[start:end], batch.sizes[start:end]))
         outcome = objective(part, whole.counts)
-        for name, value in {"loss": outcome.loss, **outcome.figures}.items():
+        for name, value in {"loss": outcome.loss, **outcome.metrics}.items():
             summed[name] = summed.get(name, 0.0) + value.item()
     found = losses(objective, batch)
     assert summed == pytest.approx(found, rel=1e-4)
@@ -183,8 +183,8 @@ def test_student_that_is_its_teacher_has_nothing_to_learn_from_it(kind: str) -> 
     batch = DistillBatch(make_batch(kind))
     outcome = objective(batch, batch.counts)
     outcome.loss.backward()
-    assert outcome.figures["states_loss"].item() == 0.0
-    assert outcome.figures["attention_loss"].item() == pytest.approx(0.0, abs=1e-6)
+    assert outcome.metrics["states_loss"].item() == 0.0
+    assert outcome.metrics["attention_loss"].item() == pytest.approx(0.0, abs=1e-6)
     largest = max(float(one.grad.abs().max()) for one in student.parameters() if one.grad is not None)
     assert largest < 1e-4
     assert all(one.grad is None for one in teacher.parameters())

@@ -13,7 +13,7 @@ from cloze.errors import RequestError
 from cloze.model import Bert
 from cloze.predict import Model
 from cloze.text import SPECIAL, Tokenizer
-from cloze.train.finetuning.augmentation import Proposer, sayable, similar_words
+from cloze.train.finetuning.augmentation import ContextualAugmenter, sayable, similar_words
 from tests.model.made import SMALL
 
 WORDS = ["river", "mill", "winter", "garden", "cold", "old", "house", "time", "the", "and", "go", "says", "a", "year"]
@@ -33,7 +33,7 @@ def generators(count: int, seed: int = 0) -> list[np.random.Generator]:
 
 
 def proposed(model: Model, texts: Sequence[str], seed: int = 0) -> list[str | None]:
-    found = Proposer(model).replace([(text,) for text in texts], generators(len(texts), seed))
+    found = ContextualAugmenter(model).replace([(text,) for text in texts], generators(len(texts), seed))
     return [None if row is None else row[0] for row in found]
 
 
@@ -72,7 +72,7 @@ def test_nothing_to_replace_is_none(model: Model) -> None:
 
 def test_both_texts_of_a_pair_are_looked_at(model: Model) -> None:
     rows = [("winter", "old mill")] * 40
-    found = Proposer(model).replace(rows, generators(40))
+    found = ContextualAugmenter(model).replace(rows, generators(40))
     assert all(row is not None and row != ("winter", "old mill") for row in found)
     assert {row[0] == "winter" for row in found if row is not None} == {True, False}
 
@@ -107,7 +107,7 @@ def test_sayable_pieces() -> None:
 def test_model_without_the_head_is_refused(model: Model) -> None:
     bare = Model(ModelFolder(Bert.fresh(model.bert.config, ["nsp"]), model.tokenizer))
     with pytest.raises(RequestError, match="this model has no 'mlm' head"):
-        Proposer(bare)
+        ContextualAugmenter(bare)
 
 
 def test_similar_words_have_like_vectors(model: Model) -> None:

@@ -28,7 +28,7 @@ from cloze.train.finetuning.correction import (
 )
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.objective import TaskBatches
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 from tests.corpus.texts import make_documents
 from tests.model.made import assert_close
 from tests.predict.taught import make_tokenizer
@@ -102,7 +102,7 @@ def test_loss_is_that_of_others(base: Path, mistakes: list[tuple[str, str]]) -> 
     told = theirs(inputs.ids, inputs.real.long(), inputs.segments, labels=batch.targets)
     assert_close(outcome.loss, told.loss)
     asked = batch.targets.ne(IGNORED)
-    assert_close(outcome.figures["accuracy"], (told.logits.argmax(-1) == batch.targets)[asked].float().mean())
+    assert_close(outcome.metrics["accuracy"], (told.logits.argmax(-1) == batch.targets)[asked].float().mean())
 
 
 def test_what_is_asked(base: Path) -> None:

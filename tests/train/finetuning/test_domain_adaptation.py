@@ -9,7 +9,7 @@ from cloze.errors import ConfigError, DataError
 from cloze.predict import load
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.domain_adaptation import adapt
-from cloze.train.settings import AdaptSettings, FinetuneSettings
+from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.finetuning.test_finetune import make_rows, write
 from tests.train.made import Listener

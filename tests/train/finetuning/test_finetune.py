@@ -20,8 +20,8 @@ from cloze.predict import Model, evaluate, load
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.made import Listener, interrupted_at, make_bert
 from tests.train.pretraining.test_pretrain import weights

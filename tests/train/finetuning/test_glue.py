@@ -12,8 +12,8 @@ from cloze.tasks.classification.published import GLUE
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.glue import finetune_glue
+from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings, SearchSettings
 from tests.tasks.classification.test_published import MNLI_CELLS, MNLI_HEADER
 
 FAST = FinetuneSettings(epochs=1, batch=4, length=16, rate=1e-3)

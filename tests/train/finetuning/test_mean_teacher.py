@@ -16,9 +16,9 @@ from cloze.predict import load
 from cloze.tasks.registry import head_of
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.finetuning.mean_teacher import SelfTaughtObjective, distance, with_own_teacher
+from cloze.train.finetuning.mean_teacher import MeanTeacherObjective, distance, with_mean_teacher
 from cloze.train.finetuning.objective import TaskObjective
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 from tests.train.distillation.test_objective import KINDS, make_batch, make_teacher
 from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.made import fingerprint, interrupted_at
@@ -31,7 +31,7 @@ def source(tmp_path: Path) -> Source:
 
 
 def test_teacher_is_the_average_of_the_weights_so_far() -> None:
-    objective = SelfTaughtObjective(TaskObjective(make_teacher("classify"), "sequence"), 1.0, 0.5).train()
+    objective = MeanTeacherObjective(TaskObjective(make_teacher("classify"), "sequence"), 1.0, 0.5).train()
     weight = objective.student.model.encoder.layers[0].expand.weight
     average = objective.teacher.model.encoder.layers[0].expand.weight
     assert isinstance(weight, torch.Tensor)
@@ -56,15 +56,15 @@ def test_teacher_is_the_average_of_the_weights_so_far() -> None:
 def test_both_losses_for_every_kind(kind: str) -> None:
     model, batch = make_teacher(kind), make_batch(kind)
     plain = TaskObjective(model, head_of(kind))
-    objective = SelfTaughtObjective(plain, 3.0, 0.9).train()
+    objective = MeanTeacherObjective(plain, 3.0, 0.9).train()
     outcome = objective(batch, batch.counts)
-    assert outcome.figures["teacher_loss"].item() == 0.0, "before the first step both are the same"
+    assert outcome.metrics["teacher_loss"].item() == 0.0, "before the first step both are the same"
     assert outcome.loss.item() == pytest.approx(plain(batch, batch.counts).loss.item(), rel=1e-5)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05)
     outcome = objective(batch, batch.counts)
-    figures = {name: value.item() for name, value in outcome.figures.items()}
+    figures = {name: value.item() for name, value in outcome.metrics.items()}
     assert figures["teacher_loss"] > 0
     assert outcome.loss.item() == pytest.approx(figures["labels_loss"] + 3 * figures["teacher_loss"], rel=1e-5)
     outcome.loss.backward()
@@ -85,9 +85,9 @@ def test_distance_by_hand() -> None:
 
 def test_weight_of_nothing_changes_nothing(base: Path, source: Source, tmp_path: Path) -> None:
     objective = TaskObjective(make_teacher("classify"), "sequence")
-    assert with_own_teacher(objective, 0.0, 0.9) is objective
+    assert with_mean_teacher(objective, 0.0, 0.9) is objective
     plain = finetune(source, base, tmp_path / "plain", settings=FAST)
-    taught = finetune(source, base, tmp_path / "taught", settings=replace(FAST, self_teaching=1.0))
+    taught = finetune(source, base, tmp_path / "taught", settings=replace(FAST, mean_teacher=1.0))
     assert weights(plain) != weights(taught)
     first = json.loads((taught / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert first["teacher_loss"] > 0
@@ -95,7 +95,7 @@ def test_weight_of_nothing_changes_nothing(base: Path, source: Source, tmp_path:
 
 @pytest.mark.parametrize("way", [{}, {"adapter": "lora", "adapter_size": 2}], ids=["whole", "lora"])
 def test_resumed_is_uninterrupted_to_the_bit(base: Path, source: Source, tmp_path: Path, way: dict[str, Any]) -> None:
-    settings = replace(FAST, epochs=2, self_teaching=5.0, teacher_decay=0.9, **way)
+    settings = replace(FAST, epochs=2, mean_teacher=5.0, teacher_decay=0.9, **way)
     whole = finetune(source, base, tmp_path / "whole", settings=settings)
     with pytest.raises(Interrupted, match="stopped and saved at step 5"), interrupted_at(4):
         finetune(source, base, tmp_path / "run", settings=settings)
@@ -111,7 +111,7 @@ def test_resumed_is_uninterrupted_to_the_bit(base: Path, source: Source, tmp_pat
 
 def test_separable_labels_are_learned_and_the_student_is_saved(base: Path, tmp_path: Path) -> None:
     train, dev = write(tmp_path / "a.csv", make_rows(160)), write(tmp_path / "b.csv", make_rows(40, 1))
-    settings = replace(LEARNING, self_teaching=1.0)
+    settings = replace(LEARNING, mean_teacher=1.0)
     run = finetune(Source("classify", train, dev), base, tmp_path / "run", settings=settings)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     assert results["accuracy"] > 0.9
@@ -123,10 +123,10 @@ def test_separable_labels_are_learned_and_the_student_is_saved(base: Path, tmp_p
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"self_teaching": -1.0}, "self_teaching is -1.0; a weight from 0 up was expected"),
-        ({"self_teaching": float("nan")}, "self_teaching is nan; a weight from 0 up"),
+        ({"mean_teacher": -1.0}, "mean_teacher is -1.0; a weight from 0 up was expected"),
+        ({"mean_teacher": float("nan")}, "mean_teacher is nan; a weight from 0 up"),
         ({"teacher_decay": 1.0}, "teacher_decay is 1.0; a share from 0 up to 1 was expected"),
-        ({"self_teaching": 1.0, "frozen": "last"}, "self_teaching and frozen exclude each other"),
+        ({"mean_teacher": 1.0, "frozen": "last"}, "mean_teacher and frozen exclude each other"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:

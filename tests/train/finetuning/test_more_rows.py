@@ -13,9 +13,9 @@ from cloze.progress import Silent
 from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.augmentation import with_more_rows
+from cloze.train.finetuning.augmentation import augment_rows
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 from tests.train.distillation.test_distill import make_source
 from tests.train.finetuning.test_finetune import FAST, make_rows, write
 from tests.train.made import Listener
@@ -37,7 +37,7 @@ def source(tmp_path: Path) -> Source:
 
 
 def make(data: TaskData, base: Path, settings: FinetuneSettings) -> LabelledTexts:
-    made = with_more_rows(data, load_folder(base), settings, "cpu", Silent())
+    made = augment_rows(data, load_folder(base), settings, "cpu", Silent())
     assert isinstance(made, LabelledTexts)
     return made
 

@@ -23,7 +23,7 @@ def make(rows: list[Item], batch: int = 4, seed: int = 0, **options: bool) -> Ta
 
 
 def rows_of(batches: TaskBatches, epoch: int) -> list[list[int]]:
-    steps = batches.steps_an_epoch
+    steps = batches.steps_per_epoch
     return [batches.at(step).targets.tolist() for step in range(epoch * steps, (epoch + 1) * steps)]
 
 

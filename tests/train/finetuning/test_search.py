@@ -17,13 +17,13 @@ from cloze.progress import Silent
 from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
-from cloze.train import precision as precision_module
+from cloze.train import optimization as precision_module
 from cloze.train.finetuning import search as search_module
-from cloze.train.finetuning.finetune import finetune_on
+from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.search import TABLE, Cell, Scored, search
+from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.optimization import DivergedError
 from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings, SearchSettings
 from tests.train.finetuning.test_finetune import make_rows, write
 from tests.train.made import Listener
 from tests.train.pretraining.test_pretrain import weights
@@ -160,9 +160,9 @@ def test_a_diverging_run_is_named_and_the_others_go_on(
     def tune_or_diverge(*given: Any, settings: FinetuneSettings, **named: Any) -> Path:
         if settings.seed in diverging:
             raise DivergedError("step 7: the loss is nan")
-        return finetune_on(*given, settings=settings, **named)
+        return finetune_rows(*given, settings=settings, **named)
 
-    monkeypatch.setattr(search_module, "finetune_on", tune_or_diverge)
+    monkeypatch.setattr(search_module, "finetune_rows", tune_or_diverge)
     listener = Listener()
     asked = partial(search, source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
     if len(diverging) == 2:
@@ -186,7 +186,7 @@ def test_all_cells_compute_in_the_numbers_that_were_chosen_first(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(search_module, "finetune_on", stop)
+        patched.setattr(search_module, "finetune_rows", stop)
         with pytest.raises(KeyboardInterrupt):
             search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)  # busy now
@@ -248,8 +248,8 @@ from pathlib import Path
 import cloze.train.finetuning.search as module
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.search import search
-from cloze.train.settings import SearchSettings
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import SearchSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.finetuning.objective import TaskBatches
 train, dev, base, out = map(Path, sys.argv[1:])
 settings = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3, save_every=2)

@@ -18,8 +18,8 @@ from cloze.interrupts import Interrupted
 from cloze.predict import load
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.settings import FinetuneSettings, SimilaritySettings
 from cloze.train.finetuning.similarity import contrast, finetune_similarity, read_similarity
-from cloze.train.settings import FinetuneSettings, SimilaritySettings
 from tests.corpus.texts import make_documents
 from tests.model.made import assert_close
 from tests.train.made import Listener, interrupted_at

@@ -24,9 +24,15 @@ from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.search import search
-from cloze.train.finetuning.trainable import SIZES, prepare, rate_scale
-from cloze.train.optimization import make_optimizer, optimizer_tensors, restore_optimizer, set_rate
-from cloze.train.settings import FinetuneSettings, SearchSettings
+from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
+from cloze.train.finetuning.trainable import SIZES, prepare
+from cloze.train.optimization import (
+    layer_decay_scale,
+    make_optimizer,
+    optimizer_tensors,
+    restore_optimizer,
+    set_rate,
+)
 from tests.model.made import SMALL, random_bert
 from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.made import Listener, interrupted_at, make_bert
@@ -234,17 +240,17 @@ def test_kept_states_teach_what_computed_ones_do(
 
 def test_each_layer_learns_at_a_share_of_the_one_above_it() -> None:
     bert = random_bert(SMALL, ["sequence"])
-    scale = rate_scale(bert, 0.5)
+    scale = layer_decay_scale(bert.config.distinct_layers, 0.5)
     assert scale is not None
     assert [scale(f"model.encoder.layers.{number}.expand.weight") for number in range(3)] == [0.25, 0.5, 1.0]
     assert scale("model.encoder.embeddings.token.weight") == 0.125
     assert scale("model.heads.sequence.output.weight") == scale("model.pooler.dense.bias") == 1.0
-    assert rate_scale(bert, 1.0) is None
+    assert layer_decay_scale(bert.config.distinct_layers, 1.0) is None
 
 
 def test_scales_stay_with_every_rate_and_after_a_resume() -> None:
     bert = random_bert(SMALL, ["sequence"])
-    optimizer = make_optimizer(bert, 1.0, 0.01, rate_scale(bert, 0.5))
+    optimizer = make_optimizer(bert, 1.0, 0.01, layer_decay_scale(bert.config.distinct_layers, 0.5))
     set_rate(optimizer, 0.8)
     expected = [0.1, 0.2, 0.4, 0.8]
     assert sorted({group["lr"] for group in optimizer.param_groups}) == pytest.approx(expected)

@@ -7,8 +7,7 @@ import pytest
 
 from cloze.cli import build
 from cloze.train.pretraining.pretrain import pretrain, pretraining_command
-from cloze.train.pretraining.recipes import read_recipe
-from cloze.train.settings import PretrainSettings
+from cloze.train.settings import PretrainSettings, read_recipe
 
 WAYS = {
     "defaults": PretrainSettings(),

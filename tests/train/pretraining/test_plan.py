@@ -8,7 +8,7 @@ from cloze.errors import DataError
 from cloze.model import Bert
 from cloze.model.cost import count_flops
 from cloze.train.pretraining import plan as module
-from cloze.train.pretraining.batches import flops_a_token
+from cloze.train.pretraining.length_schedule import flops_per_token
 from cloze.train.pretraining.plan import expected_loss, plan, recorded_runs
 from cloze.train.settings import PretrainSettings
 
@@ -61,9 +61,9 @@ def test_broken_record_is_told(tmp_path: Path) -> None:
 def test_plan_adds_up(data: Path, tmp_path: Path) -> None:
     planned = plan(data, settings=SETTINGS)
     assert planned.steps == 1000
-    assert planned.hours == pytest.approx(1000 * planned.seconds_a_step / 3600)
-    assert 4 * 12 < planned.tokens_a_step <= 4 * 24
-    assert planned.tokens == 1000 * planned.tokens_a_step
+    assert planned.hours == pytest.approx(1000 * planned.seconds_per_step / 3600)
+    assert 4 * 12 < planned.tokens_per_step <= 4 * 24
+    assert planned.tokens == 1000 * planned.tokens_per_step
     assert planned.epochs > 1
     assert 0 < planned.share_of_peak < 1.5
     assert planned.estimate.weight_bytes == 4 * planned.estimate.parameters
@@ -75,7 +75,7 @@ def test_plan_adds_up(data: Path, tmp_path: Path) -> None:
 def test_hours_become_steps(data: Path) -> None:
     planned = plan(data, settings=PretrainSettings(preset="tiny", batch=4, length=24, hours=0.01))
     assert planned.hours == pytest.approx(0.01, rel=0.1)
-    assert planned.steps == round(36 / planned.seconds_a_step)
+    assert planned.steps == round(36 / planned.seconds_per_step)
 
 
 def test_a_second_phase_is_timed_too(data: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_second_phase_is_timed_too(data: Path) -> None:
         planned.estimate.activation_bytes
         > plan(data, settings=PretrainSettings(preset="tiny", batch=4, length=16)).estimate.activation_bytes
     )
-    assert planned.hours == pytest.approx(10 * planned.seconds_a_step / 3600)
+    assert planned.hours == pytest.approx(10 * planned.seconds_per_step / 3600)
 
 
 def test_work_of_both_phases_counts_by_their_tokens(base: Path) -> None:
@@ -93,10 +93,10 @@ def test_work_of_both_phases_counts_by_their_tokens(base: Path) -> None:
     settings = PretrainSettings(batch=8, length=16, long_length=32)
     short, long = (count_flops(bert.config, bert.head_names, length) for length in (16, 32))
     assert short < long
-    assert flops_a_token(bert, settings, 0.0) == short
-    assert flops_a_token(bert, settings, 1.0) == long
-    assert flops_a_token(bert, settings, 0.25) == pytest.approx(0.75 * short + 0.25 * long)
-    assert flops_a_token(bert, PretrainSettings(length=16), 0.0) == short
+    assert flops_per_token(bert, settings, 0.0) == short
+    assert flops_per_token(bert, settings, 1.0) == long
+    assert flops_per_token(bert, settings, 0.25) == pytest.approx(0.75 * short + 0.25 * long)
+    assert flops_per_token(bert, PretrainSettings(length=16), 0.0) == short
 
 
 def test_share_of_the_peak_is_that_of_both_phases(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +108,10 @@ def test_share_of_the_peak_is_that_of_both_phases(data: Path, monkeypatch: pytes
         shares.append(long)
         return 1e6
 
-    monkeypatch.setattr(module, "flops_a_token", cost)
+    monkeypatch.setattr(module, "flops_per_token", cost)
     settings = PretrainSettings(preset="tiny", batch=8, length=16, long_length=32, long_share=0.5, steps=10)
     planned = plan(data, settings=settings)
-    assert (planned.seconds_a_step, planned.tokens_a_step) == (3.0, 200)
+    assert (planned.seconds_per_step, planned.tokens_per_step) == (3.0, 200)
     assert shares == [0.75]  # three of four tokens, though half of the steps
     assert planned.share_of_peak == pytest.approx(200 / 3 * 1e6 / 1e9)
     plan(data, settings=replace(settings, long_length=None, long_share=PretrainSettings.long_share))

@@ -8,8 +8,7 @@ from cloze.errors import ConfigError
 from cloze.progress import Silent
 from cloze.text import Tokenizer
 from cloze.train.pretraining.pretrain import start_model
-from cloze.train.pretraining.recipes import read_recipe, recipe_names
-from cloze.train.settings import PretrainSettings
+from cloze.train.settings import PretrainSettings, read_recipe, recipe_names
 
 
 def test_the_published_ways_are_there() -> None:

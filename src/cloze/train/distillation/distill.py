@@ -30,15 +30,14 @@ from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import Examples, LabelSet, fingerprint
 from cloze.tasks.registry import TaskData, find_task, read_task
 from cloze.tasks.rows import Source
-from cloze.train.dev_scoring import train_scored
 from cloze.train.distillation.objective import DistillBatches, DistillObjective, compares_attention
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.distillation.students import make_student, read_unlabelled
 from cloze.train.finetuning.finetune import finetuning_card, make_batches
-from cloze.train.memory import keep_freed_memory
-from cloze.train.run import Run
+from cloze.train.finetuning.settings import FinetuneSettings
+from cloze.train.recipe import TrainingParts, run_training
+from cloze.train.run import CURVES, Run
 from cloze.train.run_log import draw_curves
-from cloze.train.settings import FinetuneSettings
 
 # How many dev rows are read for measuring the speed, and how often by each of both in turn.
 _ROWS, _ROUNDS = 256, 3
@@ -115,38 +114,40 @@ def distill(
     texts = None if unlabelled is None else read_unlabelled(Path(unlabelled), source, data)
     if texts is not None and not settings.logits_weight:
         raise ConfigError("logits_weight is 0, but rows without labels teach nothing else; leave out --unlabelled")
-    asked = {
+    recorded = {
         "command": "distill",
         "model": str(Path(model)),
         **source.recorded(),
         "unlabelled": None if unlabelled is None else str(unlabelled),
         "rows": len(data.train),
         "unlabelled_rows": 0 if texts is None else len(texts),
-        # What has changed meanwhile, rows or teacher, would be mixed in.
+        # Rows or a teacher that have changed meanwhile would be mixed in.
         "content": fingerprint(data.train, data.dev, *([] if texts is None else [texts])),
         "teacher": any_fingerprint(find_source(model)),
     }
-    run = Run.open(Path(out), asked | asdict(settings), fresh=fresh)
-    if run.done_already(progress):
-        return run.folder
-    keep_freed_memory()
-    wise, small = Model(teacher, device=device), Model(student, device=device)
-    how = _reading(teacher, settings)
-    # Where attention is compared, it is that of padded batches: texts of like length need little padding.
-    like_lengths = compares_attention(small.bert, wise.bert, settings)
-    batches = _batches(data, texts, student, how, small, progress, like_lengths=like_lengths)
-    train_scored(
-        DistillObjective(small.bert, wise.bert, small.heads[0], settings).to(small.device),
-        batches,
-        how,
-        run,
-        progress,
-        small,
-        data.metrics[0],
-        lambda: evaluate_examples(small, data.kind, data.dev, data.metrics).metrics,
+    teacher_model, student_model = Model(teacher, device=device), Model(student, device=device)
+    finetuning = _finetune_settings(teacher, settings)
+    parts = TrainingParts(
+        recorded=recorded | asdict(settings),
+        settings=finetuning,
+        model=student_model,
+        batches=lambda: _batches(
+            data,
+            texts,
+            student_model,
+            finetuning,
+            progress,
+            # Attention is compared in padded batches: texts of similar length need little padding.
+            like_lengths=compares_attention(student_model.bert, teacher_model.bert, settings),
+        ),
+        objective=lambda: DistillObjective(student_model.bert, teacher_model.bert, student_model.heads[0], settings).to(
+            student_model.device
+        ),
+        metric=data.metrics[0],
+        score=lambda: evaluate_examples(student_model, data.kind, data.dev, data.metrics).metrics,
+        finish=lambda run, used: _finish(run, teacher_model, student_model, student, data, used, recorded),
     )
-    _finish(run, wise, small, student, data, how, asked)
-    return run.folder
+    return run_training(parts, out, fresh=fresh, progress=progress)
 
 
 def _load_teacher(model: str | Path, source: Source) -> ModelFolder:
@@ -173,7 +174,7 @@ def _start(teacher: ModelFolder, settings: DistillSettings, progress: Progress) 
     return ModelFolder(bert, teacher.tokenizer, task)
 
 
-def _reading(teacher: ModelFolder, settings: DistillSettings) -> FinetuneSettings:
+def _finetune_settings(teacher: ModelFolder, settings: DistillSettings) -> FinetuneSettings:
     assert teacher.task is not None
     return settings.training(teacher.tokenizer.max_length, teacher.task.long_texts, context=teacher.task.context)
 
@@ -181,21 +182,20 @@ def _reading(teacher: ModelFolder, settings: DistillSettings) -> FinetuneSetting
 def _batches(
     data: TaskData,
     texts: LabelledTexts | None,
-    student: ModelFolder,
-    how: FinetuneSettings,
-    small: Model,
+    student: Model,
+    settings: FinetuneSettings,
     progress: Progress,
     *,
     like_lengths: bool,
 ) -> DistillBatches:
     tokenizer = student.tokenizer
     assert data.kind.items is not None, "a kind with labels makes items"
-    items = data.kind.items(data.train, tokenizer, how, progress)
+    items = data.kind.items(data.train, tokenizer, settings, progress)
     if texts is not None:
-        items += data.kind.items(texts, tokenizer, how, progress)
+        items += data.kind.items(texts, tokenizer, settings, progress)
         skipped = f"; {texts.skipped} bad ones were skipped" if texts.skipped else ""
         progress.say(f"{len(texts)} rows without labels are read as well{skipped}")
-    batches = make_batches(items, data.kind, tokenizer, how, small.device, progress, like_lengths=like_lengths)
+    batches = make_batches(items, data.kind, tokenizer, settings, student.device, progress, like_lengths=like_lengths)
     return DistillBatches(batches)
 
 
@@ -205,12 +205,11 @@ def _finish(
     student: Model,
     contents: ModelFolder,
     data: TaskData,
-    how: FinetuneSettings,
-    asked: Mapping[str, Any],
+    settings: FinetuneSettings,
+    recorded: Mapping[str, Any],
 ) -> None:
-    """Write scores, curves, the comparison and, last, the model: its presence says that the run is over."""
-    student.bert.eval()
-    # How it was taught is no property of the student: who trains it further finds what its teacher had.
+    """Write scores, curves, the comparison and, last, the model, whose presence marks the run as finished."""
+    # The dropout of distillation is not the student's: further training starts with its teacher's.
     usual = {name: getattr(teacher.bert.config, name) for name in ("dropout", "attention_dropout")}
     student.bert.config = replace(student.bert.config, **usual)
     if data.kind.fit_on_dev is not None:
@@ -218,10 +217,10 @@ def _finish(
         student = Model(contents, device=str(student.device))
     evaluation = evaluate_examples(student, data.kind, data.dev, data.metrics)
     write_report(evaluation, run.folder)
-    draw_curves(run.metrics(), run.folder / "curves.png")
-    # Its size on disk is part of the comparison.
+    draw_curves(run.metrics(), run.folder / CURVES)
+    # The comparison needs its size on disk.
     partial = run.folder / _PARTIAL
-    card = finetuning_card(contents, evaluation, how, data, asked) + f"\nDistilled from {asked['model']}.\n"
+    card = finetuning_card(contents, evaluation, settings, data, recorded) + f"\nDistilled from {recorded['model']}.\n"
     save_folder(replace(contents, card=card), partial)
     replace_json(run.folder / REPORT, compare(teacher, student, partial, data, evaluation.metrics))
     partial.rename(run.model_folder)

@@ -19,7 +19,7 @@ from cloze.model.layers import initialise
 from cloze.model.losses import task_logits, task_loss
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, count_targets
-from cloze.train.loop import Outcome
+from cloze.train.loop import ObjectiveOutput
 
 # Below this an attention weight is nothing: padding has exactly 0, whose logarithm is none.
 _LEAST = 1e-9
@@ -73,7 +73,7 @@ class DistillBatches:
 
     def __init__(self, batches: TaskBatches) -> None:
         self._batches = batches
-        self.steps_an_epoch = batches.steps_an_epoch
+        self.steps_per_epoch = batches.steps_per_epoch
 
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> DistillBatch:
         """A part of the batch of a step, counted from 0."""
@@ -98,7 +98,7 @@ class DistillObjective(nn.Module):
             # Wide enough for states of the student's size to arrive with the teacher's.
             initialise(self.to_teacher, widths[0] ** -0.5, generator)
 
-    def forward(self, batch: DistillBatch, totals: Mapping[str, int]) -> Outcome:
+    def forward(self, batch: DistillBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
         """This part's share of the losses of a batch."""
         settings, task, known = self.settings, batch.task, batch.known
         said, output = self._ask(self.model, task)
@@ -115,7 +115,7 @@ class DistillObjective(nn.Module):
             if self._attention:
                 losses["attention"] = self._attention_loss(output, shown, batch.read) / max(1, totals["tokens"])
         weighted = [getattr(settings, f"{name}_weight") * loss for name, loss in losses.items()]
-        return Outcome(torch.stack(weighted).sum(), {f"{name}_loss": loss for name, loss in losses.items()})
+        return ObjectiveOutput(torch.stack(weighted).sum(), {f"{name}_loss": loss for name, loss in losses.items()})
 
     def _ask(self, model: Backbone, task: TaskBatch) -> tuple[Tensor, EncoderOutput]:
         """What a model says, and the states and attention that it came to it by."""

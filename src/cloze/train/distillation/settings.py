@@ -8,7 +8,7 @@ from typing import Literal
 
 from cloze.errors import ConfigError
 from cloze.kinds import LongTexts
-from cloze.train.settings import SHORTEST, FinetuneSettings
+from cloze.train.finetuning.settings import SHORTEST, FinetuneSettings
 
 Take = Literal["first", "alternate"]
 WEIGHTS = ("labels_weight", "logits_weight", "states_weight", "attention_weight")

@@ -31,7 +31,7 @@ from cloze.tasks.text_edits import SHARE, Editor, cased_like, changes_of, edit_r
 from cloze.text import Encoding, Tokenizer
 from cloze.text.encoding import Word
 from cloze.text.vocabulary import CONTINUATION
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 
 # So many of the likeliest proposals are drawn from, by their probability.
 _PROPOSALS = 10
@@ -43,7 +43,7 @@ _WORDS_A_PRODUCT = 512
 Proposals = tuple[list[int], list[float]]  # pieces, and how likely each is
 
 
-class Proposer:
+class ContextualAugmenter:
     """Makes copies of texts with words that a model itself would say."""
 
     def __init__(self, model: Model, share: float = SHARE) -> None:
@@ -171,7 +171,7 @@ def check_augment(data: TaskData, base: ModelFolder, name: str, settings: Finetu
         )
 
 
-def with_more_rows(
+def augment_rows(
     data: TaskData, base: ModelFolder, settings: FinetuneSettings, device: str | None, progress: Progress
 ) -> Examples:
     """The training rows and, behind them, those that were made of them."""
@@ -194,7 +194,7 @@ def _generator(settings: FinetuneSettings, copy: int, row: int) -> np.random.Gen
 def _contextual(
     texts: Sequence[tuple[str, ...]], model: Model, settings: FinetuneSettings
 ) -> list[tuple[int, tuple[str, ...]]]:
-    proposer = Proposer(model)
+    proposer = ContextualAugmenter(model)
     made = []
     for copy in range(settings.augment_copies):
         generators = [_generator(settings, copy, row) for row in range(len(texts))]

@@ -11,7 +11,7 @@ from cloze.errors import ConfigError
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import TaskData
 from cloze.train.finetuning.augmentation import check_augment
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 
 # What is understood where there are no labels to learn: similarity, correction.
 _WITHOUT_LABELS = {
@@ -39,7 +39,7 @@ def check_length(length: int, base: ModelFolder) -> None:
         )
 
 
-def check_understood(settings: FinetuneSettings, task: str) -> None:
+def check_label_free_settings(settings: FinetuneSettings, task: str) -> None:
     """Refuse what training without labels would silently leave undone."""
     for field in fields(settings):
         value = getattr(settings, field.name)

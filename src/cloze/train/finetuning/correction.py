@@ -29,14 +29,13 @@ from cloze.tasks.correction.settings import CorrectionSettings
 from cloze.tasks.examples import Item, fingerprint, split_dev
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
-from cloze.train.dev_scoring import train_scored
-from cloze.train.finetuning.checks import check_length, check_understood
-from cloze.train.finetuning.objective import TaskBatch, TaskBatches, tell_cut
+from cloze.train.finetuning.checks import check_label_free_settings, check_length
+from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated
+from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.finetuning.trainable import freeze_lowest
-from cloze.train.loop import Outcome
-from cloze.train.memory import keep_freed_memory
-from cloze.train.run import Run, end_run
-from cloze.train.settings import FinetuneSettings
+from cloze.train.loop import ObjectiveOutput
+from cloze.train.recipe import TrainingParts, run_training
+from cloze.train.run import Run
 
 # A share of rows without a mistake that is too small to tell how often a model raises a false alarm.
 _FEW_RIGHT = 0.2
@@ -50,7 +49,7 @@ class CorrectionObjective(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> Outcome:
+    def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
         """This part's share of the loss of a batch."""
         inputs, targets = batch.inputs, batch.targets.flatten()
         positions = targets.ne(IGNORED).nonzero().flatten()  # (M,)
@@ -58,7 +57,7 @@ class CorrectionObjective(nn.Module):
         logits = masked_word_logits(self.model, last, positions).float()  # (M, V)
         asked, share = targets[positions], max(1, totals["targets"])
         right = logits.detach().argmax(-1).eq(asked).sum()
-        return Outcome(masked_word_loss(logits, asked, share), {"accuracy": right / share})
+        return ObjectiveOutput(masked_word_loss(logits, asked, share), {"accuracy": right / share})
 
 
 @dataclass(frozen=True)
@@ -81,32 +80,26 @@ def finetune_correction(
 ) -> Path:
     """Train on a table, or on a folder of SIGHAN's; return the run's folder. The same call goes on."""
     settings, progress = settings or FinetuneSettings(), progress or Silent()
-    check_understood(settings, CORRECTION.name)
+    check_label_free_settings(settings, CORRECTION.name)
     data = read_correction_data(source, progress)
     tuned = _start(load_folder(find_source(model)), str(model), settings)
     wrapped = Model(tuned, device=device)
     items = correction_items(data.train, tuned.tokenizer, progress)
     facts = {"command": "finetune", "model": str(Path(model)), **source.recorded()}
     content = {"rows": len(data.train), "content": fingerprint(data.train, data.dev)}
-    run = Run.open(Path(out), facts | content | asdict(settings), fresh=fresh)
-    if run.done_already(progress):
-        return run.folder
-    keep_freed_memory()
-    batches = TaskBatches(
-        items, settings.batch, settings.seed, tuned.tokenizer.pad_id, wrapped.device, labels_tokens=True
+    parts = TrainingParts(
+        recorded=facts | content | asdict(settings),
+        settings=settings,
+        model=wrapped,
+        batches=lambda: TaskBatches(
+            items, settings.batch, settings.seed, tuned.tokenizer.pad_id, wrapped.device, labels_tokens=True
+        ),
+        objective=lambda: CorrectionObjective(wrapped.bert),
+        metric="correction_f1",
+        score=lambda: _score(wrapped, data.dev),
+        finish=lambda run, used: _finish(run, wrapped, tuned, data, used),
     )
-    precision = train_scored(
-        CorrectionObjective(wrapped.bert),
-        batches,
-        settings,
-        run,
-        progress,
-        wrapped,
-        "correction_f1",
-        lambda: _score(wrapped, data.dev),
-    )
-    _finish(run, wrapped, tuned, data, replace(settings, precision=precision.name))
-    return run.folder
+    return run_training(parts, out, fresh=fresh, progress=progress)
 
 
 def read_correction_data(source: Source, progress: Progress) -> CorrectionData:
@@ -153,7 +146,7 @@ def correction_items(rows: Corrections, tokenizer: Tokenizer, progress: Progress
     if len(items) < len(rows):
         left = len(rows) - len(items)
         progress.say(f"{left} of {len(rows)} training rows have not as many words as they should: left out")
-    tell_cut(items, tokenizer.max_length, progress)
+    report_truncated(items, tokenizer.max_length, progress)
     if not items:
         raise DataError(
             f"{rows.places[0]}: this row and all others have not as many words as they should; "
@@ -185,7 +178,6 @@ def _score(model: Model, dev: Corrections) -> dict[str, float]:
 
 def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: CorrectionData, settings: FinetuneSettings) -> None:
     """Write scores, and end the run."""
-    wrapped.bert.eval()
     scored = _score(wrapped, data.dev)
     run.write_results({**scored, "rows": len(data.dev)})
     scores = "\n".join(f"- {name}: {value:.4f}" for name, value in scored.items())
@@ -195,4 +187,4 @@ def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: CorrectionData, 
         f"- training: {len(data.train):,} rows, {settings.summary}\n\n"
         f"On {len(data.dev):,} dev rows, at the threshold that suits them best:\n\n{scores}\n"
     )
-    end_run(run, replace(tuned, card=card, correcting=scored["threshold"]))
+    run.finish(replace(tuned, card=card, correcting=scored["threshold"]))

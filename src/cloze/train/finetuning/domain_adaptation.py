@@ -29,9 +29,10 @@ from cloze.train.finetuning.leakage import (
     write_without_overlap,
 )
 from cloze.train.finetuning.search import search
+from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, SearchSettings
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.run import Run
-from cloze.train.settings import AdaptSettings, FinetuneSettings, PrecisionName, SearchSettings
+from cloze.train.settings import PrecisionName
 
 _LOOKING = "looking for dev and test rows in the text"
 DIRECT, DOMAIN, TASK, BOTH = "direct", "domain", "task", "domain + task"

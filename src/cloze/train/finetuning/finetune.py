@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from cloze.checkpoint import (
     AdapterOf,
@@ -26,17 +27,16 @@ from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import SIMILARITY
 from cloze.text import Tokenizer
-from cloze.train.dev_scoring import train_scored
-from cloze.train.finetuning.augmentation import with_more_rows
+from cloze.train.finetuning.augmentation import augment_rows
 from cloze.train.finetuning.checks import check_task
 from cloze.train.finetuning.correction import finetune_correction
-from cloze.train.finetuning.mean_teacher import with_own_teacher
-from cloze.train.finetuning.objective import TaskBatches, TaskObjective, balanced_weights, tell_cut
+from cloze.train.finetuning.mean_teacher import with_mean_teacher
+from cloze.train.finetuning.objective import TaskBatches, TaskObjective, balanced_weights, report_truncated
+from cloze.train.finetuning.settings import FinetuneSettings, SimilaritySettings, check_similarity_settings
 from cloze.train.finetuning.similarity import finetune_similarity
-from cloze.train.finetuning.trainable import keep_states, prepare
-from cloze.train.memory import keep_freed_memory
-from cloze.train.run import Run, end_run
-from cloze.train.settings import FinetuneSettings, SimilaritySettings, check_meant
+from cloze.train.finetuning.trainable import cache_frozen_states, prepare
+from cloze.train.recipe import TrainingParts, run_training
+from cloze.train.run import Run
 
 
 def finetune(
@@ -50,8 +50,30 @@ def finetune(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Fine-tune a model folder on a task and return the run's folder. The same call goes on where another stopped."""
-    check_meant(source.task, similarity or SimilaritySettings())
+    """Fine-tune a model folder on a task; the same call resumes a run that was stopped.
+
+    Args:
+        source: The task and its files.
+        model: The model folder to start from, a run, or a hub name.
+        out: The run's folder, which is created.
+        settings: How to train.
+        similarity: Settings of contrastive training, for the task ``similarity``.
+        device: Where to train; the fastest device by default.
+        fresh: Delete a run that is there, and start over.
+        progress: Where progress is reported.
+
+    Returns:
+        The run's folder. Its model is in ``model``, its scores in ``eval_results.json``.
+
+    Raises:
+        ConfigError: If settings do not fit the task or the model, or the run was started with other settings.
+        DataError: If rows cannot be read.
+
+    Example:
+        >>> run = cloze.finetune(cloze.Source("classify", "train.csv", "dev.csv"), "MODEL", "runs/mood")
+        >>> cloze.load(run).classify("What a day!")
+    """
+    check_similarity_settings(source.task, similarity or SimilaritySettings())
     # Kinds that are trained without labels have their own training.
     trainers: dict[str, Callable[..., Path]] = {
         SIMILARITY.name: partial(finetune_similarity, similarity=similarity),
@@ -64,13 +86,14 @@ def finetune(
     data = read_task(source)
     for note in data.notes:
         progress.say(note)
-    asked = source.recorded()
-    return finetune_on(data, asked, model, out, settings=settings, device=device, fresh=fresh, progress=progress)
+    return finetune_rows(
+        data, source.recorded(), model, out, settings=settings, device=device, fresh=fresh, progress=progress
+    )
 
 
-def finetune_on(
+def finetune_rows(
     data: TaskData,
-    asked: Mapping[str, Any],
+    source: Mapping[str, Any],
     model: str | Path,
     out: str | Path,
     *,
@@ -80,48 +103,64 @@ def finetune_on(
     progress: Progress | None = None,
     fit: bool = True,
 ) -> Path:
-    """Fine-tune on rows that were read already; ``asked`` tells where from, to be compared when the run goes on.
+    """Fine-tune on rows that have been read already.
 
-    ``fit``: dev rows may decide from when on a question has no answer. Not where they stand for rows that nobody knows.
+    Args:
+        data: The rows.
+        source: Where they are from, as ``Source.recorded`` returns it; compared when the run is resumed.
+        model: The model folder to start from.
+        out: The run's folder.
+        settings: How to train.
+        device: Where to train.
+        fresh: Delete a run that is there.
+        progress: Where progress is reported.
+        fit: Let the dev rows decide from which score on a question has no answer. Not where they stand for unseen rows.
+
+    Returns:
+        The run's folder.
     """
     settings, progress = settings or FinetuneSettings(), progress or Silent()
     base = check_task(data, model, settings)
     tuned = _start(base, str(model), data, settings, progress)
     wrapped = Model(tuned, device=device)
     weights = balanced_weights(data) if settings.class_weights == "balanced" else None
-    recorded = _recorded(asked, model, data)
-    run = Run.open(Path(out), recorded | asdict(settings), fresh=fresh)
-    if run.done_already(progress):
-        return run.folder
-    keep_freed_memory()
-    rows = with_more_rows(data, base, settings, device, progress)
-    batches = _batches(replace(data, train=rows), tuned.tokenizer, settings, choose_device(device), progress)
-    keep_states(wrapped.bert, batches.items, tuned.tokenizer.pad_id, progress)
-    objective = TaskObjective(wrapped.bert, wrapped.heads[0], weights).to(wrapped.device)
-    precision = train_scored(
-        with_own_teacher(objective, settings.self_teaching, settings.teacher_decay),
-        batches,
-        settings,
-        run,
-        progress,
-        wrapped,
-        data.metrics[0],
-        lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
+    recorded = _recorded(source, model, data)
+
+    def batches() -> TaskBatches:
+        rows = augment_rows(data, base, settings, device, progress)
+        assert data.kind.items is not None, "a kind with labels makes items"
+        items = data.kind.items(rows, tuned.tokenizer, settings, progress)
+        built = make_batches(items, data.kind, tuned.tokenizer, settings, choose_device(device), progress)
+        cache_frozen_states(wrapped.bert, built.items, tuned.tokenizer.pad_id, progress)
+        return built
+
+    def objective() -> nn.Module:
+        task = TaskObjective(wrapped.bert, wrapped.heads[0], weights).to(wrapped.device)
+        return with_mean_teacher(task, settings.mean_teacher, settings.teacher_decay)
+
+    parts = TrainingParts(
+        recorded=recorded | asdict(settings),
+        settings=settings,
+        model=wrapped,
+        batches=batches,
+        objective=objective,
+        metric=data.metrics[0],
+        score=lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
+        finish=lambda run, used: _finish(run, wrapped, tuned, data, used, recorded, fit=fit),
     )
-    _finish(run, wrapped, tuned, data, replace(settings, precision=precision.name), recorded, fit=fit)
-    return run.folder
+    return run_training(parts, out, fresh=fresh, progress=progress)
 
 
-def _recorded(asked: Mapping[str, Any], model: str | Path, data: TaskData) -> dict[str, Any]:
-    """What the run was asked to do, for comparing with what it is asked next time."""
+def _recorded(source: Mapping[str, Any], model: str | Path, data: TaskData) -> dict[str, Any]:
+    """Return the facts that a resumed run is compared by."""
     # A file that has changed meanwhile would change what is learned, or the size of the head.
     labels = None if data.labels is None else list(data.labels.names)
     facts = {"rows": len(data.train), "labels": labels, "content": fingerprint(data.train, data.dev)}
-    return {"command": "finetune", "model": str(Path(model)), **asked, **facts}
+    return {"command": "finetune", "model": str(Path(model)), **source, **facts}
 
 
 def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSettings, progress: Progress) -> ModelFolder:
-    """The base, which was given by this name, with a new head for the task's labels."""
+    """Return the base model, named ``name``, with a new head for the task's labels."""
     head = data.kind.head
     assert head is not None, "a kind with labels has a head"
     if base.model.pooler is None and head in POOLED_HEADS and settings.frozen is None:
@@ -132,7 +171,7 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSetti
     length = min(settings.length, base.tokenizer.max_length)
     if length < settings.length:
         progress.say(f"the model reads at most {length} tokens")
-    # What it is trained and scored on is what it will read: the limit goes with the folder.
+    # The limit is saved with the folder: the model reads as much as it was trained and scored on.
     tokenizer = base.tokenizer.with_max_length(length)
     attachment = prepare(bert, settings)
     adapter = None
@@ -142,14 +181,6 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSetti
     longest = settings.longest_answer
     task = TaskLabels(data.kind.name, names, settings.long_texts, settings.context, longest_answer=longest)
     return ModelFolder(bert, tokenizer, task, base.embedding, adapter=adapter)
-
-
-def _batches(
-    data: TaskData, tokenizer: Tokenizer, settings: FinetuneSettings, device: torch.device, progress: Progress
-) -> TaskBatches:
-    assert data.kind.items is not None, "a kind with labels makes items"
-    items = data.kind.items(data.train, tokenizer, settings, progress)
-    return make_batches(items, data.kind, tokenizer, settings, device, progress)
 
 
 def make_batches(
@@ -162,8 +193,8 @@ def make_batches(
     *,
     like_lengths: bool = False,
 ) -> TaskBatches:
-    """Batches of what a model trains on; it is told if something of it was cut."""
-    tell_cut(items, tokenizer.max_length, progress, kind.item_noun)
+    """Return batches of training items, and report how many of them were truncated."""
+    report_truncated(items, tokenizer.max_length, progress, kind.item_noun)
     return TaskBatches(
         items,
         settings.batch,
@@ -185,8 +216,7 @@ def _finish(
     *,
     fit: bool,
 ) -> None:
-    """Fit what dev rows decide, write their scores, and end the run."""
-    wrapped.bert.eval()
+    """Calibrate and fit on the dev rows, write their scores, and finish the run."""
     calibrate = data.kind.calibrate if settings.calibrate else None
     calibration = None if calibrate is None else calibrate(wrapped, data.dev, data.metrics)
     if calibration is not None:
@@ -200,22 +230,22 @@ def _finish(
     if calibration is not None:
         run.write_results(evaluation.results() | calibration.results())
     card = finetuning_card(tuned, evaluation, settings, data, recorded)
-    end_run(run, replace(tuned, embedding=EmbeddingSettings(), card=card))
+    run.finish(replace(tuned, embedding=EmbeddingSettings(), card=card))
 
 
 def finetuning_card(
-    tuned: ModelFolder, evaluation: Evaluation, settings: FinetuneSettings, data: TaskData, asked: Mapping[str, Any]
+    tuned: ModelFolder, evaluation: Evaluation, settings: FinetuneSettings, data: TaskData, recorded: Mapping[str, Any]
 ) -> str:
-    """The model card of a fine-tuned model; ``asked`` is what its run wrote down."""
+    """Return the model card of a fine-tuned model; ``recorded`` are the facts of its run."""
     assert tuned.task is not None
-    # Where there was nothing else to score, as after folds.
+    # After cross-validation there are no other rows to score.
     scored = "training rows, which tell little of others" if data.dev is data.train else "dev rows"
     scores = "\n".join(f"- {name}: {value:.4f}" for name, value in evaluation.metrics.items())
     labels = ", ".join(tuned.task.names) or data.kind.answers
     return (
         f"# BERT, fine-tuned to {tuned.task.kind}\n\n"
-        f"- answers: {labels}\n- from: {asked['model']}\n"
-        f"- rows: {asked['task']}, {asked['data']} ({asked['content'][:12]})\n"
+        f"- answers: {labels}\n- from: {recorded['model']}\n"
+        f"- rows: {recorded['task']}, {recorded['data']} ({recorded['content'][:12]})\n"
         f"- training: {len(data.train):,} rows, {settings.summary}\n\n"
         f"On {len(evaluation.predictions):,} {scored}:\n\n{scores}\n"
     )

@@ -14,8 +14,8 @@ from cloze.tasks.registry import find_task
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.checks import check_kind
 from cloze.train.finetuning.search import search
+from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.run import RESULTS, Run
-from cloze.train.settings import FinetuneSettings, SearchSettings
 
 SUBMISSION = "submission"
 

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from cloze.kinds import IGNORED
 from cloze.model.losses import IMPOSSIBLE, task_loss
 from cloze.train.finetuning.objective import TaskBatch, TaskObjective
-from cloze.train.loop import Outcome
+from cloze.train.loop import ObjectiveOutput
 
 # An average over all steps would be held back by the random head of the start: while there are few of them, it is over
 # the latest tenth or so.
 _EARLY = 9
 
 
-class SelfTaughtObjective(nn.Module):
+class MeanTeacherObjective(nn.Module):
     """The loss of a task, and the distance from the average of the weights so far."""
 
     updates: Tensor
@@ -40,7 +40,7 @@ class SelfTaughtObjective(nn.Module):
         self.teacher.eval()
         return self
 
-    def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> Outcome:
+    def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
         """This part's share of both losses; in training, the teacher first takes in what the last step has changed."""
         if self.training:
             self._follow()
@@ -49,7 +49,7 @@ class SelfTaughtObjective(nn.Module):
             taught = self.teacher.logits(batch)
         own = task_loss(said, batch.targets, totals["targets"], self.student.weights)
         away = distance(said, taught, batch.targets, totals["targets"])
-        return Outcome(own + self._weight * away, {"labels_loss": own, "teacher_loss": away})
+        return ObjectiveOutput(own + self._weight * away, {"labels_loss": own, "teacher_loss": away})
 
     @torch.no_grad()
     def _follow(self) -> None:
@@ -72,6 +72,6 @@ def distance(said: Tensor, taught: Tensor, targets: Tensor, total: int) -> Tenso
     return squares.sum() / max(1, total)
 
 
-def with_own_teacher(objective: TaskObjective, weight: float, decay: float) -> nn.Module:
+def with_mean_teacher(objective: TaskObjective, weight: float, decay: float) -> nn.Module:
     """The objective with a teacher of its own; the objective itself where that counts for nothing."""
-    return SelfTaughtObjective(objective, weight, decay) if weight else objective
+    return MeanTeacherObjective(objective, weight, decay) if weight else objective

@@ -27,7 +27,7 @@ from cloze.progress import Progress
 from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import Item
 from cloze.tasks.registry import TaskData
-from cloze.train.loop import Outcome
+from cloze.train.loop import ObjectiveOutput
 
 # Where they are to be of like length, so many batches are cut from neighbours; their rows are drawn from all.
 _CUT_TOGETHER = 50
@@ -57,7 +57,7 @@ def count_targets(targets: Tensor) -> int:
     return targets.numel() if targets.is_floating_point() else int(targets.ne(IGNORED).sum())
 
 
-def tell_cut(items: Sequence[Item], longest: int, progress: Progress, what: str = "texts") -> None:
+def report_truncated(items: Sequence[Item], longest: int, progress: Progress, what: str = "texts") -> None:
     """Say how much of what a model trains on was cut."""
     cut = sum(any(encoding.dropped for encoding in item.encodings) for item in items)
     if cut:
@@ -86,12 +86,12 @@ class TaskBatches:
         self._cut_together = _CUT_TOGETHER if like_lengths else 1
         self._pad_id, self._device, self._labels_tokens = pad_id, device, labels_tokens
         self._lengths = np.array([sum(len(encoding.ids) for encoding in item.encodings) for item in items])
-        self.steps_an_epoch = -(-len(items) // batch)
+        self.steps_per_epoch = -(-len(items) // batch)
         self._epoch, self._batches = -1, list[NDArray[np.int64]]()
 
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch:  # noqa: ARG002
         """A part of the batch of a step, counted from 0."""
-        epoch, index = divmod(step, self.steps_an_epoch)
+        epoch, index = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch, self._batches = epoch, self._shuffled(epoch)
         rows = np.array_split(self._batches[index], parts)[part]
@@ -132,9 +132,9 @@ class TaskObjective(nn.Module):
         # Not part of a checkpoint: it follows from the training rows.
         self.register_buffer("weights", weights, persistent=False)
 
-    def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> Outcome:
+    def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
         """This part's share of the loss of a batch."""
-        return Outcome(task_loss(self.logits(batch), batch.targets, totals["targets"], self.weights))
+        return ObjectiveOutput(task_loss(self.logits(batch), batch.targets, totals["targets"], self.weights))
 
     def logits(self, batch: TaskBatch) -> Tensor:
         """What the model says."""

@@ -22,12 +22,13 @@ from cloze.progress import Progress, Silent
 from cloze.tasks.examples import fingerprint, split_fold
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
-from cloze.train.dev_scoring import finetuning_precision
 from cloze.train.finetuning.checks import check_task
-from cloze.train.finetuning.finetune import finetune_on
+from cloze.train.finetuning.finetune import finetune_rows
+from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.optimization import DivergedError
+from cloze.train.recipe import finetuning_precision
 from cloze.train.run import Run
-from cloze.train.settings import FinetuneSettings, PrecisionName, SearchSettings
+from cloze.train.settings import PrecisionName
 
 
 def draw_search(rows: Sequence["Scored"], metric: str, path: Path) -> None:
@@ -179,7 +180,7 @@ class _Scoring:
     def __call__(self, cell: Cell) -> Scored:
         folder = self.folder / CELLS / cell.name
         try:
-            finetune_on(
+            finetune_rows(
                 cell.data,
                 self.source.recorded(),
                 self.model,

@@ -27,14 +27,13 @@ from cloze.tasks.examples import DEV_SHARE, Item, fingerprint
 from cloze.tasks.rows import RowSettings, Source, read_rows
 from cloze.tasks.similarity.kind import SIMILARITY, ScoredPairs, agreement, read_scored_pairs
 from cloze.tasks.tables import is_table
-from cloze.train.dev_scoring import train_scored
-from cloze.train.finetuning.checks import check_length, check_understood
-from cloze.train.finetuning.objective import TaskBatch, TaskBatches, tell_cut
+from cloze.train.finetuning.checks import check_label_free_settings, check_length
+from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated
+from cloze.train.finetuning.settings import FinetuneSettings, SimilaritySettings
 from cloze.train.finetuning.trainable import freeze_lowest
-from cloze.train.loop import Outcome
-from cloze.train.memory import keep_freed_memory
-from cloze.train.run import Run, end_run
-from cloze.train.settings import FinetuneSettings, SimilaritySettings
+from cloze.train.loop import ObjectiveOutput
+from cloze.train.recipe import TrainingParts, run_training
+from cloze.train.run import Run
 
 # Texts that are looked at for how they spread, where nobody says how alike they are.
 _LOOKED_AT = 1000
@@ -47,14 +46,14 @@ class ContrastiveObjective(nn.Module):
         super().__init__()
         self.model, self._pooling, self._temperature = model, pooling, temperature
 
-    def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> Outcome:
+    def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
         """This part's share of the loss of a batch; texts are compared within a part."""
         inputs = batch.inputs
         last = self.model(inputs.ids, inputs.segments, inputs.mask).last
         vectors = functional.normalize(POOL[self._pooling](last, inputs.real).float(), dim=-1)  # (2 B, H)
         loss, right = contrast(vectors[::2], vectors[1::2], self._temperature)
         share = 1 / max(1, totals["targets"])
-        return Outcome(loss * share, {"accuracy": right * share})
+        return ObjectiveOutput(loss * share, {"accuracy": right * share})
 
 
 def contrast(firsts: Tensor, seconds: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -100,7 +99,7 @@ def finetune_similarity(
     """Train on a text file, a text a line, or on a table; return the run's folder. The same call goes on."""
     settings, progress = settings or FinetuneSettings(), progress or Silent()
     similarity = similarity or SimilaritySettings()
-    check_understood(settings, SIMILARITY.name)
+    check_label_free_settings(settings, SIMILARITY.name)
     data = read_similarity(source)
     if settings.patience and not isinstance(data.dev, ScoredPairs):
         raise ConfigError(f"patience is {settings.patience}, but there is no --dev file of scored pairs to wait on")
@@ -108,23 +107,17 @@ def finetune_similarity(
     tuned = _start(base, data, settings, similarity)
     wrapped = Model(tuned, device=device)
     facts = {"command": "finetune", "model": str(Path(model)), **source.recorded(), **data.recorded()}
-    run = Run.open(Path(out), facts | asdict(settings) | asdict(similarity), fresh=fresh)
-    if run.done_already(progress):
-        return run.folder
-    keep_freed_memory()
-    batches = _batches(data, tuned, settings, wrapped, progress)
-    precision = train_scored(
-        ContrastiveObjective(wrapped.bert, tuned.embedding.pooling, similarity.temperature),
-        batches,
-        settings,
-        run,
-        progress,
-        wrapped,
-        data.metrics[0],
-        lambda: _score(wrapped, data),
+    parts = TrainingParts(
+        recorded=facts | asdict(settings) | asdict(similarity),
+        settings=settings,
+        model=wrapped,
+        batches=lambda: _batches(data, tuned, settings, wrapped, progress),
+        objective=lambda: ContrastiveObjective(wrapped.bert, tuned.embedding.pooling, similarity.temperature),
+        metric=data.metrics[0],
+        score=lambda: _score(wrapped, data),
+        finish=lambda run, used: _finish(run, wrapped, tuned, data, used),
     )
-    _finish(run, wrapped, tuned, data, replace(settings, precision=precision.name))
-    return run.folder
+    return run_training(parts, out, fresh=fresh, progress=progress)
 
 
 def read_similarity(source: Source) -> SimilarityData:
@@ -173,7 +166,7 @@ def _batches(
     firsts = tokenizer.encode_batch(data.texts)
     seconds = firsts if data.partners is None else tokenizer.encode_batch(data.partners)
     items = [Item(both, 0) for both in zip(firsts, seconds, strict=True)]
-    tell_cut(items, tokenizer.max_length, progress)
+    report_truncated(items, tokenizer.max_length, progress)
     return TaskBatches(items, settings.batch, settings.seed, tokenizer.pad_id, wrapped.device, like_lengths=True)
 
 
@@ -188,7 +181,6 @@ def _score(model: Model, data: SimilarityData) -> dict[str, float]:
 
 def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: SimilarityData, settings: FinetuneSettings) -> None:
     """Write scores, and end the run."""
-    wrapped.bert.eval()
     scored = _score(wrapped, data)
     run.write_results({**scored, "rows": len(data.texts)})
     scores = "\n".join(f"- {name}: {value:.4f}" for name, value in scored.items())
@@ -197,4 +189,4 @@ def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: SimilarityData, 
         f"- gives: one vector a text ({tuned.embedding.pooling} of the tokens, of length 1)\n"
         f"- training: {len(data.texts):,} texts, {settings.summary}\n\n{scores}\n"
     )
-    end_run(run, replace(tuned, card=card))
+    run.finish(replace(tuned, card=card))

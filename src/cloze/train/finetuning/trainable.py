@@ -4,8 +4,7 @@ Each is a choice that is made before the one loop: what is to be attached is att
 no gradient, so that the optimizer never sees it.
 """
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -19,13 +18,12 @@ from cloze.model.frozen_features import key
 from cloze.model.heads import POOLED_HEADS
 from cloze.progress import Progress
 from cloze.tasks.examples import Item
-from cloze.train.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings
 
 # At most 4 % of the parameters are trained, of MiniLM and of BERT-base alike.
 SIZES = {"houlsby": 64, "lora": 8}
 # How much frozen states may take: those of more rows are computed anew whenever they are needed.
 STATES_BUDGET = 2 * 2**30
-_LAYER = re.compile(r"\bencoder\.layers\.(\d+)\.")
 
 
 def prepare(bert: Backbone, settings: FinetuneSettings) -> Attachment | None:
@@ -68,22 +66,7 @@ def freeze_lowest(bert: Backbone, layers: int) -> None:
         layer.requires_grad_(False)
 
 
-def rate_scale(bert: Backbone, decay: float) -> Callable[[str], float] | None:
-    """Which share of the learning rate a parameter gets (Sun et al., 2019): heads and top layer all of it."""
-    if decay == 1:
-        return None
-    layers = bert.config.distinct_layers
-
-    def scale(name: str) -> float:
-        layer = _LAYER.search(name)
-        if layer is not None:
-            return float(decay ** (layers - 1 - int(layer[1])))
-        return float(decay**layers) if "encoder.embeddings." in name else 1.0
-
-    return scale
-
-
-def keep_states(bert: Backbone, items: Sequence[Item], pad_id: int, progress: Progress) -> None:
+def cache_frozen_states(bert: Backbone, items: Sequence[Item], pad_id: int, progress: Progress) -> None:
     """Compute the frozen states of training rows once, if they find room; a model that is trained needs none."""
     reader = bert.reader
     if reader is None:

@@ -31,9 +31,9 @@ from cloze.model.losses import masked_word_logits
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
-from cloze.train.distributed import Team
+from cloze.train.distributed import ProcessGroup
 from cloze.train.pretraining.objective import PretrainingObjective
-from cloze.train.settings import BlankSettings, PretrainSettings
+from cloze.train.settings import MlmEvaluationSettings, PretrainSettings
 
 # Evaluation draws its masks from a seed of its own, so that every run is measured on the same blanks.
 SEED = 7_919
@@ -48,7 +48,7 @@ class HeldOut:
     parts: list[PretrainingBatch]
     totals: Mapping[str, int]
     constants: dict[str, float] = field(default_factory=dict)  # what always giving one answer about pairs would get
-    team: Team = field(default_factory=Team)
+    group: ProcessGroup = field(default_factory=ProcessGroup)
     name: str = NAME
 
     @classmethod
@@ -61,18 +61,18 @@ class HeldOut:
         sums: dict[str, float] = {}
         for part in self.parts:
             pause()
-            for name, value in objective(part, self.totals).figures.items():
+            for name, value in objective(part, self.totals).metrics.items():
                 sums[name] = sums.get(name, 0.0) + float(value)
-        values = self.team.total(list(sums.values()))
-        figures = {f"{self.name}_{name}": value for name, value in zip(sums, values, strict=True)}
-        figures[f"{self.name}_perplexity"] = math.exp(min(700.0, figures[f"{self.name}_mlm_loss"]))
-        return figures | self.constants
+        values = self.group.all_reduce(list(sums.values()))
+        metrics = {f"{self.name}_{name}": value for name, value in zip(sums, values, strict=True)}
+        metrics[f"{self.name}_perplexity"] = math.exp(min(700.0, metrics[f"{self.name}_mlm_loss"]))
+        return metrics | self.constants
 
 
-def evaluate_all(
+def evaluate_held_out(
     held_out: Sequence[HeldOut], objective: PretrainingObjective, pause: Callable[[], object] = bool
 ) -> dict[str, float]:
-    """The figures of each length."""
+    """The metrics of each length."""
     return {name: value for one in held_out for name, value in one.evaluate(objective, pause).items()}
 
 
@@ -81,20 +81,20 @@ def open_held_out(
     tokenizer: Tokenizer,
     settings: PretrainSettings,
     tables: WordTables,
-    team: Team,
+    group: ProcessGroup,
     progress: Progress,
 ) -> list[HeldOut]:
     """The held-out documents in sequences of each phase's length; where too little was held out, it is said."""
     corpus = Corpus.open(data, "held_out")
     lacking = f"{data}: too little text is held out"
     remedy = "prepare it with a larger --held-out to see more"
-    short = _open(corpus, tokenizer, settings, tables, team, long=False)
+    short = _open(corpus, tokenizer, settings, tables, group, long=False)
     if short is None:
         progress.say(f"{lacking} to look at; {remedy}")
         return []
     if settings.long_length is None:
         return [short]
-    long = _open(corpus, tokenizer, settings, tables, team, long=True)
+    long = _open(corpus, tokenizer, settings, tables, group, long=True)
     if long is None:
         progress.say(f"{lacking} for sequences of {settings.long_length} tokens; {remedy}")
         return [short]
@@ -102,12 +102,18 @@ def open_held_out(
 
 
 def _open(
-    corpus: Corpus, tokenizer: Tokenizer, settings: PretrainSettings, tables: WordTables, team: Team, *, long: bool
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    settings: PretrainSettings,
+    tables: WordTables,
+    group: ProcessGroup,
+    *,
+    long: bool,
 ) -> HeldOut | None:
     if corpus.document_count < (2 if settings.objective == "nsp" else 1):
         return None
     size, examples = settings.sequences(long=long), settings.examples(long=long)
-    while size >= team.size * settings.accumulate:
+    while size >= group.size * settings.accumulate:
         batches = PretrainingBatches(
             corpus,
             tokenizer,
@@ -123,24 +129,28 @@ def _open(
             size //= 2
         else:
             name = LONG_NAME if long else NAME
-            return _share([batches.at(step) for step in range(count)], batches, settings, team, name)
+            return _share([batches.at(step) for step in range(count)], batches, settings, group, name)
     return None
 
 
 def _share(
-    whole: list[PretrainingBatch], batches: PretrainingBatches, settings: PretrainSettings, team: Team, name: str
+    whole: list[PretrainingBatch],
+    batches: PretrainingBatches,
+    settings: PretrainSettings,
+    group: ProcessGroup,
+    name: str,
 ) -> HeldOut:
     pieces = settings.accumulate
     labels = np.concatenate([batch.labels for batch in whole])
     parts = [
-        batches.at(step, team.rank * pieces + index, team.size * pieces)
+        batches.at(step, group.rank * pieces + index, group.size * pieces)
         for step in range(len(whole))
         for index in range(pieces)
     ]
     # Short sequences often hold one sentence, whose B can only be random: then half is not chance.
     share = float(labels.mean()) if len(labels) else 0.0
     constants = {f"{name}_{settings.objective}_constant": max(share, 1 - share)} if len(labels) else {}
-    return HeldOut(parts, HeldOut.of(whole).totals, constants, team, name)
+    return HeldOut(parts, HeldOut.of(whole).totals, constants, group, name)
 
 
 BATCH = 16
@@ -151,7 +161,7 @@ def evaluate_masked_words(
     texts: Sequence[str | Path],
     model: str | Path,
     *,
-    settings: BlankSettings | None = None,
+    settings: MlmEvaluationSettings | None = None,
     reading: PrepareSettings | None = None,
     device: str | None = None,
     progress: Progress | None = None,
@@ -160,7 +170,7 @@ def evaluate_masked_words(
 
     ``reading`` says how the files are read; nothing of them is held out.
     """
-    settings, progress = settings or BlankSettings(), progress or Silent()
+    settings, progress = settings or MlmEvaluationSettings(), progress or Silent()
     folder = find_source(model)
     loaded = load_folder(folder)
     if "mlm" not in loaded.model.heads:
@@ -193,7 +203,7 @@ def evaluate_masked_words(
     }
 
 
-def _batches(corpus: Corpus, tokenizer: Tokenizer, settings: BlankSettings) -> PretrainingBatches:
+def _batches(corpus: Corpus, tokenizer: Tokenizer, settings: MlmEvaluationSettings) -> PretrainingBatches:
     """Full sentences, single tokens; of a short text one sequence at a time, since no last, smaller batch is read."""
     of_size = partial(
         PretrainingBatches,

@@ -15,7 +15,7 @@ from cloze.model.losses import (
     sentence_order_loss,
     span_boundary_logits,
 )
-from cloze.train.loop import Outcome
+from cloze.train.loop import ObjectiveOutput
 from cloze.train.settings import PretrainSettings
 
 _SENTENCE_LOSSES = {"nsp": next_sentence_loss, "sop": sentence_order_loss}
@@ -43,7 +43,7 @@ class PretrainingObjective(nn.Module):
             # Nothing asks it, so that nothing should change it.
             model.pooler.requires_grad_(False)
 
-    def forward(self, batch: PretrainingBatch, totals: Mapping[str, int]) -> Outcome:
+    def forward(self, batch: PretrainingBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
         """This part's share of the losses and accuracies of a batch with so many words and pairs."""
         ids, segments, positions, targets = (
             self._tensor(array) for array in (batch.ids, batch.segments, batch.positions, batch.targets)
@@ -54,11 +54,11 @@ class PretrainingObjective(nn.Module):
         # Float32 from here on: what the loss needs, and where a CPU finds the largest five times as fast.
         logits = masked_word_logits(self.model, last, positions).float()
         loss = masked_word_loss(logits, targets, words)
-        figures = {"mlm_loss": loss, "mlm_accuracy": _hits(logits, targets) / words}
+        metrics = {"mlm_loss": loss, "mlm_accuracy": _hits(logits, targets) / words}
         if self._sentence is not None:
             labels, pairs = self._tensor(batch.labels), totals["pairs"]
             pair_loss, answers = _SENTENCE_LOSSES[self._sentence](self.model, last, labels, pairs, mask)
-            figures |= {
+            metrics |= {
                 f"{self._sentence}_loss": pair_loss,
                 f"{self._sentence}_accuracy": _hits(answers, labels) / pairs,
             }
@@ -66,9 +66,9 @@ class PretrainingObjective(nn.Module):
         if self._boundary:
             assert batch.boundaries is not None
             guesses = span_boundary_logits(self.model, last, self._tensor(batch.boundaries))
-            figures["sbo_loss"] = masked_word_loss(guesses, targets, words)
-            loss = loss + figures["sbo_loss"]
-        return Outcome(loss, figures)
+            metrics["sbo_loss"] = masked_word_loss(guesses, targets, words)
+            loss = loss + metrics["sbo_loss"]
+        return ObjectiveOutput(loss, metrics)
 
     def _needed(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor | None:
         """The places that the heads read. Boundaries of spans may be any, one several times: then all are computed."""

@@ -22,10 +22,9 @@ from cloze.model.cost import Estimate, estimate
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
-from cloze.train.memory import IdleMemory, give_back_freed_memory, keep_freed_memory
-from cloze.train.optimization import make_optimizer
-from cloze.train.precision import Precision, measure_peak
-from cloze.train.pretraining.batches import Phases, flops_a_token, open_tables
+from cloze.train.memory import MemoryTrimmer, keep_freed_memory, return_freed_memory
+from cloze.train.optimization import Precision, make_optimizer, measure_peak
+from cloze.train.pretraining.length_schedule import LengthSchedule, flops_per_token, open_tables
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
 from cloze.train.pretraining.pretrain import start_model
 from cloze.train.settings import PretrainSettings
@@ -45,8 +44,8 @@ class Plan:
 
     estimate: Estimate
     peak_bytes: int  # what the timed steps really took, with the program itself, and room for batches of other sizes
-    tokens_a_step: int
-    seconds_a_step: float
+    tokens_per_step: int
+    seconds_per_step: float
     share_of_peak: float
     steps: int
     hours: float
@@ -57,7 +56,7 @@ class Plan:
     @property
     def tokens(self) -> int:
         """All that the model will read."""
-        return self.steps * self.tokens_a_step
+        return self.steps * self.tokens_per_step
 
 
 @dataclass(frozen=True)
@@ -81,13 +80,13 @@ def plan(
 ) -> Plan:
     """Time a few steps of the very training that these settings describe, and work out the rest."""
     settings, progress, data = settings or PretrainSettings(), progress or Silent(), Path(data)
-    give_back_freed_memory() if settings.checkpointing else keep_freed_memory()
+    return_freed_memory() if settings.checkpointing else keep_freed_memory()
     place = choose_device(device)
     manifest = read_manifest(data)
     start = None if model is None else find_source(model)
     bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress)
     precision = Precision.choose(settings.precision, place)
-    batches = Phases.open(data, tokenizer, settings, open_tables(data, tokenizer, settings))
+    batches = LengthSchedule.open(data, tokenizer, settings, open_tables(data, tokenizer, settings))
     seconds, tokens = _phase(bert, batches, settings, precision, 0.0, progress)
     share_of_long = 0.0  # of the tokens
     if settings.long_length:
@@ -101,9 +100,9 @@ def plan(
     return Plan(
         estimate=numbers,
         peak_bytes=round(_peak_memory(place) * (KEPT if place.type == "cpu" and not settings.checkpointing else 1)),
-        tokens_a_step=round(tokens),
-        seconds_a_step=seconds,
-        share_of_peak=tokens / seconds * flops_a_token(bert, settings, share_of_long) / measure_peak(precision),
+        tokens_per_step=round(tokens),
+        seconds_per_step=seconds,
+        share_of_peak=tokens / seconds * flops_per_token(bert, settings, share_of_long) / measure_peak(precision),
         steps=steps,
         hours=hours,
         epochs=read / manifest["splits"]["train"]["tokens"],
@@ -129,7 +128,12 @@ def memory_of(bert: Backbone, settings: PretrainSettings, precision: Precision) 
 
 
 def _phase(
-    bert: Backbone, batches: Phases, settings: PretrainSettings, precision: Precision, done: float, progress: Progress
+    bert: Backbone,
+    batches: LengthSchedule,
+    settings: PretrainSettings,
+    precision: Precision,
+    done: float,
+    progress: Progress,
 ) -> tuple[float, float]:
     """Seconds and tokens of a step, the best of some after one to warm up."""
     objective = PretrainingObjective(bert.to(precision.device), pretraining_heads(settings), precision.device)
@@ -138,7 +142,7 @@ def _phase(
     objective.train()
     times: list[float] = []
     tokens: list[int] = []
-    idle = IdleMemory()
+    idle = MemoryTrimmer()
     while len(times) <= TIMED or (len(times) < MOST_TIMED and sum(times) < SECONDS):
         step = len(times)
         progress.advance("timing", min(step, TIMED), TIMED + 1)
@@ -161,8 +165,8 @@ def _update(
     optimizer.zero_grad()
     for part in parts:
         with precision.autocast():
-            outcome = objective(part, totals)
-        outcome.loss.backward()
+            output = objective(part, totals)
+        output.loss.backward()
     torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # the work of a step without its effect

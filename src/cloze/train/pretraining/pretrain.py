@@ -4,7 +4,6 @@ The model card of a pre-trained model: what it is, what it was made from and how
 """
 
 import hashlib
-import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -21,16 +20,17 @@ from cloze.model.surgery import missing_heads, with_heads
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
-from cloze.train.distributed import Team, whole_state
-from cloze.train.loop import Company, train
-from cloze.train.memory import give_back_freed_memory, keep_freed_memory
-from cloze.train.precision import Precision, measure_peak
-from cloze.train.pretraining.batches import Phases, flops_a_token, open_tables
-from cloze.train.pretraining.evaluation import evaluate_all, open_held_out
+from cloze.train.distributed import ProcessGroup, full_state_dict
+from cloze.train.loop import TrainerOptions, train
+from cloze.train.memory import keep_freed_memory, return_freed_memory
+from cloze.train.optimization import Precision, measure_peak
+from cloze.train.pretraining.evaluation import evaluate_held_out, open_held_out
+from cloze.train.pretraining.length_schedule import LengthSchedule, flops_per_token, open_tables
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
-from cloze.train.run import Run, end_run
-from cloze.train.run_log import Board
-from cloze.train.settings import FREE, PretrainSettings
+from cloze.train.recipe import open_run
+from cloze.train.run import Run
+from cloze.train.run_log import TensorBoardLogger
+from cloze.train.settings import MAY_CHANGE, PretrainSettings
 
 _OBJECTIVES = {
     "nsp": "masked language modelling and next-sentence prediction",
@@ -118,11 +118,11 @@ def pretrain(
     Started by torchrun, every process calls this, and they train one model together.
     """
     settings, progress = settings or PretrainSettings(), progress or Silent()
-    team = Team.join(choose_device(device))
+    group = ProcessGroup.join(choose_device(device))
     try:
-        return _pretrain(Path(data), Path(out), model, settings, fresh, progress if team.leads else Silent(), team)
+        return _pretrain(Path(data), Path(out), model, settings, fresh, progress if group.is_main else Silent(), group)
     finally:
-        team.leave()
+        group.destroy()
 
 
 def _pretrain(
@@ -132,31 +132,31 @@ def _pretrain(
     settings: PretrainSettings,
     fresh: bool,
     progress: Progress,
-    team: Team,
+    group: ProcessGroup,
 ) -> Path:
     read_manifest(data)  # a folder that is no corpus should be called just that
-    if team.leads:
+    if group.is_main:
         verify_corpus(data)
     start = None if model is None else find_source(model)
     bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress)
     tables = open_tables(data, tokenizer, settings)
-    batches = Phases.open(data, tokenizer, settings, tables)
-    batches.check(team.size, settings.accumulate)  # now, not after the folder is made
-    held_out = open_held_out(data, tokenizer, settings, tables, team, progress)
-    run = _open_run(out, _recorded(data, model, settings), fresh, team)
-    if run.done_already(progress):
+    batches = LengthSchedule.open(data, tokenizer, settings, tables)
+    batches.check(group.size, settings.accumulate)  # now, not after the folder is made
+    held_out = open_held_out(data, tokenizer, settings, tables, group, progress)
+    run = open_run(out, _recorded(data, model, settings), fresh=fresh, group=group)
+    if run.report_finished(progress):
         return run.folder
     bert.encoder.checkpointing = settings.checkpointing
-    give_back_freed_memory() if settings.checkpointing else keep_freed_memory()
+    return_freed_memory() if settings.checkpointing else keep_freed_memory()
     heads = pretraining_heads(settings)
-    objective = PretrainingObjective(bert.to(team.device), heads, team.device)
-    evaluate = (lambda pause: evaluate_all(held_out, objective, pause)) if held_out else None
-    company = _company(objective, settings, run, team)
-    precision = train(objective, batches, settings.loop(), run, progress, evaluate, company)
+    objective = PretrainingObjective(bert.to(group.device), heads, group.device)
+    evaluate = (lambda pause: evaluate_held_out(held_out, objective, pause)) if held_out else None
+    options = _trainer_options(objective, settings, run, group)
+    precision = train(objective, batches, settings.loop(), run, progress, evaluate, options)
     plain = _plain(bert)
-    if team.leads:
+    if group.is_main:
         _finish(run, data, plain, tokenizer, replace(settings, precision=precision.name), model)
-    team.wait()
+    group.barrier()
     return run.folder
 
 
@@ -213,7 +213,7 @@ def _refuse_shape(model: Path, config: BertConfig, settings: PretrainSettings) -
 
 def _recorded(data: Path, model: str | Path | None, settings: PretrainSettings) -> dict[str, Any]:
     """What the run was asked to do, for comparing with what it is asked next time."""
-    values = {name: value for name, value in asdict(settings).items() if name not in FREE}
+    values = {name: value for name, value in asdict(settings).items() if name not in MAY_CHANGE}
     for name in ("entities", "similar"):
         path: Path | None = values[name]
         # By content: a file that has changed gives other masks, one that was moved does not.
@@ -230,29 +230,21 @@ def _fingerprint(path: Path) -> str:
         raise DataError(f"{path}: cannot be read ({error.strerror})") from error
 
 
-def _open_run(out: Path, recorded: Mapping[str, Any], fresh: bool, team: Team) -> Run:
-    """The leader makes the folder, the others find it."""
-    # Whoever starts processes again after one has died gives them the same command, whose --fresh has been heard.
-    fresh = fresh and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    run = Run.open(out, recorded, fresh=fresh) if team.leads else None
-    team.wait()
-    return run or Run.open(out, recorded)
-
-
-def _company(objective: PretrainingObjective, settings: PretrainSettings, run: Run, team: Team) -> Company:
-    precision = Precision.choose(settings.precision, team.device)
-    # Each process measures for itself; all do what the first has found.
-    precision = replace(precision, bf16=team.total([float(precision.bf16 and team.leads)])[0] > 0)
+def _trainer_options(
+    objective: PretrainingObjective, settings: PretrainSettings, run: Run, group: ProcessGroup
+) -> TrainerOptions:
+    precision = Precision.choose(settings.precision, group.device)
+    # With auto, every process measures for itself; all use what the main process has chosen.
+    precision = replace(precision, bf16=group.all_reduce([float(precision.bf16 and group.is_main)])[0] > 0)
     bert = objective.model
-    board = Board(run.folder) if settings.tensorboard and team.leads else None
-    return Company(
-        team=team,
+    return TrainerOptions(
+        group=group,
         precision=precision,
         layers=tuple(bert.encoder.layers),
-        # An update has as many tokens in the second phase as before.
-        flops_a_token=flops_a_token(bert, settings, settings.long_share if settings.long_length else 0.0),
-        peak=measure_peak(precision),
-        tell=board.tell if board else None,
+        # A step has as many tokens in the second phase as in the first.
+        flops_per_token=flops_per_token(bert, settings, settings.long_share if settings.long_length else 0.0),
+        peak_flops=measure_peak(precision),
+        log=TensorBoardLogger(run.folder).log if settings.tensorboard and group.is_main else None,
     )
 
 
@@ -263,7 +255,7 @@ def _finish(
     results = run_results(run.metrics())
     run.write_results(results)
     card = pretraining_card(bert, tokenizer, settings, read_manifest(data), results, model)
-    end_run(run, ModelFolder(bert, tokenizer, embedding=_embedding(model), card=card))
+    run.finish(ModelFolder(bert, tokenizer, embedding=_embedding(model), card=card))
 
 
 def _embedding(model: str | Path | None) -> EmbeddingSettings:
@@ -282,5 +274,5 @@ def run_results(metrics: list[dict[str, float]]) -> dict[str, float]:
 def _plain(bert: Backbone) -> Backbone:
     """A copy with whole tensors on the CPU, whoever holds which share of them; every process has to ask."""
     plain = Bert(bert.config, bert.head_names, labels=bert.labels, pooler=bert.pooler is not None)
-    plain.load_state_dict({name: tensor.cpu() for name, tensor in whole_state(bert).items()})
+    plain.load_state_dict({name: tensor.cpu() for name, tensor in full_state_dict(bert).items()})
     return plain.eval()

@@ -15,7 +15,7 @@ from cloze.train.settings import PretrainSettings
 
 
 @dataclass(frozen=True)
-class Phases:
+class LengthSchedule:
     """One or two sources of batches, by how far the training is."""
 
     short: PretrainingBatches
@@ -23,7 +23,7 @@ class Phases:
     long_from: float
 
     @classmethod
-    def open(cls, data: Path, tokenizer: Tokenizer, settings: PretrainSettings, tables: WordTables) -> "Phases":
+    def open(cls, data: Path, tokenizer: Tokenizer, settings: PretrainSettings, tables: WordTables) -> "LengthSchedule":
         """The batches of a prepared corpus."""
         corpus = Corpus.open(data)
 
@@ -72,7 +72,7 @@ def open_tables(data: Path, tokenizer: Tokenizer, settings: PretrainSettings) ->
     return open_word_tables(data, tokenizer, settings.masking, settings.entities, settings.similar, settings.seed)
 
 
-def flops_a_token(bert: Backbone, settings: PretrainSettings, long: float) -> float:
+def flops_per_token(bert: Backbone, settings: PretrainSettings, long: float) -> float:
     """Operations that a token costs in a step, where so large a share of all tokens is of the second phase."""
     short_cost, long_cost = (
         count_flops(

@@ -5,7 +5,7 @@ import pytest
 
 from cloze.errors import ConfigError
 from cloze.train.pretraining.pretrain import pretrain
-from cloze.train.run_log import Board
+from cloze.train.run_log import TensorBoardLogger
 from cloze.train.settings import PretrainSettings
 
 
@@ -23,4 +23,4 @@ def test_a_run_writes_its_curves(data: Path, tmp_path: Path) -> None:
 def test_without_the_extra_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ConfigError, match=r"pip install 'cloze-bert\[tensorboard\]'"):
-        Board(tmp_path)
+        TensorBoardLogger(tmp_path)

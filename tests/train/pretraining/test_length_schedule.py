@@ -13,9 +13,9 @@ from cloze.corpus.word_tables import WordTables
 from cloze.errors import ConfigError, DataError
 from cloze.model import Bert
 from cloze.text import Tokenizer
-from cloze.train.distributed import Team
-from cloze.train.pretraining.batches import Phases, open_tables
-from cloze.train.pretraining.evaluation import HeldOut, evaluate_all, open_held_out
+from cloze.train.distributed import ProcessGroup
+from cloze.train.pretraining.evaluation import HeldOut, evaluate_held_out, open_held_out
+from cloze.train.pretraining.length_schedule import LengthSchedule, open_tables
 from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.run_log import draw_curves
@@ -27,8 +27,8 @@ TWO = PretrainSettings(
 )
 
 
-def open_phases(data: Path, settings: PretrainSettings) -> Phases:
-    return Phases.open(data, Tokenizer.from_folder(data), settings, WordTables())
+def open_phases(data: Path, settings: PretrainSettings) -> LengthSchedule:
+    return LengthSchedule.open(data, Tokenizer.from_folder(data), settings, WordTables())
 
 
 def test_long_sequences_come_at_the_end_and_an_update_keeps_its_tokens(data: Path) -> None:
@@ -66,7 +66,7 @@ def test_the_model_is_saved_with_the_longer_length(finished: Path) -> None:
 
 
 def open_unseen(data: Path, settings: PretrainSettings, listener: Listener) -> list[HeldOut]:
-    return open_held_out(data, Tokenizer.from_folder(data), settings, WordTables(), Team(), listener)
+    return open_held_out(data, Tokenizer.from_folder(data), settings, WordTables(), ProcessGroup(), listener)
 
 
 def test_held_out_text_is_read_in_both_lengths(data: Path) -> None:
@@ -90,7 +90,7 @@ def test_long_sequences_are_measured_under_names_of_their_own(data: Path, finish
     # Each is what the model that came out has on sequences of that length.
     objective = PretrainingObjective(load_folder(finished).model.eval(), ("mlm", "nsp"), torch.device("cpu"))
     with torch.inference_mode():
-        again = evaluate_all(open_unseen(data, TWO, Listener()), objective)
+        again = evaluate_held_out(open_unseen(data, TWO, Listener()), objective)
     assert again == pytest.approx({name: results[name] for name in expected}, rel=1e-4)
     assert again["held_out_long_mlm_loss"] != again["held_out_mlm_loss"]
 
@@ -135,7 +135,7 @@ def test_training_counts_the_work_of_both_phases(data: Path, tmp_path: Path, mon
         shares.append(long)
         return 1e6
 
-    monkeypatch.setattr("cloze.train.pretraining.pretrain.flops_a_token", cost)
+    monkeypatch.setattr("cloze.train.pretraining.pretrain.flops_per_token", cost)
     pretrain(data, tmp_path / "two", settings=replace(TWO, steps=1))
     pretrain(data, tmp_path / "one", settings=replace(TWO, steps=1, long_length=None, long_share=0.1))
     assert shares == [0.25, 0.0]

@@ -1,0 +1,260 @@
+"""Settings of fine-tuning, of contrastive training, of a search over runs and of domain adaptation.
+
+Imports nothing heavy: the command line loads this for ``--help``. The text under a field is the help of its flag.
+"""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from cloze.corpus.settings import Masking
+from cloze.errors import ConfigError
+from cloze.kinds import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, LongTexts
+from cloze.train.settings import LoopSettings, PrecisionName, PretrainSettings, check_precision
+
+Augment = Literal["none", "contextual", "edits"]
+
+# The shortest sequence: [CLS], one token, [SEP].
+SHORTEST = 3
+
+
+@dataclass(frozen=True)
+class FinetuneSettings:
+    """Settings of ``cloze finetune``. Defaults are from the paper's grid (appendix A.3)."""
+
+    epochs: int = 3
+    """Passes over the training rows."""
+    batch: int = 32
+    """Batch size: rows per optimizer step."""
+    length: int = 128
+    """Maximum sequence length in tokens."""
+    long_texts: LongTexts = "cut"
+    """Longer texts: cut, head-tail (a quarter and three quarters of the length), or windows (all of it is read)."""
+    stride: int = 128
+    """To answer: in training, tokens from one window of a long context to the next; at most half a window."""
+    longest_answer: int = LONGEST_ANSWER
+    """To answer: maximum answer length in tokens, when scoring and later; use more where tokens are characters."""
+    context: bool = False
+    """To tag: read sentences together with as many of their neighbours in the document as fit."""
+    rate: float | None = None
+    """Peak learning rate; by default 5e-5, or 1e-3 where the model itself is frozen."""
+    warmup: float = 0.1
+    """Share of the steps over which the learning rate rises."""
+    weight_decay: float = 0.01
+    """Weight decay of matrices and embeddings; biases and LayerNorm have none."""
+    dropout: float | None = None
+    """Dropout of hidden states and attention; the model's own by default."""
+    class_weights: Literal["none", "balanced"] = "none"
+    """balanced: weight the loss so that rare labels count as much as frequent ones."""
+    patience: int = 0
+    """Early stopping: stop after this many epochs without a better dev score, and keep the best weights; 0: off."""
+    calibrate: bool = False
+    """Fit a temperature and a threshold on the dev rows, so that probabilities are calibrated."""
+    adapter: AdapterKind | None = None
+    """Train an adapter and freeze the model: houlsby (two bottleneck networks per layer), lora (low rank)."""
+    adapter_size: int | None = None
+    """Size of the adapter's bottleneck (64 by default), or rank of lora (8)."""
+    frozen: Features | None = None
+    """Train only a head on frozen states: last layer, last4 concatenated, or a learned mix of all layers."""
+    feature_head: FeatureHead = "linear"
+    """Head on frozen states: linear, or lstm (two layers, bidirectional)."""
+    freeze_layers: int = 0
+    """Freeze the embeddings and this many of the lowest layers; 0: train the whole model."""
+    layer_decay: float = 1.0
+    """Learning rate of each layer as a fraction of that of the layer above it."""
+    mean_teacher: float = 0.0
+    """Weight of a mean teacher: a second target, predicted by the moving average of the weights; 0: off."""
+    teacher_decay: float = 0.999
+    """Decay of that moving average per step."""
+    augment: Augment = "none"
+    """Augment the training rows: contextual (words predicted by the model), edits (swap, delete, repeat, replace)."""
+    augment_copies: int = 1
+    """Number of augmented copies per training row."""
+    synonyms: str | None = None
+    """For edits: a file with a word and its synonyms per line; by default, words with similar embeddings."""
+    precision: PrecisionName = "auto"
+    """fp32, bf16, or auto: bf16 where it is faster. Weights, heads and dev scores are always float32."""
+    save_every: int = 500
+    """Steps between checkpoints."""
+    seed: int = 0
+    """Random seed of the new head, order and dropout."""
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 1), ("batch", 1), ("length", SHORTEST), ("stride", 1), ("longest_answer", 1)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} is {getattr(self, name)}; at least {least} was expected")
+        if self.patience < 0:
+            raise ConfigError(f"patience is {self.patience}; a number of epochs was expected, or 0")
+        check_precision(self.precision)
+        self._check_trainable()
+        self._check_mean_teacher()
+        self._check_augmentation()
+        self.loop(1)
+
+    def _check_trainable(self) -> None:
+        """Refuse values out of range, and combinations of which one part would be ignored."""
+        if self.freeze_layers < 0:
+            raise ConfigError(f"freeze_layers is {self.freeze_layers}; a number of layers was expected, or 0 for none")
+        if not 0 < self.layer_decay <= 1:
+            raise ConfigError(f"layer_decay is {self.layer_decay}; a share above 0 and up to 1 was expected")
+        if self.adapter_size is not None and self.adapter_size < 1:
+            raise ConfigError(f"adapter_size is {self.adapter_size}; at least 1 was expected")
+        if self.adapter_size is not None and self.adapter is None:
+            raise ConfigError(
+                f"adapter_size is {self.adapter_size}, but no adapter is trained; choose houlsby or lora as adapter"
+            )
+        if self.feature_head != "linear" and self.frozen is None:
+            raise ConfigError(
+                f"feature_head is {self.feature_head!r}, which reads frozen states; choose last, last4 or mix as frozen"
+            )
+        if self.precision == "bf16" and self.frozen is not None:
+            raise ConfigError("precision is bf16, but frozen states are computed once, in fp32; leave out one of them")
+        chosen = [name for name in ("adapter", "frozen") if getattr(self, name) is not None]
+        chosen += ["freeze_layers"] if self.freeze_layers else []
+        chosen += ["layer_decay"] if self.layer_decay != 1 else []
+        # freeze_layers and layer_decay go together; with an adapter or frozen states there is nothing left to freeze.
+        if len(chosen) > 1 and chosen[0] in ("adapter", "frozen"):
+            raise ConfigError(f"{' and '.join(chosen)} exclude each other; each says what is trained: choose one")
+
+    def _check_mean_teacher(self) -> None:
+        if not 0 <= self.mean_teacher < float("inf"):
+            raise ConfigError(f"mean_teacher is {self.mean_teacher}; a weight from 0 up was expected")
+        if not 0 <= self.teacher_decay < 1:
+            raise ConfigError(f"teacher_decay is {self.teacher_decay}; a share from 0 up to 1 was expected")
+        if self.mean_teacher and self.frozen is not None:
+            raise ConfigError("mean_teacher and frozen exclude each other; a frozen model has nothing to average")
+        if self.teacher_decay != FinetuneSettings.teacher_decay and not self.mean_teacher:
+            raise ConfigError(f"teacher_decay is {self.teacher_decay}, but nothing is averaged; give mean_teacher too")
+
+    def _check_augmentation(self) -> None:
+        if self.augment_copies < 1:
+            raise ConfigError(f"augment_copies is {self.augment_copies}; at least 1 was expected")
+        if self.augment_copies > 1 and self.augment == "none":
+            raise ConfigError(
+                f"augment_copies is {self.augment_copies}, but no rows are made; choose contextual or edits as augment"
+            )
+        if self.synonyms is not None and self.augment != "edits":
+            raise ConfigError(f"synonyms are for edits; augment is {self.augment}")
+
+    @property
+    def peak_rate(self) -> float:
+        """The peak learning rate: as set, or the default, which is higher where only new parameters are trained."""
+        if self.rate is not None:
+            return self.rate
+        return 5e-5 if self.trains_all else 1e-3
+
+    @property
+    def summary(self) -> str:
+        """One line for the model card."""
+        return (
+            f"{self.epochs} epochs, batch {self.batch}, rate {self.peak_rate:g}, seed {self.seed}, "
+            f"computed in {self.precision}"
+        )
+
+    @property
+    def trains_all(self) -> bool:
+        """Whether the model itself is trained, and not only what is added to it."""
+        return self.adapter is None and self.frozen is None
+
+    def loop(self, steps_per_epoch: int) -> LoopSettings:
+        """Return the settings of the loop, with an evaluation after every epoch."""
+        return LoopSettings(
+            steps=self.epochs * steps_per_epoch,
+            rate=self.peak_rate,
+            warmup=self.warmup,
+            weight_decay=self.weight_decay,
+            save_every=self.save_every,
+            evaluate_every=steps_per_epoch,
+            seed=self.seed,
+        )
+
+
+@dataclass(frozen=True)
+class SimilaritySettings:
+    """Settings of contrastive training, besides those of fine-tuning."""
+
+    temperature: float = 0.05
+    """For similarity: cosines are divided by it; the lower, the more the most similar wrong texts count."""
+    vectors: str | None = None
+    """For similarity: the pooling to train: cls, mean, max or mean_max; that of the model folder by default."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ConfigError(f"temperature is {self.temperature}; a number above 0 was expected, such as 0.05")
+
+
+def check_similarity_settings(task: str, similarity: SimilaritySettings) -> None:
+    """Refuse settings of contrastive training for another task, which would ignore them."""
+    from cloze.tasks.similarity.kind import SIMILARITY  # imports numpy, which help must not
+
+    for field in fields(similarity):
+        value = getattr(similarity, field.name)
+        if task.lower() != SIMILARITY.name and value != field.default:
+            raise ConfigError(f"{field.name} is {value!r}, which is for similarity; leave it out")
+
+
+@dataclass(frozen=True)
+class SearchSettings:
+    """Whether fine-tuning is one run or several."""
+
+    grid: bool = False
+    """Try the paper's 18 settings (batch 16, 32; rate 5e-5, 3e-5, 2e-5; epochs 2, 3, 4), then use the best."""
+    seeds: int = 1
+    """Number of runs with different seeds; the best model is kept, mean and standard deviation are reported."""
+    folds: int = 0
+    """Cross-validation where there is no dev set: this many models, each scored on rows it has not seen."""
+
+    def __post_init__(self) -> None:
+        if self.seeds < 1:
+            raise ConfigError(f"seeds is {self.seeds}; at least 1 was expected")
+        if self.folds == 1 or self.folds < 0:
+            raise ConfigError(f"folds is {self.folds}; at least 2 was expected")
+        if self.folds and (self.grid or self.seeds > 1):
+            raise ConfigError("folds stand alone; a grid and seeds need a dev set: use --dev, or leave them out")
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one run."""
+        return self.grid or self.seeds > 1 or self.folds > 0
+
+
+@dataclass(frozen=True)
+class AdaptSettings:
+    """Settings of ``cloze adapt``: further pre-training on domain text and task text before fine-tuning."""
+
+    domain_steps: int = 2000
+    """Optimizer steps on the domain text."""
+    task_steps: int = 300
+    """Optimizer steps on the texts of the training rows."""
+    adapt_rate: float = 1e-4
+    """Peak learning rate of both."""
+    adapt_batch: int = 32
+    """Batch size of both."""
+    adapt_length: int = 128
+    """Maximum sequence length of both, in tokens."""
+    masking: Masking = "word"
+    """Unit of masking: token, word, ngram, span."""
+    held_out: float = 0.05
+    """Share of the documents that is held out for evaluation."""
+    seeds: int = 3
+    """Fine-tuning runs per starting model."""
+    overlap: Literal["refuse", "drop", "allow"] = "refuse"
+    """If dev or test rows occur in the text: refuse it, drop the documents in which they do, or allow it."""
+
+    def __post_init__(self) -> None:
+        if self.masking in ("entity", "correction"):
+            raise ConfigError(f"masking is {self.masking}; here it is token, word, ngram or span")
+        SearchSettings(seeds=self.seeds)
+        for steps in (self.domain_steps, self.task_steps):
+            self.pretraining(steps, "auto")
+
+    def pretraining(self, steps: int, precision: PrecisionName) -> PretrainSettings:
+        """Return the settings of one stage: masked words only, since a task's rows have no next sentences."""
+        return PretrainSettings(
+            steps=steps,
+            batch=self.adapt_batch,
+            length=self.adapt_length,
+            rate=self.adapt_rate,
+            masking=self.masking,
+            objective="none",
+            precision=precision,
+        )

@@ -1,0 +1,159 @@
+"""The training recipe that fine-tuning, contrastive training, correction and distillation share.
+
+Open the run, return if it is finished, build batches and objective, train with an evaluation on the dev set after every
+epoch (with early stopping if there is a patience), finish. ``TrainingParts`` is what differs between them.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from cloze.files import replaced_file
+from cloze.predict import Model
+from cloze.progress import Progress
+from cloze.train.distributed import ProcessGroup
+from cloze.train.finetuning.settings import FinetuneSettings
+from cloze.train.loop import BatchSource, TrainerOptions, train
+from cloze.train.memory import keep_freed_memory
+from cloze.train.optimization import Precision, layer_decay_scale
+from cloze.train.run import BEST, Run
+
+
+class EpochBatches(BatchSource, Protocol):
+    """Batches of a training set that is read in epochs."""
+
+    steps_per_epoch: int
+
+
+@dataclass(frozen=True)
+class TrainingParts:
+    """What one kind of training brings to the recipe.
+
+    Attributes:
+        recorded: Everything the result depends on; a run with other values is not resumed.
+        settings: How to train.
+        model: The model to train, which also predicts for the evaluation.
+        batches: Builds the batches.
+        objective: Builds the objective from the batches.
+        metric: The metric of ``score`` that early stopping compares.
+        score: Evaluates the model on the dev set.
+        finish: Writes results and model; its settings name the precision that was used.
+    """
+
+    recorded: Mapping[str, Any]
+    settings: FinetuneSettings
+    model: Model
+    batches: Callable[[], EpochBatches]
+    objective: Callable[[], nn.Module]
+    metric: str
+    score: Callable[[], Mapping[str, float]]
+    finish: Callable[[Run, FinetuneSettings], None]
+
+
+def run_training(parts: TrainingParts, out: str | Path, *, fresh: bool, progress: Progress) -> Path:
+    """Run a training from start to finish, or resume it.
+
+    Args:
+        parts: What is trained.
+        out: The run's folder.
+        fresh: Delete a run that is there.
+        progress: Where progress is reported.
+
+    Returns:
+        The run's folder.
+    """
+    run = open_run(Path(out), parts.recorded, fresh=fresh)
+    if run.report_finished(progress):
+        return run.folder
+    keep_freed_memory()
+    batches = parts.batches()
+    precision = train_with_evaluation(parts.objective(), batches, parts, run, progress)
+    parts.model.bert.eval()
+    parts.finish(run, replace(parts.settings, precision=precision.name))
+    return run.folder
+
+
+def open_run(out: Path, recorded: Mapping[str, Any], *, fresh: bool = False, group: ProcessGroup | None = None) -> Run:
+    """Open a run in every process of a group: the main process creates the folder, then the others open it."""
+    group = group or ProcessGroup()
+    # torchrun restarts processes with the same command: only its first attempt starts over.
+    fresh = fresh and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    run = Run.open(out, recorded, fresh=fresh) if group.is_main else None
+    group.barrier()
+    return run or Run.open(out, recorded)
+
+
+def train_with_evaluation(
+    objective: nn.Module, batches: EpochBatches, parts: TrainingParts, run: Run, progress: Progress
+) -> Precision:
+    """Train, evaluate on the dev set after every epoch, and stop early if the settings have a patience.
+
+    Returns:
+        The precision that was used. The model has the weights of the last step; with early stopping, the best.
+    """
+    settings, model = parts.settings, parts.model
+    stopping = EarlyStopping(run, model.bert, parts.metric, settings.patience) if settings.patience else None
+
+    def evaluate(check_signals: Callable[[], None]) -> Mapping[str, float]:
+        # In float32 at any training precision: the scores are those of the model that is saved.
+        with model.paused(check_signals), torch.autocast(model.device.type, enabled=False):
+            scores = parts.score()
+        if stopping is not None:
+            stopping.update(scores[parts.metric])
+        return {f"dev_{name}": value for name, value in scores.items()}
+
+    options = TrainerOptions(
+        precision=finetuning_precision(settings, model.device),
+        should_stop=stopping.should_stop if stopping else None,
+        rate_scale=layer_decay_scale(model.bert.config.distinct_layers, settings.layer_decay),
+    )
+    precision = train(objective, batches, settings.loop(batches.steps_per_epoch), run, progress, evaluate, options)
+    if stopping is not None:
+        stopping.restore_best()
+    return precision
+
+
+def finetuning_precision(settings: FinetuneSettings, device: torch.device) -> Precision:
+    """Choose the precision of a fine-tuning: float32 on frozen states, which are computed once."""
+    return Precision.choose("fp32" if settings.frozen else settings.precision, device)
+
+
+class EarlyStopping:
+    """Keeps the best weights by a dev score, and stops when no evaluation has improved it for a while.
+
+    The scores are read from the run's metrics and the weights from its folder, so that a resumed run continues where it
+    was.
+    """
+
+    def __init__(self, run: Run, model: nn.Module, metric: str, patience: int) -> None:
+        self._run, self._model, self._metric, self._patience = run, model, f"dev_{metric}", patience
+
+    @property
+    def path(self) -> Path:
+        """The file with the best weights."""
+        return self._run.folder / BEST
+
+    def update(self, score: float) -> None:
+        """Save the weights if this score is better than all before it."""
+        if score > max(self._scores(), default=-float("inf")):
+            with replaced_file(self.path) as temporary:
+                save_file({name: tensor.contiguous() for name, tensor in self._model.state_dict().items()}, temporary)
+
+    def should_stop(self) -> bool:
+        """Return whether the last ``patience`` evaluations brought no improvement."""
+        scores = self._scores()
+        return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= self._patience
+
+    def restore_best(self) -> None:
+        """Load the best weights into the model."""
+        with torch.no_grad():
+            self._model.load_state_dict(load_file(self.path))
+
+    def _scores(self) -> list[float]:
+        return [row[self._metric] for row in self._run.metrics() if self._metric in row]
