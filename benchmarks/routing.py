@@ -87,19 +87,18 @@ def measure(model: str, precision: str, rounds: int, requests: int, connections:
     """Measure both apps in turns and print the table."""
     from cloze.models import shipped_folder
     from cloze.serve.metrics import Metrics
-    from cloze.serve.models import open_library
-    from cloze.serve.responses import Posts
-    from cloze.serve.server import make_app
+    from cloze.serve.models import load_models
+    from cloze.serve.server import DirectRoutes, make_app
     from cloze.serve.service import Service
     from cloze.serve.settings import ServiceSettings
 
     metrics, settings = Metrics(), ServiceSettings({"model": str(shipped_folder(model) or model)})
-    service = Service(settings, open_library(settings, metrics, precision=precision), metrics)  # type: ignore[arg-type]
+    service = Service(settings, load_models(settings, metrics, precision=precision), metrics)  # type: ignore[arg-type]
     direct, plain = make_app(service), make_app(service)
     routes = plain._app.router.routes  # type: ignore[attr-defined]
-    routes[:] = [route for route in routes if not isinstance(route, Posts)]
+    routes[:] = [route for route in routes if not isinstance(route, DirectRoutes)]
     assert len(routes) == len(direct._app.router.routes) - 1  # type: ignore[attr-defined]
-    service.library.start()
+    service.models.start()
     servers = Servers([direct, plain])
     names = ("direct lookup", "FastAPI's routing")
     rates: dict[str, list[float]] = {name: [] for name in names}
@@ -116,19 +115,27 @@ def measure(model: str, precision: str, rounds: int, requests: int, connections:
                 rates[name].append(sent / seconds)
                 costs[name].append(1e6 * (servers.cpu_seconds() - before) / sent)
     servers.stop()
-    service.library.drain(5)
+    service.models.drain(5)
     report(names, rates, costs)
 
 
 def report(names: Sequence[str], rates: dict[str, list[float]], costs: dict[str, list[float]]) -> None:
-    """Print medians and ranges, and the ratios of the rounds."""
+    """Print medians and ranges, and the ratio of each pair of rounds."""
     print("| routing | requests/s, median (range) | event-loop CPU per request, µs, median (range) |\n|---|---|---|")
     for name in names:
         cells = [f"{median(v):,.0f} ({min(v):,.0f} to {max(v):,.0f})" for v in (rates[name], costs[name])]
         print(f"| {name} | {cells[0]} | {cells[1]} |")
     for title, values in (("requests/s", rates), ("CPU per request", costs)):
         ratios = sorted(first / second for first, second in zip(values[names[0]], values[names[1]], strict=True))
-        print(f"{title}: direct / FastAPI, median {median(ratios):.3f} ({ratios[0]:.3f} to {ratios[-1]:.3f})")
+        low, high = median_interval(ratios)
+        print(f"{title}: direct / FastAPI, median {median(ratios):.3f} (95 % interval {low:.3f} to {high:.3f})")
+
+
+def median_interval(ordered: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the median by order statistics (normal approximation of the sign test)."""
+    margin = 0.98 * len(ordered) ** 0.5
+    low = max(0, int(len(ordered) / 2 - margin))
+    return ordered[low], ordered[-1 - low]
 
 
 def main() -> None:

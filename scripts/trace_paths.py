@@ -142,14 +142,14 @@ def request(work: Workspace) -> None:
 def service_app(work: Workspace) -> Any:
     """The service's ASGI app, with its threads running."""
     from cloze.serve.metrics import Metrics
-    from cloze.serve.models import open_library
+    from cloze.serve.models import load_models
     from cloze.serve.server import make_app
     from cloze.serve.service import Service
     from cloze.serve.settings import ServiceSettings
 
     settings, metrics = ServiceSettings({"base": str(work.model)}), Metrics()
-    service = Service(settings, open_library(settings, metrics), metrics)
-    service.library.start()
+    service = Service(settings, load_models(settings, metrics), metrics)
+    service.models.start()
     return make_app(service)
 
 

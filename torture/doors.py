@@ -14,8 +14,8 @@ from typing import Any
 from starlette.routing import Mount, Route, compile_path
 
 from cloze.progress import Progress
-from cloze.serve.inspect_routes import PLACE
-from cloze.serve.responses import Posts
+from cloze.serve.pages import INSPECT
+from cloze.serve.server import DirectRoutes
 from torture.campaign import Outcome
 from torture.services import Running, made_service
 
@@ -55,7 +55,7 @@ def app_routes(service: Running) -> list[Any]:
 def every_route(routes: Iterable[Any], before: str = "") -> Iterator[Door]:
     """Methods and paths of all that answers, below included routers and mounts too; names in paths are in braces."""
     for route in routes:
-        if isinstance(route, Posts):  # the same as FastAPI's own, which stand behind it
+        if isinstance(route, DirectRoutes):  # the same as FastAPI's own, which stand behind it
             continue
         if (included := getattr(route, "original_router", None)) is not None:  # as newer FastAPI keeps them
             yield from every_route(included.routes, before + route.include_context.prefix)
@@ -71,7 +71,7 @@ def every_route(routes: Iterable[Any], before: str = "") -> Iterator[Door]:
 
 def doors(routes: Iterable[Door], seen: str) -> list[Door]:
     """The same with something in place of the names; ``seen`` is that of a text whose attention was looked at."""
-    known = {f"{PLACE}/weights/{{name}}/{{layer}}": f"{PLACE}/weights/{seen}/0"}
+    known = {f"{INSPECT}/weights/{{name}}/{{layer}}": f"{INSPECT}/weights/{seen}/0"}
     return [(verb, known.get(path) or re.sub(r"\{.*?\}", "base", path)) for verb, path in routes]
 
 
@@ -88,7 +88,7 @@ def untried(routes: Iterable[Door], tried: Iterable[Door]) -> list[Door]:
 def every_door(service: Running, key: str) -> tuple[int, list[str]]:
     """Ask every route in every way; how many were tried, and what was answered otherwise than it should be."""
     right = {"authorization": f"Bearer {key}"}
-    seen = service.post(f"{PLACE}/view", {"text": "cat", "model": "base"}, headers=right).json()["id"]
+    seen = service.post(f"{INSPECT}/view", {"text": "cat", "model": "base"}, headers=right).json()["id"]
     routes = list(every_route(app_routes(service)))
     there = doors(routes, seen)
     failures = [f"{verb} {path}: not tried" for verb, path in untried(routes, there)]

@@ -16,8 +16,7 @@ import httpx
 import numpy as np
 
 from cloze.progress import Progress
-from cloze.serve.batcher import Batcher, Check
-from cloze.serve.queue import Kind
+from cloze.serve.batcher import Batcher, BatchKey, Check
 from torture.campaign import Outcome
 from torture.services import Running, made_service
 
@@ -41,7 +40,7 @@ def break_model(batcher: Batcher) -> None:
     """Let texts that name a fault cause it."""
     compute = batcher._compute
 
-    def faulty(kind: Kind, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
+    def faulty(kind: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
         said = " ".join(str(text) for text, _ in inputs)
         if "raises" in said:
             raise RuntimeError("a fault that was made")
@@ -58,11 +57,11 @@ def break_model(batcher: Batcher) -> None:
         ]
 
     # A result that is not a number is noticed where results are checked, so that it is checked once more here.
-    from cloze.serve.errors import Failed
+    from cloze.serve.errors import ModelFailedError
     from cloze.serve.operations import NOT_FINITE, is_finite
 
     batcher._compute = lambda kind, inputs, check: [
-        one if is_finite(one) else Failed(NOT_FINITE) for one in faulty(kind, inputs, check)
+        one if is_finite(one) else ModelFailedError(NOT_FINITE) for one in faulty(kind, inputs, check)
     ]
 
 
@@ -70,7 +69,7 @@ def run(settings: FaultSettings, progress: Progress) -> Outcome:
     """Ask good and bad questions together, again and again."""
     failures: list[str] = []
     with _quiet(), made_service() as service:
-        batcher = service.service.library.batchers[0]
+        batcher = service.service.models.batchers[0]
         break_model(batcher)
         good, bad = asyncio.run(_ask(service, settings, failures, progress))
         counted = service.service.metrics.registry.get_sample_value("cloze_batch_failures_total", {"model": "base"})

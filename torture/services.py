@@ -21,8 +21,8 @@ from tests.model.made import model_folder, saved
 from cloze.checkpoint import TaskLabels
 from cloze.kinds import PrecisionName
 from cloze.serve.metrics import Metrics
-from cloze.serve.models import open_library
-from cloze.serve.server import Impatient, make_app
+from cloze.serve.models import load_models
+from cloze.serve.server import TimeoutProtocol, make_app
 from cloze.serve.service import Service
 from cloze.serve.settings import Limits, ServiceSettings
 from torture.vocabulary import CLOZE
@@ -104,12 +104,12 @@ class Running:
 def running(settings: ServiceSettings, *, precision: PrecisionName = "fp32") -> Iterator[Running]:
     """Load, start, and drain at the end."""
     metrics = Metrics()
-    service = Service(settings, open_library(settings, metrics, precision=precision), metrics)
-    service.library.start()
+    service = Service(settings, load_models(settings, metrics, precision=precision), metrics)
+    service.models.start()
     try:
         yield Running(service)
     finally:
-        service.library.drain(10)
+        service.models.drain(10)
         service.reader.close()
 
 
@@ -117,7 +117,7 @@ def running(settings: ServiceSettings, *, precision: PrecisionName = "fp32") -> 
 def listening(service: Running) -> Iterator[str]:
     """The address of a service in this process that listens at a socket, for clients that bring their own."""
     with socket.create_server(("127.0.0.1", 0)) as found:
-        config = uvicorn.Config(service.app, http=Impatient, ws="none", lifespan="off", log_config=None)
+        config = uvicorn.Config(service.app, http=TimeoutProtocol, ws="none", lifespan="off", log_config=None)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([found],), daemon=True)
         thread.start()

@@ -12,7 +12,7 @@ from torture.services import Running, listening, running
 from cloze.inspect.views.data import dequantize, quantization_error
 from cloze.inspect.views.page import static_names
 from cloze.predict import Model, load
-from cloze.serve.attention_views import Seen, Views
+from cloze.serve.attention_views import AttentionCache, AttentionRecord
 from cloze.serve.settings import Limits, ServiceSettings
 from tests.inspect.test_browser import Visit, browser, settled
 from tests.model.made import model_folder, saved
@@ -87,13 +87,13 @@ def test_model_that_gives_no_numbers(served: Running, monkeypatch: pytest.Monkey
 
 
 def test_oldest_texts_are_forgotten() -> None:
-    views = Views(most=100)
-    names = [views.keep(Seen({}, np.zeros((1, 1, 6, 6), np.uint8))) for _ in range(2)]
+    views = AttentionCache(most=100)
+    names = [views.add(AttentionRecord({}, np.zeros((1, 1, 6, 6), np.uint8))) for _ in range(2)]
     views.find(names[0], "0")  # so that it is the newer one
-    third = views.keep(Seen({}, np.zeros((1, 1, 6, 6), np.uint8)))
-    assert [name in views._seen for name in (*names, third)] == [True, False, True]
-    large = views.keep(Seen({}, np.zeros((1, 1, 20, 20), np.uint8)))
-    assert list(views._seen) == [large]
+    third = views.add(AttentionRecord({}, np.zeros((1, 1, 6, 6), np.uint8)))
+    assert [name in views._records for name in (*names, third)] == [True, False, True]
+    large = views.add(AttentionRecord({}, np.zeros((1, 1, 20, 20), np.uint8)))
+    assert list(views._records) == [large]
     assert len({*names, third, large}) == 4
 
 

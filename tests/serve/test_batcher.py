@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from cloze.errors import RequestError
-from cloze.serve.batcher import FIRST_GUESS, AbandonedError, Batcher, Check
-from cloze.serve.errors import Failed, Overloaded
+from cloze.serve.batcher import FIRST_GUESS, AbandonedError, Batcher, BatchKey, Check, Job
+from cloze.serve.errors import ModelFailedError, OverloadedError
 from cloze.serve.metrics import Metrics
-from cloze.serve.queue import Job, Kind
 
-KIND = Kind("embed")
+KIND = BatchKey("embed")
 
 
 class PanicError(BaseException):
@@ -32,13 +31,13 @@ class Machine:
         self.ill = False
         self.probed = 0
 
-    def compute(self, kind: Kind, inputs: Sequence[Any], check: Check) -> list[Any]:
+    def compute(self, kind: BatchKey, inputs: Sequence[Any], check: Check) -> list[Any]:
         self.go.wait(10)
         self.batches.append(list(inputs))
         for value, error in ((13, ValueError("unlucky")), (14, PanicError("panic")), (15, RequestError("too odd"))):
             if value in inputs:
                 raise error
-        return [Failed("no number") if value == 16 else value**2 for value in inputs]
+        return [ModelFailedError("no number") if value == 16 else value**2 for value in inputs]
 
     def probe(self) -> None:
         self.probed += 1
@@ -109,7 +108,7 @@ def test_answers_are_never_swapped(batcher: Batcher) -> None:
 
 @pytest.mark.parametrize(
     ("value", "error", "counted"),
-    [(13, Failed, 2), (14, Failed, 2), (15, RequestError, 0), (16, Failed, 1)],
+    [(13, ModelFailedError, 2), (14, ModelFailedError, 2), (15, RequestError, 0), (16, ModelFailedError, 1)],
     ids=["exception", "panic", "request", "not a number"],
 )
 def test_what_breaks_the_machine_fails_alone(
@@ -149,7 +148,9 @@ def test_too_much_is_told_with_a_time_to_come_back(batcher: Batcher, machine: Ma
     while batcher.queue.tokens:
         time.sleep(0.001)
     batcher.submit(job(*range(20, 1020)))
-    with pytest.raises(Overloaded, match="1000 tokens wait for model 'made', of at most 1000; try again in") as refusal:
+    with pytest.raises(
+        OverloadedError, match="1000 tokens wait for model 'made', of at most 1000; try again in"
+    ) as refusal:
         batcher.submit(job(1))
     assert refusal.value.retry_after is not None
     assert refusal.value.retry_after >= 1
@@ -159,7 +160,7 @@ def test_what_would_be_done_too_late_is_told_at_once(machine: Machine, metrics: 
     soon = 10 / FIRST_GUESS  # ten tokens, at the speed that is guessed
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, within=soon)
     batcher.submit(job(*range(20, 60)))  # whatever its size: nothing waits before it
-    with pytest.raises(Overloaded, match="40 tokens wait"):
+    with pytest.raises(OverloadedError, match="40 tokens wait"):
         batcher.submit(job(1))
     batcher.start()
     batcher.drain(10)
@@ -170,7 +171,7 @@ def test_what_would_wait_too_long_for_its_turn_is_told_at_once(machine: Machine,
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, patience=patience)
     batcher.submit(job(1, 2, 3, 4, 5))
     batcher.submit(job(*range(20, 60)))  # its own size is its own affair: only five wait before it
-    with pytest.raises(Overloaded, match=r"^45 tokens wait for model 'made', of at most 10; try again in 1 s$"):
+    with pytest.raises(OverloadedError, match=r"^45 tokens wait for model 'made', of at most 10; try again in 1 s$"):
         batcher.submit(job(1))
     batcher.start()
     batcher.drain(10)
@@ -189,7 +190,7 @@ def test_a_long_job_at_work_counts_as_waiting(machine: Machine, metrics: Metrics
         assert batcher.ahead >= told
         if told:
             message = r"^\d{6} tokens wait for model 'made', of at most \d+; try again in \d+ s$"
-            with pytest.raises(Overloaded, match=message) as refusal:
+            with pytest.raises(OverloadedError, match=message) as refusal:
                 batcher.submit(job(1))
             assert refusal.value.retry_after == 60
         machine.go.set()
@@ -210,7 +211,7 @@ def test_who_would_be_late_after_a_long_job_is_told_at_once(machine: Machine, me
     batcher.submit(Job(KIND, [1], [10**6], time.monotonic() + 30))  # whatever its size: nothing waits before it
     while not batcher._at_work:
         time.sleep(0.001)
-    with pytest.raises(Overloaded, match="tokens wait for model 'made'"):
+    with pytest.raises(OverloadedError, match="tokens wait for model 'made'"):
         batcher.submit(job(1))
     machine.go.set()
     assert batcher.drain(10)
@@ -223,7 +224,7 @@ def test_speed_is_that_of_tokens_not_of_batches(
     now = 0.0
     monkeypatch.setattr("cloze.serve.batcher.time.monotonic", lambda: now)
 
-    def compute(kind: Kind, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
+    def compute(kind: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
         nonlocal now
         now += 0.01 if len(inputs) == 1 else 0.02
         return inputs
@@ -291,14 +292,14 @@ def test_draining_finishes_what_waits(machine: Machine, metrics: Metrics) -> Non
     batcher.start()
     batcher.drain(10)
     assert [one.future.result(0) for one in jobs] == [[number**2] for number in range(50, 90)]
-    with pytest.raises(Overloaded):
+    with pytest.raises(OverloadedError):
         batcher.submit(job(1))
 
 
 def test_work_that_nobody_waits_for_ends(machine: Machine, metrics: Metrics) -> None:
     started = threading.Event()
 
-    def compute(kind: Kind, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
+    def compute(kind: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
         end = time.monotonic() + 30
         while 7 in inputs and time.monotonic() < end:  # many passes through a model
             started.set()

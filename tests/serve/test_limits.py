@@ -122,7 +122,7 @@ def test_bodies_that_are_held_are_bounded_together(folders: dict[str, str]) -> N
 def test_a_deadline_is_kept_and_the_work_dropped(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(timeout=0.3)
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
-        batcher = served.service.library.batchers[0]
+        batcher = served.service.models.batchers[0]
         block_forward(batcher, monkeypatch)
 
         async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
@@ -138,7 +138,7 @@ def test_a_deadline_is_kept_and_the_work_dropped(folders: dict[str, str], monkey
 def test_a_full_queue_says_when_to_come_back(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(queue=40, timeout=2)
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
-        block_forward(served.service.library.batchers[0], monkeypatch)
+        block_forward(served.service.models.batchers[0], monkeypatch)
 
         async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
             asked = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat sat on"})) for _ in range(40)]
@@ -156,7 +156,7 @@ def test_a_full_queue_says_when_to_come_back(folders: dict[str, str], monkeypatc
 def test_patience_ends_before_a_body_is_read(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(patience=1e-6)
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
-        batcher = served.service.library.batchers[0]
+        batcher = served.service.models.batchers[0]
         block_forward(batcher, monkeypatch)
 
         async def ask(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response]:
@@ -178,7 +178,7 @@ def test_patience_ends_before_a_body_is_read(folders: dict[str, str], monkeypatc
 def test_too_many_requests_at_once(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(connections=3)
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
-        block_forward(served.service.library.batchers[0], monkeypatch)
+        block_forward(served.service.models.batchers[0], monkeypatch)
 
         async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
             asked = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})) for _ in range(5)]
@@ -193,7 +193,7 @@ def test_too_many_requests_at_once(folders: dict[str, str], monkeypatch: pytest.
 
 def test_who_leaves_is_not_computed_for(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     with running(ServiceSettings({"base": folders["base"]})) as served:
-        batcher = served.service.library.batchers[0]
+        batcher = served.service.models.batchers[0]
         block_forward(batcher, monkeypatch)
 
         async def ask() -> None:

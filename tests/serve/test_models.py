@@ -10,7 +10,7 @@ import pytest
 from torture.services import Running, running
 
 from cloze.predict import load
-from cloze.serve.models import Served
+from cloze.serve.models import ServedModel
 from cloze.serve.settings import ServiceSettings
 from tests.checkpoint.test_adapter_folder import HOULSBY, LORA, make_adapter, make_base
 
@@ -54,8 +54,8 @@ def test_adapters_answer_as_alone_when_asked_in_turn(adapted: Running, base: Pat
 
 
 def test_adapters_share_the_thread_of_their_base(adapted: Running) -> None:
-    served: dict[str, Served] = adapted.service.library.served
-    assert len(adapted.service.library.batchers) == 2
+    served: dict[str, ServedModel] = adapted.service.models.served
+    assert len(adapted.service.models.batchers) == 2
     assert served["lora"].batcher is served["base"].batcher is not served["tags"].batcher
 
 

@@ -126,10 +126,9 @@ def test_pairs_for_a_model_of_single_texts(others: tuple[Running, Path]) -> None
 
 
 def test_every_post_is_looked_up(served: Running) -> None:
-    from cloze.serve.responses import Posts
-    from cloze.serve.server import ROUTERS
+    from cloze.serve.server import ROUTERS, DirectRoutes
 
-    posts = Posts(route for router in ROUTERS for route in router.routes)
+    posts = DirectRoutes(route for router in ROUTERS for route in router.routes)
     assert set(posts._endpoints) == set(served.post_paths())
 
 

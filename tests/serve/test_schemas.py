@@ -8,7 +8,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from cloze.serve import schemas as forms
-from cloze.serve.errors import Invalid
+from cloze.serve.errors import InvalidRequestError
 from cloze.serve.schemas import MOST_TOLD, check
 from cloze.serve.settings import Limits
 
@@ -53,7 +53,7 @@ def peak_of(body: bytes, form: type[BaseModel]) -> tuple[str, int]:
     """What is said of a body, and the bytes that Python takes to say it."""
     tracemalloc.start()
     try:
-        with pytest.raises(Invalid) as found:
+        with pytest.raises(InvalidRequestError) as found:
             check(body, form)
         return str(found.value), tracemalloc.get_traced_memory()[1]
     finally:

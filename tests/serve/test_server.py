@@ -28,7 +28,7 @@ from torture.swaps import SwapSettings, ask_alone, compare, swap_folders
 
 from cloze.kinds import PrecisionName
 from cloze.progress import Silent
-from cloze.serve.server import Impatient
+from cloze.serve.server import TimeoutProtocol
 from cloze.serve.settings import ServiceSettings
 
 BODY = json.dumps({"texts": "the cat sat"}).encode()
@@ -60,14 +60,14 @@ def test_headers_without_an_end(alone: Process) -> None:
 
 def test_answers_that_nobody_reads(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     given_up = threading.Event()
-    give_up = Impatient._give_up
+    give_up = TimeoutProtocol._close_if_unread
 
-    def watched(connection: Impatient) -> None:
+    def watched(connection: TimeoutProtocol) -> None:
         give_up(connection)
         given_up.set()
 
-    monkeypatch.setattr(Impatient, "_give_up", watched)
-    monkeypatch.setattr(Impatient, "read_within", 1.0)
+    monkeypatch.setattr(TimeoutProtocol, "_close_if_unread", watched)
+    monkeypatch.setattr(TimeoutProtocol, "read_within", 1.0)
     ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
         size, port = len(service.get("/openapi.json").content), int(address.rpartition(":")[2])
@@ -97,7 +97,7 @@ def read_all(client: socket.socket) -> int:
 
 
 def test_answers_that_are_read_end_nothing(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Impatient, "read_within", 0.1)
+    monkeypatch.setattr(TimeoutProtocol, "read_within", 0.1)
     with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
         port = int(address.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as client:
@@ -206,7 +206,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_nobody_gets_anothers_answer(precision: PrecisionName, pair: dict[str, str]) -> None:
     alone = ask_alone(pair, precision, SOME)
     with running(ServiceSettings(pair), precision=precision) as service, listening(service) as address:
-        assert {one.description["precision"] for one in service.service.library.served.values()} == {precision}
+        assert {one.description["precision"] for one in service.service.models.served.values()} == {precision}
         tally = compare(address, alone, 100, SOME, Silent())
         assert tally.failures == []
         assert (tally.done, tally.answered, tally.swapped) == (100, 100, 0)

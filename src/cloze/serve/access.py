@@ -1,7 +1,7 @@
-"""Who may come in: hosts, origins, keys and numbers, checked before anything of a request is read.
+"""Access control: host, origin, key and capacity, checked before the body of a request is read.
 
-Pure ASGI, around the whole app, so that no route can be forgotten; only ``/health`` is open. Answers leave through here
-as well, and get the headers that browsers need to be strict.
+``AccessMiddleware`` is plain ASGI around the whole app, so that no route can be left out; only ``/health`` is open. It
+also adds the security headers to every response and counts requests in the metrics.
 """
 
 import base64
@@ -16,9 +16,8 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloze.serve.batcher import Batcher
-from cloze.serve.errors import KeyNeeded, Misdirected, Overloaded, Refusal, WrongOrigin
-from cloze.serve.responses import refusal_response
-from cloze.serve.service import Service
+from cloze.serve.errors import AuthenticationError, OriginError, OverloadedError, ServiceError, WrongHostError
+from cloze.serve.service import Service, error_response
 
 logger = logging.getLogger("cloze.serve")
 
@@ -32,13 +31,13 @@ HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
-# A text has a token for every four or five bytes. With more of them, few are turned away that would have found room.
-BYTES_A_TOKEN = 8
+# Texts have a token per four or five bytes. With a higher estimate, few requests are rejected that would have fitted.
+BYTES_PER_TOKEN = 8
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([\w.-]+))(?::\d{1,5})?", re.ASCII)
 
 
-class Gate:
-    """Lets requests through to the app, or answers itself."""
+class AccessMiddleware:
+    """Passes requests on to the app, or rejects them."""
 
     def __init__(self, app: ASGIApp, service: Service, routes: frozenset[str]) -> None:
         self._app, self._service, self._routes = app, service, routes
@@ -66,9 +65,9 @@ class Gate:
         try:
             self._check(scope)
             await self._app(scope, receive, answer)
-        except Refusal as refusal:
+        except ServiceError as refusal:
             asks_for_page = _header(scope, b"accept").startswith("text/html")
-            await refusal_response(refusal, password=asks_for_page)(scope, receive, answer)
+            await error_response(refusal, password=asks_for_page)(scope, receive, answer)
         except Exception:
             logger.exception("a defect of cloze, at %s", scope["path"][:80])  # the app has answered
         finally:
@@ -83,27 +82,29 @@ class Gate:
             return
         host = _header(scope, b"host")
         if not self._trusts(host):
-            raise Misdirected(f"this is not {host[:80]!r}; if it should be, start cloze serve with --trust {host[:80]}")
+            raise WrongHostError(
+                f"this is not {host[:80]!r}; if it should be, start cloze serve with --trust {host[:80]}"
+            )
         origin = _header(scope, b"origin")
         if origin and _host_of(origin) != host.lower():
-            raise WrongOrigin("a page of another site asks, which is not allowed")
+            raise OriginError("a page of another site asks, which is not allowed")
         if self._key is not None and not self._knows_key(_header(scope, b"authorization")):
-            raise KeyNeeded("a key is needed: Authorization: Bearer KEY")
+            raise AuthenticationError("a key is needed: Authorization: Bearer KEY")
         if self.in_flight > self._service.settings.limits.connections:
-            raise Overloaded(f"{self.in_flight} requests are in flight; try again in 1 s", "too_many_requests", 1)
+            raise OverloadedError(f"{self.in_flight} requests are in flight; try again in 1 s", "too_many_requests", 1)
         if scope["method"] == "POST":
             self._check_room(_header(scope, b"content-length"))
 
     def _check_room(self, length: str) -> None:
-        """Turn away what will not find room, before it is read: saying no must cost less than answering."""
-        tokens = int(length[:12]) // BYTES_A_TOKEN if length.isdecimal() else 1
-        batchers = self._service.library.batchers
-        full = [one for one in batchers if _is_full(one, tokens)]
+        """Reject a request that will not fit into any queue before its body is read, when it costs least."""
+        tokens = int(length[:12]) // BYTES_PER_TOKEN if length.isdecimal() else 1
+        batchers = self._service.models.batchers
+        full = [batcher for batcher in batchers if _is_full(batcher, tokens)]
         if len(full) == len(batchers):
             raise full[0].overloaded()
 
     def _trusts(self, host: str) -> bool:
-        """Whether a host is ours: a number, or a name that we know. A page that rebinds its name to us has another."""
+        """Return whether a Host header is ours: an IP address or a trusted name. This defeats DNS rebinding."""
         name = _name_of(host)
         if name == "localhost" or "*" in self._trusted or name in self._trusted:
             return True
@@ -114,7 +115,7 @@ class Gate:
         return True
 
     def _knows_key(self, header: str) -> bool:
-        """Bearer, as programs send it, or Basic with any user, as browsers ask for it."""
+        """Check the key: Bearer, as programs send it, or Basic with any user name, as browsers do."""
         assert self._key is not None
         scheme, _, value = header.partition(" ")
         given = value.strip().encode("latin-1", "replace")
@@ -129,7 +130,7 @@ class Gate:
 
 
 def _is_full(batcher: Batcher, tokens: int) -> bool:
-    """Whether a job of about so many tokens is in vain; since it is only about, a queue that is half empty is not."""
+    """Return whether a job of about this many tokens cannot be queued; never for a queue that is half empty."""
     queue = batcher.queue
     return batcher.ahead > batcher.most_waiting or (2 * queue.tokens > queue.bound and not queue.has_room(tokens))
 
@@ -139,7 +140,7 @@ def _header(scope: Scope, name: bytes) -> str:
 
 
 def _host_of(origin: str) -> str:
-    """The host and port of an origin."""
+    """Return the host and port of an origin."""
     try:
         return urlsplit(origin).netloc.lower()
     except ValueError:
@@ -147,6 +148,6 @@ def _host_of(origin: str) -> str:
 
 
 def _name_of(host: str) -> str:
-    """The name or number in a Host header, without the port; nothing where it is none."""
-    found = _HOST.fullmatch(host.lower())
-    return (found[1] or found[2]) if found else ""
+    """Return the name or address in a Host header without the port; empty if it is malformed."""
+    match = _HOST.fullmatch(host.lower())
+    return (match[1] or match[2]) if match else ""

@@ -1,4 +1,4 @@
-"""Routes of others, so that their clients work unchanged: OpenAI's embeddings, and bert-as-service's ``/encode``."""
+"""Routes compatible with other services' clients: OpenAI's embeddings and models, bert-as-service's ``/encode``."""
 
 import base64
 from typing import Any
@@ -8,13 +8,12 @@ from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
 from cloze.serve import schemas as forms
-from cloze.serve.errors import Invalid
-from cloze.serve.models import Served
-from cloze.serve.responses import add_post, json_response
-from cloze.serve.service import Service
+from cloze.serve.errors import InvalidRequestError
+from cloze.serve.models import ServedModel
+from cloze.serve.service import Service, add_post_route, json_response
 
-# What an id weighs beside the characters of texts that wait to be read.
-CHARACTERS_AN_ID = 4
+# Characters that an id counts as in the limit on pending tokenization.
+CHARACTERS_PER_ID = 4
 TRUNCATED = "x-cloze-truncated"
 
 router = APIRouter()
@@ -22,16 +21,16 @@ router = APIRouter()
 
 async def embeddings(service: Service, request: Request, form: forms.OpenAIForm) -> Any:
     """OpenAI's ``/v1/embeddings``."""
-    served = service.library.find(form.model, "embed")
+    served = service.models.find(form.model, "embed")
     texts = await _texts(service, served, form.input)
     if form.dimensions is not None and form.dimensions != served.description["width"]:
-        raise Invalid(
+        raise InvalidRequestError(
             f"dimensions is {form.dimensions}; model {served.name!r} has vectors of {served.description['width']} "
             "that are of no use when cut",
             "dimensions",
         )
     inputs = [(text, None) for text in texts]
-    answered = await service.ask(request, form.model, "embed", inputs, [[text] for text in texts])
+    answered = await service.predict(request, form.model, "embed", inputs, [[text] for text in texts])
     written = _base64 if form.encoding_format == "base64" else _numbers
     tokens, truncated = answered.usage.tokens, answered.usage.truncated
     told = {
@@ -55,32 +54,36 @@ def _base64(vector: NDArray[np.float32]) -> str:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode()
 
 
-async def _texts(service: Service, served: Served, given: str | list[str] | list[int] | list[list[int]]) -> list[str]:
-    """Texts as they are; of ids, the texts that have them, found as texts are read: bounded, and off the event loop."""
+async def _texts(
+    service: Service, served: ServedModel, given: str | list[str] | list[int] | list[list[int]]
+) -> list[str]:
+    """Return the texts of an input; ids are decoded, off the event loop and within the limits."""
     if isinstance(given, str):
         return [given]
     if not given or isinstance(given[0], str):
         return [text for text in given if isinstance(text, str)]
     rows = [row for row in given if isinstance(row, list)] or [[one for one in given if isinstance(one, int)]]
     ids = service.check_size([[row] for row in rows])
-    texts: list[str] = await service.reader.run(CHARACTERS_AN_ID * ids, _decode, served, rows)
+    texts: list[str] = await service.reader.run(CHARACTERS_PER_ID * ids, _decode, served, rows)
     return texts
 
 
-def _decode(served: Served, rows: list[list[int]]) -> list[str]:
+def _decode(served: ServedModel, rows: list[list[int]]) -> list[str]:
     return [_decoded(served, ids) for ids in rows]
 
 
-def _decoded(served: Served, ids: list[int]) -> str:
-    """The text with these ids, [CLS] and [SEP] around them or not."""
+def _decoded(served: ServedModel, ids: list[int]) -> str:
+    """Decode ids, with or without [CLS] and [SEP] around them."""
     tokenizer = served.tokenizer
     inner = ids[bool(ids) and ids[0] == tokenizer.cls_id :]
     inner = inner[: len(inner) - (bool(inner) and inner[-1] == tokenizer.sep_id)]
     if len(inner) > served.longest:
-        raise Invalid(f"{len(ids)} ids for one text; model {served.name!r} reads {served.longest}", "too_many_ids")
+        raise InvalidRequestError(
+            f"{len(ids)} ids for one text; model {served.name!r} reads {served.longest}", "too_many_ids"
+        )
     text: str = tokenizer.decode(inner)
     if tokenizer.encode_ids([text]) != [inner]:
-        raise Invalid(
+        raise InvalidRequestError(
             f"these ids are not those of a text in the vocabulary of model {served.name!r}; send the text", "not_a_text"
         )
     return text
@@ -89,21 +92,21 @@ def _decoded(served: Served, ids: list[int]) -> str:
 async def encode(service: Service, request: Request, form: forms.EncodeForm) -> Any:
     """bert-as-service's ``/encode``."""
     if form.texts and form.is_tokenized == isinstance(form.texts[0], str):
-        raise Invalid("is_tokenized goes with lists of tokens, and only with them", "is_tokenized")
-    # As pieces are joined everywhere: "##ing" goes on with the word before it.
+        raise InvalidRequestError("is_tokenized goes with lists of tokens, and only with them", "is_tokenized")
+    # Join word pieces: "##ing" continues the previous piece.
     texts = [text if isinstance(text, str) else " ".join(text).replace(" ##", "") for text in form.texts]
     inputs = [(text, None) for text in texts]
-    answered = await service.ask(request, form.model, "embed", inputs, [[text] for text in texts])
+    answered = await service.predict(request, form.model, "embed", inputs, [[text] for text in texts])
     told = {"id": form.id, "status": 200, "result": [vector.tolist() for vector in answered.results]}
     return _cut_told(told, answered.usage.truncated)
 
 
 def _cut_told(answer: dict[str, Any], truncated: int) -> Response:
-    """An answer, and beside it, where clients of others do not look for anything, how many texts were cut."""
+    """Return a response whose header says how many texts were truncated, since the body has no field for it."""
     return json_response(answer, {TRUNCATED: str(truncated)})
 
 
-def _listed(one: Served) -> dict[str, Any]:
+def _listed(one: ServedModel) -> dict[str, Any]:
     parent = None if one.adapter is None else one.base
     return {"id": one.name, "object": "model", "created": one.created, "owned_by": "cloze", "parent": parent}
 
@@ -112,15 +115,15 @@ def _listed(one: Served) -> dict[str, Any]:
 async def models(request: Request) -> Response:
     """OpenAI's list."""
     service: Service = request.app.state.service
-    return json_response({"object": "list", "data": [_listed(one) for one in service.library.served.values()]})
+    return json_response({"object": "list", "data": [_listed(one) for one in service.models.served.values()]})
 
 
 @router.get("/v1/models/{name:path}", tags=["openai"], summary="One of the models.")
 async def one_model(request: Request, name: str) -> Response:
     """OpenAI's single entry."""
     service: Service = request.app.state.service
-    return json_response(_listed(service.library.find(name, "embed")))
+    return json_response(_listed(service.models.find(name, "embed")))
 
 
-add_post(router, "/v1/embeddings", forms.OpenAIForm, embeddings, "openai")
-add_post(router, "/encode", forms.EncodeForm, encode, "bert-as-service")
+add_post_route(router, "/v1/embeddings", forms.OpenAIForm, embeddings, "openai")
+add_post_route(router, "/encode", forms.EncodeForm, encode, "bert-as-service")

@@ -1,22 +1,28 @@
-"""Why a request is not answered, each reason with a status and a word of its own.
+"""Errors of single requests, each with an HTTP status and a machine-readable kind.
 
-Refusal             a RequestError with an HTTP status
-Invalid      400  not JSON, not of the form that the route takes, or nothing that this model can do
-KeyNeeded    401  no key, or a wrong one
-WrongOrigin  403  a page of another site asks
-Unknown      404  no such model
-TooSlow      408  the body did not come, or the answer was not ready, in time
-TooLarge     413  beyond a limit: the body, the texts, their characters, their tokens
-Misdirected  421  for a host that this is not
-Overloaded   429  too much is waiting; comes with Retry-After
-Failed       503  the model failed on it; counted, and none of the request's doing
+ServiceError                  a RequestError with an HTTP status
+    InvalidRequestError  400  not JSON, not the schema of the route, or nothing that this model can do
+    AuthenticationError  401  no key, or a wrong one
+    OriginError          403  sent by a page of another site
+    NotFoundError        404  no such model
+    DeadlineError        408  the body did not arrive, or the result was not ready, in time
+    TooLargeError        413  beyond a limit: body, texts, characters or tokens
+    WrongHostError       421  sent to a host name that is not this service's
+    OverloadedError      429  the queue is full; the response has Retry-After
+    ModelFailedError     503  the model failed; counted in the metrics
 """
 
 from cloze.errors import RequestError
 
 
-class Refusal(RequestError):  # noqa: N818 (what was refused is the request, not its maker)
-    """One request that is not answered; ``kind`` is a word for programs."""
+class ServiceError(RequestError):
+    """A request that is not answered.
+
+    Args:
+        message: What is wrong, and what to do.
+        kind: A word for programs; the default is that of the class.
+        retry_after: Seconds after which to try again.
+    """
 
     status = 400
     kind = "invalid_request"
@@ -26,58 +32,58 @@ class Refusal(RequestError):  # noqa: N818 (what was refused is the request, not
         self.kind, self.retry_after = kind or self.kind, retry_after
 
 
-class Invalid(Refusal):
-    """Not of the form that was asked for."""
+class InvalidRequestError(ServiceError):
+    """The request is not valid for this route or model."""
 
 
-class KeyNeeded(Refusal):
-    """No key, or a wrong one."""
+class AuthenticationError(ServiceError):
+    """The key is missing or wrong."""
 
     status, kind = 401, "key_needed"
 
 
-class WrongOrigin(Refusal):
-    """Another site's page."""
+class OriginError(ServiceError):
+    """The request comes from a page of another site."""
 
     status, kind = 403, "wrong_origin"
 
 
-class Unknown(Refusal):
-    """There is nothing of this name."""
+class NotFoundError(ServiceError):
+    """There is nothing with this name."""
 
     status, kind = 404, "not_found"
 
 
-class TooSlow(Refusal):
-    """Not in time."""
+class DeadlineError(ServiceError):
+    """The request took too long."""
 
     status, kind = 408, "deadline"
 
 
-class TooLarge(Refusal):
-    """Beyond a limit."""
+class TooLargeError(ServiceError):
+    """The request exceeds a limit."""
 
     status, kind = 413, "too_large"
 
 
-class Misdirected(Refusal):
-    """Meant for another host."""
+class WrongHostError(ServiceError):
+    """The request is addressed to another host."""
 
     status, kind = 421, "wrong_host"
 
 
-class Overloaded(Refusal):
-    """Later, please."""
+class OverloadedError(ServiceError):
+    """The service has no capacity for this request now."""
 
     status, kind = 429, "overloaded"
 
 
-class Failed(Refusal):
-    """The model failed."""
+class ModelFailedError(ServiceError):
+    """The model raised an exception or returned values that are not finite."""
 
     status, kind = 503, "model_failed"
 
 
-def body_of(kind: str, message: str) -> dict[str, object]:
-    """The one form of all errors, which is OpenAI's."""
+def error_body(kind: str, message: str) -> dict[str, object]:
+    """Return the body of every error response, in the format of OpenAI's API."""
     return {"error": {"type": kind, "message": message, "code": kind, "param": None}}

@@ -1,4 +1,4 @@
-"""What the service tells Prometheus: requests, and where their time goes (reading, waiting, computing)."""
+"""Prometheus metrics: requests, and where their time goes (tokenization, queue, inference)."""
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 
@@ -7,7 +7,7 @@ _TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 16_384, 65_536)
 
 
 class Metrics:
-    """The figures of one service, in a registry of its own: a process may have several."""
+    """The metrics of one service, in its own registry, since a process may have several services."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -56,5 +56,5 @@ class Metrics:
         ProcessCollector(registry=own)  # memory, descriptors, CPU
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)

@@ -25,14 +25,14 @@ from cloze.predict.fill_mask import count_blanks, fill_blanks, most_passes
 from cloze.predict.inputs import count_corrected, count_windows, count_words, read_blanks, read_texts
 from cloze.predict.model import Model
 from cloze.serve.attention_views import view_texts
-from cloze.serve.errors import Failed, Overloaded
+from cloze.serve.batcher import BatchKey
+from cloze.serve.errors import ModelFailedError, OverloadedError
 from cloze.serve.metrics import Metrics
-from cloze.serve.queue import Kind
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import labelled_kinds
 
 if TYPE_CHECKING:
-    from cloze.serve.models import Served
+    from cloze.serve.models import ServedModel
 
 Options = Mapping[str, Any]
 NOT_FINITE = "the model gave no finite numbers for this; check its training"
@@ -46,14 +46,14 @@ PENDING = 2_000_000
 SPECIAL = 3  # [CLS] and two [SEP]
 
 
-def compute(model: Model, kind: Kind, inputs: Sequence[Any]) -> list[Any]:
-    """Return the results of inputs of one kind; a ``Failed`` in place of a result with numbers that are not finite."""
+def compute(model: Model, kind: BatchKey, inputs: Sequence[Any]) -> list[Any]:
+    """Return the results of inputs with one key; a ``ModelFailedError`` in place of a result that is not finite."""
     operation = OPERATIONS.get(kind.operation)
     if operation is None:
         results = _predict(model, kind.operation, inputs, dict(kind.options))
     else:
         results = operation(model, inputs, dict(kind.options))
-    return [result if is_finite(result) else Failed(NOT_FINITE) for result in results]
+    return [result if is_finite(result) else ModelFailedError(NOT_FINITE) for result in results]
 
 
 def is_finite(result: Any) -> bool:
@@ -157,7 +157,7 @@ class Reader:
         if characters <= AT_ONCE:
             result = read(*arguments)
         elif self._pending + characters > PENDING:
-            raise Overloaded("too many texts wait to be read; try again in 1 s", retry_after=1)
+            raise OverloadedError("too many texts wait to be read; try again in 1 s", retry_after=1)
         else:
             self._pending += characters
             try:
@@ -173,7 +173,7 @@ class Reader:
 
 
 def read(
-    served: "Served",
+    served: "ServedModel",
     operation: str,
     inputs: Sequence[Any],
     parts: Sequence[Sequence[str]],
@@ -195,7 +195,7 @@ def read(
     return Read(inputs, _count(served, kind, parts))
 
 
-def _read_texts(served: "Served", inputs: Sequence[Any], long_texts: LongTexts) -> Read:
+def _read_texts(served: "ServedModel", inputs: Sequence[Any], long_texts: LongTexts) -> Read:
     texts, pairs = zip(*inputs, strict=True)
     paired = None if pairs[0] is None else pairs
     windows = read_texts(served.tokenizer, texts, paired, long_texts, segments=served.segments)
@@ -204,7 +204,7 @@ def _read_texts(served: "Served", inputs: Sequence[Any], long_texts: LongTexts) 
     return Read(list(zip(texts, windows, strict=True)), usage)
 
 
-def _read_blanks(served: "Served", texts: Sequence[str], options: Mapping[str, Any]) -> Read:
+def _read_blanks(served: "ServedModel", texts: Sequence[str], options: Mapping[str, Any]) -> Read:
     """Tokenize texts with blanks; blanks that are filled together take several passes."""
     sequences = read_blanks(served.tokenizer, texts, options["top"])
     lengths = [len(one.ids) for one in sequences]
@@ -215,7 +215,7 @@ def _read_blanks(served: "Served", texts: Sequence[str], options: Mapping[str, A
     return Read(list(zip(texts, sequences, strict=True)), usage)
 
 
-def _count_tagged(served: "Served", inputs: Sequence[Any], *, worded: bool) -> list[int]:
+def _count_tagged(served: "ServedModel", inputs: Sequence[Any], *, worded: bool) -> list[int]:
     """Return the tokens of texts, or of sentences given as words; long ones are read in half-overlapping windows."""
     tokenizer = served.tokenizer
     counts = count_words(tokenizer, inputs) if worded else [len(ids) for ids in tokenizer.encode_ids(inputs)]
@@ -223,14 +223,14 @@ def _count_tagged(served: "Served", inputs: Sequence[Any], *, worded: bool) -> l
     return [length if length <= served.longest else 2 * length for length in lengths]
 
 
-def _count(served: "Served", kind: TaskKind | None, parts: Sequence[Sequence[str]]) -> Usage:
+def _count(served: "ServedModel", kind: TaskKind | None, parts: Sequence[Sequence[str]]) -> Usage:
     """Count the tokens that are computed for inputs."""
     counts = iter(served.tokenizer.encode_ids([text for texts in parts for text in texts]))
     weighed = [_weigh(served, kind, [len(next(counts)) for _ in texts]) for texts in parts]
     return Usage([length for length, _ in weighed], sum(cut for _, cut in weighed))
 
 
-def _weigh(served: "Served", kind: TaskKind | None, counts: Sequence[int]) -> tuple[int, bool]:
+def _weigh(served: "ServedModel", kind: TaskKind | None, counts: Sequence[int]) -> tuple[int, bool]:
     """Return the tokens computed for texts of these token counts, and whether some are left out."""
     length = sum(counts) + SPECIAL - (len(counts) == 1)
     if kind is not None and kind.inputs == "question":

@@ -6,9 +6,8 @@ import numpy as np
 from fastapi import APIRouter, Request
 
 from cloze.serve import schemas as forms
-from cloze.serve.errors import Invalid, TooLarge
-from cloze.serve.responses import add_post
-from cloze.serve.service import Answered, Service
+from cloze.serve.errors import InvalidRequestError, TooLargeError
+from cloze.serve.service import Service, ServiceResult, add_post_route
 from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.choice.kind import CHOOSE
 from cloze.tasks.classification.kind import CLASSIFY
@@ -23,16 +22,16 @@ async def embed(service: Service, request: Request, form: forms.EmbedForm) -> An
     inputs = _pairs(form.texts, form.pairs)
     layer = form.layer if isinstance(form.layer, int) else tuple(form.layer)
     options = {"pooling": form.pooling, "layer": layer, "long_texts": form.long_texts}
-    answered = await service.ask(request, form.model, "embed", inputs, _parts(inputs), **options)
+    answered = await service.predict(request, form.model, "embed", inputs, _parts(inputs), **options)
     return _told(answered, vectors=[vector.tolist() for vector in answered.results])
 
 
 async def rerank(service: Service, request: Request, form: forms.RerankForm) -> Any:
     """The texts by the cosine of their vectors with the query's, the nearest first."""
     if not form.texts:
-        raise Invalid("there is no text; give at least one", "no_text")
+        raise InvalidRequestError("there is no text; give at least one", "no_text")
     inputs = _pairs([form.query, *form.texts], None)
-    answered = await service.ask(request, form.model, "embed", inputs, _parts(inputs))
+    answered = await service.predict(request, form.model, "embed", inputs, _parts(inputs))
     vectors = np.stack(answered.results).astype(np.float64)
     # A vector of zeros is near to nothing.
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
@@ -52,7 +51,7 @@ async def fill(service: Service, request: Request, form: forms.FillForm) -> Any:
 async def classify(service: Service, request: Request, form: forms.ClassifyForm) -> Any:
     """A label, labels or a number for each text."""
     inputs = _pairs(form.texts, form.pairs)
-    answered = await service.ask(request, form.model, CLASSIFY.operation, inputs, _parts(inputs))
+    answered = await service.predict(request, form.model, CLASSIFY.operation, inputs, _parts(inputs))
     return _told(answered, results=answered.results)
 
 
@@ -61,21 +60,21 @@ async def tag(service: Service, request: Request, form: forms.TagForm) -> Any:
     texts = [form.texts] if isinstance(form.texts, str) else form.texts
     parts = [[text if isinstance(text, str) else " ".join(text)] for text in texts]
     worded = bool(texts) and not isinstance(texts[0], str)
-    answered = await service.ask(request, form.model, TAG.operation, texts, parts, worded=worded)
+    answered = await service.predict(request, form.model, TAG.operation, texts, parts, worded=worded)
     return _told(answered, results=answered.results)
 
 
 async def answer(service: Service, request: Request, form: forms.AnswerForm) -> Any:
     """Where in the context the answer stands."""
     inputs = [(form.question, form.context)]
-    answered = await service.ask(request, form.model, ANSWER.operation, inputs, _parts(inputs), top=form.top)
+    answered = await service.predict(request, form.model, ANSWER.operation, inputs, _parts(inputs), top=form.top)
     return _told(answered, answers=answered.results[0])
 
 
 async def choose(service: Service, request: Request, form: forms.ChooseForm) -> Any:
     """The options, the one that fits best first."""
     parts = [[text for option in form.options for text in (form.prompt, option)]]
-    answered = await service.ask(request, form.model, CHOOSE.operation, [(form.prompt, form.options)], parts)
+    answered = await service.predict(request, form.model, CHOOSE.operation, [(form.prompt, form.options)], parts)
     return _told(answered, options=answered.results[0])
 
 
@@ -84,7 +83,7 @@ async def correct(service: Service, request: Request, form: forms.CorrectForm) -
     texts, words = _listed(form.texts), len(form.protected)
     characters = sum(map(len, texts))
     if words * characters > MOST_LOOKED_FOR:
-        raise TooLarge(
+        raise TooLargeError(
             f"{words} protected words in {characters} characters are {words * characters} places to look, of at most "
             f"{MOST_LOOKED_FOR}; send fewer words or shorter texts",
             "too_many_protected",
@@ -95,7 +94,7 @@ async def correct(service: Service, request: Request, form: forms.CorrectForm) -
 
 async def tokenize(service: Service, request: Request, form: forms.TokenizeForm) -> Any:  # noqa: ARG001 (as all here)
     """What the model reads: pieces, ids, and where they stand in the text."""
-    served = service.library.find(form.model, "embed")
+    served = service.models.find(form.model, "embed")
     inputs = _pairs(form.texts, form.pairs)
     characters = service.check_size(_parts(inputs))
     texts, pairs = [text for text, _ in inputs], None if form.pairs is None else [pair for _, pair in inputs]
@@ -116,7 +115,7 @@ async def tokenize(service: Service, request: Request, form: forms.TokenizeForm)
 async def _each(
     service: Service, request: Request, form: forms.Form, operation: str, texts: list[str], **options: Any
 ) -> Any:
-    answered = await service.ask(request, form.model, operation, texts, [[text] for text in texts], **options)
+    answered = await service.predict(request, form.model, operation, texts, [[text] for text in texts], **options)
     return _told(answered, results=answered.results)
 
 
@@ -130,7 +129,9 @@ def _pairs(texts: str | list[str], pairs: str | list[str] | None) -> list[tuple[
         return [(text, None) for text in firsts]
     seconds = _listed(pairs)
     if len(firsts) != len(seconds):
-        raise Invalid(f"{len(firsts)} texts, but {len(seconds)} pairs; one for each was expected", "unequal_pairs")
+        raise InvalidRequestError(
+            f"{len(firsts)} texts, but {len(seconds)} pairs; one for each was expected", "unequal_pairs"
+        )
     return list(zip(firsts, seconds, strict=True))
 
 
@@ -138,19 +139,19 @@ def _parts(inputs: list[tuple[str, Any]]) -> list[list[str]]:
     return [[text] if pair is None else [text, pair] for text, pair in inputs]
 
 
-def _told(answered: Answered, **results: Any) -> dict[str, Any]:
+def _told(answered: ServiceResult, **results: Any) -> dict[str, Any]:
     """Results with who gave them, and what they cost."""
     usage = {"tokens": answered.usage.tokens, "truncated": answered.usage.truncated}
     return {"model": answered.served.name, **results, "usage": usage}
 
 
 router = APIRouter()
-add_post(router, "/embed", forms.EmbedForm, embed, "models")
-add_post(router, "/rerank", forms.RerankForm, rerank, "models")
-add_post(router, "/fill", forms.FillForm, fill, "models")
-add_post(router, "/classify", forms.ClassifyForm, classify, "models")
-add_post(router, "/tag", forms.TagForm, tag, "models")
-add_post(router, "/answer", forms.AnswerForm, answer, "models")
-add_post(router, "/choose", forms.ChooseForm, choose, "models")
-add_post(router, "/correct", forms.CorrectForm, correct, "models")
-add_post(router, "/tokenize", forms.TokenizeForm, tokenize, "models")
+add_post_route(router, "/embed", forms.EmbedForm, embed, "models")
+add_post_route(router, "/rerank", forms.RerankForm, rerank, "models")
+add_post_route(router, "/fill", forms.FillForm, fill, "models")
+add_post_route(router, "/classify", forms.ClassifyForm, classify, "models")
+add_post_route(router, "/tag", forms.TagForm, tag, "models")
+add_post_route(router, "/answer", forms.AnswerForm, answer, "models")
+add_post_route(router, "/choose", forms.ChooseForm, choose, "models")
+add_post_route(router, "/correct", forms.CorrectForm, correct, "models")
+add_post_route(router, "/tokenize", forms.TokenizeForm, tokenize, "models")

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cloze.errors import did_you_mean
 from cloze.kinds import LongTexts
-from cloze.serve.errors import Invalid, Overloaded, TooLarge, TooSlow
+from cloze.serve.errors import DeadlineError, InvalidRequestError, OverloadedError, TooLargeError
 from cloze.serve.settings import Limits
 
 # The first bad item of a list is enough to refuse it: a body has room for a million of them.
@@ -183,7 +183,7 @@ class Bodies:
             async with asyncio.timeout(self._limits.timeout):
                 body = await self._gather(request)
         except TimeoutError:
-            raise TooSlow(f"the body did not arrive within {self._limits.timeout:g} s", "slow_body") from None
+            raise DeadlineError(f"the body did not arrive within {self._limits.timeout:g} s", "slow_body") from None
         return check(body, form)
 
     async def _gather(self, request: Request) -> bytes:
@@ -196,14 +196,14 @@ class Bodies:
                 if size > self._limits.body:
                     raise self._too_large()
                 if self._held > self._limits.held:
-                    raise Overloaded("too many bodies are on their way; try again in 1 s", retry_after=1)
+                    raise OverloadedError("too many bodies are on their way; try again in 1 s", retry_after=1)
                 parts.append(part)
             return b"".join(parts)
         finally:
             self._held -= size
 
-    def _too_large(self) -> TooLarge:
-        return TooLarge(f"the body has more than {self._limits.body} bytes; send less at a time", "body_too_large")
+    def _too_large(self) -> TooLargeError:
+        return TooLargeError(f"the body has more than {self._limits.body} bytes; send less at a time", "body_too_large")
 
 
 def check(body: bytes, form: type[AnyForm]) -> AnyForm:
@@ -211,7 +211,7 @@ def check(body: bytes, form: type[AnyForm]) -> AnyForm:
     try:
         return form.model_validate_json(body)
     except ValidationError as error:
-        raise Invalid(explain(error, form), "invalid_body") from None
+        raise InvalidRequestError(explain(error, form), "invalid_body") from None
 
 
 def explain(error: ValidationError, form: type[BaseModel]) -> str:

@@ -1,6 +1,7 @@
-"""The app on a socket: uvicorn, patient with answers and not with clients, and an end that loses nothing.
+"""The ASGI app and the server that runs it: routers, timeouts for slow clients, and a graceful shutdown.
 
-The app: routers joined, errors in one form, and the gate around it all.
+``make_app`` joins the routers and wraps them in the access middleware. ``serve`` loads the models, listens until a
+signal arrives, answers every accepted request and returns.
 """
 
 import asyncio
@@ -9,168 +10,194 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute, Match, NoMatchFound, request_response
+from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cloze import __version__
 from cloze.errors import ConfigError
 from cloze.kinds import PrecisionName
-from cloze.serve import admin_routes as pages
-from cloze.serve import admin_routes as state_routes
-from cloze.serve import compat_routes as others_routes
-from cloze.serve import inspect_routes as inspecting
-from cloze.serve import routes
-from cloze.serve.access import Gate
+from cloze.serve import compat_routes, pages, routes
+from cloze.serve.access import AccessMiddleware
 from cloze.serve.metrics import Metrics
-from cloze.serve.models import open_library
-from cloze.serve.responses import Posts, add_error_handlers
-from cloze.serve.service import Service
+from cloze.serve.models import load_models
+from cloze.serve.service import Service, add_error_handlers
 from cloze.serve.settings import ServiceSettings
 
-# Seconds for the models' threads to end when the requests have: whatever nobody waits for ends after one pass.
-ENDING = 4.0
-# Whatever answers requests is joined here.
-ROUTERS = (routes.router, others_routes.router, state_routes.router, pages.page_router, inspecting.router)
+ROUTERS = (routes.router, compat_routes.router, pages.router)
+# Seconds for the model threads to end after the last response: abandoned work ends after one forward pass.
+DRAIN_SECONDS = 4.0
+# Seconds after which a thread must release the GIL. The model thread needs it briefly between operations; with the
+# default of 5 ms it would wait longer than many operations take whenever the event loop is busy.
+SWITCH_INTERVAL = 0.0005
+MAX_HEAD = 65_536  # bytes of a request's first line and headers
+BACKLOG = 2048
+# Seconds after a signal in which requests are still accepted, each response closing its connection: requests that
+# clients have sent may not have been read yet.
+GRACE = 0.5
 
 
-def make_app(service: Service) -> Gate:
-    """An ASGI app around a service; its start starts the models' threads, its end waits for them."""
+class DirectRoutes(BaseRoute):
+    """All POST routes, found by looking up their path.
+
+    FastAPI tries its routes one by one and resolves the parameters of the endpoint for every request, which costs about
+    a fifth of the event loop's time per request (docs/experiments/01-post-routing.md). Our POST endpoints take the
+    request as it is, so this route calls them directly. FastAPI's routes remain for the OpenAPI description and for
+    other methods.
+    """
+
+    def __init__(self, routes: Iterable[BaseRoute]) -> None:
+        self._endpoints = {
+            route.path: request_response(route.endpoint)
+            for route in routes
+            if isinstance(route, APIRoute) and route.methods == {"POST"}
+        }
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Match POST requests to a known path."""
+        is_known = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._endpoints
+        return (Match.FULL if is_known else Match.NONE), {}
+
+    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Call the endpoint."""
+        await self._endpoints[scope["path"]](scope, receive, send)
+
+    def url_path_for(self, name: str, /, **path_params: str) -> NoReturn:
+        """Leave the names of routes to FastAPI."""
+        raise NoMatchFound(name, path_params)
+
+
+def make_app(service: Service) -> AccessMiddleware:
+    """Build the ASGI app of a service; its lifespan starts the model threads and waits for them at the end."""
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 (the form of a lifespan)
-        service.library.start()
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:  # noqa: ARG001 (the signature of a lifespan)
+        service.models.start()
         yield
-        service.ended = service.library.drain(ENDING)
+        service.ended = service.models.drain(DRAIN_SECONDS)
         service.reader.close()
 
     app = FastAPI(
         title="cloze",
         version=__version__,
         description="BERT models behind HTTP.",
-        docs_url=None,  # ours loads nothing from elsewhere
+        docs_url=None,  # FastAPI's page loads scripts from another host
         redoc_url=None,
         lifespan=lifespan,
     )
     app.state.service = service
-    app.router.routes.insert(0, Posts(route for router in ROUTERS for route in router.routes))
+    app.router.routes.insert(0, DirectRoutes(route for router in ROUTERS for route in router.routes))
     for router in ROUTERS:
         app.include_router(router)
     add_error_handlers(app)
     paths = [getattr(route, "path", "") for router in ROUTERS for route in router.routes]
-    return Gate(app, service, frozenset(path for path in paths if path))
+    return AccessMiddleware(app, service, frozenset(path for path in paths if path))
 
 
-# Seconds after which a thread must give up the interpreter's lock. The one that computes needs it for a moment between
-# operations, and would wait the usual 5 ms for it whenever the event loop is busy: longer than many an operation takes.
-SWITCH_EVERY = 0.0005
-LARGEST_HEAD = 65_536  # bytes of a request's first line and headers
-BACKLOG = 2048
-# Seconds in which a service that was told to stop still takes requests, each answer closing its connection: what a
-# client has sent is not yet what we have read.
-GRACE = 0.5
+class TimeoutProtocol(HttpToolsProtocol):
+    """A connection with timeouts for slow clients.
 
-
-class Impatient(HttpToolsProtocol):
-    """A connection that is closed if a request's headers take too long, however steadily they drip, or have no end.
-
-    And if an answer is not read: all of it waits in memory, and so would a close.
+    It is closed if the headers of a request are not complete in time, however steadily they arrive, or are too large;
+    and if the client does not read a response in time, which would otherwise stay in memory.
     """
 
     headers_within = 10.0  # seconds
     read_within = 30.0
-    _timer: asyncio.TimerHandle | None = None
-    _unread: asyncio.TimerHandle | None = None
-    _head = 0
+    _header_timer: asyncio.TimerHandle | None = None
+    _read_timer: asyncio.TimerHandle | None = None
+    _head_size = 0
 
     def connection_made(self, transport: Any) -> None:
-        """Start the clock."""
+        """Start the header timer."""
         super().connection_made(transport)
-        self._start()
+        self._start_header_timer()
 
     def data_received(self, data: bytes) -> None:
-        """Count what comes before the headers' end."""
+        """Count the bytes before the end of the headers."""
         super().data_received(data)
-        if self._timer is not None:
-            self._head += len(data)
-            if self._head > LARGEST_HEAD:
+        if self._header_timer is not None:
+            self._head_size += len(data)
+            if self._head_size > MAX_HEAD:
                 self.send_400_response("Headers too large.")
 
     def on_message_begin(self) -> None:
-        """Start it for the next request on the same connection; between two, uvicorn's own clock runs."""
+        """Start the header timer for the next request; between requests, uvicorn's keep-alive timeout applies."""
         super().on_message_begin()
-        if self._timer is None:
-            self._start()
+        if self._header_timer is None:
+            self._start_header_timer()
 
     def on_headers_complete(self) -> None:
-        """Stop it."""
-        self._stop()
+        """Stop the header timer."""
+        self._stop_header_timer()
         super().on_headers_complete()
 
     def on_response_complete(self) -> None:
-        """Start one for the client to read the answer; the next answer starts it anew."""
+        """Start the timer for the client to read the response; the next response restarts it."""
         super().on_response_complete()
-        self._stop_waiting()
-        # Whether anything is left is asked then: what was written now is sent after this.
-        self._unread = self.loop.call_later(self.read_within, self._give_up)
+        self._stop_read_timer()
+        # The write buffer is checked when the timer fires: at this point the response has not been sent yet.
+        self._read_timer = self.loop.call_later(self.read_within, self._close_if_unread)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop both."""
-        self._stop()
-        self._stop_waiting()
+        """Stop both timers."""
+        self._stop_header_timer()
+        self._stop_read_timer()
         super().connection_lost(exc)
 
-    def _start(self) -> None:
-        self._head = 0
-        self._timer = self.loop.call_later(self.headers_within, self.transport.close)
+    def _start_header_timer(self) -> None:
+        self._head_size = 0
+        self._header_timer = self.loop.call_later(self.headers_within, self.transport.close)
 
-    def _stop(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
 
-    def _stop_waiting(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _stop_read_timer(self) -> None:
+        if self._read_timer is not None:
+            self._read_timer.cancel()
+            self._read_timer = None
 
-    def _give_up(self) -> None:
+    def _close_if_unread(self) -> None:
         if self.transport.get_write_buffer_size():
             self.transport.abort()
 
 
 class Server(uvicorn.Server):
-    """Ends with 0 after SIGTERM or SIGINT, when all that was accepted is answered."""
+    """A server that answers every accepted request after SIGTERM or SIGINT and then exits with code 0."""
 
     def __init__(self, config: uvicorn.Config, service: Service, on_start: Callable[[int], None]) -> None:
         super().__init__(config)
         self._service, self._on_start = service, on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and tell where."""
+        """Listen, and report the port."""
         await super().startup(sockets)
         self._on_start(self.servers[0].sockets[0].getsockname()[1])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Tell balancers and clients first, and answer what is on its way from them; then stop."""
+        """Announce the shutdown to load balancers and clients, answer requests already sent, then stop."""
         self._service.draining = True
         await asyncio.sleep(GRACE)
         await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop gently at a signal; unlike the original, which then dies of the signal as if nothing had been saved."""
+        """Shut down at a signal; unlike uvicorn's version, do not raise the signal again afterwards."""
         numbers = (signal.SIGTERM, signal.SIGINT)
-        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        previous = {number: signal.signal(number, self.handle_exit) for number in numbers}
         try:
             yield
         finally:
-            for number, former in before.items():
-                signal.signal(number, former)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
 
 def serve(
@@ -180,26 +207,33 @@ def serve(
     precision: PrecisionName = "fp32",
     on_start: Callable[[int], None] = lambda port: None,  # noqa: ARG005 (the signature)
 ) -> None:
-    """Load the models, answer until a signal comes, finish what was accepted, and return."""
+    """Load the models, serve until SIGTERM or SIGINT, answer every accepted request, and return.
+
+    Args:
+        settings: Models, address, key and limits.
+        device: The device of the models.
+        precision: The precision of the models.
+        on_start: Called with the port once the service listens.
+    """
     metrics = Metrics()
-    # Before the models are loaded: that a port is taken should be told at once.
+    # Bind before loading the models, so that a port in use is reported at once.
     with _bind(settings.host, settings.port) as listener:
-        service = Service(settings, open_library(settings, metrics, device=device, precision=precision), metrics)
-        _set_up_logs()
-        sys.setswitchinterval(SWITCH_EVERY)
+        service = Service(settings, load_models(settings, metrics, device=device, precision=precision), metrics)
+        _configure_logging()
+        sys.setswitchinterval(SWITCH_INTERVAL)
         Server(_config(service), service, on_start).run(sockets=[listener])
     if not service.ended:
         logging.getLogger("cloze.serve").error("a model is still computing; what it was asked is lost")
         logging.shutdown()
-        os._exit(1)  # an interpreter that ends under a thread in PyTorch ends with SIGABRT
+        os._exit(1)  # a normal exit while a thread is inside PyTorch would end in SIGABRT
 
 
 def _config(service: Service) -> uvicorn.Config:
     timeout = service.settings.limits.timeout
-    patience = {"headers_within": min(timeout, Impatient.headers_within), "read_within": timeout}
+    patience = {"headers_within": min(timeout, TimeoutProtocol.headers_within), "read_within": timeout}
     return uvicorn.Config(
         make_app(service),
-        http=type("Connection", (Impatient,), patience),
+        http=type("Connection", (TimeoutProtocol,), patience),
         ws="none",
         lifespan="on",
         log_config=None,
@@ -212,9 +246,9 @@ def _config(service: Service) -> uvicorn.Config:
     )
 
 
-def _set_up_logs() -> None:
-    """Failures with their tracebacks and times, and nothing of what single requests bring about."""
-    # Texts that are cut are told in each answer; a line in the log for each would be a way to fill the disk.
+def _configure_logging() -> None:
+    """Log failures with times and tracebacks, and nothing that single requests can cause."""
+    # Truncation is reported in each response; a log line for each would let clients fill the disk.
     logging.getLogger("cloze").setLevel(logging.ERROR)
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))

@@ -1,49 +1,83 @@
-"""One request after another: limits, reading, waiting for a batch, and giving up in time."""
+"""One request from endpoint to response: schema, limits, tokenization, the wait for a batch, JSON or an error.
+
+``add_post_route`` turns a handler into a route. Handlers call ``Service.predict``, which checks the limits, tokenizes,
+queues a job and waits until it is done, its deadline has passed or the client has disconnected. All errors have the
+same JSON body.
+"""
 
 import asyncio
 import time
-from collections.abc import Sequence, Sized
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from fastapi import Request
+from fastapi import APIRouter, FastAPI, Request, Response
+from pydantic import BaseModel
+from pydantic_core import to_json
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
+from cloze.errors import RequestError
 from cloze.predict.fill_mask import count_blanks
-from cloze.serve.batcher import AbandonedError, Batcher
-from cloze.serve.errors import Invalid, TooLarge, TooSlow
+from cloze.serve.batcher import AbandonedError, Batcher, BatchKey, Job
+from cloze.serve.errors import DeadlineError, InvalidRequestError, ServiceError, TooLargeError, error_body
 from cloze.serve.metrics import Metrics
-from cloze.serve.models import Library, Served
+from cloze.serve.models import ModelRegistry, ServedModel
 from cloze.serve.operations import Read, Reader, Usage, read
-from cloze.serve.queue import Job, Kind
 from cloze.serve.schemas import Bodies
 from cloze.serve.settings import ServiceSettings
 
-CHARACTERS_A_WORD = 6  # with the space after it
+CHARACTERS_PER_WORD = 6  # including the space
+
+Body = TypeVar("Body", bound=BaseModel)
+
+_ERROR = {
+    "type": "object",
+    "properties": {
+        "error": {"type": "object", "properties": {"type": {"type": "string"}, "message": {"type": "string"}}}
+    },
+}
+# Statuses that any route may return, for the OpenAPI description, from which clients are generated.
+STATUSES = {
+    400: "Not of this form, or not to be done by this model.",
+    401: "A key is needed.",
+    403: "A page of another site asks.",
+    404: "No such model.",
+    408: "Not in time.",
+    413: "Beyond a limit.",
+    421: "For a host that this is not.",
+    429: "Too much is waiting; see Retry-After.",
+    503: "The model failed on it.",
+}
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": why, "content": {"application/json": {"schema": _ERROR}}}
+    for status, why in STATUSES.items()
+}
 
 
 class ClientGoneError(Exception):
-    """Nobody is there to be answered."""
+    """The client has disconnected."""
 
 
 @dataclass(frozen=True)
-class Answered:
-    """The results of a request's inputs, in their order, and who gave them."""
+class ServiceResult:
+    """The results of a request's inputs, in order, and the model that computed them."""
 
-    served: Served
+    served: ServedModel
     results: list[Any]
     usage: Usage
 
 
 class Service:
-    """What all routes share."""
+    """The state that all routes share: settings, models, metrics."""
 
-    def __init__(self, settings: ServiceSettings, library: Library, metrics: Metrics) -> None:
-        self.settings, self.library, self.metrics = settings, library, metrics
+    def __init__(self, settings: ServiceSettings, models: ModelRegistry, metrics: Metrics) -> None:
+        self.settings, self.models, self.metrics = settings, models, metrics
         self.bodies, self.reader = Bodies(settings.limits), Reader(metrics)
         self.draining = False
-        self.ended = True  # whether no thread computes any more, once the app has shut down
+        self.ended = True  # after shutdown: whether all model threads have ended
 
-    async def ask(
+    async def predict(
         self,
         request: Request,
         name: str | None,
@@ -51,71 +85,178 @@ class Service:
         inputs: Sequence[Any],
         parts: Sequence[Sequence[str]],
         **options: Any,
-    ) -> Answered:
-        """The results of inputs, whose texts are ``parts``; a refusal where a limit, a model or the time says no."""
+    ) -> ServiceResult:
+        """Compute the results of a request.
+
+        Args:
+            request: The HTTP request, watched for a disconnect.
+            name: The model, or None for the first that supports the operation.
+            operation: What to compute, such as "embed".
+            inputs: The inputs of the operation.
+            parts: The texts of each input, for the limits.
+            **options: Options of the operation; only inputs with equal options share a batch.
+
+        Raises:
+            ServiceError: A limit is exceeded, the model does not support the operation, or the deadline has passed.
+            ClientGoneError: The client has disconnected.
+        """
         deadline = time.monotonic() + self.settings.limits.timeout
-        served = self.library.find(name, operation)
+        served = self.models.find(name, operation)
         characters = self.check_size(parts)
-        found: Read = await self.reader.run(characters, read, served, operation, inputs, parts, options)
-        usage, bound = found.usage, served.batcher.queue.bound
+        tokenized: Read = await self.reader.run(characters, read, served, operation, inputs, parts, options)
+        usage, bound = tokenized.usage, served.batcher.queue.bound
         if usage.tokens > bound:
-            raise TooLarge(
+            raise TooLargeError(
                 f"{usage.tokens} tokens to compute for one request, of at most {bound}; send fewer or shorter texts",
                 "too_many_tokens",
             )
-        job = Job(Kind(operation, served.adapter, tuple(options.items())), found.inputs, usage.lengths, deadline)
+        key = BatchKey(operation, served.adapter, tuple(options.items()))
+        job = Job(key, tokenized.inputs, usage.lengths, deadline)
         served.batcher.submit(job)
-        return Answered(served, await self._wait(request, served.batcher, job), usage)
+        return ServiceResult(served, await self._wait(request, served.batcher, job), usage)
 
     def check_size(self, parts: Sequence[Sequence[Sized]]) -> int:
-        """Refuse more texts or characters (or ids, each of which has some) than a request may have; return these."""
+        """Check the number of texts and their characters (or ids) against the limits, and return the latter."""
         limits = self.settings.limits
         texts = sum(map(len, parts))
         if not texts:
-            raise Invalid("there is no text; give at least one", "no_text")
+            raise InvalidRequestError("there is no text; give at least one", "no_text")
         if texts > limits.inputs:
-            raise TooLarge(f"{texts} texts in one request, of at most {limits.inputs}; send fewer", "too_many_inputs")
-        characters = sum(len(text) for some in parts for text in some)
+            raise TooLargeError(
+                f"{texts} texts in one request, of at most {limits.inputs}; send fewer", "too_many_inputs"
+            )
+        characters = sum(len(text) for texts_of_input in parts for text in texts_of_input)
         if characters > limits.characters:
-            raise TooLarge(
+            raise TooLargeError(
                 f"{characters} characters in one request, of at most {limits.characters}; send fewer or shorter texts",
                 "too_many_characters",
             )
         return characters
 
     def check_proposals(self, texts: Sequence[str], top: int, *, joint: bool) -> None:
-        """Refuse more words for blanks than an answer may hold."""
+        """Check the number of proposed words against the limit."""
         limit = self.settings.limits.proposals
-        # Blanks that are filled together are told as whole texts, as many as are wanted.
-        words = sum(count_blanks(text) + (len(text) // CHARACTERS_A_WORD if joint else 0) for text in texts)
+        # Blanks that are filled jointly are returned as whole texts, ``top`` of them.
+        words = sum(count_blanks(text) + (len(text) // CHARACTERS_PER_WORD if joint else 0) for text in texts)
         if words * top > limit:
-            raise TooLarge(
+            raise TooLargeError(
                 f"{words * top} words in one answer, of at most {limit}; send fewer blanks, or ask for a smaller top",
                 "too_many_proposals",
             )
 
     async def _wait(self, request: Request, batcher: Batcher, job: Job) -> list[Any]:
-        """The job's results, unless its time is over or the client leaves before."""
-        answer = asyncio.wrap_future(job.future)
-        gone = asyncio.ensure_future(_departure(request))
-        either: list[asyncio.Future[Any]] = [answer, gone]
+        """Wait for a job's results, its deadline or the client's disconnect, whichever comes first."""
+        results = asyncio.wrap_future(job.future)
+        disconnect = asyncio.ensure_future(_disconnected(request))
+        either: list[asyncio.Future[Any]] = [results, disconnect]
         try:
-            left = job.deadline - time.monotonic()
-            done, _ = await asyncio.wait(either, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-            # Who computes may be the first to see that the time is over.
-            abandoned = answer in done and (answer.cancelled() or isinstance(answer.exception(), AbandonedError))
-            if answer in done and not abandoned:
-                return answer.result()
-            self.metrics.dropped.labels("client" if gone in done else "deadline").inc()
-            if gone in done:
+            remaining = job.deadline - time.monotonic()
+            done, _ = await asyncio.wait(either, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+            # The model thread may notice first that the deadline has passed.
+            abandoned = results in done and (results.cancelled() or isinstance(results.exception(), AbandonedError))
+            if results in done and not abandoned:
+                return results.result()
+            self.metrics.dropped.labels("client" if disconnect in done else "deadline").inc()
+            if disconnect in done:
                 raise ClientGoneError
-            raise TooSlow(f"no answer within {self.settings.limits.timeout:g} s; send less at a time, or try again")
+            timeout = self.settings.limits.timeout
+            raise DeadlineError(f"no answer within {timeout:g} s; send less at a time, or try again")
         finally:
-            gone.cancel()
+            disconnect.cancel()
             if not job.future.done():
                 batcher.cancel(job)
 
 
-async def _departure(request: Request) -> None:
+async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+Handler = Callable[[Service, Request, Body], Awaitable[Any]]
+
+
+def add_post_route(router: APIRouter, path: str, form: type[Body], handler: Handler[Body], tag: str) -> None:
+    """Add a POST route that validates the body and returns the handler's result as JSON.
+
+    Args:
+        router: The router.
+        path: The path of the route.
+        form: The schema of the body. It is added to the OpenAPI description here, since FastAPI does not see it: the
+            body is read and validated by ``Bodies``.
+        handler: Computes the result, which may be a ``Response``.
+        tag: The section of the description.
+    """
+
+    async def endpoint(request: Request) -> Response:
+        service: Service = request.app.state.service
+        body = await service.bodies.read(request, form)
+        try:
+            answer = await handler(service, request, body)
+            return answer if isinstance(answer, Response) else json_response(answer)
+        except ServiceError:
+            raise
+        except RequestError as error:  # raised by the model for this input
+            raise InvalidRequestError(str(error)[:500], "unanswerable") from error
+
+    schema = form.model_json_schema(ref_template="#/components/schemas/{model}")
+    router.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        name=path.strip("/").replace("/", "_"),
+        summary=form.__doc__,
+        tags=[tag],
+        responses=ERRORS,
+        response_class=Response,
+        openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}},
+    )
+
+
+def json_response(value: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """Return a JSON response; values that are not finite, which JSON does not have, become null."""
+    return Response(to_json(value, inf_nan_mode="null"), headers=headers, media_type="application/json")
+
+
+def error_response(error: ServiceError, *, password: bool = False) -> Response:
+    """Return an error as a response; with ``password``, a browser prompts for the key."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["retry-after"] = str(error.retry_after)
+    if error.status == 401:
+        headers["www-authenticate"] = 'Basic realm="cloze"' if password else "Bearer"
+    return _error(error.status, error.kind, str(error), headers)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Give all errors, including unknown paths and methods, the same JSON body."""
+
+    async def refused(request: Request, error: Exception) -> Response:  # noqa: ARG001 (the handler's signature)
+        assert isinstance(error, ServiceError)
+        return error_response(error)
+
+    async def missing(request: Request, error: Exception) -> Response:  # noqa: ARG001 (the handler's signature)
+        assert isinstance(error, HTTPException)
+        kind, message = {
+            404: ("not_found", "there is nothing at this path; /docs tells what there is"),
+            405: ("method_not_allowed", "this path takes another method; /docs tells which"),
+        }.get(error.status_code, ("invalid_request", str(error.detail)[:200]))
+        return _error(error.status_code, kind, message, error.headers)
+
+    async def gone(request: Request, error: Exception) -> Response:  # noqa: ARG001 (the handler's signature)
+        return Response(status_code=499)  # nobody receives it, but it is counted in the metrics
+
+    async def broken(request: Request, error: Exception) -> Response:  # noqa: ARG001 (the handler's signature)
+        return _error(500, "internal", "a defect of cloze; the log tells more")
+
+    for kind, handler in {
+        ServiceError: refused,
+        HTTPException: missing,
+        ClientDisconnect: gone,
+        ClientGoneError: gone,
+        Exception: broken,
+    }.items():
+        app.add_exception_handler(kind, handler)
+
+
+def _error(status: int, kind: str, message: str, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(to_json(error_body(kind, message)), status, headers=headers, media_type="application/json")

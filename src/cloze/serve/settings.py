@@ -1,6 +1,6 @@
-"""What a service is told at its start: where it listens, whom it trusts, and how much it takes on at once.
+"""Settings of the service: address, key, trusted hosts and limits.
 
-Light to import: the command line reads the defaults here without loading a model.
+Imports nothing heavy: the CLI loads this for ``--help``.
 """
 
 import ipaddress
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Limits:
-    """How much one request may ask for, and all of them together. Whatever is beyond gets a 4xx of its own."""
+    """Limits per request and for all requests together; beyond each, a request gets a specific 4xx error."""
 
     body: int = 2_000_000
     """Bytes of one request's body."""
@@ -46,13 +46,13 @@ class Limits:
 
     @property
     def held(self) -> int:
-        """Bytes of all bodies that are read at one time: clients that send slowly must not fill the memory."""
+        """Return the maximum bytes of all bodies being received: slow clients must not fill the memory."""
         return 32 * self.body
 
 
 @dataclass(frozen=True)
 class ServiceSettings:
-    """A service: its models by name, the adapters by name, its address, and who may ask."""
+    """A service: its models and adapters by name, its address, and who may use it."""
 
     models: Mapping[str, str]
     adapters: Mapping[str, str] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class ServiceSettings:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
+    """Return whether an address can be reached only from this machine."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -92,7 +92,7 @@ def is_local(host: str) -> bool:
 
 
 def default_models() -> list[str]:
-    """What is served if no folder is named: the model that comes with the package."""
+    """Return the models that are served if none is named: the shipped model."""
     folder = shipped_folder(SHIPPED_MODEL)
     if folder is None or not folder.is_dir():
         raise ConfigError("no model to serve; name one or more model folders: cloze serve FOLDER")
@@ -100,7 +100,7 @@ def default_models() -> list[str]:
 
 
 def name_models(folders: list[str]) -> dict[str, str]:
-    """Name each model after its folder; of a run ("runs/authors/model"), after the run."""
+    """Name each model after its folder, or after the run for "runs/authors/model"."""
     if not folders:
         folders = default_models()
     named: dict[str, str] = {}
@@ -114,7 +114,7 @@ def name_models(folders: list[str]) -> dict[str, str]:
 
 
 def name_adapters(words: list[str], models: Mapping[str, str]) -> dict[str, str]:
-    """Read NAME=DIR."""
+    """Parse adapters given as NAME=DIR."""
     named: dict[str, str] = {}
     for word in words:
         name, equals, folder = word.partition("=")

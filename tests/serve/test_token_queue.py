@@ -5,12 +5,12 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from cloze.serve.queue import Job, Kind, QueueFullError, TokenQueue
+from cloze.serve.batcher import BatchKey, Job, QueueFullError, TokenQueue
 
-EMBED, FILL = Kind("embed"), Kind("fill")
+EMBED, FILL = BatchKey("embed"), BatchKey("fill")
 
 
-def job(*lengths: int, kind: Kind = EMBED, seconds: float = 60) -> Job:
+def job(*lengths: int, kind: BatchKey = EMBED, seconds: float = 60) -> Job:
     return Job(kind, [f"text {index}" for index in range(len(lengths))], lengths, time.monotonic() + seconds)
 
 
@@ -56,7 +56,7 @@ def test_the_oldest_comes_first_whatever_its_kind() -> None:
 
 def test_kinds_do_not_mix() -> None:
     queue = TokenQueue(bound=1000)
-    kinds = [EMBED, Kind("embed", "adapter"), Kind("embed", None, (("layer", 1),)), EMBED]
+    kinds = [EMBED, BatchKey("embed", "adapter"), BatchKey("embed", None, (("layer", 1),)), EMBED]
     for kind in kinds:
         queue.put(job(5, kind=kind))
     batches = [[item.job.kind for item in queue.take(100, wait=0)] for _ in range(3)]
