@@ -18,13 +18,12 @@ ALLOWED = {
     ("cli/__init__.py", "choose"): "names of commands",
     ("cli/prediction.py", "answer"): "a column of the output",
     ("cli/tagging.py", "tag"): "a column of the output",
-    ("corpus/preparation/workers.py", "answer"): "a message between processes",
     ("tasks/choice/kind.py", "answer"): "a column of ARC",
     **{
         (f"{module}.py", "correction"): "a way to mask"
         for module in (
-            *("corpus/settings", "corpus/masking", "corpus/audit", "corpus/audit_masks", "corpus/similar_words"),
-            "train/settings",
+            *("corpus/settings", "corpus/masking", "corpus/audit", "corpus/audit_masks", "corpus/word_tables"),
+            *("train/settings", "train/finetuning/settings"),
         )
     },
 }
