@@ -226,7 +226,7 @@ def test_walk_without_chance_is_known(many: int, monkeypatch: pytest.MonkeyPatch
     settings = ExampleSettings(length=23, short_share=0, random_share=0)
     plan = plan_next_sentences(make_corpus([5, 4], (10, 10)), settings, np.random.default_rng(0))
     rows = sorted(
-        module._walk(make_corpus([5, 4], (10, 10)), settings, np.random.default_rng(0), puts_back=True).tolist()
+        module._walk(make_corpus([5, 4], (10, 10)), settings, np.random.default_rng(0), returns_rest=True).tolist()
     )
     assert rows == [
         [0, 0, 10, 20, 20, 0],

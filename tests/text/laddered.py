@@ -86,7 +86,7 @@ def drawn_ladder(source: random.Random, tokenizer: Tokenizer, *, characters: boo
     return result
 
 
-def climb(text: str, tokenizer: Tokenizer) -> list[int]:
+def resolve(text: str, tokenizer: Tokenizer) -> list[int]:
     """Rungs 1 to 4: words, then phrases at the borders of words, the longest first."""
     ladder, lowercase = tokenizer.settings.ladder, tokenizer.lowercase
     ids = {piece: number for number, piece in enumerate(tokenizer.pieces)}

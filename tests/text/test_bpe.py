@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from cloze.text.bpe import learn_merges
+from cloze.text.vocabulary import learn_merges
 from tests.text.generated import strings
 
 

@@ -1,9 +1,10 @@
-"""Examples for pre-training, made while training: sequences and masks are new in every epoch, or in every few.
+"""Pre-training batches, made during training: shards -> sampling -> masking -> **batch**.
 
-Each row of a batch is a pure function of (seed, epoch, step, row): a resumed run sees what the interrupted one would
-have seen, several processes can make a part of the rows each, and any step can be looked at on its own.
+Sequences and masks are new in every epoch, or in every few with ``static``. Each row of a batch is a pure function of
+(seed, epoch, step, row): a resumed run sees what the interrupted run would have seen, every process of a distributed
+run can make its part of the rows, and any step can be reproduced on its own.
 
-Dimensions: B sequences, T tokens, M chosen tokens of the batch.
+Dimensions: B sequences, T tokens, M selected tokens of the batch.
 """
 
 from dataclasses import dataclass
@@ -34,26 +35,26 @@ _NO_TABLES = WordTables()
 
 @dataclass(frozen=True)
 class PretrainingBatch:
-    """Arrays of one step; still NumPy, so that making them needs no torch."""
+    """The arrays of one step, in NumPy, so that making them does not need torch."""
 
     ids: Ids  # (B, T) as the model sees them
     segments: Ids  # (B, T)
     lengths: Ids  # (B,) real tokens of each sequence; the rest is padding
-    positions: Ids  # (M,) of the chosen tokens, in the flattened (B * T)
-    targets: Ids  # (M,) what stood there
+    positions: Ids  # (M,) of the selected tokens, in the flattened (B * T)
+    targets: Ids  # (M,) original ids
     labels: Ids  # (B,) 1 where the second segment is random (nsp), or the two are swapped (sop); (0,) without pairs
-    boundaries: Ids | None  # (M, 3) of spans: the positions before and behind, and the place of the token within
-    fates: Fates  # (M,) 0 hidden, 1 replaced, 2 kept; of correction 0 similar, 3 random for want of a similar word
-    units: Ids  # (M, 2) the position that starts what was chosen at once, and how many words were wanted there
+    boundaries: Ids | None  # (M, 3) for spans: positions before and after the span, index within it
+    fates: Fates  # (M,) 0 hidden (correction: similar word), 1 replaced, 2 kept, 3 no similar word known
+    units: Ids  # (M, 2) position at which the token's unit starts, words drawn for it
 
     @property
     def token_count(self) -> int:
-        """Real tokens, padding not counted."""
+        """Number of tokens without padding."""
         return int(self.lengths.sum())
 
     @property
     def counts(self) -> dict[str, int]:
-        """What the losses are means over."""
+        """Numbers of terms that the losses are averaged over."""
         return {"words": len(self.targets), "pairs": len(self.labels)}
 
 
@@ -63,7 +64,7 @@ class Examples:
 
     plan: Plan
     numbers: Ids  # (B,) examples of the plan
-    counters: Ids  # (B, 3) what tells the random numbers of each row from all others
+    counters: Ids  # (B, 3) counter of the random generator for each row
     width: int  # T
 
 
@@ -82,10 +83,19 @@ class PretrainingBatches:
         static: int = 0,
         tables: WordTables = _NO_TABLES,
     ) -> None:
-        """With ``static`` there are so many variants of examples and masks, and epochs take turns with them.
+        """Open the batches of a corpus.
 
-        That is the ``dupe_factor`` of the original, whose examples were made before training. Their order is new in
-        every epoch all the same.
+        Args:
+            corpus: One split of a prepared corpus.
+            tokenizer: The tokenizer that it was prepared with.
+            batch: Sequences per step.
+            examples: How sequences are sampled.
+            masks: How tokens are masked.
+            seed: Seed of everything random.
+            static: Number of variants of examples and masks that epochs cycle through, like ``dupe_factor`` in the
+                original code, which made examples before training; their order is new in every epoch. 0: new examples
+                and masks in every epoch.
+            tables: Word tables, for entity and correction masking.
         """
         if batch < 1:
             raise ConfigError(f"batch is {batch}; at least 1 was expected")
@@ -102,7 +112,7 @@ class PretrainingBatches:
         self._sizes: list[int] = []  # batches in each epoch planned so far
 
     def at(self, step: int, part: int = 0, parts: int = 1) -> PretrainingBatch:
-        """The batch of a step, counted from 0, or a part of its rows; the parts together are the whole."""
+        """Return the batch of a step, counted from 0, or one of ``parts`` equal parts of its rows."""
         examples = self.examples_at(step, part, parts)
         sequences = self.read(examples)
         masked = self.masker(sequences, self._draw(examples))
@@ -119,17 +129,17 @@ class PretrainingBatches:
         )
 
     def epoch_at(self, step: int) -> int:
-        """Which pass over the corpus a step belongs to."""
+        """Return the epoch of a step."""
         return self._locate(step)[0]
 
     def steps_in(self, epoch: int) -> int:
-        """How many batches an epoch has; a last, smaller one is left out."""
+        """Return the number of batches in an epoch; an incomplete last batch is dropped."""
         while len(self._sizes) <= epoch:
             self._sizes.append(self._count(len(self._sizes)))
         return self._sizes[epoch]
 
     def examples_at(self, step: int, part: int = 0, parts: int = 1) -> Examples:
-        """What is planned for a step."""
+        """Return the planned examples of a step, or of a part of its rows."""
         if not 0 <= part < parts <= self.batch:
             raise ConfigError(
                 f"part {part} of {parts} of a batch of {self.batch}; expected parts of a sequence or more, from 0 on"
@@ -138,28 +148,28 @@ class PretrainingBatches:
         self._prepare(epoch)
         start = place * self.batch
         whole = self._order[start : start + self.batch]
-        # All parts are as wide as the whole, so that they can be put together.
+        # All parts have the width of the whole batch, so that they can be concatenated.
         width = int(self._plan.lengths[whole].max())
         rows = np.arange(part * self.batch // parts, (part + 1) * self.batch // parts)
         counters = np.zeros((len(rows), 3), np.int64)
-        # What is static belongs to the example, what is not to the step.
+        # The random numbers of a static mask belong to the example, those of a new mask to the step.
         columns = (whole[rows], self._variant, 1) if self.static else (rows, step, 0)
         counters[:, 0], counters[:, 1], counters[:, 2] = columns
         return Examples(self._plan, whole[rows], counters, width)
 
     def read(self, examples: Examples) -> Sequences:
-        """The sequences, before anything is hidden."""
+        """Read the sequences, before masking."""
         words = self.masker.needs_words
         return assemble(self.corpus, self.tokenizer, examples.plan, examples.numbers, width=examples.width, words=words)
 
     def _draw(self, examples: Examples) -> Draws:
-        """Random numbers: (B, STREAMS, T). However wide the batch is, a row has the same."""
+        """Draw random numbers (B, STREAMS, T), which for each row do not depend on the width of the batch."""
         bits = np.random.Philox(key=self._key)
         generator, state = np.random.Generator(bits), bits.state
-        # Numbers come in fours, each four with a count of its own: a row has whole ones.
+        # Philox makes four numbers per counter value: round the length up to a multiple of four.
         draws = np.empty((len(examples.numbers), STREAMS, -(-self.examples.length // 4) * 4))
         fours = draws[0].size // 4
-        # Rows that follow one another are drawn at once.
+        # Rows with consecutive counters are drawn at once.
         for rows in np.split(np.arange(len(draws)), np.flatnonzero(np.diff(examples.counters[:, 0]) != 1) + 1):
             row, *others = examples.counters[rows[0]]
             state["state"]["counter"] = np.array([row * fours, *others, 0], np.uint64)
@@ -168,7 +178,7 @@ class PretrainingBatches:
         return draws[:, :, : examples.width]
 
     def _locate(self, step: int) -> tuple[int, int]:
-        """The epoch of a step, and which of its batches it is."""
+        """Return the epoch of a step, and the index of its batch within it."""
         epoch = 0
         while step >= self.steps_in(epoch):
             step -= self.steps_in(epoch)

@@ -1,24 +1,20 @@
-"""What an epoch consists of: examples as ranges of the corpus, before any token is read.
+"""Shards -> sequences: which ranges of the corpus form the examples of an epoch, and their tokens.
 
-Sentences lie one after the other in the corpus, so that several whole ones are a range of tokens, here called a chunk.
-Whatever the objective, an example is ``[CLS]`` and its chunks, each followed by ``[SEP]``: two for sentence pairs, one
-and more for full sentences.
+The second step of making a batch: shards -> **sampling** -> masking -> batch. Sentences are adjacent in the corpus, so
+that several whole sentences are a range of tokens, here called a chunk. An epoch is first planned as chunks, without
+reading a token; ``assemble`` then reads the examples of one batch. Every example is ``[CLS]`` and its chunks, each
+followed by ``[SEP]``: two chunks for sentence pairs, one or more for full sentences.
 
-Pairs of segments: next-sentence prediction (Devlin et al. 2019, section 3.1) and sentence order (Lan et al. 2020).
+    nsp   next-sentence prediction (Devlin et al. 2019, section 3.1): B follows A, or is from another document
+    sop   sentence-order prediction (Lan et al. 2020, section 3.1): A and B are adjacent, or swapped
+    none  FULL-SENTENCES (Liu et al. 2019, section 4.2): whole sentences, as many as fit; where a document ends, the
+          next one continues after a ``[SEP]``; everything is segment 0
 
-Both walk through each document by the algorithm of the original ``create_pretraining_data``: sentences are gathered up
-to the wanted length and parted in two at a random sentence. What differs is the wrong answer. For next sentences it is
-a segment of another document, and the sentences that it takes the place of start the next example; for sentence order
-it is the same two segments, swapped.
+Both kinds of pairs walk through each document by the algorithm of the original ``create_pretraining_data``: collect
+sentences up to the target length, and split them in two at a random sentence. With nsp, a random B leaves the sentences
+that it replaces to the next example.
 
-Sequences without any pair: the FULL-SENTENCES of RoBERTa (Liu et al. 2019, section 4.2).
-
-Whole sentences, one after the other, as many as there is room for. Where a document ends the next one goes on, behind
-a ``[SEP]`` of its own. Everything is of the first segment, and nothing is asked but the hidden words.
-
-Planned examples -> tokens: ``[CLS]``, and each chunk followed by ``[SEP]``.
-
-Dimensions: B sequences, T tokens.
+Dimensions: B sequences, T tokens, E examples of an epoch, C chunks.
 """
 
 from array import array
@@ -39,21 +35,26 @@ from cloze.text import Tokenizer
 Ids = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-_BLOCK = 4096
+SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
+_BLOCK = 4096  # random numbers drawn at once
+# With fewer documents, plain loops are faster than arrays.
+_MANY = 24
+# Columns of a walk. If A is a single sentence with nothing after it, _MIDDLE equals _STOP.
+_DOCUMENT, _START, _MIDDLE, _STOP, _TARGET, _WRONG = range(6)
 
 
 @dataclass(frozen=True)
 class Plan:
     """The examples of an epoch, in the order of the corpus."""
 
-    chunks: Ids  # (C, 3): the first token, the one after the last, and the segment
-    rows: Ids  # (E + 1,): the chunk that each example starts with, and the end
-    labels: Ids  # (E,): 1 where the second segment is random, or the two are swapped; (0,) where nothing is asked
-    tossed: Flags  # (E,) or (0,): whether chance decided the label, and not that there was nothing to follow
+    chunks: Ids  # (C, 3): first token, one after the last token, segment
+    rows: Ids  # (E + 1,): first chunk of each example, and the end
+    labels: Ids  # (E,): 1 where B is random (nsp) or A and B are swapped (sop); (0,) without pairs
+    tossed: Flags  # (E,) or (0,): whether the label was random, not forced because nothing follows A
 
     @property
     def count(self) -> int:
-        """How many examples there are."""
+        """Number of examples."""
         return len(self.rows) - 1
 
     @cached_property
@@ -65,7 +66,7 @@ class Plan:
         return lengths
 
     def chunks_of(self, examples: Ids) -> tuple[Ids, Ids]:
-        """The chunks of some examples one after the other (N, 3), and how many each example has (B,)."""
+        """Return the chunks of some examples, concatenated (N, 3), and the number of chunks of each (B,)."""
         firsts = self.rows[examples]
         counts = self.rows[examples + 1] - firsts
         numbers = np.arange(counts.sum()) + np.repeat(firsts - (np.cumsum(counts) - counts), counts)
@@ -73,31 +74,23 @@ class Plan:
 
 
 def drawing(generator: np.random.Generator) -> Callable[[], float]:
-    """A function that returns one number from 0 up to 1 after the other, drawn in blocks: a call costs next to nothing.
+    """Return a function that returns random numbers in [0, 1), drawn in blocks so that a call is cheap.
 
-    It is for walks where what is drawn next depends on what came before, and arrays are of no use.
+    For walks in which the next draw depends on the last one, so that arrays cannot be used.
     """
     blocks = (generator.random(_BLOCK).tolist() for _ in repeat(None))
     return chain.from_iterable(blocks).__next__
 
 
-SPECIAL_TOKENS = 3  # [CLS] A [SEP] B [SEP]
-# Documents from which on arrays pay.
-_MANY = 24
-
-# Columns of a walk. Where A is one sentence with nothing behind it, its end is that of the whole.
-_DOCUMENT, _START, _MIDDLE, _STOP, _TARGET, _WRONG = range(6)
-
-
 def plan_next_sentences(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> Plan:
-    """Plan one epoch: every sentence is used once as A or as the true B."""
+    """Plan an epoch of next-sentence prediction: every sentence is used once, as A or as the true B."""
     if corpus.document_count < 2:
         raise DataError(
             f"the corpus has {corpus.document_count} document; next-sentence prediction takes its wrong answers from "
             "other documents, so at least two are needed: put a blank line between documents, or use --objective sop "
             "or none"
         )
-    walk = _walk(corpus, settings, generator, puts_back=True)
+    walk = _walk(corpus, settings, generator, returns_rest=True)
     first, second = walk[:, [_START, _MIDDLE]], walk[:, [_MIDDLE, _STOP]]
     wrong = walk[:, _WRONG] == 1
     wanted = walk[wrong, _TARGET] - (first[wrong, 1] - first[wrong, 0])
@@ -107,13 +100,13 @@ def plan_next_sentences(corpus: Corpus, settings: ExampleSettings, generator: np
 
 
 def plan_sentence_order(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> Plan:
-    """Plan one epoch: every sentence is used once, and ``random_share`` of the pairs are swapped.
+    """Plan an epoch of sentence order: every sentence is used once, and ``random_share`` of the pairs are swapped.
 
-    ALBERT's code gives a sentence that is alone, at the end of its document or too long for company, a random partner
-    and calls it swapped. Here it is parted in two at a random token: so the label always means the order, and one
-    document is enough. A lone sentence of a single token has no order and is left out.
+    ALBERT's code gives a single sentence (the last of its document, or a long one) a random partner and labels the pair
+    swapped. Here it is split in two at a random token, so that the label always means the order, and one document is
+    enough. A single sentence of one token has no order and is left out.
     """
-    walk = _walk(corpus, settings, generator, puts_back=False)
+    walk = _walk(corpus, settings, generator, returns_rest=False)
     walk = walk[walk[:, _STOP] - walk[:, _START] > 1]
     alone = walk[:, _MIDDLE] == walk[:, _STOP]
     walk[alone, _MIDDLE] = generator.integers(walk[alone, _START] + 1, walk[alone, _STOP])
@@ -124,22 +117,22 @@ def plan_sentence_order(corpus: Corpus, settings: ExampleSettings, generator: np
     return _plan(first, second, walk[:, _WRONG], tossed, settings, generator)
 
 
-def _walk(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator, *, puts_back: bool) -> Ids:
-    """Go through each document and note where examples start, part and stop: (E, 6).
+def _walk(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator, *, returns_rest: bool) -> Ids:
+    """Walk through each document and record where examples start, split and stop: (E, 6).
 
-    Where an example starts depends on what became of the one before. So examples are taken one of every document at a
-    time, which NumPy does at once, until few documents are left; the rest of each of those is walked on its own.
+    Where an example starts depends on the one before it. So one example of every document is taken at a time, as NumPy
+    arrays, until few documents are left; the rest of each of those is walked in a plain loop.
     """
     documents, starts = np.arange(corpus.document_count), corpus.documents[:-1]
     waves = [np.zeros((0, 6), np.int64)]
     while len(documents) >= _MANY:
-        wave, starts = _wave(corpus, documents, starts, settings, generator, puts_back=puts_back)
+        wave, starts = _wave(corpus, documents, starts, settings, generator, returns_rest=returns_rest)
         waves.append(wave)
-        goes_on = starts < corpus.documents[documents + 1]
-        documents, starts = documents[goes_on], starts[goes_on]
+        unfinished = starts < corpus.documents[documents + 1]
+        documents, starts = documents[unfinished], starts[unfinished]
     draw = drawing(generator)
     for document, start in zip(documents.tolist(), starts.tolist(), strict=True):
-        waves.append(_walk_on(corpus, document, start, settings, draw, puts_back=puts_back))
+        waves.append(_walk_on(corpus, document, start, settings, draw, returns_rest=returns_rest))
     return np.concatenate(waves)
 
 
@@ -150,12 +143,12 @@ def _wave(
     settings: ExampleSettings,
     generator: np.random.Generator,
     *,
-    puts_back: bool,
+    returns_rest: bool,
 ) -> tuple[Ids, Ids]:
-    """One example of each of some documents, from a sentence on, and the sentence that the next one starts with."""
+    """Take one example of each document; return the examples and the first sentences of the next ones."""
     room, count, sentences = settings.length - SPECIAL_TOKENS, len(documents), corpus.sentences
-    # The original draws this once a document, whose share of short examples then grows with its length; here it is
-    # drawn for every example, so that the share is the one that was asked for.
+    # The original draws this once per document, so that the share of short examples depends on document lengths; here
+    # it is drawn for every example, so that the share is that of the settings.
     is_short = generator.random(count) < settings.short_share
     targets = np.where(is_short, generator.integers(2, room + 1, count), room)
     begins = sentences[starts]
@@ -164,39 +157,45 @@ def _wave(
     split = starts + 1 + (generator.random(count) * (stops - starts - 1)).astype(np.int64)
     middles = np.where(alone, stops, split)
     wrong = generator.random(count) < settings.random_share
-    if puts_back:
+    if returns_rest:
         wrong |= alone
     walk = np.stack([documents, begins, sentences[middles], sentences[stops], targets, wrong], axis=1)
-    return walk, np.where(wrong, middles, stops) if puts_back else stops
+    return walk, np.where(wrong, middles, stops) if returns_rest else stops
 
 
 def _walk_on(
-    corpus: Corpus, document: int, start: int, settings: ExampleSettings, draw: Callable[[], float], *, puts_back: bool
+    corpus: Corpus,
+    document: int,
+    start: int,
+    settings: ExampleSettings,
+    draw: Callable[[], float],
+    *,
+    returns_rest: bool,
 ) -> Ids:
-    """What ``_wave`` does, for one document from a sentence to its end, in numbers where arrays would be too short."""
+    """Do what ``_wave`` does in a plain loop, for one document from a sentence to its end."""
     room, short_share, wrong_share = settings.length - SPECIAL_TOKENS, settings.short_share, settings.random_share
     places = corpus.sentences[start : corpus.documents[document + 1] + 1].tolist()
-    found = array("q")
+    walk = array("q")
     start, end = 0, len(places) - 1
     while start < end:
         target = 2 + int(draw() * (room - 1)) if draw() < short_share else room
         stop = bisect_left(places, places[start] + target, start + 1, end)
         alone = stop == start + 1
         middle = stop if alone else start + 1 + int(draw() * (stop - start - 1))
-        wrong = (alone and puts_back) or draw() < wrong_share
-        found.extend((document, places[start], places[middle], places[stop], target, wrong))
-        start = middle if wrong and puts_back else stop
-    return np.array(found, dtype=np.int64).reshape(-1, 6)
+        wrong = (alone and returns_rest) or draw() < wrong_share
+        walk.extend((document, places[start], places[middle], places[stop], target, wrong))
+        start = middle if wrong and returns_rest else stop
+    return np.array(walk, dtype=np.int64).reshape(-1, 6)
 
 
 def _random_segments(corpus: Corpus, documents: Ids, wanted: Ids, generator: np.random.Generator) -> Ids:
-    """Sentences of another document, from a random one on, until there are ``wanted`` tokens or it ends: (N, 2)."""
+    """Return sentences of another document, from a random one on, up to ``wanted`` tokens or its end: (N, 2)."""
     others = generator.integers(corpus.document_count - 1, size=len(documents))
     others += others >= documents  # never the same document
     last = corpus.documents[others + 1]
     sentences = generator.integers(corpus.documents[others], last)
     starts = corpus.sentences[sentences]
-    # The first sentence end at or beyond what is wanted, at least one sentence on.
+    # The first sentence end at or beyond the wanted length, after at least one sentence.
     ends = np.searchsorted(corpus.sentences, starts + np.maximum(1, wanted))
     return np.stack([starts, corpus.sentences[np.minimum(ends, last)]], axis=1)
 
@@ -211,7 +210,7 @@ def _plan(
 
 
 def _truncate(first: Ids, second: Ids, room: int, generator: np.random.Generator) -> tuple[Ids, Ids]:
-    """Cut the longer segment, token by token, at either end by chance, so that neither end is favoured."""
+    """Truncate the longer segment first, each token at a random end, so that neither end is favoured."""
     kept_first, kept_second = _shared(first[:, 1] - first[:, 0], second[:, 1] - second[:, 0], room)
     return _cut(first, kept_first, generator), _cut(second, kept_second, generator)
 
@@ -225,8 +224,8 @@ def _cut(segments: Ids, kept: Ids, generator: np.random.Generator) -> Ids:
 
 
 def _shared(first: Ids, second: Ids, room: int) -> tuple[Ids, Ids]:
-    """What two segments keep when the longer always gives first: (long, long), 125 -> (63, 62), as the original."""
-    # Ties take from B, as in the original, so that of an odd room A keeps the odd token.
+    """Return the lengths after truncating the longer segment first: (long, long) with room 125 -> (63, 62)."""
+    # Of equally long segments B loses a token first, as in the original, so that A keeps the odd token.
     half_first, half_second = room - room // 2, room // 2
     kept_first = np.minimum(first, np.maximum(half_first, room - second))
     kept_second = np.minimum(second, np.maximum(half_second, room - first))
@@ -234,18 +233,18 @@ def _shared(first: Ids, second: Ids, room: int) -> tuple[Ids, Ids]:
 
 
 def plan_full_sentences(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> Plan:
-    """Plan one epoch: every token is used once. A sentence longer than a sequence is cut into several.
+    """Plan an epoch of full sentences: every token is used once. A sentence longer than a sequence is cut.
 
-    Documents come in a new order each time; inside a long one the sequences are the same again, as RoBERTa's are, and
-    what is new are the masks. None is short on purpose.
+    The order of documents is new in every epoch. Within a long document the sequences repeat, as RoBERTa's do, and only
+    the masks are new. No sequence is short on purpose.
     """
-    room = left = settings.length - 1  # beside [CLS]
+    room = left = settings.length - 1  # without [CLS]
     chunks, rows = array("q"), array("q", [0])
     for document in generator.permutation(corpus.document_count).tolist():
         places = corpus.sentences[corpus.documents[document] : corpus.documents[document + 1] + 1].tolist()
         start, end = places[0], places[-1]
         while start < end:
-            # One of what is left is for [SEP]; there may be not even that.
+            # One of the tokens left is for [SEP]; there may not even be room for that.
             stop = places[max(1, bisect_right(places, start + left - 1)) - 1]
             if stop <= start:
                 if left < room:
@@ -263,19 +262,26 @@ def plan_full_sentences(corpus: Corpus, settings: ExampleSettings, generator: np
 
 @dataclass(frozen=True)
 class Sequences:
-    """Sequences before anything is hidden."""
+    """Sequences before masking."""
 
     ids: Ids  # (B, T)
     segments: Ids  # (B, T)
     lengths: Ids  # (B,) real tokens of each sequence; the rest is padding
-    free: Flags  # (B, T) tokens of the text, which may be chosen; what was put around them may not
-    starts: Flags  # (B, T) first tokens of words; true also wherever it is not free
+    free: Flags  # (B, T) tokens of the text, which may be masked; special tokens and padding may not
+    starts: Flags  # (B, T) first tokens of words; also true where not free
 
 
 def assemble(corpus: Corpus, tokenizer: Tokenizer, plan: Plan, examples: Ids, *, width: int, words: bool) -> Sequences:
-    """Read some examples of a plan; without ``words``, every token is a word of its own.
+    """Read the tokens of some examples of a plan.
 
-    What is left of a word that was cut by truncation is a word.
+    Args:
+        corpus: Where to read.
+        tokenizer: Names the special tokens.
+        plan: The examples of an epoch.
+        examples: Which of them, (B,).
+        width: Tokens per row, T; shorter sequences are padded.
+        words: Whether to read word starts; without them, every token is a word of its own. The rest of a word that
+            was truncated is a word.
     """
     shape = len(examples), width
     ids = np.full(shape, tokenizer.pad_id, dtype=np.int64)
@@ -289,19 +295,19 @@ def assemble(corpus: Corpus, tokenizer: Tokenizer, plan: Plan, examples: Ids, *,
     tokens = np.arange(sizes.sum()) + np.repeat(places - (np.cumsum(sizes) - sizes), sizes)
     ranges = list(zip(begins.tolist(), stops.tolist(), strict=True))
     ids[:, 0] = tokenizer.cls_id
-    ids.reshape(-1)[tokens] = np.concatenate([corpus.read(*one) for one in ranges])
+    ids.reshape(-1)[tokens] = np.concatenate([corpus.read(start, stop) for start, stop in ranges])
     ids.reshape(-1)[ends] = tokenizer.sep_id
     segments.reshape(-1)[tokens] = np.repeat(numbers, sizes)
     segments.reshape(-1)[ends] = numbers
     free.reshape(-1)[tokens] = True
     if words:
-        starts.reshape(-1)[tokens] = np.concatenate([corpus.word_starts(*one) for one in ranges])
+        starts.reshape(-1)[tokens] = np.concatenate([corpus.word_starts(start, stop) for start, stop in ranges])
         starts.reshape(-1)[places] = True
     return Sequences(ids, segments, plan.lengths[examples], free, starts)
 
 
 def _places(sizes: Ids, counts: Ids, width: int) -> Ids:
-    """Where each chunk starts in the flattened (B * T): the first of a row behind its ``[CLS]``, others in turn."""
+    """Return where each chunk starts in the flattened (B * T): the first of a row after ``[CLS]``, then in turn."""
     before = np.cumsum(sizes) - sizes
     firsts = np.cumsum(counts) - counts
     places: Ids = before + np.repeat(np.arange(len(counts)) * width + 1 - before[firsts], counts)

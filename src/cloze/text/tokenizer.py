@@ -16,7 +16,7 @@ from pathlib import Path
 from cloze.errors import RequestError
 from cloze.text.characters import LONGEST_READ, replace_surrogates, windows
 from cloze.text.encoding import Encoding, Mark, Pieces, Word, read_words
-from cloze.text.oov.resolve import Climber
+from cloze.text.oov.resolver import OOVResolver
 from cloze.text.tokenizer_files import DEFAULT_LENGTH, TokenizerSettings, read_settings, write_settings
 from cloze.text.vocabulary import CLS, CONTINUATION, MASK, PAD, SEP, UNKNOWN, check_pieces
 from cloze.text.wordpiece import build_engine
@@ -47,8 +47,8 @@ class Tokenizer:
         self.cls_id, self.sep_id, self.mask_id = self._ids[CLS], self._ids[SEP], self._ids[MASK]
         self.special_ids = frozenset((self.pad_id, self.unknown_id, self.cls_id, self.sep_id, self.mask_id))
         self._word_starts = [not piece.startswith(CONTINUATION) for piece in self.pieces]
-        self._climber = Climber(settings, self._ids) if settings.ladder else None
-        self._engine = self._climber.engine if self._climber else build_engine(settings, self._ids)
+        self._resolver = OOVResolver(settings, self._ids) if settings.ladder else None
+        self._engine = self._resolver.engine if self._resolver else build_engine(settings, self._ids)
 
     @classmethod
     def from_folder(cls, folder: Path, positions: int | None = None) -> "Tokenizer":
@@ -183,10 +183,10 @@ class Tokenizer:
             found = self._engine.encode_batch_fast([text for _, text in group], add_special_tokens=False)
             for (owner, _), encoding in zip(group, found, strict=True):
                 results[owner].extend(encoding.ids)
-        if self._climber is None:
+        if self._resolver is None:
             return results
-        climbed = zip(texts, self._climber.climb_ids(results), strict=True)
-        return [self._read_again(text) if ids is None else ids for text, ids in climbed]
+        resolved = zip(texts, self._resolver.resolve_ids(results), strict=True)
+        return [self._read_again(text) if ids is None else ids for text, ids in resolved]
 
     def words(self, encoding: Encoding, text: str, pair: str | None = None) -> list[Word]:
         """Gather the tokens of an encoded text into words, with the rung of the ladder that each stood on."""
@@ -241,8 +241,8 @@ class Tokenizer:
         for group in _groups(iter(short)):
             parts = [text for _, text in group]
             found = self._engine.encode_batch(parts, add_special_tokens=False)
-            climbed = self._climb(parts, [Pieces(encoding.ids, encoding.offsets) for encoding in found])
-            for (index, _), pieces in zip(group, climbed, strict=True):
+            resolved = self._resolve(parts, [Pieces(encoding.ids, encoding.offsets) for encoding in found])
+            for (index, _), pieces in zip(group, resolved, strict=True):
                 results[index] = pieces
         return [result for result in results if result is not None]
 
@@ -253,9 +253,9 @@ class Tokenizer:
         unread = read = 0
         for start, end, whole in self._spans(text, window, read_mask):
             if read > limit or (len(ids) > budget and len(text) > window):
-                (pieces,) = self._climb([text], [Pieces(ids, offsets, unread)])
+                (pieces,) = self._resolve([text], [Pieces(ids, offsets, unread)])
                 # The ladder may have made fewer tokens of them, and more of what goes on in the next window.
-                if read > limit or len(pieces.ids) > budget + (self._climber.reach if self._climber else 0):
+                if read > limit or len(pieces.ids) > budget + (self._resolver.reach if self._resolver else 0):
                     return replace(pieces, unread=unread + (len(pieces.ids) <= budget))
             read += end - start
             if read_mask and text[start:end] == MASK:
@@ -268,10 +268,10 @@ class Tokenizer:
             # A word too long to be read to its end is [UNK] in any case; anything else means that something
             # was lost.
             unread += not whole and found.ids != [self.unknown_id]
-        return self._climb([text], [Pieces(ids, offsets, unread)])[0]
+        return self._resolve([text], [Pieces(ids, offsets, unread)])[0]
 
-    def _climb(self, texts: list[str], found: list[Pieces]) -> list[Pieces]:
-        return found if self._climber is None else self._climber.climb(texts, found)
+    def _resolve(self, texts: list[str], found: list[Pieces]) -> list[Pieces]:
+        return found if self._resolver is None else self._resolver.resolve(texts, found)
 
     def _spans(self, text: str, window: int, read_mask: bool) -> Iterator[tuple[int, int, bool]]:
         start = 0

@@ -1,21 +1,21 @@
-"""Text -> vocabulary: the pieces that a model knows, learned from a text and kept in ``vocab.txt``.
+"""Text -> vocabulary: the WordPiece pieces that a model knows, learned from word counts and stored in ``vocab.txt``.
 
-WordPiece (Devlin et al. 2019, section 3, "Input/Output Representations"; Wu et al. 2016, section 4.1). A
-piece is a whole word or the start of one; with ``##`` in front it goes on inside a word. What is learned is
-a pure function of the text: every order below is one of counts with ties broken by the pieces themselves,
-never one of a hash.
+WordPiece (Devlin et al. 2019, section 3, "Input/Output Representations"; Wu et al. 2016, section 4.1). A piece is a
+whole word or the start of one; with ``##`` in front it continues a word. Learning takes the characters of the text and
+then merges pairs of pieces. The result is a pure function of the text: everything is ordered by counts, with ties
+broken by the pieces themselves, never by a hash.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from heapq import merge
-from itertools import islice
+from heapq import heapify, heappop, heappush, merge
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Literal
 
 from cloze.errors import CheckpointError, ConfigError, DataError
 from cloze.progress import Progress, Silent
-from cloze.text.bpe import learn_merges
 from cloze.text.characters import is_ideograph, replace_surrogates
 from cloze.text.word_counts import LONGEST_WORD as LONGEST_WORD
 from cloze.text.word_counts import WordCounts, basic_words, count_words
@@ -30,11 +30,17 @@ LARGEST_ALPHABET = 1000
 # Between [PAD] and [UNK] in the published English vocabularies.
 PUBLISHED_UNUSED = 99
 
+# The cell between two words: neither a symbol nor the length of a piece.
+_EMPTY = -(2**31)
+# A pair of symbols as one number, which sorts like the pair and takes less than half the memory of a tuple.
+_BITS = 32
+_RIGHT = 2**_BITS - 1
+
 Layout = Literal["compact", "published"]
 
 
 def read_vocabulary(path: Path) -> list[str]:
-    """Read the pieces of a ``vocab.txt``: one a line, its number the id."""
+    """Read the pieces of a ``vocab.txt``: one per line, in the order of their ids."""
     try:
         if path.stat().st_size > LARGEST_FILE:
             raise CheckpointError(f"{path}: over {LARGEST_FILE:,} bytes, which no vocabulary needs")
@@ -52,13 +58,13 @@ def read_vocabulary(path: Path) -> list[str]:
 
 
 def write_vocabulary(path: Path, pieces: Sequence[str]) -> None:
-    """Write the pieces, one a line."""
+    """Write the pieces, one per line."""
     check_pieces(pieces, path)
     path.write_bytes("".join(f"{piece}\n" for piece in pieces).encode())
 
 
 def check_pieces(pieces: Sequence[str], place: Path | str, numbered: Literal["id", "line"] = "id") -> None:
-    """Refuse what a file cannot hold, a piece that has two ids, and the lack of a special token."""
+    """Raise an error for pieces that a file cannot hold, duplicate pieces, and missing special tokens."""
     seen: dict[str, int] = {}
     for number, piece in enumerate(pieces, start=numbered == "line"):
         flaw = None
@@ -78,10 +84,10 @@ def check_pieces(pieces: Sequence[str], place: Path | str, numbered: Literal["id
 
 
 def first_entries(layout: Layout, unused: int | None) -> list[str]:
-    """Return what stands before all that is learned: the special tokens, and entries for words to be added later.
+    """Return the entries before all learned pieces: special tokens, and unused entries for words to be added later.
 
-    ``published`` is the place of each in BERT's own English vocabularies: [PAD] 0, 99 unused entries, [UNK] 100
-    and so on; what is unused beyond the 99 follows. With None, a layout has no more than it needs.
+    ``published`` gives each the id of BERT's published English vocabularies: [PAD] 0, 99 unused entries, [UNK] 100 and
+    so on; further unused entries follow. With ``unused`` None, a layout has as few of them as it can.
     """
     needed = PUBLISHED_UNUSED if layout == "published" else 0
     spare = [f"[unused{number}]" for number in range(needed if unused is None else unused)]
@@ -105,7 +111,7 @@ def learn_pieces(
     workers: int = 1,
     progress: Progress | None = None,
 ) -> list[str]:
-    """Learn at most ``size`` pieces from texts; the same ones whatever the number of ``workers`` that count."""
+    """Learn at most ``size`` pieces from texts; the result does not depend on the number of ``workers``."""
     progress = progress or Silent()
     counts = count_words(texts, lowercase=lowercase, workers=workers, total=None, progress=progress)
     return choose_pieces(
@@ -132,9 +138,8 @@ def choose_pieces(
     """Choose at most ``size`` pieces: the ``first`` ones, characters, ``words``, then what merging finds.
 
     Each of ``words`` becomes a whole entry; what the basic tokenizer splits (``covid-19``) has an entry for
-    each part. Characters rarer than ``minimum_frequency`` or beyond the 1,000 most frequent are left to
-    [UNK]; ideographs compete with merged pieces for the room, by count. A text with little in it may give
-    fewer pieces than asked for.
+    each part. Characters rarer than ``minimum_frequency`` or beyond the 1,000 most frequent become [UNK];
+    ideographs compete with merged pieces by count. A short text may give fewer pieces than ``size``.
     """
     if not counts.kept:
         raise DataError("no words in the text: a vocabulary needs some text to learn from")
@@ -146,7 +151,7 @@ def choose_pieces(
             f"a vocabulary of {size:,} pieces is too small: the special tokens, the unused entries, the characters of "
             f"this text and the words asked for take {len(fixed):,}; ask for more"
         )
-    _tell(counts, len(alphabet), len(ideographs), progress)
+    _report(counts, len(alphabet), len(ideographs), progress)
     candidates = merge(
         learn_merges(counts, alphabet, minimum_frequency),
         ((count, character) for character, count in ideographs),
@@ -159,7 +164,7 @@ def choose_pieces(
     return [*fixed[:alphabet_end], *characters, *fixed[alphabet_end:], *learned]
 
 
-def _tell(counts: WordCounts, characters: int, ideographs: int, progress: Progress) -> None:
+def _report(counts: WordCounts, characters: int, ideographs: int, progress: Progress) -> None:
     progress.say(f"{counts.different:,} different words, {characters:,} characters and {ideographs:,} ideographs")
     if counts.kept < counts.different:
         progress.say(
@@ -174,7 +179,7 @@ def _choose_learned(candidates: Iterator[tuple[int, str]], known: set[str], room
         chosen.append(piece)
         if len(chosen) % 100 == 0:
             progress.advance("learning pieces", len(chosen), room)
-    # The text may have given fewer than there was room for.
+    # The text may have given fewer pieces than there was room for.
     progress.advance("learning pieces", len(chosen), len(chosen))
     return chosen
 
@@ -193,8 +198,138 @@ def _choose_characters(
     ranked = sorted(characters.items(), key=lambda item: (-item[1], item[0]))
     frequent = [(character, count) for character, count in ranked if count >= minimum_frequency] or ranked
     kept = [character for character, _ in frequent if not is_ideograph(character)][:LARGEST_ALPHABET]
-    # Every letter in both forms, so that no word of known letters is ever unknown.
+    # Every letter with and without ##, so that no word of known letters is ever unknown.
     continued = [CONTINUATION + character for character in kept if character in inside]
     ideographs = [(character, count) for character, count in frequent if is_ideograph(character)]
     kept.extend(word for word in wanted if len(word) == 1 and word not in kept)
     return sorted(kept) + sorted(continued), ideographs
+
+
+class _Pairs:
+    """All words as symbols, with the count and the places of every pair of adjacent symbols.
+
+    All words are in one array of cells, one per character, with an empty cell between words. The first cell of a piece
+    holds its symbol, its last cell the number of its cells, negated. So both neighbours of a piece are found at once,
+    and a merge touches nothing else.
+    """
+
+    def __init__(self, lengths: list[int], minimum: int) -> None:
+        self.lengths = lengths
+        """Cells of each symbol; the caller appends to it."""
+        self.minimum = minimum
+        self.cells = array("i", [_EMPTY])
+        self.owners = array("I", [0])
+        self.word_counts = array("Q")
+        self.counts: dict[int, int] = {}
+        # Some are outdated: a place stays listed after a merge has removed the pair there.
+        self.places: dict[int, array[int]] = {}
+        self.heap: list[tuple[int, int]] = []
+
+    def add_word(self, symbols: list[int], count: int) -> None:
+        """Append a word of single characters."""
+        for place, (left, right) in enumerate(pairwise(symbols), start=len(self.cells)):
+            self._gain(left << _BITS | right, place, count)
+        self.cells.extend(symbols)
+        self.cells.append(_EMPTY)
+        self.owners.extend([len(self.word_counts)] * (len(symbols) + 1))
+        self.word_counts.append(count)
+
+    def rank(self) -> None:
+        """Build the priority queue of pairs, once all words have been added."""
+        self.heap = [(-count, pair) for pair, count in self.counts.items() if count >= self.minimum]
+        heapify(self.heap)
+
+    def pop(self) -> tuple[int, int] | None:
+        """Remove and return the most frequent pair; of equally frequent ones, that of the earliest symbols."""
+        while self.heap:
+            negative, pair = heappop(self.heap)
+            count = self.counts.get(pair, 0)
+            if count == -negative:
+                return count, pair
+            # Merges have lowered the count since this entry was pushed.
+            if self.minimum <= count < -negative:
+                heappush(self.heap, (-count, pair))
+        return None
+
+    def merge(self, pair: int, symbol: int) -> None:
+        """Replace the pair by ``symbol`` wherever it occurs."""
+        left, right = pair >> _BITS, pair & _RIGHT
+        before, cells, lengths = self.lengths[left], self.cells, self.lengths
+        size = before + lengths[right]
+        places: Iterable[int] = self.places.pop(pair)
+        if left == right:
+            places = sorted(places)  # in "aaa" the first two are merged, in whatever order the places were found
+        touched = set[int]()
+        for place in places:
+            if cells[place] != left or cells[place + before] != right:
+                continue
+            count = self.word_counts[self.owners[place]]
+            cells[place + before] = _EMPTY
+            cells[place + size - 1] = -size
+            cells[place] = symbol
+            following = cells[place + size]
+            if following != _EMPTY:
+                self._lose(right << _BITS | following, count)
+                joined = symbol << _BITS | following
+                self._gain(joined, place, count)
+                touched.add(joined)
+            end = cells[place - 1]
+            if end != _EMPTY:
+                start = place - 1 if end >= 0 else place + end
+                preceding = cells[start]
+                self._lose(preceding << _BITS | left, count)
+                joined = preceding << _BITS | symbol
+                self._gain(joined, start, count)
+                touched.add(joined)
+        del self.counts[pair]
+        for joined in touched:
+            count = self.counts.get(joined, 0)
+            if count >= self.minimum:
+                heappush(self.heap, (-count, joined))
+
+    def _gain(self, pair: int, place: int, count: int) -> None:
+        if pair in self.counts:
+            self.counts[pair] += count
+            self.places[pair].append(place)
+        else:
+            self.counts[pair] = count
+            self.places[pair] = array("I", (place,))
+
+    def _lose(self, pair: int, count: int) -> None:
+        rest = self.counts[pair] - count
+        if rest:
+            self.counts[pair] = rest
+        else:
+            del self.counts[pair], self.places[pair]
+
+
+def learn_merges(counts: Iterable[tuple[str, int]], alphabet: Sequence[str], minimum: int) -> Iterator[tuple[int, str]]:
+    """Yield pieces with their counts, the most frequent first, until no pair is left: byte-pair encoding.
+
+    Repeatedly merge the most frequent pair of adjacent pieces (Sennrich et al. 2016, section 3.2). Published WordPiece
+    vocabularies are commonly rebuilt this way. Unlike the trainer of the ``tokenizers`` library, which gives other ids
+    in every run, equal counts are ordered by the pieces themselves.
+
+    Args:
+        counts: Distinct words with their counts.
+        alphabet: The characters; those inside words with ``##``. Words with other characters are ignored.
+        minimum: Smallest count of a pair that is merged.
+    """
+    symbols = {piece: number for number, piece in enumerate(alphabet)}
+    inside = {piece.removeprefix("##"): number for piece, number in symbols.items() if len(piece) == 3}
+    pieces, lengths = list(alphabet), [1] * len(alphabet)
+    pairs = _Pairs(lengths, max(minimum, 1))
+    for word, count in counts:
+        if len(word) > 1 and word[0] in symbols and all(character in inside for character in word[1:]):
+            pairs.add_word([symbols[word[0]], *(inside[character] for character in word[1:])], count)
+    pairs.rank()
+    while (best := pairs.pop()) is not None:
+        count, pair = best
+        left, right = pair >> _BITS, pair & _RIGHT
+        piece = pieces[left] + pieces[right].removeprefix("##")
+        if piece not in symbols:
+            symbols[piece] = len(pieces)
+            pieces.append(piece)
+            lengths.append(lengths[left] + lengths[right])
+            yield count, piece
+        pairs.merge(pair, symbols[piece])

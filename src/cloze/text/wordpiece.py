@@ -1,6 +1,7 @@
-"""The first rung: normalising, splitting and matching, which are the work of the ``tokenizers`` library.
+"""The WordPiece engine: normalization, splitting and matching by the ``tokenizers`` library.
 
-How well a vocabulary fits the text that it was learned from: into how many pieces its words fall.
+``text/tokenizer.py`` encodes texts with ``build_engine``. ``measure_fit`` tells how well a newly learned vocabulary
+fits its text: into how many pieces its words are split.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def build_engine(settings: "TokenizerSettings", ids: Mapping[str, int]) -> tokenizers.Tokenizer:
-    """Build the engine of a vocabulary, without any special token: a text that reads ``[SEP]`` is a text."""
+    """Build the engine of a vocabulary, without special tokens: ``[SEP]`` in a text is ordinary text."""
     model = WordPiece(
         dict(ids),
         unk_token=UNKNOWN,
@@ -34,7 +35,7 @@ def build_engine(settings: "TokenizerSettings", ids: Mapping[str, int]) -> token
 
 
 def build_normalizer(settings: "TokenizerSettings", *, chinese: bool) -> BertNormalizer:
-    """Build what lowers and cleans text; ``chinese`` puts spaces around ideographs."""
+    """Build the normalizer, which cleans and lowercases text; ``chinese`` puts spaces around ideographs."""
     return BertNormalizer(
         clean_text=True,
         handle_chinese_chars=chinese,
@@ -45,27 +46,27 @@ def build_normalizer(settings: "TokenizerSettings", *, chinese: bool) -> BertNor
 
 @dataclass(frozen=True)
 class Fit:
-    """Figures of a text's words, each as often as it occurs."""
+    """How a vocabulary splits the words of a text; shares are of word occurrences."""
 
     words: int
-    """Words of the text."""
+    """Number of words."""
     distinct_words: int
-    """Different ones among them."""
+    """Number of distinct words."""
     one_piece: float
-    """Share of words that have an entry of their own."""
+    """Share of words that are a single piece."""
     unknown: float
     """Share of words that are [UNK]."""
     pieces_per_word: float
-    """[UNK] is one piece."""
+    """Mean pieces per word; [UNK] counts as one."""
 
     @property
     def coverage(self) -> float:
-        """Share of words that can be spelled."""
+        """Share of words that are not [UNK]."""
         return 1 - self.unknown
 
 
 def measure_fit(counts: WordCounts, pieces: Sequence[str]) -> Fit:
-    """Cut each different word as the tokenizer does; words that counting left out for their rarity are not seen."""
+    """Split every counted word as the tokenizer does; words too rare to be kept in the counts are not included."""
     model = WordPiece(
         {piece: number for number, piece in enumerate(pieces)},
         unk_token=UNKNOWN,
@@ -75,11 +76,11 @@ def measure_fit(counts: WordCounts, pieces: Sequence[str]) -> Fit:
     seen = unknown = total = counts.too_long
     one_piece = 0
     for word, count in counts:
-        found = model.tokenize(word)
+        tokens = model.tokenize(word)
         seen += count
-        total += count * len(found)
-        if found[0].value == UNKNOWN:
+        total += count * len(tokens)
+        if tokens[0].value == UNKNOWN:
             unknown += count
-        elif len(found) == 1:
+        elif len(tokens) == 1:
             one_piece += count
     return Fit(counts.words, counts.different, one_piece / seen, unknown / seen, total / seen)

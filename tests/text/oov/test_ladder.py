@@ -13,7 +13,7 @@ from cloze.text.encoding import RUNGS, Encoding, Word
 from cloze.text.oov.ladder import Ladder
 from tests.text import reference
 from tests.text.generated import strings, wild_strings
-from tests.text.laddered import climb, drawn_ladder, drawn_text, drawn_tokenizer, extended, plain, rungs
+from tests.text.laddered import drawn_ladder, drawn_text, drawn_tokenizer, extended, plain, resolve, rungs
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 
 PIECES = [*SPECIAL, *"abcdefgh", *(f"##{letter}" for letter in "abcdefgh"), "1", "-", "北", "京", "the", "new", "york"]
@@ -150,7 +150,7 @@ def test_ladder_is_the_plain_one(seed: int, characters: bool) -> None:
     ladder = tokenizer.settings.ladder
     parts = [*ladder.words, *(entity.surface for entity in ladder.entities), "北京"]
     texts = [drawn_text(source, parts) for _ in range(100)]
-    expected = [climb(text, tokenizer) for text in texts]
+    expected = [resolve(text, tokenizer) for text in texts]
     assert tokenizer.encode_ids(texts) == expected
     for text, encoding, ids in zip(texts, tokenizer.encode_batch(texts, special=False), expected, strict=True):
         assert encoding.ids == ids, text

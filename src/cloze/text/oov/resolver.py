@@ -1,7 +1,8 @@
-"""From the engine's tokens up the ladder: only words that need it are touched, so that the others cost nothing.
+"""WordPiece tokens -> tokens with out-of-vocabulary words resolved, by the ladder of ``text/oov/ladder.py``.
 
-Added words are ordinary entries to the engine, which would take them for the beginnings of longer words
-too. A longer word is therefore split again without them: they match as whole words only.
+The tokenizer calls this after the WordPiece engine. Only words that need it are changed, so that all others cost
+nothing. To the engine, added words are ordinary entries, which it would also match at the beginning of longer words. A
+longer word is therefore split again without them, so that added words match as whole words only.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,12 +34,12 @@ class Edit(NamedTuple):
     mark: Mark | None
 
 
-class Climber:
-    """A folder's ladder, ready to use; ``engine`` is the one whose tokens it takes."""
+class OOVResolver:
+    """Resolves out-of-vocabulary words by a folder's ladder; ``engine`` makes the tokens that it takes."""
 
     def __init__(self, settings: TokenizerSettings, ids: Mapping[str, int]) -> None:
         ladder = settings.ladder
-        self._made_of = settings, ids
+        self._arguments = settings, ids
         added = set(ladder.words)
         base = {piece: number for piece, number in ids.items() if piece not in added}
         self._pieces = settings.pieces
@@ -60,13 +61,13 @@ class Climber:
         self._reads_unknown = self._spells or any(phrase.words is not None for phrase in phrases)
         self._phrases = Phrases(phrases)
 
-    def __reduce__(self) -> tuple[type["Climber"], tuple[TokenizerSettings, Mapping[str, int]]]:
-        # What is remembered of words does not travel to other processes.
-        return Climber, self._made_of
+    def __reduce__(self) -> tuple[type["OOVResolver"], tuple[TokenizerSettings, Mapping[str, int]]]:
+        # Caches are not sent to other processes.
+        return OOVResolver, self._arguments
 
     @property
     def reach(self) -> int:
-        """How many tokens a phrase may take: what follows so many of them has no say in what they become."""
+        """The tokens of the longest phrase: text farther away cannot change how a token is resolved."""
         return self._phrases.longest
 
     def basic_words(self, text: str) -> tuple[str, ...]:
@@ -74,27 +75,30 @@ class Climber:
         normalised = self._base.normalizer.normalize_str(text)
         return tuple(word for word, _ in self._base.pre_tokenizer.pre_tokenize_str(normalised))
 
-    def climb(self, texts: Sequence[str], found: Sequence[Pieces]) -> list[Pieces]:
-        """Take the engine's tokens of texts up the ladder."""
-        mended = [self._mend(text, pieces) for text, pieces in zip(texts, found, strict=True)]
+    def resolve(self, texts: Sequence[str], tokens: Sequence[Pieces]) -> list[Pieces]:
+        """Resolve the engine's tokens of texts."""
+        spelled = [self._spell(text, pieces) for text, pieces in zip(texts, tokens, strict=True)]
         if not self._phrases:
-            return mended
-        places = self._phrases.places([pieces.ids for pieces in mended])
-        return [self._put_phrases(*one) if one[2] else one[1] for one in zip(texts, mended, places, strict=True)]
+            return spelled
+        places = self._phrases.places([pieces.ids for pieces in spelled])
+        return [
+            self._put_phrases(text, pieces, some) if some else pieces
+            for text, pieces, some in zip(texts, spelled, places, strict=True)
+        ]
 
-    def climb_ids(self, batch: Sequence[list[int]]) -> list[list[int] | None]:
-        """Do the same without offsets; return None where only the text can tell."""
-        mended = [self._mend_ids(ids) for ids in batch]
+    def resolve_ids(self, batch: Sequence[list[int]]) -> list[list[int] | None]:
+        """Resolve ids without offsets; return None for texts that have to be read again with offsets."""
+        spelled = [self._spell_ids(ids) for ids in batch]
         if not self._phrases:
-            return mended
-        places = self._phrases.places([ids or () for ids in mended])
-        return [self._put_ids(ids, some) if ids and some else ids for ids, some in zip(mended, places, strict=True)]
+            return spelled
+        places = self._phrases.places([ids or () for ids in spelled])
+        return [self._put_ids(ids, some) if ids and some else ids for ids, some in zip(spelled, places, strict=True)]
 
-    def _mend(self, text: str, pieces: Pieces) -> Pieces:
-        edits = list(self._mend_words(text, pieces))
+    def _spell(self, text: str, pieces: Pieces) -> Pieces:
+        edits = list(self._spell_words(text, pieces))
         return _edited(pieces, edits) if edits else pieces
 
-    def _mend_ids(self, ids: list[int]) -> list[int] | None:
+    def _spell_ids(self, ids: list[int]) -> list[int] | None:
         if self._reads_unknown and self._unknown in ids:
             return None
         longer = self._longer_words(ids)
@@ -117,8 +121,8 @@ class Climber:
         found = self._phrases.find(ids, places, lambda place: self._word_starts[ids[place]], lambda *_: None)
         return _spliced(ids, [(match.start, match.stop, match.replacement) for match in found])
 
-    def _mend_words(self, text: str, pieces: Pieces) -> Iterator[Edit]:
-        """Spell what is unknown, and split again the words that only begin with an added one."""
+    def _spell_words(self, text: str, pieces: Pieces) -> Iterator[Edit]:
+        """Spell unknown words, and split words again that only begin with an added word."""
         places = self._longer_words(pieces.ids)
         if self._spells and self._unknown in pieces.ids:
             places += [(place, place + 1) for place, number in enumerate(pieces.ids) if number == self._unknown]
@@ -129,17 +133,17 @@ class Climber:
             yield Edit(start, stop, spelled.ids, offsets, spelled.mark)
 
     def _longer_words(self, ids: Sequence[int]) -> list[tuple[int, int]]:
-        """Find the words that begin with an added one and go on."""
+        """Return the token ranges of words that begin with an added word and are longer."""
         if self.added.isdisjoint(ids):
             return []
-        found = []
+        longer = []
         for place in compress(count(), map(self.added.__contains__, ids)):
             stop = place + 1
             while stop < len(ids) and not self._word_starts[ids[stop]]:
                 stop += 1
             if stop > place + 1:
-                found.append((place, stop))
-        return found
+                longer.append((place, stop))
+        return longer
 
     def _split(self, ids: tuple[int, ...]) -> list[int]:
         word = "".join(self._pieces[number].removeprefix(CONTINUATION) for number in ids)
@@ -167,7 +171,7 @@ class Climber:
 
     def _read(self, texts: Sequence[str]) -> list[Pieces]:
         found = self.engine.encode_batch(list(texts), add_special_tokens=False)
-        return self.climb(texts, [Pieces(encoding.ids, encoding.offsets) for encoding in found])
+        return self.resolve(texts, [Pieces(encoding.ids, encoding.offsets) for encoding in found])
 
 
 def _stretch(pieces: Pieces, start: int, stop: int) -> tuple[int, int]:
