@@ -13,7 +13,7 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
-from cloze.model.layers import Dropout
+from cloze.model.building_blocks import Dropout
 
 SHAPE = (32, 4, 128, 128)  # 32 sequences, 4 heads, 128 tokens
 ROUNDS = 20

@@ -300,7 +300,7 @@ def peaks(clock: Callable[[], float], size: int = 1024) -> dict[str, float]:
     """Operations a second of a large product, at its best: in float32, and in int8 by the best way that is here."""
     from cloze.checkpoint.quantized_file import Int8Weight
     from cloze.predict.quantization.linear import KERNELS
-    from cloze.predict.quantization.native.linear import NativeProduct, library
+    from cloze.predict.quantization.native.kernels import NativeProduct, library
 
     left, right = torch.randn(size, size), torch.randn(size, size)
     rows = torch.randint(-60, 60, (size, size)).float()

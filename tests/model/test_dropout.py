@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloze.model.layers import Dropout, random_bits
+from cloze.model.building_blocks import Dropout, random_bits
 
 SIZES: list[tuple[int, ...]] = [(), (1,), (3,), (5, 7), (2, 3, 11), (4, 4)]
 

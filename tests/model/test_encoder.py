@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from cloze.model import Bert, BertConfig
+from cloze.model.building_blocks import activation
 from cloze.model.encoder import attention_weights
-from cloze.model.layers import activation
 from cloze.model.losses import masked_word_logits, masked_word_loss, next_sentence_loss
 from tests.model.made import SMALL, assert_close, random_bert
 

@@ -21,7 +21,7 @@ from cloze.model.encoder import Encoder
 from cloze.model.surgery import prune_heads, with_positions
 from cloze.predict import load
 from cloze.predict.quantization import precision, scripted_layers
-from cloze.predict.quantization.native import layers as native_layers
+from cloze.predict.quantization.native import kernels
 from cloze.predict.quantization.quantize import quantize
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
@@ -96,7 +96,7 @@ def _poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a path of BERT's layers was taken")
 
     monkeypatch.setattr(Encoder, "forward", poison)
-    for module, name in ((scripted_layers, "layers_of"), (native_layers, "layers_of"), (precision, "are_native")):
+    for module, name in ((scripted_layers, "layers_of"), (kernels, "layers_of"), (precision, "are_native")):
         monkeypatch.setattr(module, name, poison)
 
 

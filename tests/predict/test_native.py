@@ -14,16 +14,14 @@ from cloze.model import BertConfig
 from cloze.model.encoder import Encoder
 from cloze.predict.quantization import precision as precision_module
 from cloze.predict.quantization.linear import Int8Linear
-from cloze.predict.quantization.native import layers as native_layers
-from cloze.predict.quantization.native import linear as native_library
-from cloze.predict.quantization.native.layers import NativeLayers, are_native
-from cloze.predict.quantization.native.linear import NativeLinear, NativeProduct, packed
+from cloze.predict.quantization.native import kernels
+from cloze.predict.quantization.native.kernels import NativeLayers, NativeLinear, NativeProduct, are_native, packed
 from cloze.predict.quantization.rounding import round_products
 from tests.model.made import random_bert
 
 CONFIG = BertConfig(vocab_size=60, hidden_size=64, layers=2, heads=4, feedforward_size=112, positions=600)
 needs_library = pytest.mark.skipif(
-    native_library.library() is None, reason="int8.c was not compiled, or this processor has no VNNI"
+    kernels.library() is None, reason="int8.c was not compiled, or this processor has no VNNI"
 )
 
 
@@ -182,7 +180,7 @@ def test_numbers_that_are_none_stay_so() -> None:
     ids=["heads of 8", "100 features", "heads of 128"],
 )
 def test_shapes_that_are_left_to_torch(config: BertConfig) -> None:
-    assert are_native(random_bert(CONFIG).encoder) == (native_library.library() is not None)
+    assert are_native(random_bert(CONFIG).encoder) == (kernels.library() is not None)
     assert not are_native(random_bert(config).encoder)
     encoder, call = layers(CONFIG, native=False)
     assert call is None
@@ -190,12 +188,12 @@ def test_shapes_that_are_left_to_torch(config: BertConfig) -> None:
 
 
 def test_without_the_library_nothing_is_native(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    find = native_library.library.__wrapped__
-    monkeypatch.setattr(native_library, "PATH", tmp_path / "libint8.so")
+    find = kernels.library.__wrapped__
+    monkeypatch.setattr(kernels, "PATH", tmp_path / "libint8.so")
     assert find() is None
     (tmp_path / "libint8.so").write_bytes(b"\x7fELF, but of another kind")
     assert find() is None
-    monkeypatch.setattr(native_layers, "library", lambda: None)
+    monkeypatch.setattr(kernels, "library", lambda: None)
     assert not are_native(random_bert(CONFIG).encoder)
 
 

@@ -140,7 +140,7 @@ def _facts() -> dict[str, object]:
     import torch
 
     from cloze import __version__
-    from cloze.predict.quantization.native.linear import library
+    from cloze.predict.quantization.native.kernels import library
     from cloze.predict.quantization.precision import has_fast_bf16
 
     facts: dict[str, object] = {

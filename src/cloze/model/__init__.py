@@ -2,10 +2,10 @@
 
 from cloze.model.backbone import Backbone, Capabilities, first_positions, register_backbone
 from cloze.model.bert import Bert
+from cloze.model.building_blocks import EncoderOutput
 from cloze.model.config import PRESETS, BertConfig, preset
 from cloze.model.encoder import Encoder
 from cloze.model.heads import HEAD_NAMES, HeadName
-from cloze.model.layers import EncoderOutput
 
 __all__ = [
     "HEAD_NAMES",

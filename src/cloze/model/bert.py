@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from cloze.errors import ConfigError
 from cloze.model.backbone import Backbone, Capabilities, register_backbone
+from cloze.model.building_blocks import EncoderOutput
 from cloze.model.config import BertConfig
 from cloze.model.encoder import Encoder
-from cloze.model.layers import EncoderOutput
 
 
 @register_backbone

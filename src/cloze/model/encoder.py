@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from cloze.model.building_blocks import Dropout, EncoderOutput, activation, table
 from cloze.model.config import BertConfig
-from cloze.model.layers import Dropout, EncoderOutput, activation, table
 from cloze.model.packing import Group, Packing, gather_states, scatter_states
 
 # Attention visibility: a padding mask (B, 1, 1, T), the groups of a packed row, or None for full attention.

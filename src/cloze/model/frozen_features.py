@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from cloze.kinds import FeatureHead, Features
+from cloze.model.building_blocks import EncoderOutput, initialise
 from cloze.model.config import BertConfig
-from cloze.model.layers import EncoderOutput, initialise
 
 # The ``encode`` method of a backbone.
 Encode = Callable[..., EncoderOutput]

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from cloze.model.building_blocks import Dropout, activation, table
 from cloze.model.config import BertConfig
-from cloze.model.layers import Dropout, activation, table
 
 # Pre-training: masked words, next sentence, sentence order, span boundaries; then the tasks.
 HeadName = Literal["mlm", "nsp", "sop", "sbo", "sequence", "token", "span", "choice"]

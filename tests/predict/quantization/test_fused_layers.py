@@ -14,9 +14,8 @@ from cloze.model.surgery import without_heads
 from cloze.predict import Model, load
 from cloze.predict.quantization.fused_layers import FusedLayers
 from cloze.predict.quantization.linear import choose_kernel
-from cloze.predict.quantization.native import layers as native_layers
-from cloze.predict.quantization.native.layers import NativeLayers
-from cloze.predict.quantization.native.linear import library
+from cloze.predict.quantization.native import kernels
+from cloze.predict.quantization.native.kernels import NativeLayers, library
 from cloze.predict.quantization.scripted_layers import ScriptedLayers
 from tests.checkpoint.test_adapter_folder import make_adapter, make_base
 from tests.model.made import ATTACHED, SMALL, model_folder
@@ -87,7 +86,7 @@ def test_the_same_answers(way: str, config: BertConfig) -> None:
 
 def test_published_weights(way: str, minilm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "scripted":
-        monkeypatch.setattr(native_layers, "library", lambda: None)
+        monkeypatch.setattr(kernels, "library", lambda: None)
     fast, plain = (load(minilm_folder, precision="int8") for _ in range(2))
     assert isinstance(fast.bert.encoder.fused_layers, FusedLayers)
     assert type(fast.bert.encoder.fused_layers.call) is CALLS[way]

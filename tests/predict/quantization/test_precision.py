@@ -20,7 +20,7 @@ from cloze.predict import Model, load
 from cloze.predict.quantization import linear as quantized
 from cloze.predict.quantization import precision as precision_module
 from cloze.predict.quantization.linear import KERNELS, Bf16Linear, Int8Linear, Product, choose_kernel, is_right
-from cloze.predict.quantization.native.linear import NativeLinear
+from cloze.predict.quantization.native.kernels import NativeLinear
 from cloze.predict.quantization.precision import PRECISIONS
 from cloze.predict.quantization.rounding import round_product
 from cloze.predict.quantization.sample_texts import FEW_TEXTS

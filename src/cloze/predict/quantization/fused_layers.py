@@ -1,7 +1,7 @@
 """All layers of an int8 model as one call, used only while the layers are exactly the ones it was built from.
 
 ``FusedLayers`` guards the call: adapters, head gates, training and gradients take the plain layers. Two calls exist,
-the compiled C kernels (``native/layers.py``) and, for machines without them, ``scripted_layers.py``.
+the compiled C kernels (``native/kernels.py``) and, for machines without them, ``scripted_layers.py``.
 
 Dimensions: N tokens of all sequences, M positions that are read, H hidden size.
 """

@@ -163,7 +163,7 @@ class FrozenLinear(nn.Linear):
 class Int8Linear(FrozenLinear):
     """Int8 on both sides: one scale per input row and one per output feature.
 
-    Uses PyTorch's kernels, on any machine; ``native/linear.py`` has the same in compiled code.
+    Uses PyTorch's kernels, on any machine; ``native/kernels.py`` has the same in compiled code.
     """
 
     def __init__(self, linear: nn.Linear, weight: Int8Weight) -> None:

@@ -27,8 +27,7 @@ from cloze.model.batch import collate
 from cloze.predict.embeddings.pooling import VectorMaker, make_vectors
 from cloze.predict.quantization.fused_layers import FusedLayers
 from cloze.predict.quantization.linear import Bf16Linear, FrozenLinear, Int8Linear, best_seconds
-from cloze.predict.quantization.native.layers import NativeLayers, are_native
-from cloze.predict.quantization.native.linear import NativeLinear
+from cloze.predict.quantization.native.kernels import NativeLayers, NativeLinear, are_native
 from cloze.predict.quantization.rounding import round_product, round_products
 from cloze.predict.quantization.sample_texts import FEW_TEXTS
 from cloze.predict.quantization.scripted_layers import ScriptedLayers

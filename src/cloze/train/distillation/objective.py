@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from cloze.kinds import IGNORED
 from cloze.model import Backbone, EncoderOutput, HeadName
-from cloze.model.layers import initialise
+from cloze.model.building_blocks import initialise
 from cloze.model.losses import task_logits, task_loss
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, count_targets

@@ -65,7 +65,7 @@ INLINE __m512 gelu_by_tanh(__m512 x) {
     return _mm512_div_ps(x, _mm512_add_ps(_mm512_set1_ps(1.0f), exponential(inner)));
 }
 
-/* What a product's numbers go through: predict/quantization/native/layers.py numbers them, too. */
+/* What a product's numbers go through: predict/quantization/native/kernels.py numbers them, too. */
 enum { NOTHING, GELU, GELU_BY_TANH, RELU };
 
 static void bend(float *row, int64_t width, int64_t activation) {

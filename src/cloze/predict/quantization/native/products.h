@@ -11,7 +11,7 @@
 /* Bytes of rows that a core's own cache holds beside what it reads of the weight. */
 #define NEAR (384 * 1024)
 
-/* A linear layer, as predict/quantization/native/linear.py lays it out. */
+/* A linear layer, as predict/quantization/native/kernels.py lays it out. */
 typedef struct {
     int64_t in, out;
     const int8_t *weight; /* (N / 16, K / 4, 16, 4): what one multiplication of four bytes by lane takes */
