@@ -3,7 +3,7 @@
     python scripts/trace_paths.py [--all] [STAGE...]
 
 Each stage is one real call of the public API on a small text. It runs twice: the first run imports everything and fills
-the caches, the second is recorded with ``sys.settrace`` in every thread. A file counts if at least five different
+the caches, the second is recorded with ``sys.settrace`` in every thread. A file counts if at least eight different
 lines of its functions run; importing it does not count.
 
 A stage ends where another one begins: calls to a *border*, the entry point of another stage, are shown as that stage's
@@ -30,7 +30,7 @@ import cloze
 SOURCES = Path(cloze.__file__).parent
 LIMIT = 8  # files per stage
 # A file of which fewer distinct lines run is touched (an accessor, a check), and need not be opened to follow the path.
-FEWEST_LINES = 5
+FEWEST_LINES = 8
 TraceFunction = Callable[[FrameType, str, Any], Any]
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
@@ -161,7 +161,7 @@ async def _post(app: Any) -> None:
 
 
 STAGES: dict[str, Stage] = {
-    "text -> vocabulary": Stage(train_vocabulary),
+    "text -> vocabulary": Stage(train_vocabulary, borders=("folder -> tokenizer",)),
     "text -> ids": Stage(
         encode,
         entry=(
@@ -170,7 +170,7 @@ STAGES: dict[str, Stage] = {
             "cloze.text.tokenizer:Tokenizer.encode_ids",
         ),
     ),
-    "text -> shards": Stage(prepare, borders=("text -> ids", "folder -> model")),
+    "text -> shards": Stage(prepare, borders=("text -> ids", "folder -> tokenizer")),
     "shards -> loss": Stage(
         pretrain,
         roots=(
@@ -194,6 +194,7 @@ STAGES: dict[str, Stage] = {
         borders=("shards -> loss", "batch -> states"),
         entry=(
             "cloze.train.loop:train",
+            "cloze.train.memory:keep_freed_memory",
             "cloze.train.run:Run.open",
             "cloze.train.run:Run.report_finished",
             "cloze.train.run:Run.finish",
@@ -207,7 +208,16 @@ STAGES: dict[str, Stage] = {
             "cloze.model.surgery:with_heads",
             "cloze.checkpoint.folder:load_folder",
             "cloze.checkpoint.folder:save_folder",
+        ),
+        borders=("folder -> tokenizer",),
+    ),
+    "folder -> tokenizer": Stage(
+        load,
+        roots=("cloze.text.tokenizer:Tokenizer.from_folder",),
+        entry=(
             "cloze.text.tokenizer:Tokenizer.from_folder",
+            "cloze.text.tokenizer:Tokenizer.from_vocabulary",
+            "cloze.text.tokenizer:Tokenizer.save",
         ),
     ),
     "file -> rows": Stage(
@@ -217,14 +227,26 @@ STAGES: dict[str, Stage] = {
     ),
     "CSV row -> fine-tuned model": Stage(
         finetune,
-        borders=("file -> rows", "text -> ids", "folder -> model", "loss -> checkpoint", "rows -> metric"),
+        borders=(
+            "file -> rows",
+            "text -> ids",
+            "folder -> model",
+            "loss -> checkpoint",
+            "rows -> metric",
+        ),
     ),
     "rows -> metric": Stage(
         evaluate,
         borders=("file -> rows", "text -> ids", "folder -> model", "batch -> states"),
         entry=("cloze.predict.evaluation:evaluate_examples", "cloze.tasks.evaluation:write_report"),
     ),
-    "request -> vector": Stage(request, borders=("text -> ids", "batch -> states")),
+    "sequences -> vectors": Stage(
+        embed,
+        roots=("cloze.predict.model:Model.embed_encoded",),
+        borders=("batch -> states",),
+        entry=("cloze.predict.model:Model.embed_encoded",),
+    ),
+    "request -> vector": Stage(request, borders=("text -> ids", "sequences -> vectors")),
 }
 
 # Those that the architecture limits; the others are what they have in common.
@@ -252,8 +274,12 @@ class Recorder:
 
     @property
     def files(self) -> list[str]:
-        """Files that do a part of the work."""
-        return sorted(path for path, lines in self.lines.items() if len(lines) >= FEWEST_LINES)
+        """Files that do a part of the work; modules of settings hold values and their checks, and do none."""
+        return sorted(
+            path
+            for path, lines in self.lines.items()
+            if len(lines) >= FEWEST_LINES and Path(path).name != "settings.py"
+        )
 
     @property
     def touched(self) -> list[str]:
