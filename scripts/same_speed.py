@@ -75,6 +75,13 @@ for line in sys.stdin:
     print(time.perf_counter() - start, flush=True)
 """
 
+COMPILE = """
+from pathlib import Path
+import hatch_build
+compile_kernels = getattr(hatch_build, "compile_kernels", None) or hatch_build.compiled
+assert compile_kernels(Path("."))
+"""
+
 
 def write_data(folder: Path, source: Path) -> None:
     """Prepare the bundled text and rows once, with the old version, for both."""
@@ -130,15 +137,7 @@ def check_out(revision: str | None, folder: Path) -> Path:
     if revision is None:
         return ROOT
     subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "-q", "--detach", folder, revision], check=True)
-    subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from pathlib import Path; import hatch_build; build = getattr(hatch_build, 'compile_kernels', None) or hatch_build.compiled; assert build(Path('.'))",
-        ],
-        cwd=folder,
-        check=True,
-    )
+    subprocess.run([sys.executable, "-c", COMPILE], cwd=folder, check=True)
     return folder
 
 

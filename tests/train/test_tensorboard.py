@@ -5,7 +5,7 @@ import pytest
 
 from cloze.errors import ConfigError
 from cloze.train.pretraining.pretrain import pretrain
-from cloze.train.run_log import TensorBoardLogger
+from cloze.train.run import TensorBoardLogger
 from cloze.train.settings import PretrainSettings
 
 

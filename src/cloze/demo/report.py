@@ -12,7 +12,7 @@ from pathlib import Path
 
 from cloze import __version__
 from cloze.demo.results import Blank, DemoResults, Margin
-from cloze.train.run_log import series
+from cloze.train.run import series
 
 WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 44, 180, 26, 40

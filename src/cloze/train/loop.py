@@ -33,8 +33,7 @@ from cloze.train.optimization import (
     restore_optimizer,
     set_rate,
 )
-from cloze.train.run import Run
-from cloze.train.run_log import MetricsTracker
+from cloze.train.run import MetricsTracker, Run
 from cloze.train.settings import LoopSettings
 
 # Seconds after which a checkpoint is due, however few steps they were: the most work that a power cut can cost.

@@ -18,7 +18,7 @@ from cloze.train.pretraining.evaluation import HeldOut, evaluate_held_out, open_
 from cloze.train.pretraining.length_schedule import LengthSchedule, open_tables
 from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.pretraining.pretrain import pretrain
-from cloze.train.run_log import draw_curves
+from cloze.train.run import draw_curves
 from cloze.train.settings import PretrainSettings
 from tests.train.made import Listener
 

@@ -36,8 +36,7 @@ from cloze.train.distillation.students import make_student, read_unlabelled
 from cloze.train.finetuning.finetune import finetuning_card, make_batches
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.recipe import TrainingParts, run_training
-from cloze.train.run import CURVES, Run
-from cloze.train.run_log import draw_curves
+from cloze.train.run import CURVES, Run, draw_curves
 
 # How many dev rows are read for measuring the speed, and how often by each of both in turn.
 _ROWS, _ROUNDS = 256, 3

@@ -28,8 +28,7 @@ from cloze.train.pretraining.evaluation import evaluate_held_out, open_held_out
 from cloze.train.pretraining.length_schedule import LengthSchedule, flops_per_token, open_tables
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
 from cloze.train.recipe import open_run
-from cloze.train.run import Run
-from cloze.train.run_log import TensorBoardLogger
+from cloze.train.run import Run, TensorBoardLogger
 from cloze.train.settings import MAY_CHANGE, PretrainSettings
 
 _OBJECTIVES = {
