@@ -26,7 +26,7 @@ from cloze.predict import evaluate
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.settings import FinetuneSettings
-from cloze.train.pretraining.evaluation import evaluate_masked_words
+from cloze.train.pretraining.held_out import evaluate_masked_words
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import MlmEvaluationSettings, PretrainSettings
 from first_rows import first_rows  # beside this file

@@ -27,9 +27,9 @@ from cloze.inspect.pruning import (
     random_order,
     removal_costs,
 )
-from cloze.inspect.report import example_lines, summary_lines, write_survey
 from cloze.inspect.settings import HeadSettings
 from cloze.inspect.survey import Survey, agreement, survey_heads
+from cloze.inspect.survey_report import example_lines, summary_lines, write_survey
 from cloze.predict import evaluate_examples, load
 from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import find_task, read_examples

@@ -31,7 +31,7 @@ from cloze.model.surgery import WordStart, with_heads
 from cloze.text import Tokenizer
 from cloze.text.oov.coverage import Coverage, measure_coverage
 from cloze.train.optimization import Schedule, make_optimizer, set_rate
-from cloze.train.pretraining.evaluation import SEED
+from cloze.train.pretraining.held_out import SEED
 from cloze.train.pretraining.objective import PretrainingObjective
 from minilm import minilm  # beside this file
 

@@ -10,10 +10,8 @@ from itertools import chain
 
 import numpy as np
 
-from cloze.predict.correction.candidates import Proposals
-from cloze.predict.correction.corrector import best_reading
-from cloze.tasks.correction.kind import Corrections
-from cloze.tasks.correction.settings import CorrectionSettings
+from cloze.predict.corrector import CandidateGenerator, best_candidate
+from cloze.tasks.correction.kind import Corrections, CorrectionSettings
 from cloze.tasks.text_edits import Similar, cased_like
 from cloze.text import Tokenizer
 from cloze.text.encoding import Word
@@ -65,7 +63,7 @@ class NgramCorrector:
         known = dict(similar)
         for own, rights in {} if self._mistaken is None else self._mistaken.pairs().items():
             known[own] = [*known.get(own, ()), *rights]
-        self._proposals = Proposals(tokenizer, known, settings)
+        self._proposals = CandidateGenerator(tokenizer, known, settings)
         stream = chain.from_iterable(self._ids(self._words(text)) for text in texts)
         self._counts = KneserNey(np.fromiter(stream, np.int64), tokenizer.size, order)
 
@@ -74,7 +72,7 @@ class NgramCorrector:
         words = self._words(text)
         ids = np.array(self._ids(words))
         for place, word in enumerate(words):
-            candidates, costs = self._proposals.of(word, text)
+            candidates, costs = self._proposals.candidates(word, text)
             if not len(candidates):
                 continue
             if self._mistaken is not None:
@@ -82,7 +80,7 @@ class NgramCorrector:
                 costs = np.array([self._mistaken.cost(word.text, one) for one in read], np.float32)
             logs = self._logs(ids, place).astype(np.float32)
             own = float(logs[ids[place]]) - (np.log(_UNKNOWN_WORDS) if len(word.ids) > 1 else 0.0)
-            piece, confidence = best_reading(word, own, logs, candidates, costs)
+            piece, confidence = best_candidate(word, own, logs, candidates, costs)
             yield word, cased_like(word.text, self._tokenizer.piece(piece)), confidence
 
     def _words(self, text: str) -> list[Word]:

@@ -22,7 +22,7 @@ from cloze.demo.flow import DATA
 from cloze.model import Bert, HeadName, preset
 from cloze.text import Tokenizer
 from cloze.train.optimization import Schedule, make_optimizer, set_rate
-from cloze.train.pretraining.evaluation import SEED, HeldOut
+from cloze.train.pretraining.held_out import SEED, HeldOut
 from cloze.train.pretraining.objective import PretrainingObjective
 
 TOKENS = 2048  # an update

@@ -238,7 +238,7 @@ STAGES: dict[str, Stage] = {
     "rows -> metric": Stage(
         evaluate,
         borders=("file -> rows", "text -> ids", "folder -> model", "batch -> states"),
-        entry=("cloze.predict.evaluation:evaluate_examples", "cloze.tasks.evaluation:write_report"),
+        entry=("cloze.predict.evaluation:evaluate_examples", "cloze.tasks.reports:write_report"),
     ),
     "sequences -> vectors": Stage(
         embed,

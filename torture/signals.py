@@ -22,7 +22,7 @@ from cloze.checkpoint import StateStore
 from cloze.corpus.preparation.prepare import _Work
 from cloze.progress import Progress
 from cloze.train.loop import _Training
-from cloze.train.pretraining.evaluation import HeldOut
+from cloze.train.pretraining.held_out import HeldOut
 from cloze.train.run import Run
 from torture.campaign import Outcome
 from torture.preparation import differences as other_files

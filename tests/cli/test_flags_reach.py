@@ -223,9 +223,9 @@ def spy(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spy:
 
     monkeypatch.setattr("cloze.predict.load", spied.load)
     monkeypatch.setattr("cloze.tasks.tagging.decoding.tag_texts", tag_texts)
-    monkeypatch.setattr("cloze.predict.correction.corrector.Corrector", SpyCorrector)
-    monkeypatch.setattr("cloze.predict.inputs.require_head", lambda *_: None)
-    monkeypatch.setattr("cloze.predict.embeddings.report.report_embeddings", report_embeddings)
+    monkeypatch.setattr("cloze.predict.corrector.Corrector", SpyCorrector)
+    monkeypatch.setattr("cloze.predict.preprocessing.require_head", lambda *_: None)
+    monkeypatch.setattr("cloze.predict.embeddings.comparison.report_embeddings", report_embeddings)
     return spied
 
 

@@ -46,12 +46,12 @@ CASES = {
     "correct": Case(
         ("correct", "--threshold", "0", "--similar", "similar.tsv"),
         rows_with(text=lambda number: TEXTS[number]),
-        "cloze.predict.correction.corrector.Corrector.correct",
+        "cloze.predict.corrector.Corrector.correct",
     ),
     "correct to csv": Case(
         ("correct", "--threshold", "0", "--similar", "similar.tsv"),
         rows_with(text=lambda number: TEXTS[number]),
-        "cloze.predict.correction.corrector.Corrector.correct",
+        "cloze.predict.corrector.Corrector.correct",
         "out.csv",
     ),
     "tag": Case(("tag",), rows_with(text=lambda number: TEXTS[number]), "cloze.tasks.tagging.decoding.tag_texts"),

@@ -9,8 +9,8 @@ import pytest
 
 from cloze.corpus.settings import VocabularySettings
 from cloze.demo.flow import run_demo
-from cloze.demo.report import nice_ticks, render, write_report
-from cloze.demo.results import Blank, DemoResults, DemoSettings, load_results, paired_margin, save_results
+from cloze.demo.html_report import nice_ticks, render, write_report
+from cloze.demo.results_file import Blank, DemoResults, DemoSettings, load_results, paired_margin, save_results
 from cloze.predict import load
 from cloze.progress import Silent
 from cloze.train.finetuning.settings import FinetuneSettings

@@ -9,7 +9,7 @@ from cloze.checkpoint import POOLINGS, EmbeddingSettings, Pooling
 from cloze.errors import RequestError
 from cloze.model.batch import BATCH_COST, batches
 from cloze.predict import Model
-from cloze.predict.inputs import read_texts
+from cloze.predict.preprocessing import read_texts
 from tests.model.made import SMALL, assert_close, model_folder
 
 TEXTS = ["the cat sat", "", "dogs ran on a mat, word7 word8.", "猫", "the cat sat", "a " * 50, "[SEP] cat"]

@@ -8,7 +8,7 @@ import torch
 
 from cloze.errors import RequestError
 from cloze.predict import Model, load
-from cloze.predict.inputs import read_texts
+from cloze.predict.preprocessing import read_texts
 from cloze.serve.batcher import BatchKey
 from cloze.serve.errors import ModelFailedError
 from cloze.serve.operations import abilities, compute, is_finite

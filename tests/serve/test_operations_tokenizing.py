@@ -178,9 +178,7 @@ def test_many_passes_end_when_the_time_is_over(folders: dict[str, str], monkeypa
             model._pause()
         return []
 
-    monkeypatch.setattr(
-        "cloze.predict.correction.corrector.Corrector.correct", lambda self, texts: slow(self._model, texts)
-    )
+    monkeypatch.setattr("cloze.predict.corrector.Corrector.correct", lambda self, texts: slow(self._model, texts))
     limits = Limits(timeout=2.0)  # long enough for one pass on a busy machine
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as service:
         assert service.post("/correct", {"texts": "the cat"}).status_code == 408
@@ -194,7 +192,7 @@ def test_who_computes_may_see_first_that_the_time_is_over(
     def give_up(*_: Any) -> Any:
         raise AbandonedError("nobody waits for this any more")
 
-    monkeypatch.setattr("cloze.predict.correction.corrector.Corrector.correct", give_up)
+    monkeypatch.setattr("cloze.predict.corrector.Corrector.correct", give_up)
     with running(ServiceSettings({"base": folders["base"]}, limits=Limits(timeout=60.0))) as service:
         refused = service.post("/correct", {"texts": "the cat"})
         assert (refused.status_code, refused.json()["error"]["type"]) == (408, "deadline")

@@ -10,8 +10,8 @@ import pytest
 from torture.services import Running
 
 from cloze.predict import Model
-from cloze.predict.correction.corrector import Corrector
-from cloze.tasks.correction.settings import CorrectionSettings
+from cloze.predict.corrector import Corrector
+from cloze.tasks.correction.kind import CorrectionSettings
 from tests.serve.conftest import error_of
 
 TEXTS = ["the cat sat on a mat.", "a dog ran", "猫坐", ""]

@@ -23,10 +23,10 @@ from cloze.predict import evaluate, load
 from cloze.serve.settings import ServiceSettings
 from cloze.tasks.classification.decoding import Floats, probabilities
 from cloze.tasks.classification.kind import LabelledTexts, read_own_texts, text_items
-from cloze.tasks.evaluation import Evaluation
 from cloze.tasks.kind import Predictor, TaskKind
 from cloze.tasks.metrics import score
 from cloze.tasks.registry import KINDS, find_task, registered
+from cloze.tasks.reports import Evaluation
 from cloze.tasks.rows import Source
 from cloze.text import SPECIAL, Tokenizer
 from cloze.train.finetuning.finetune import finetune

@@ -30,7 +30,7 @@ from cloze.checkpoint.folder import (
 )
 from cloze.checkpoint.hub import find_source, is_hub_name
 from cloze.checkpoint.weights import PICKLE, SAFETENSORS, read_safetensors, write_safetensors
-from cloze.errors import CheckpointError
+from cloze.errors import CheckpointError, RequestError, did_you_mean
 from cloze.files import read_json, replaced_folder, write_json
 from cloze.kinds import FeatureHead, Features
 from cloze.model import HEAD_NAMES, Backbone
@@ -327,3 +327,51 @@ def _digest(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+class AttachedAdapters:
+    """Adapters that share one loaded base: each is installed when it is used, and removed afterwards.
+
+    Nothing is copied: the base's tensors exist once, and switching between tasks only exchanges modules.
+    """
+
+    def __init__(self, base: ModelFolder) -> None:
+        self._base, self._labels = base, base.model.labels
+        self._attached: dict[str, tuple[ModelFolder, Parts]] = {}
+        self._replaced: Parts = {}  # the base's modules that the adapter in use replaces
+
+    def attach(self, name: str, path: Path, device: torch.device) -> None:
+        """Load an adapter of this base without installing it."""
+        if self._base.adapter is not None or self._base.place is None:
+            raise RequestError("adapters are attached to a base that was loaded from its folder; load that first")
+        if name in self._attached:
+            raise RequestError(f"an adapter {name!r} is attached already; choose another name")
+        folder = find_adapter(path)
+        if folder is None:
+            raise CheckpointError(f"{path}: no adapter; give a folder that 'cloze finetune --adapter' has written")
+        described = read_adapter(folder)
+        check_base(described, self._base.place)
+        parts = load_parts(described, self._base.model)
+        for part in parts.values():
+            if part is not None:
+                part.to(device)
+        self._attached[name] = tuned_folder(described, self._base, self._base.place), parts
+
+    def use(self, name: str | None) -> ModelFolder:
+        """Install an adapter, or with None restore the base, and return the folder that the model now represents."""
+        if name is not None and name not in self._attached:
+            hint = did_you_mean(name, self._attached) if self._attached else "; attach it first"
+            raise RequestError(f"no adapter {name!r} is attached{hint}")
+        self._restore()
+        if name is None:
+            return self._base
+        folder, parts = self._attached[name]
+        self._replaced = install(self._base.model, parts)
+        assert folder.adapter is not None
+        self._base.model.labels = folder.adapter.attachment.labels
+        return folder
+
+    def _restore(self) -> None:
+        install(self._base.model, self._replaced)
+        self._replaced = {}
+        self._base.model.labels = self._labels

@@ -12,7 +12,7 @@ from cloze.cli.inputs import Inputs, Texts, read_arguments
 from cloze.cli.jobs import OPTIONS, Options, Row, TextPrediction, run_prediction
 from cloze.cli.outputs import write_rows
 from cloze.cli.resumable import file_state
-from cloze.tasks.correction.settings import CorrectionSettings
+from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.rows import RowSettings
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ class Correct(TextPrediction["Corrected"]):
 
     def predictor(self, model: "Model") -> "Callable[[Inputs], Sequence[Corrected]]":
         """Return a function that corrects one part; the corrector is created once, since that takes time."""
-        from cloze.predict.correction.corrector import Corrector
-        from cloze.predict.inputs import require_head
+        from cloze.predict.corrector import Corrector
+        from cloze.predict.preprocessing import require_head
 
         require_head(model.bert, "mlm")
         corrector = Corrector(model, self.settings)

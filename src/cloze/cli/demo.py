@@ -16,8 +16,8 @@ def demo(*, out: Path = Path("runs/demo"), json: bool = False) -> None:
         out: The folder for all results.
         json: Print JSON.
     """
-    from cloze.demo.report import write_report
-    from cloze.demo.results import DemoSettings, load_results
+    from cloze.demo.html_report import write_report
+    from cloze.demo.results_file import DemoSettings, load_results
 
     results = load_results(out, DemoSettings())
     if results is None:

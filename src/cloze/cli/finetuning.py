@@ -13,7 +13,7 @@ from cloze.cli.correction import SETTINGS, evaluate_correction
 from cloze.cli.outputs import check_folder, write_rows
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
-from cloze.tasks.correction.settings import CORRECTION_NAME, CorrectionSettings
+from cloze.tasks.correction.kind import CORRECTION_NAME, CorrectionSettings
 from cloze.tasks.rows import RowSettings, Source
 from cloze.train.finetuning.settings import (
     FinetuneSettings,
@@ -231,7 +231,7 @@ def _evaluate_blanks(
 ) -> None:
     from cloze.corpus.settings import PrepareSettings
     from cloze.files import replace_json
-    from cloze.train.pretraining.evaluation import evaluate_masked_words
+    from cloze.train.pretraining.held_out import evaluate_masked_words
 
     if out is not None:
         check_folder(out)

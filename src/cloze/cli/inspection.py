@@ -38,8 +38,8 @@ def heads(
     """
     from cloze.corpus.documents import read_documents
     from cloze.inspect.relations import read_related
-    from cloze.inspect.report import HEADER, example_lines, summary_lines, survey_json, table_rows, write_survey
     from cloze.inspect.survey import survey_heads
+    from cloze.inspect.survey_report import HEADER, example_lines, summary_lines, survey_json, table_rows, write_survey
     from cloze.predict import load
     from cloze.tasks.tables import is_table
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 from cloze.checkpoint import ModelFolder, save_folder
 from cloze.corpus.learn_vocabulary import train_vocabulary
 from cloze.corpus.preparation.prepare import prepare
-from cloze.demo.results import (
+from cloze.demo.results_file import (
     Blank,
     DemoResults,
     DemoSettings,

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from cloze.errors import RequestError
 from cloze.files import replaced_file
-from cloze.inspect.report import save_figure
+from cloze.inspect.survey_report import save_figure
 from cloze.model.batch import batches, collate
 from cloze.model.surgery import Head, gated_heads, without_heads
 from cloze.predict.model import Model

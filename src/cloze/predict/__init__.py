@@ -7,7 +7,7 @@ from cloze.predict.results import Attention, Corrected, Correction, Filled, Fill
 from cloze.tasks.answering.decoding import Answer
 from cloze.tasks.choice.decoding import Option
 from cloze.tasks.classification.decoding import Label, Labels
-from cloze.tasks.evaluation import Evaluation, write_report
+from cloze.tasks.reports import Evaluation, write_report
 from cloze.tasks.tagging.decoding import Entity, Tagged, TaggedWord
 
 __all__ = [

@@ -14,10 +14,10 @@ from cloze.predict.model import Model, load
 from cloze.tasks.answering.decoding import check_longest
 from cloze.tasks.classification.decoding import predicted_classes
 from cloze.tasks.classification.published import PublishedTask, find_glue_task, find_split, read_unlabelled_split
-from cloze.tasks.evaluation import Evaluation
 from cloze.tasks.examples import Examples
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import find_task, read_examples
+from cloze.tasks.reports import Evaluation
 from cloze.tasks.rows import Source
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from cloze.checkpoint import EmbeddingSettings, ModelFolder, Pooling, find_source, load_any, save_folder
+from cloze.checkpoint.adapter_folder import AttachedAdapters
 from cloze.checkpoint.folder import fingerprint
 from cloze.errors import RequestError
 from cloze.kinds import LongTexts, PrecisionName
@@ -22,10 +22,9 @@ from cloze.model import Backbone, EncoderOutput, HeadName
 from cloze.model.batch import Batch, Result, choose_device, collate, join_logits, join_vectors, run_batched
 from cloze.model.surgery import Head, prune_heads, without_heads
 from cloze.models import SHIPPED_MODEL
-from cloze.predict.adapters import Adapters
 from cloze.predict.embeddings.pooling import layer_indices, make_vectors
-from cloze.predict.fill_mask import fill_blanks
-from cloze.predict.inputs import read_blanks, read_texts, require_head, require_task
+from cloze.predict.fill_mask import Floats, fill_blanks
+from cloze.predict.preprocessing import read_blanks, read_texts, require_head, require_task
 from cloze.predict.quantization.precision import precision_of, set_precision, use_products
 from cloze.predict.results import Attention, Corrected, Filled, FilledTogether, Score
 from cloze.tasks.answering.decoding import Answer, answer_all
@@ -38,12 +37,10 @@ from cloze.tasks.tagging.decoding import Tagged, tag_texts
 from cloze.text import Encoding, Tokenizer
 
 if TYPE_CHECKING:
-    from cloze.predict.correction.corrector import Corrector
-    from cloze.tasks.correction.settings import CorrectionSettings
+    from cloze.predict.corrector import Corrector
+    from cloze.tasks.correction.kind import CorrectionSettings
 
 logger = logging.getLogger("cloze")
-
-Floats = NDArray[np.float32]
 
 
 def load(
@@ -70,7 +67,7 @@ class Model:
     def __init__(
         self, folder: ModelFolder, *, device: str | None = None, precision: PrecisionName | None = None
     ) -> None:
-        self._folder, self._adapters = folder, Adapters(folder)
+        self._folder, self._adapters = folder, AttachedAdapters(folder)
         self._pause: Callable[[], object] = bool
         self._corrector: Corrector | None = None
         self.device = choose_device(device)
@@ -142,7 +139,7 @@ class Model:
         """The best words for each ``[MASK]`` of each text, as ``fill`` gives them."""
         require_head(self.bert, "mlm")
         read = read_blanks(self.tokenizer, texts, top)
-        self.tell_cut(read)
+        self.warn_truncated(read)
         return fill_blanks(self, read, top)
 
     def fill_together(self, text: str, top: int = 5, rounds: int = 2) -> list[FilledTogether]:
@@ -161,7 +158,7 @@ class Model:
 
     def correct(self, texts: Sequence[str], settings: "CorrectionSettings | None" = None) -> list[Corrected]:
         """Each text with its unlikely characters or words corrected, and what was changed."""
-        from cloze.predict.correction.corrector import Corrector
+        from cloze.predict.corrector import Corrector
 
         require_head(self.bert, "mlm")
         return (self.corrector if settings is None else Corrector(self, settings)).correct(texts)
@@ -169,7 +166,7 @@ class Model:
     @property
     def corrector(self) -> "Corrector":
         """What corrects as the folder says; made once: to list what words are near to takes longer than a text."""
-        from cloze.predict.correction.corrector import Corrector
+        from cloze.predict.corrector import Corrector
 
         self._corrector = self._corrector or Corrector(self)
         return self._corrector
@@ -196,11 +193,7 @@ class Model:
     @torch.inference_mode()
     def _sentences(self, head: HeadName, firsts: Sequence[str], seconds: Sequence[str]) -> list[float]:
         def step(batch: Batch) -> list[float]:
-            last = self.bert(
-                batch.ids, batch.segments, batch.mask, self.bert.needed_by(head, batch.ids, batch.mask)
-            ).last
-            logits: Tensor = self.bert.heads[head](self.bert.pooled(last, batch.mask))
-            return logits.float().softmax(-1)[:, 0].tolist()
+            return self._pooled_logits(head, batch).softmax(-1)[:, 0].tolist()
 
         return self.run(self._encode(firsts, seconds), step)
 
@@ -321,10 +314,7 @@ class Model:
         require_head(self.bert, "sequence")
 
         def step(batch: Batch) -> list[Floats]:
-            last = self.bert(
-                batch.ids, batch.segments, batch.mask, self.bert.needed_by("sequence", batch.ids, batch.mask)
-            ).last
-            return list(self.bert.heads["sequence"](self.bert.pooled(last, batch.mask)).float().cpu().numpy())
+            return list(self._pooled_logits("sequence", batch).cpu().numpy())
 
         rows = self.run([window for text in windows for window in text], step)
         if not rows:
@@ -364,13 +354,13 @@ class Model:
         return [encoding for (encoding,) in self._encode_long(texts, pairs, "cut")]
 
     def _encode_long(self, texts: Sequence[str], pairs: Sequence[str] | None, how: LongTexts) -> list[list[Encoding]]:
-        """The sequences of each text; it is told how many texts lost something."""
+        """Return the sequences of each text, and warn if texts were truncated."""
         encoded = read_texts(self.tokenizer, texts, pairs, how, segments=self.bert.config.segments)
-        self.tell_cut([windows[0] for windows in encoded])
+        self.warn_truncated([windows[0] for windows in encoded])
         return encoded
 
-    def tell_cut(self, encodings: Sequence[Encoding]) -> None:
-        """Warn of texts that lost something."""
+    def warn_truncated(self, encodings: Sequence[Encoding]) -> None:
+        """Warn if texts were truncated."""
         cut, longest = sum(encoding.dropped > 0 for encoding in encodings), self.tokenizer.max_length
         if cut:
             logger.warning("%d of %d texts are longer than %d tokens and were cut", cut, len(encodings), longest)
@@ -395,6 +385,13 @@ class Model:
             yield
         finally:
             self._pause = bool
+
+    def _pooled_logits(self, head: HeadName, batch: Batch) -> Tensor:
+        """Return the float32 logits, (B, labels), of a head that reads the pooled vector."""
+        needed = self.bert.needed_by(head, batch.ids, batch.mask)
+        last = self.bert(batch.ids, batch.segments, batch.mask, needed).last
+        logits: Tensor = self.bert.heads[head](self.bert.pooled(last, batch.mask))
+        return logits.float()
 
     def _states(self, batch: Batch, layers: tuple[int, ...]) -> Tensor:
         """The mean of the states (B, T, H) after each of these layers; the last alone needs no others kept."""

@@ -8,7 +8,7 @@ from typing import Any
 from cloze.errors import CheckpointError, ClozeError, RequestError, did_you_mean
 from cloze.kinds import LongTexts, PrecisionName
 from cloze.predict import Model, batch_limits, load
-from cloze.predict.inputs import read_texts
+from cloze.predict.preprocessing import read_texts
 from cloze.serve.batcher import Batcher, BatchKey, Check
 from cloze.serve.errors import InvalidRequestError, NotFoundError
 from cloze.serve.metrics import Metrics

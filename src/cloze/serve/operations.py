@@ -22,8 +22,8 @@ import numpy as np
 
 from cloze.kinds import LongTexts
 from cloze.predict.fill_mask import count_blanks, fill_blanks, most_passes
-from cloze.predict.inputs import count_corrected, count_windows, count_words, read_blanks, read_texts
 from cloze.predict.model import Model
+from cloze.predict.preprocessing import count_corrected, count_windows, count_words, read_blanks, read_texts
 from cloze.serve.attention_views import view_texts
 from cloze.serve.batcher import BatchKey
 from cloze.serve.errors import ModelFailedError, OverloadedError

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from cloze.model import Backbone, HeadName
     from cloze.model.batch import Batch
     from cloze.progress import Progress
-    from cloze.tasks.evaluation import Evaluation
     from cloze.tasks.examples import Item
+    from cloze.tasks.reports import Evaluation
     from cloze.text import Encoding, Tokenizer
 
 Result = TypeVar("Result")

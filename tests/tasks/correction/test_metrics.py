@@ -7,9 +7,8 @@ import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
 from cloze.errors import DataError
-from cloze.tasks.correction.kind import Corrections, read_corrections
+from cloze.tasks.correction.kind import Corrections, CorrectionSettings, read_corrections
 from cloze.tasks.correction.metrics import applied, choose_threshold, find_edits, score_corrections
-from cloze.tasks.correction.settings import CorrectionSettings
 
 # Of two sentences without a mistake one is changed; of two with mistakes both are found, and one is put right.
 SOURCES = ["他们那么好玩", "生活作息很不建康康", "在这里有很多人", "我仿别很高兴"]

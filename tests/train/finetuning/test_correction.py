@@ -16,8 +16,7 @@ from cloze.kinds import IGNORED
 from cloze.model import Bert, BertConfig
 from cloze.model.surgery import with_heads
 from cloze.predict import load
-from cloze.tasks.correction.kind import Corrections
-from cloze.tasks.correction.settings import CorrectionSettings
+from cloze.tasks.correction.kind import Corrections, CorrectionSettings
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.correction import (

@@ -14,7 +14,7 @@ from cloze.errors import ConfigError, DataError
 from cloze.model import Bert
 from cloze.text import Tokenizer
 from cloze.train.distributed import ProcessGroup
-from cloze.train.pretraining.evaluation import HeldOut, evaluate_held_out, open_held_out
+from cloze.train.pretraining.held_out import HeldOut, evaluate_held_out, open_held_out
 from cloze.train.pretraining.length_schedule import LengthSchedule, open_tables
 from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.pretraining.pretrain import pretrain

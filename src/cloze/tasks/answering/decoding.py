@@ -28,8 +28,8 @@ from cloze.model.losses import task_logits
 from cloze.tasks.answering.examples import Questions, Reading, read_contexts
 from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.answering.metrics import Told, answer_scores, best_threshold, is_right, likeness
-from cloze.tasks.evaluation import Evaluation
 from cloze.tasks.kind import Predictor, TaskLabels
+from cloze.tasks.reports import Evaluation
 
 logger = logging.getLogger("cloze")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cloze.progress import Progress
 from cloze.tasks.answering.examples import Questions, answer_items
-from cloze.tasks.answering.files import look_for, read_own_questions, read_squad, read_unanswered
+from cloze.tasks.answering.squad_files import look_for, read_own_questions, read_squad, read_unanswered
 from cloze.tasks.examples import Item
 from cloze.tasks.kind import PlacedTexts, ReadingOptions, TaskKind, deferred
 from cloze.tasks.rows import Source

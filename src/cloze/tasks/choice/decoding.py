@@ -11,9 +11,9 @@ from cloze.errors import RequestError
 from cloze.model.batch import Batch
 from cloze.model.losses import task_logits
 from cloze.tasks.choice.kind import Choices, encode_options
-from cloze.tasks.evaluation import Evaluation
 from cloze.tasks.kind import Predictor
 from cloze.tasks.metrics import score
+from cloze.tasks.reports import Evaluation
 
 logger = logging.getLogger("cloze")
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from cloze.errors import DataError
 from cloze.lines import RowError
 from cloze.progress import Progress
-from cloze.tasks.answering.files import find_file, look_for
+from cloze.tasks.answering.squad_files import find_file, look_for
 from cloze.tasks.examples import Item, LabelSet, Read, Rows
 from cloze.tasks.kind import PlacedTexts, ReadingOptions, TaskKind, deferred
 from cloze.tasks.rows import SEVERAL, OnBadRow, Row, RowFile, Source, read_rows

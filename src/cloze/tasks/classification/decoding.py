@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from cloze.errors import ConfigError, RequestError
 from cloze.tasks.classification.kind import MULTILABEL, LabelledTexts
-from cloze.tasks.evaluation import Confusion, Evaluation
 from cloze.tasks.examples import Examples, LabelSet
 from cloze.tasks.kind import Predictor, TaskLabels
 from cloze.tasks.metrics import confusion, score
+from cloze.tasks.reports import Confusion, Evaluation
 
 Floats = NDArray[np.float32]
 

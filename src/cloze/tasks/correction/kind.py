@@ -1,19 +1,25 @@
-"""The kind ``correction``, and its files: texts with mistakes and their corrections.
+"""The task kind ``correction``: its settings, and its data, texts with mistakes and their corrections.
 
-A table with both columns, or a folder as SIGHAN's sentences are published.
+Data is a table with both columns, or a folder as SIGHAN's sentences are published. Imports nothing heavy: the command
+line loads this for ``--help``. The docstring below a settings field is its help text.
 """
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from cloze.errors import DataError
+from cloze.errors import ConfigError, DataError
 from cloze.files import COMPRESSED
 from cloze.lines import Lines, RowError, open_file
-from cloze.tasks.correction.settings import CORRECTION_NAME
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.rows import OnBadRow, RowSettings, read_rows
+
+Reading = Literal["hidden", "seen"]
+
+CORRECTION_NAME = "correction"
+DEFAULT_THRESHOLD = 0.9  # minimum confidence of a correction
 
 CORRECTION = TaskKind(
     name=CORRECTION_NAME,
@@ -29,6 +35,36 @@ SOURCE, TARGET = "source", "target"  # columns, unless others are named
 TRAINING, TEST = ("TrainingInputAll.txt", "TrainingTruthAll.txt"), ("TestInput.txt", "TestTruth.txt")
 _NUMBERED = re.compile(r"\(([^)]+=[^)]+)\)\s*(.*)")
 _PLAIN_NAMES = ("pid", "nid", "id")
+
+
+@dataclass(frozen=True)
+class CorrectionSettings:
+    """Settings of text correction."""
+
+    threshold: float | None = None
+    """How sure a correction must be to be made, from 0 to 1; left out, 0.9, or what a fine-tuning to correct found."""
+    reading: Reading | None = None
+    """hidden: each word is hidden in turn. seen: the text as it stands, as models trained to correct do."""
+    mistakes: float = 0.001
+    """How likely somebody writes a certain other character or word instead of the right one."""
+    similar: Path | None = None
+    """A file of what is mistaken for what: a word or character, a tab, and others with spaces between, a line."""
+    protect: Path | None = None
+    """A file of words that are never changed, one a line."""
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise ConfigError(f"threshold is {self.threshold}; a number from 0 to 1 was expected")
+        if not 0 < self.mistakes < 1:
+            raise ConfigError(f"mistakes is {self.mistakes}; a share above 0 and below 1 was expected")
+        if self.reading not in (None, "hidden", "seen"):
+            raise ConfigError(f"reading is {self.reading!r}; hidden or seen was expected")
+
+    def completed(self, correcting: float | None) -> "CorrectionSettings":
+        """Fill in what was left out; ``correcting`` is the threshold of a model fine-tuned to correct, else None."""
+        reading = self.reading or ("hidden" if correcting is None else "seen")
+        threshold = DEFAULT_THRESHOLD if correcting is None or reading == "hidden" else correcting
+        return replace(self, reading=reading, threshold=threshold if self.threshold is None else self.threshold)
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from cloze.errors import RequestError
 from cloze.model.batch import Batch
 from cloze.model.losses import task_logits
 from cloze.tasks.classification.decoding import probabilities
-from cloze.tasks.evaluation import Confusion, Evaluation
 from cloze.tasks.kind import Predictor, TaskLabels
 from cloze.tasks.metrics import confusion
+from cloze.tasks.reports import Confusion, Evaluation
 from cloze.tasks.tagging.columns import columns_text
 from cloze.tasks.tagging.entities import find_entities, score_tags
 from cloze.tasks.tagging.examples import TaggedSentences, join_words

@@ -21,11 +21,16 @@ from cloze.model import Backbone
 from cloze.model.losses import masked_word_logits, masked_word_loss
 from cloze.model.surgery import with_heads
 from cloze.predict import Model
-from cloze.predict.correction.corrector import proposed_changes
+from cloze.predict.corrector import proposed_changes
 from cloze.progress import Progress, Silent
-from cloze.tasks.correction.kind import CORRECTION, Corrections, correction_columns, read_corrections
+from cloze.tasks.correction.kind import (
+    CORRECTION,
+    Corrections,
+    CorrectionSettings,
+    correction_columns,
+    read_corrections,
+)
 from cloze.tasks.correction.metrics import applied, choose_threshold, score_corrections
-from cloze.tasks.correction.settings import CorrectionSettings
 from cloze.tasks.examples import Item, fingerprint, split_dev
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer

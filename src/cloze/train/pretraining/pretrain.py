@@ -24,7 +24,7 @@ from cloze.train.distributed import ProcessGroup, full_state_dict
 from cloze.train.loop import TrainerOptions, train
 from cloze.train.memory import keep_freed_memory, return_freed_memory
 from cloze.train.optimization import Precision, measure_peak
-from cloze.train.pretraining.evaluation import evaluate_held_out, open_held_out
+from cloze.train.pretraining.held_out import evaluate_held_out, open_held_out
 from cloze.train.pretraining.length_schedule import LengthSchedule, flops_per_token, open_tables
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
 from cloze.train.recipe import open_run

@@ -9,9 +9,9 @@ import pytest
 from cloze.cli import main
 from cloze.errors import ClozeError, ConfigError
 from cloze.inspect.patterns import PATTERNS
-from cloze.inspect.report import example_line, summary_lines, table_rows, write_survey
 from cloze.inspect.settings import HeadSettings
 from cloze.inspect.survey import Survey, survey_heads
+from cloze.inspect.survey_report import example_line, summary_lines, table_rows, write_survey
 from tests.cli.conftest import quiet_neighbours as quiet_neighbours  # a fixture
 from tests.inspect.made_heads import QUICK, made_documents
 from tests.inspect.test_survey import made_model, with_shifted_head

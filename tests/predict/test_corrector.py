@@ -10,11 +10,10 @@ import torch
 
 from cloze.errors import ConfigError, DataError, RequestError
 from cloze.predict import Corrected, Correction, Model
-from cloze.predict.correction import corrector as correction_module
-from cloze.predict.correction.candidates import NearWords, Proposals, mistakes_between
-from cloze.predict.correction.corrector import Corrector
+from cloze.predict import corrector as correction_module
+from cloze.predict.corrector import CandidateGenerator, Corrector, NearWords, edit_distance
 from cloze.predict.fill_mask import token_windows
-from cloze.tasks.correction.settings import CorrectionSettings
+from cloze.tasks.correction.kind import CorrectionSettings
 from tests.model.made import model_folder
 from tests.predict.taught import Example, hide_each, make_tokenizer, teach
 
@@ -187,7 +186,7 @@ def test_company_changes_nothing(english: Model) -> None:
     ],
 )
 def test_mistakes_between_words(one: str, other: str, expected: int) -> None:
-    assert mistakes_between(one, other) == mistakes_between(other, one) == expected
+    assert edit_distance(one, other) == edit_distance(other, one) == expected
 
 
 def test_near_words_are_all_of_them() -> None:
@@ -196,7 +195,7 @@ def test_near_words_are_all_of_them() -> None:
     near = NearWords(words)
     for word in ("abcda", "dcb", "aabbccdd", "zz"):
         most = 2 if len(word) >= 5 else 1
-        expected = {other for other in words if 0 < mistakes_between(word, other) <= most}
+        expected = {other for other in words if 0 < edit_distance(word, other) <= most}
         assert {words[number] for number, _ in near.near(word)} == expected
     assert NearWords([]).near("abc") == ()
 
@@ -235,25 +234,25 @@ def test_what_is_refused(english: Model, tmp_path: Path) -> None:
 def test_lists_hold_both_ways(english: Model) -> None:
     """As for pre-training, what is right first; or what is wrong."""
     for similar in ({"sat": ["zzt", "mat"]}, {"mat": ["Sat"]}):
-        proposals = Proposals(english.tokenizer, similar, CorrectionSettings())
+        proposals = CandidateGenerator(english.tokenizer, similar, CorrectionSettings())
         (word,) = english.tokenizer.words(english.tokenizer("mat"), "mat")
-        assert english.tokenizer.id("sat") in proposals.of(word, "mat")[0]
+        assert english.tokenizer.id("sat") in proposals.candidates(word, "mat")[0]
 
 
 def test_what_any_character_may_be_is_there_once(chinese: Model) -> None:
-    proposals = Proposals(chinese.tokenizer, {}, CorrectionSettings())
+    proposals = CandidateGenerator(chinese.tokenizer, {}, CorrectionSettings())
     words = chinese.tokenizer.words(chinese.tokenizer("我喜欢"), "我喜欢")
-    assert len({id(array) for word in words for array in proposals.of(word, "我喜欢")}) == 2
+    assert len({id(array) for word in words for array in proposals.candidates(word, "我喜欢")}) == 2
 
 
 def test_what_is_near_is_listed_once(english: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
-    def make(*given: Any) -> Proposals:
+    def make(*given: Any) -> CandidateGenerator:
         made.append(given)
-        return Proposals(*given)
+        return CandidateGenerator(*given)
 
-    monkeypatch.setattr("cloze.predict.correction.corrector.Proposals", make)
+    monkeypatch.setattr("cloze.predict.corrector.CandidateGenerator", make)
     model = Model(english._folder)
     assert model.correct(["the cat sta on the mat ."]) == model.correct(["the cat sta on the mat ."])
     assert len(made) == 1
@@ -272,8 +271,8 @@ def test_texts_are_corrected_a_few_at_a_time(reading: Any, english: Model, monke
 
     monkeypatch.setattr(correction_module, "token_windows", windows)
     for texts_limit, characters_limit, blocks in ((2, 2**16, [2, 2, 2]), (256, 30, [2, 2, 1, 1]), (256, 1, [1] * 6)):
-        monkeypatch.setattr(correction_module, "_LISTED_TEXTS", texts_limit)
-        monkeypatch.setattr(correction_module, "_LISTED_CHARACTERS", characters_limit)
+        monkeypatch.setattr(correction_module, "_BLOCK_TEXTS", texts_limit)
+        monkeypatch.setattr(correction_module, "_BLOCK_CHARACTERS", characters_limit)
         sizes.clear()
         found = english.correct(texts, settings)
         assert sizes == blocks

@@ -14,7 +14,7 @@ from cloze.corpus.shards import Corpus
 from cloze.errors import CheckpointError, ConfigError
 from cloze.model.surgery import with_heads
 from cloze.text import Tokenizer
-from cloze.train.pretraining.evaluation import evaluate_masked_words
+from cloze.train.pretraining.held_out import evaluate_masked_words
 from cloze.train.settings import MlmEvaluationSettings
 from tests.corpus.texts import as_text, make_documents
 

@@ -11,7 +11,7 @@ from math import ceil, floor, log10
 from pathlib import Path
 
 from cloze import __version__
-from cloze.demo.results import Blank, DemoResults, Margin
+from cloze.demo.results_file import Blank, DemoResults, Margin
 from cloze.train.run import series
 
 WIDTH, HEIGHT = 720, 300

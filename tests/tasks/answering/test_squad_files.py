@@ -12,10 +12,10 @@ import pytest
 from pyarrow import parquet
 
 from cloze.errors import DataError
-from cloze.tasks.answering import files as squad
+from cloze.tasks.answering import squad_files as squad
 from cloze.tasks.answering.examples import Question, Questions
-from cloze.tasks.answering.files import locate
 from cloze.tasks.answering.metrics import Told, answer_scores, best_threshold, exactness, likeness, normalized
+from cloze.tasks.answering.squad_files import locate
 from cloze.tasks.registry import read_examples, read_task
 from cloze.tasks.rows import Source
 from tests.tasks import squad_reference as reference

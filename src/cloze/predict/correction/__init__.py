@@ -1,1 +1,0 @@
-"""Text correction with a masked language model."""
