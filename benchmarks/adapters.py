@@ -83,7 +83,7 @@ def train(name: str, data: Path, place: Path, rows: int, scored: int) -> Trained
     """An adapter for the first rows of a task."""
     folder, kind = TASKS[name]
     source = Source(name, first_rows(data / "glue" / folder, place / folder, rows, scored))
-    settings = FinetuneSettings(epochs=1, batch=16, length=128, adapter=kind)
+    settings = FinetuneSettings(epochs=1, batch_size=16, max_length=128, adapter=kind)
     return Trained(name, read_task(source), finetune(source, minilm(), place / name, settings=settings))
 
 

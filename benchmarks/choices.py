@@ -35,11 +35,11 @@ TEXT_BYTES = 10_000_000
 # Short sequences first: on 64 tokens alone a model this narrow does not begin to learn in ten minutes.
 BASE = PretrainSettings(
     preset="tiny",
-    batch=64,
-    length=32,
+    batch_size=64,
+    max_length=32,
     long_length=64,
     long_share=0.6,
-    rate=2e-3,
+    learning_rate=2e-3,
     save_every=500,
     evaluate_every=1000,
 )
@@ -52,7 +52,7 @@ CHOICES: dict[str, dict[str, Any]] = {
     "all [MASK]": {"mask_mix": (1.0, 0.0, 0.0)},
     "static": {"static": 1},
 }
-TUNING = FinetuneSettings(epochs=3, batch=32, length=64, rate=3e-4)
+TUNING = FinetuneSettings(epochs=3, batch_size=32, max_length=64, learning_rate=3e-4)
 METRICS = {"sst-2": "accuracy", "sts-b": "spearman"}
 
 
@@ -104,7 +104,9 @@ def _scores(run: Path, folder: Path, held_out: Path, places: dict[str, Path], se
     if kept.is_file():
         scores: dict[str, object] = json.loads(kept.read_text(encoding="utf-8"))
         return scores
-    blanks = evaluate_masked_words([held_out], run, settings=MlmEvaluationSettings(length=64, mask_mix=(1.0, 0.0, 0.0)))
+    blanks = evaluate_masked_words(
+        [held_out], run, settings=MlmEvaluationSettings(max_length=64, mask_mix=(1.0, 0.0, 0.0))
+    )
     scores = {"mlm_loss": blanks["mlm_loss"], "mlm_accuracy": blanks["mlm_accuracy"]}
     for task, metric in METRICS.items():
         scores[task] = [_tune(task, places[task], metric, run, folder, seed) for seed in range(seeds)]

@@ -55,7 +55,7 @@ def make_batches(corpus: Corpus, objective: Objective, masking: Masking) -> Pret
     return PretrainingBatches(
         corpus,
         make_tokenizer(),
-        batch=BATCH,
+        batch_size=BATCH,
         examples=ExampleSettings(objective, LENGTH),
         masks=MaskSettings(masking),
         seed=0,

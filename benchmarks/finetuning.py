@@ -93,7 +93,7 @@ def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, 
             return super().at(step, part, parts, progress)
 
     batches = InTurns(items, BATCH, 0, tokenizer.pad_id, torch.device("cpu"))
-    settings = LoopSettings(steps=steps, rate=RATE, save_every=10**9)
+    settings = LoopSettings(steps=steps, learning_rate=RATE, save_every=10**9)
     options = TrainerOptions(precision=Precision.choose("auto", torch.device("cpu")))
     train(TaskObjective(bert, head), batches, settings, Run.open(out / "run", {}), Silent(), options=options)
     assert batches.begun is not None

@@ -26,7 +26,7 @@ from kept_scores import KeptScores  # beside this file
 
 KEPT = KeptScores(Path(__file__).with_suffix(".json"))
 WAYS: tuple[LongTexts, ...] = ("cut", "head-tail", "windows")
-SETTINGS = FinetuneSettings(epochs=3, batch=32, length=128, rate=2e-4)
+SETTINGS = FinetuneSettings(epochs=3, batch_size=32, max_length=128, learning_rate=2e-4)
 
 
 def write_rows(archive: Path, rows: int, out: Path) -> Source:

@@ -97,8 +97,8 @@ def _train(text: Path, words: Path, start: WordStart, seed: int, steps: int, out
         PretrainingBatches(
             Corpus.open(data, split),
             folder.tokenizer,
-            batch=BATCH,
-            examples=ExampleSettings(length=LENGTH),
+            batch_size=BATCH,
+            examples=ExampleSettings(max_length=LENGTH),
             masks=MaskSettings(),
             seed=number,
         )

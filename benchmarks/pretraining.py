@@ -95,8 +95,8 @@ def _batches(corpus: Path, name: str) -> PretrainingBatches:
     return PretrainingBatches(
         Corpus.open(corpus),
         Tokenizer.from_folder(corpus),
-        batch=rows,
-        examples=ExampleSettings(length=length),
+        batch_size=rows,
+        examples=ExampleSettings(max_length=length),
         masks=MaskSettings(),
         seed=0,
     )

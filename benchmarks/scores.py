@@ -46,11 +46,11 @@ FOLDERS = {
     "conll": "conll2003",
     "arc": "arc",
 }
-WHOLE: dict[str, Any] = {"epochs": EPOCHS, "batch": BATCH, "length": LENGTH, "rate": RATE}
-LSTM: dict[str, Any] = {"feature_head": "lstm", "rate": 1e-3}
+WHOLE: dict[str, Any] = {"epochs": EPOCHS, "batch_size": BATCH, "max_length": LENGTH, "learning_rate": RATE}
+LSTM: dict[str, Any] = {"feature_head": "lstm", "learning_rate": 1e-3}
 CHANGES: dict[str, dict[str, Any]] = {
     "cloze": {},
-    "adapters": {"adapter": "houlsby", "rate": 1e-3},
+    "adapters": {"adapter": "houlsby", "learning_rate": 1e-3},
     "last": {"frozen": "last", **LSTM},
     "last4": {"frozen": "last4", **LSTM},
     "mix": {"frozen": "mix", **LSTM},

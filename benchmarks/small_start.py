@@ -41,8 +41,8 @@ def train(data: Path, deviation: float | None, length: int, steps: int, seed: in
         PretrainingBatches(
             Corpus.open(data, split),
             tokenizer,
-            batch=TOKENS // length,
-            examples=ExampleSettings(length=length),
+            batch_size=TOKENS // length,
+            examples=ExampleSettings(max_length=length),
             masks=MaskSettings(),
             seed=number,
         )

@@ -177,7 +177,9 @@ def measure(task: str, source: Source, asked: argparse.Namespace) -> None:
     for metric in METRICS[task]:
         values = []
         for seed, (name, place) in enumerate(zip(names, places, strict=True)):
-            settings = FinetuneSettings(epochs=asked.epochs, batch=16, length=384, rate=1e-4, seed=seed)
+            settings = FinetuneSettings(
+                epochs=asked.epochs, batch_size=16, max_length=384, learning_rate=1e-4, seed=seed
+            )
             tuned = partial(score, source, metric, settings, place)
             values.append(100 * KEPT.get(f"{name} {metric}", tuned))
         print(f"{task:<8} {metric:<12} {mean(values):6.2f}   {' '.join(f'{one:.2f}' for one in values)}", flush=True)

@@ -27,7 +27,7 @@ from kept_scores import KeptScores  # beside this file
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"mrpc": "MRPC", "sst-2": "SST-2", "sts-b": "STS-B"}
-SETTINGS = FinetuneSettings(epochs=3, batch=32, length=128, rate=2e-4, dropout=0.1)
+SETTINGS = FinetuneSettings(epochs=3, batch_size=32, max_length=128, learning_rate=2e-4, dropout=0.1)
 
 
 def untrained(model: Path, out: Path) -> Path:

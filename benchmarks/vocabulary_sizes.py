@@ -36,7 +36,9 @@ from cloze.train.settings import PretrainSettings
 from kneser_ney import Ints
 
 # As cloze-mini begins: short sequences, no sentence task, no dropout.
-TRAINING = PretrainSettings(batch=64, length=32, rate=1e-3, objective="none", dropout=0.0, evaluate_every=0)
+TRAINING = PretrainSettings(
+    batch_size=64, max_length=32, learning_rate=1e-3, objective="none", dropout=0.0, evaluate_every=0
+)
 MOST_WORDS = 18  # of a sentence: most of these are read whole, in pieces as well
 TEXT_BYTES = 30_000_000
 
@@ -106,7 +108,7 @@ class Blank:
 def make_blanks(held_out: Path, tokenizers: list[Tokenizer]) -> Iterator[Blank]:
     """A word of every sentence that all of the models can read whole."""
     chance = random.Random(0)
-    longest = TRAINING.length - 2  # [CLS] and [SEP]
+    longest = TRAINING.max_length - 2  # [CLS] and [SEP]
     for chapter, document in enumerate(read_documents([held_out])):
         for paragraph in document:
             for sentence in re.split(r"(?<=[.!?]) ", paragraph):

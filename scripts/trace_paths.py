@@ -38,8 +38,8 @@ SENTENCES = [f"The {first} men met the {second} dogs near river {first}." for fi
 
 
 VOCABULARY = cloze.VocabularySettings(size=120, workers=1)
-PRETRAINING = cloze.PretrainSettings(preset="tiny", steps=2, batch=8, length=32)
-FINETUNING = cloze.FinetuneSettings(epochs=1, length=32)
+PRETRAINING = cloze.PretrainSettings(preset="tiny", steps=2, batch_size=8, max_length=32)
+FINETUNING = cloze.FinetuneSettings(epochs=1, max_length=32)
 
 
 @dataclass(frozen=True)

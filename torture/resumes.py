@@ -109,5 +109,7 @@ def _resume(folder: Path, step: int, words: list[str]) -> list[str]:
 
 
 def _epochs(data: Path, steps: int) -> int:
-    batches = LengthSchedule.open(data, Tokenizer.from_folder(data), PretrainSettings(batch=4, length=24), WordTables())
+    batches = LengthSchedule.open(
+        data, Tokenizer.from_folder(data), PretrainSettings(batch_size=4, max_length=24), WordTables()
+    )
     return batches.short.epoch_at(steps - 1) + 1

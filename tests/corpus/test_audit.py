@@ -34,7 +34,7 @@ def make_batches(
     return PretrainingBatches(
         corpus,
         TOKENIZER,
-        batch=64,
+        batch_size=64,
         examples=ExampleSettings(objective),
         masks=MaskSettings(masking),
         seed=0,

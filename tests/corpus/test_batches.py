@@ -34,7 +34,7 @@ def make_batches(
     return PretrainingBatches(
         corpus,
         TOKENIZER,
-        batch=batch,
+        batch_size=batch,
         examples=ExampleSettings(objective, length),
         masks=MaskSettings(masking),
         seed=seed,
@@ -238,7 +238,7 @@ def test_too_little_text_is_told_with_advice(objective: Objective) -> None:
 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
-    with pytest.raises(ConfigError, match="batch is 0; at least 1 was expected"):
+    with pytest.raises(ConfigError, match="batch_size is 0; at least 1 was expected"):
         make_batches(batch=0)
     with pytest.raises(
         ConfigError, match="static is -1; a number of variants was expected, or 0 for new ones each epoch"

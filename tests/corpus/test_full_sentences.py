@@ -6,7 +6,7 @@ from cloze.corpus.settings import ExampleSettings
 from cloze.corpus.shards import Corpus
 from tests.corpus.made_corpora import make_corpus
 
-SETTINGS = ExampleSettings("none", length=64)
+SETTINGS = ExampleSettings("none", max_length=64)
 
 
 def make_plan(corpus: Corpus, seed: int = 0) -> Plan:

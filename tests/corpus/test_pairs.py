@@ -43,14 +43,14 @@ def corpus() -> Corpus:
 
 @pytest.fixture(scope="module")
 def plan(corpus: Corpus) -> Ids:
-    return plan_pairs(corpus, ExampleSettings(length=LENGTH, short_share=0), np.random.default_rng(0))
+    return plan_pairs(corpus, ExampleSettings(max_length=LENGTH, short_share=0), np.random.default_rng(0))
 
 
 @pytest.fixture
 def whole_plan(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Ids:
     """The same with the truncation taken out, so that whole segments can be seen."""
     monkeypatch.setattr(module, "_truncate", lambda first, second, _room, _generator: (first, second))
-    return plan_pairs(corpus, ExampleSettings(length=LENGTH, short_share=0), np.random.default_rng(0))
+    return plan_pairs(corpus, ExampleSettings(max_length=LENGTH, short_share=0), np.random.default_rng(0))
 
 
 def within_binomial_bounds(count: int, total: int, share: float) -> bool:
@@ -83,7 +83,7 @@ def test_random_second_segment_is_from_elsewhere(corpus: Corpus, plan: Ids) -> N
     assert (document_of(corpus, chosen[:, A_START]) != document_of(corpus, chosen[:, B_START])).all()
     # With two documents, the other one is the only choice.
     two = make_corpus([50, 50], (1, 40))
-    both = plan_pairs(two, ExampleSettings(length=LENGTH), np.random.default_rng(0))
+    both = plan_pairs(two, ExampleSettings(max_length=LENGTH), np.random.default_rng(0))
     both = both[both[:, IS_RANDOM] == 1]
     assert (document_of(two, both[:, A_START]) + document_of(two, both[:, B_START]) == 1).all()
 
@@ -113,7 +113,7 @@ def test_half_of_what_could_be_real_is_random(corpus: Corpus, whole_plan: Ids) -
 def test_one_in_ten_examples_is_short() -> None:
     # Sentences of one token are gathered to the very length that was wanted.
     corpus = make_corpus([3000] * 40, (1, 1))
-    plan = plan_pairs(corpus, ExampleSettings(length=32), np.random.default_rng(0))
+    plan = plan_pairs(corpus, ExampleSettings(max_length=32), np.random.default_rng(0))
     ends = corpus.sentences[corpus.documents]
     whole = plan[(plan[:, IS_RANDOM] == 0) & ~np.isin(plan[:, B_STOP], ends)]
     short = whole[:, B_STOP] - whole[:, A_START] < 29
@@ -155,7 +155,7 @@ def test_distribution_test_notices_a_truncation_that_favours_an_end(
     monkeypatch.setattr(
         module, "_cut", lambda segments, kept, _generator: np.stack([segments[:, 0], segments[:, 0] + kept], axis=1)
     )
-    cut_behind = plan_pairs(corpus, ExampleSettings(length=LENGTH, short_share=0), np.random.default_rng(0))
+    cut_behind = plan_pairs(corpus, ExampleSettings(max_length=LENGTH, short_share=0), np.random.default_rng(0))
     real = [rows[rows[:, IS_RANDOM] == 0] for rows in (plan, cut_behind)]
     gaps = [rows[:, B_START] - rows[:, A_STOP] for rows in real]
     assert ks_2samp(*gaps).pvalue < 1e-6
@@ -173,8 +173,8 @@ def test_two_segments_share_the_room_as_the_original_has_it() -> None:
 
 
 def test_plan_follows_from_the_generator(corpus: Corpus, plan: Ids) -> None:
-    again = plan_pairs(corpus, ExampleSettings(length=LENGTH, short_share=0), np.random.default_rng(0))
-    other = plan_pairs(corpus, ExampleSettings(length=LENGTH, short_share=0), np.random.default_rng(1))
+    again = plan_pairs(corpus, ExampleSettings(max_length=LENGTH, short_share=0), np.random.default_rng(0))
+    other = plan_pairs(corpus, ExampleSettings(max_length=LENGTH, short_share=0), np.random.default_rng(1))
     assert (again == plan).all()
     assert other.shape != plan.shape or (other != plan).any()
 
@@ -183,12 +183,12 @@ def test_one_document_is_too_few() -> None:
     with pytest.raises(
         DataError, match=r"has 1 document; .* put a blank line between documents, or use --objective sop"
     ):
-        plan_pairs(make_corpus([10], (3, 9)), ExampleSettings(length=LENGTH), np.random.default_rng(0))
+        plan_pairs(make_corpus([10], (3, 9)), ExampleSettings(max_length=LENGTH), np.random.default_rng(0))
 
 
 def test_length_without_room_for_a_pair_is_refused() -> None:
-    with pytest.raises(ConfigError, match="length is 7; a pair of segments needs at least 8 tokens"):
-        ExampleSettings(length=7)
+    with pytest.raises(ConfigError, match="max_length is 7; a pair of segments needs at least 8 tokens"):
+        ExampleSettings(max_length=7)
 
 
 @pytest.mark.parametrize("name", ["short_share", "random_share"])
@@ -205,7 +205,7 @@ def test_objective_that_is_none_is_refused() -> None:
 def walked(corpus: Corpus, monkeypatch: pytest.MonkeyPatch, many: int) -> Ids:
     """A plan, made in waves for all documents or for none."""
     monkeypatch.setattr(module, "_MANY", many)
-    return plan_pairs(corpus, ExampleSettings(length=LENGTH), np.random.default_rng(5))
+    return plan_pairs(corpus, ExampleSettings(max_length=LENGTH), np.random.default_rng(5))
 
 
 def test_walking_alone_is_walking_in_waves(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_walking_alone_is_walking_in_waves(corpus: Corpus, monkeypatch: pytest.M
 def test_walk_without_chance_is_known(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Sentences of ten tokens, two to an example of exactly 20: A and B are one each, and all of them real.
     monkeypatch.setattr(module, "_MANY", many)
-    settings = ExampleSettings(length=23, short_share=0, random_share=0)
+    settings = ExampleSettings(max_length=23, short_share=0, random_share=0)
     plan = plan_next_sentences(make_corpus([5, 4], (10, 10)), settings, np.random.default_rng(0))
     rows = sorted(
         module._walk(make_corpus([5, 4], (10, 10)), settings, np.random.default_rng(0), returns_rest=True).tolist()

@@ -18,10 +18,10 @@ from cloze.train.finetuning.settings import FinetuneSettings
 DEFAULTS = DemoSettings()
 SMALL = DemoSettings(
     vocabulary=VocabularySettings(size=1000),
-    pretraining=replace(DEFAULTS.pretraining, steps=12, batch=4, evaluate_every=6),
-    second_finetuning=FinetuneSettings(epochs=1, batch=64, length=16, rate=3e-4),
+    pretraining=replace(DEFAULTS.pretraining, steps=12, batch_size=4, evaluate_every=6),
+    second_finetuning=FinetuneSettings(epochs=1, batch_size=64, max_length=16, learning_rate=3e-4),
     second_seeds=(0,),
-    finetuning=FinetuneSettings(epochs=1, batch=64, length=16, rate=3e-4),
+    finetuning=FinetuneSettings(epochs=1, batch_size=64, max_length=16, learning_rate=3e-4),
 )
 
 

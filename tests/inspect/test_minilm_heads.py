@@ -45,7 +45,9 @@ def test_weights_of_a_survey_are_those_of_transformers(
 
 
 def test_labels_hold_on_the_other_half(model: Model, documents: list[list[str]]) -> None:
-    settings = HeadSettings(sequences=24, length=40, shuffles=200, resamples=200, predictive_sequences=0, examples=1)
+    settings = HeadSettings(
+        sequences=24, max_length=40, shuffles=200, resamples=200, predictive_sequences=0, examples=1
+    )
     first, second = (survey_heads(model, documents[start::2], settings) for start in (0, 1))
     assert agreement(first, second) >= 0.9
     for survey in (first, second):

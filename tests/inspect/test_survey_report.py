@@ -132,7 +132,7 @@ def test_command_refuses_before_the_work(
     ("changes", "message"),
     [
         ({"sequences": 7}, "sequences is 7; at least 8 was expected"),
-        ({"length": 7}, "length is 7; at least 8"),
+        ({"max_length": 7}, "max_length is 7; at least 8"),
         ({"resamples": 99}, "resamples is 99; at least 100"),
         ({"examples": -1}, "examples is -1; at least 0"),
         ({"effect": 0.0}, "effect is 0.0; a share between 0 and 1"),

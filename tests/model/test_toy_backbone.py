@@ -142,7 +142,7 @@ def test_finetuned_saved_loaded_and_queried(folder: Path, tmp_path: Path, toy: t
     for name in ("train", "dev"):
         with (tmp_path / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file).writerows([("text", "label"), *rows])
-    settings = FinetuneSettings(epochs=20, batch=8, length=16, rate=2e-2, dropout=0.0)
+    settings = FinetuneSettings(epochs=20, batch_size=8, max_length=16, learning_rate=2e-2, dropout=0.0)
     source = Source("classify", tmp_path / "train.csv", tmp_path / "dev.csv")
     tuned = load(finetune(source, folder, tmp_path / "run", settings=settings))
     assert type(tuned.bert) is toy

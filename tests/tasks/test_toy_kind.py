@@ -34,7 +34,7 @@ from cloze.train.finetuning.settings import FinetuneSettings
 
 WORDS = ("awful", "poor", "good", "great")
 FILLERS = ("the", "film", "was", "a", "we", "saw", "it", "and")
-QUICK = FinetuneSettings(epochs=6, batch=8, length=16, rate=3e-3, dropout=0.0, precision="fp32")
+QUICK = FinetuneSettings(epochs=6, batch_size=8, max_length=16, learning_rate=3e-3, dropout=0.0, precision="fp32")
 
 
 def medians(predictor: Predictor, logits: Floats) -> list[int]:

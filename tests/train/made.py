@@ -22,7 +22,7 @@ from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.run import Run
 from cloze.train.settings import LoopSettings, PretrainSettings
 
-LOOP = LoopSettings(steps=12, rate=1e-3, save_every=3, log_every=5, seed=4)
+LOOP = LoopSettings(steps=12, learning_rate=1e-3, save_every=3, log_every=5, seed=4)
 
 
 class Listener:
@@ -67,7 +67,7 @@ def interrupted_at(step: int) -> Iterator[None]:
 
 def make_batches(data: Path, *, batch: int = 4, length: int = 24) -> LengthSchedule:
     """The batches of a run without a second phase."""
-    settings = PretrainSettings(batch=batch, length=length)
+    settings = PretrainSettings(batch_size=batch, max_length=length)
     return LengthSchedule.open(data, Tokenizer.from_folder(data), settings, WordTables())
 
 
@@ -105,7 +105,7 @@ class Training:
 
     def losses(self) -> list[tuple[float, ...]]:
         """Step, rate, loss, its parts and accuracies; not the speed, which is never the same."""
-        names = ("step", "rate", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
+        names = ("step", "learning_rate", "loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "nsp_accuracy")
         return [tuple(row[name] for name in names) for row in self.run.metrics()]
 
 

@@ -43,7 +43,7 @@ def check(
 ) -> None:
     """Train both and hold every loss of one against that of the other; losses must change by so much."""
     assert ours.task is not None
-    settings = LoopSettings(steps=STEPS, rate=RATE, warmup=0.1, log_every=1, save_every=1000)
+    settings = LoopSettings(steps=STEPS, learning_rate=RATE, warmup=0.1, log_every=1, save_every=1000)
     run = Run.open(out, {})
     train(TaskObjective(ours.model, head_of(ours.task.kind)), batches, settings, run, Silent())
     found = [row["loss"] for row in run.metrics()]

@@ -32,7 +32,7 @@ def their_losses(folder: Path, batches: list[PretrainingBatch], settings: LoopSe
     known = {id(parameter) for parameter in plain}
     others = [parameter for parameter in model.parameters() if id(parameter) not in known]
     groups = [{"params": others, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=settings.rate, eps=1e-8)
+    optimizer = torch.optim.AdamW(groups, lr=settings.learning_rate, eps=1e-8)
     # One step of warm-up in ten, then a straight line to zero.
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 if step == 0 else (10 - step) / 9)
     losses = []

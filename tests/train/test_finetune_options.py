@@ -49,7 +49,7 @@ def several(path: Path, count: int, seed: int = 0) -> Path:
 @pytest.mark.parametrize("ending", [".jsonl", ".csv"])
 def test_any_number_of_labels_is_learned(base: Path, tmp_path: Path, ending: str) -> None:
     source = Source("multilabel", several(tmp_path / f"a{ending}", 300), several(tmp_path / f"b{ending}", 60, 1))
-    run = finetune(source, base, tmp_path / "run", settings=replace(LEARNING, epochs=40, rate=2e-3))
+    run = finetune(source, base, tmp_path / "run", settings=replace(LEARNING, epochs=40, learning_rate=2e-3))
     assert results(run)["micro_f1"] > 0.85
     model = load(run)
     both, neither = model.classify_all(["the winter and the garden", "house and time"])
@@ -79,7 +79,7 @@ def test_balanced_weights_help_a_rare_label(base: Path, tmp_path: Path) -> None:
     rows = common + rare
     random.Random(0).shuffle(rows)
     source = Source("classify", write(tmp_path / "a.csv", rows), write(tmp_path / "b.csv", make_rows(60, 1)))
-    settings = FinetuneSettings(epochs=3, batch=8, length=16, rate=2e-3)
+    settings = FinetuneSettings(epochs=3, batch_size=8, max_length=16, learning_rate=2e-3)
     plain = finetune(source, base, tmp_path / "plain", settings=settings)
     even = finetune(source, base, tmp_path / "even", settings=replace(settings, class_weights="balanced"))
     texts = [row["text"] for row in rare]
@@ -157,7 +157,7 @@ def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
     listener = Listener()
     scores = {}
     for how in ("cut", "head-tail", "windows"):
-        settings = replace(LEARNING, epochs=8, rate=1e-3, long_texts=how)
+        settings = replace(LEARNING, epochs=8, learning_rate=1e-3, long_texts=how)
         run = finetune(source, base, tmp_path / how, settings=settings, progress=listener)
         scores[how] = results(run)["accuracy"]
         model = load(run)

@@ -307,7 +307,7 @@ def test_nothing_that_is_not_finite_is_kept(tmp_path: Path, poison: float, messa
 @pytest.mark.parametrize("poison", [-1.0, 0.0, 1e4])
 def test_a_bad_batch_costs_its_own_step_and_nothing_more(tmp_path: Path, poison: float) -> None:
     run, listener, objective = Run.open(tmp_path / "run", {}), Listener(), Poisoned()
-    settings = replace(LOOP, save_every=1, steps=30, log_every=1, rate=1e-6)
+    settings = replace(LOOP, save_every=1, steps=30, log_every=1, learning_rate=1e-6)
     train(objective, Numbers(poison, range(25, 27)), settings, run, listener)
     assert [line.partition(":")[0] for line in listener.said] == ["step 26", "step 27"]
     assert all(line.endswith("this batch was left out, the weights are as before") for line in listener.said)
@@ -367,7 +367,7 @@ def test_hours_end_a_run_properly(data: Path, tmp_path: Path) -> None:
     training.go()
     rows = training.run.metrics()
     assert rows[-1]["seconds"] >= 3
-    assert 0 < rows[-1]["rate"] < 0.1 * max(row["rate"] for row in rows)
+    assert 0 < rows[-1]["learning_rate"] < 0.1 * max(row["learning_rate"] for row in rows)
     state = training.run.store.newest()
     assert state is not None
     assert state.step == rows[-1]["step"]

@@ -93,7 +93,7 @@ def learned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     folder = tmp_path_factory.mktemp("answers")
     train_rows, dev_rows = make_questions(300, none=0.3), make_questions(60, seed=1, none=0.3)
     source = Source("answer", write(folder / "train.jsonl", train_rows), write(folder / "dev.jsonl", dev_rows))
-    settings = FinetuneSettings(epochs=6, batch=8, length=40, rate=3e-3)
+    settings = FinetuneSettings(epochs=6, batch_size=8, max_length=40, learning_rate=3e-3)
     return finetune(source, base, folder / "run", settings=settings), source
 
 
@@ -126,7 +126,7 @@ def test_answers_that_are_trained_as_none_are_told(base: Path, tmp_path: Path) -
     rows = [*short, Question("f:12", "12", "the old house", context, (context,), (0, len(context)))]
     source = Source("answer", write(tmp_path / "train.jsonl", rows), write(tmp_path / "dev.jsonl", short))
     listener = Listener()
-    settings = FinetuneSettings(epochs=1, batch=8, length=20)
+    settings = FinetuneSettings(epochs=1, batch_size=8, max_length=20)
     finetune(source, base, tmp_path / "run", settings=settings, progress=listener)
     told = [one for one in listener.said if "no window of 20 tokens holds whole" in one]
     assert [one.split(" have ")[0] for one in told] == ["1 of 13 training questions"]
@@ -134,7 +134,7 @@ def test_answers_that_are_trained_as_none_are_told(base: Path, tmp_path: Path) -
 
 def test_longest_answer_is_kept_with_the_model(base: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", make_questions(20))
-    settings = FinetuneSettings(epochs=1, batch=8, length=40, longest_answer=2)
+    settings = FinetuneSettings(epochs=1, batch_size=8, max_length=40, longest_answer=2)
     run = finetune(Source("answer", path, path), base, tmp_path / "run", settings=settings)
     task = load_folder(run).task
     assert task is not None

@@ -68,7 +68,7 @@ def test_choices_are_learned(base: Path, tmp_path: Path) -> None:
         ]
         sources[name].write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     source = Source("choose", sources["train"], sources["dev"], text="prompt")
-    settings = FinetuneSettings(epochs=4, batch=8, length=24, rate=3e-3)
+    settings = FinetuneSettings(epochs=4, batch_size=8, max_length=24, learning_rate=3e-3)
     run = finetune(source, base, tmp_path / "run", settings=settings)
     results = json.loads((run / "eval_results.json").read_text("utf-8"))
     assert results["rows"] == 30

@@ -19,7 +19,7 @@ from cloze.train.finetuning.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.parity import BATCH, check, labelled_loss, start
 
-SETTINGS = FinetuneSettings(epochs=8, batch=8, length=24, rate=3e-3, dropout=0.0)
+SETTINGS = FinetuneSettings(epochs=8, batch_size=8, max_length=24, learning_rate=3e-3, dropout=0.0)
 
 
 def make_columns(path: Path, count: int, seed: int = 0) -> Path:
@@ -77,7 +77,7 @@ def test_context_is_read_where_it_is_asked_for(base: Path, tmp_path: Path) -> No
     source = Source("tag", paths[0], paths[1])
     scores = {}
     for context in (False, True):
-        settings = FinetuneSettings(epochs=8, batch=8, length=24, rate=3e-3, context=context)
+        settings = FinetuneSettings(epochs=8, batch_size=8, max_length=24, learning_rate=3e-3, context=context)
         run = finetune(source, base, tmp_path / f"run-{context}", settings=settings)
         scores[context] = results(run)["accuracy"]
         task = load(run).task
@@ -91,7 +91,9 @@ def test_context_is_for_tagging(base: Path, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("text,label\n" + "a,x\nb,y\n" * 20, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        finetune(Source("classify", path), base, tmp_path / "run", settings=FinetuneSettings(length=8, context=True))
+        finetune(
+            Source("classify", path), base, tmp_path / "run", settings=FinetuneSettings(max_length=8, context=True)
+        )
     assert str(caught.value) == (
         "context is for tagging, whose rows are sentences of documents; this task is to classify"
     )

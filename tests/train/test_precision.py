@@ -17,7 +17,9 @@ CPU = torch.device("cpu")
 
 
 def losses(data: Path, out: Path, precision: PrecisionName) -> list[float]:
-    settings = PretrainSettings(preset="tiny", steps=20, batch=4, length=24, rate=1e-3, precision=precision)
+    settings = PretrainSettings(
+        preset="tiny", steps=20, batch_size=4, max_length=24, learning_rate=1e-3, precision=precision
+    )
     run = pretrain(data, out, settings=settings)
     weights = load_folder(run / "model").model.state_dict().values()
     assert all(tensor.dtype == torch.float32 and tensor.isfinite().all() for tensor in weights)

@@ -9,8 +9,8 @@ from cloze.train.settings import LoopSettings, PretrainSettings
 
 WRONG = [
     ({"steps": 0}, "steps is 0; at least 1 was expected"),
-    ({"rate": 0.0}, "rate is 0.0; a learning rate such as 1e-4 was expected"),
-    ({"rate": float("nan")}, "rate is nan; a learning rate"),
+    ({"learning_rate": 0.0}, "learning_rate is 0.0; a learning rate such as 1e-4 was expected"),
+    ({"learning_rate": float("nan")}, "learning_rate is nan; a learning rate"),
     ({"warmup": 1.0}, "warmup is 1.0; a share of the steps"),
     ({"weight_decay": -0.1}, "weight_decay is -0.1; a small number"),
     ({"seed": -1}, "seed is -1; a whole number from 0"),
@@ -22,7 +22,7 @@ WRONG = [
 @pytest.mark.parametrize(("changes", "message"), WRONG)
 def test_loop_refuses(changes: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        LoopSettings(**{"steps": 10, "rate": 1e-4} | changes)  # type: ignore[arg-type]
+        LoopSettings(**{"steps": 10, "learning_rate": 1e-4} | changes)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=message):
         PretrainSettings(**changes)  # type: ignore[arg-type]
 
@@ -43,16 +43,21 @@ def test_what_would_be_passed_over_is_refused() -> None:
 
 
 def test_pretraining_refuses_an_empty_batch() -> None:
-    with pytest.raises(ConfigError, match="batch is 0; at least 1 was expected"):
-        PretrainSettings(batch=0)
+    with pytest.raises(ConfigError, match="batch_size is 0; at least 1 was expected"):
+        PretrainSettings(batch_size=0)
 
 
 @pytest.mark.parametrize(
     ("way", "rate"),
-    [({}, 5e-5), ({"adapter": "lora"}, 1e-3), ({"frozen": "mix"}, 1e-3), ({"adapter": "lora", "rate": 2e-5}, 2e-5)],
+    [
+        ({}, 5e-5),
+        ({"adapter": "lora"}, 1e-3),
+        ({"frozen": "mix"}, 1e-3),
+        ({"adapter": "lora", "learning_rate": 2e-5}, 2e-5),
+    ],
 )
 def test_new_parts_alone_learn_faster_unless_a_rate_is_given(way: dict[str, Any], rate: float) -> None:
-    assert FinetuneSettings(**way).loop(1).rate == rate
+    assert FinetuneSettings(**way).loop(1).learning_rate == rate
 
 
 def test_steps_of_finetuning_are_whole_epochs() -> None:

@@ -12,7 +12,9 @@ from cloze.train.settings import PretrainSettings
 def test_a_run_writes_its_curves(data: Path, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    settings = PretrainSettings(preset="tiny", steps=20, batch=4, length=24, evaluate_every=10, tensorboard=True)
+    settings = PretrainSettings(
+        preset="tiny", steps=20, batch_size=4, max_length=24, evaluate_every=10, tensorboard=True
+    )
     run = pretrain(data, tmp_path / "run", settings=settings)
     events = EventAccumulator(str(run / "tensorboard"))
     events.Reload()

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,15 @@ COMMANDS = {
 HELP = ("--help", "-h")
 HELP_PAGES = Path(__file__).parent / "help"
 EVERYWHERE = "Every command also takes --config RUN.toml (its flags as a file) and --debug (tracebacks)."
+# Short names of flags, for commands that have no flag of that name themselves.
+ALIASES = {
+    "rate": "learning-rate",
+    "batch": "batch-size",
+    "length": "max-length",
+    "adapt-rate": "adapt-learning-rate",
+    "adapt-batch": "adapt-batch-size",
+    "adapt-length": "adapt-max-length",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -104,9 +113,9 @@ def _run(command: str, words: list[str], debug: bool) -> int:
 
     try:
         _show_notes()
-        build(command, _take_value(words, "--config"))(
-            words, exit_on_error=False, print_error=False, result_action="return_none"
-        )
+        app = build(command, _take_value(words, "--config"))
+        words = _expand_aliases(words, _flags(app.assemble_argument_collection()))
+        app(words, exit_on_error=False, print_error=False, result_action="return_none")
     except (ClozeError, CycloptsError) as error:
         if debug:
             traceback.print_exc()
@@ -171,7 +180,7 @@ class RunFile:
         """Set the arguments that have no value yet."""
         flags = _flags(arguments)
         for key, value in self._values.items():
-            argument = flags.get(key.replace("_", "-"))
+            argument = flags.get(_full_name(key.replace("_", "-"), flags))
             if argument is None:
                 raise ConfigError(f"{self._path}: unknown key {key!r}{did_you_mean(key, flags)}")
             _fill(argument, key, value, str(self._path))
@@ -194,6 +203,19 @@ def use_recipe(app: "App", commands: tuple[str, ...], arguments: "ArgumentCollec
 
 def _flags(arguments: "ArgumentCollection") -> "dict[str, Argument]":
     return {name.removeprefix("--"): argument for argument in arguments for name in argument.names}
+
+
+def _full_name(name: str, flags: Collection[str]) -> str:
+    return name if name in flags else ALIASES.get(name, name)
+
+
+def _expand_aliases(words: Sequence[str], flags: Collection[str]) -> list[str]:
+    """Replace short names of flags (``--rate``) by their full names (``--learning-rate``)."""
+    expanded = []
+    for word in words:
+        name, equals, value = word.removeprefix("--").partition("=")
+        expanded.append(f"--{_full_name(name, flags)}{equals}{value}" if word.startswith("--") else word)
+    return expanded
 
 
 def _fill(argument: "Argument", key: str, value: Any, source: str) -> None:

@@ -103,7 +103,7 @@ def audit(
     /,
     *,
     objective: Objective = EXAMPLES.objective,
-    length: int = EXAMPLES.length,
+    max_length: int = EXAMPLES.max_length,
     masking: Masking = MASKS.masking,
     recipe: str | None = None,  # noqa: ARG001 (its values were set by use_recipe)
     mask_rate: float = MASKS.rate,
@@ -111,7 +111,7 @@ def audit(
     entities: Path | None = None,
     similar: Path | None = None,
     static: int = 0,
-    batch: int = 32,
+    batch_size: int = 32,
     tokens: int = 1_000_000,
     seed: int = 0,
     json: bool = False,
@@ -122,7 +122,7 @@ def audit(
 
     Args:
         objective: nsp (next sentence), sop (sentence order) or none (whole sentences).
-        length: Tokens per sequence.
+        max_length: Tokens per sequence.
         masking: token, word, ngram, span, entity or correction.
         recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
         mask_rate: Share of tokens that are selected.
@@ -130,7 +130,7 @@ def audit(
         entities: A file of entities, one per line, for --masking entity.
         similar: A file of similar words for --masking correction; by default, learned from the corpus.
         static: Number of fixed variants of examples and masks, instead of new ones in every epoch.
-        batch: Sequences per step.
+        batch_size: Sequences per step.
         tokens: Number of tokens to check.
         seed: Random seed.
         json: Print JSON.
@@ -142,11 +142,18 @@ def audit(
     from cloze.text import Tokenizer
 
     check_seed(seed)
-    examples, masks = ExampleSettings(objective, length), MaskSettings(masking, mask_rate, mask_mix)
+    examples, masks = ExampleSettings(objective, max_length), MaskSettings(masking, mask_rate, mask_mix)
     corpus, tokenizer = Corpus.open(data), Tokenizer.from_folder(data)
     tables = open_word_tables(data, tokenizer, masking, entities, similar, seed)
     batches = PretrainingBatches(
-        corpus, tokenizer, batch=batch, examples=examples, masks=masks, seed=seed, static=static, tables=tables
+        corpus,
+        tokenizer,
+        batch_size=batch_size,
+        examples=examples,
+        masks=masks,
+        seed=seed,
+        static=static,
+        tables=tables,
     )
     audited = measure(batches, tokens)
     if json:

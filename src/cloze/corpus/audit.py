@@ -106,7 +106,7 @@ def _count_lengths(counts: _Counts, batches: PretrainingBatches, batch: Pretrain
     counts.sequences += len(batch.ids)
     counts.tokens += batch.token_count
     counts.cells += batch.ids.size
-    counts.short += int((batch.lengths < batches.examples.length).sum())
+    counts.short += int((batch.lengths < batches.examples.max_length).sum())
 
 
 def _count_masks(counts: _Counts, batches: PretrainingBatches, batch: PretrainingBatch, sequences: Sequences) -> None:

@@ -76,7 +76,7 @@ class PretrainingBatches:
         corpus: Corpus,
         tokenizer: Tokenizer,
         *,
-        batch: int,
+        batch_size: int,
         examples: ExampleSettings,
         masks: MaskSettings,
         seed: int,
@@ -97,13 +97,13 @@ class PretrainingBatches:
                 and masks in every epoch.
             tables: Word tables, for entity and correction masking.
         """
-        if batch < 1:
-            raise ConfigError(f"batch is {batch}; at least 1 was expected")
+        if batch_size < 1:
+            raise ConfigError(f"batch_size is {batch_size}; at least 1 was expected")
         if static < 0:
             raise ConfigError(f"static is {static}; a number of variants was expected, or 0 for new ones each epoch")
         check_seed(seed)
         self.corpus, self.tokenizer = corpus, tokenizer
-        self.batch, self.examples, self.masks, self.seed, self.static = batch, examples, masks, seed, static
+        self.batch_size, self.examples, self.masks, self.seed, self.static = batch_size, examples, masks, seed, static
         self.masker = Masker(tokenizer, masks, tables)
         self._key = np.random.SeedSequence([seed, _MASKS]).generate_state(2, np.uint64)
         self._epoch, self._variant = -1, -1
@@ -140,17 +140,17 @@ class PretrainingBatches:
 
     def examples_at(self, step: int, part: int = 0, parts: int = 1) -> Examples:
         """Return the planned examples of a step, or of a part of its rows."""
-        if not 0 <= part < parts <= self.batch:
+        if not 0 <= part < parts <= self.batch_size:
             raise ConfigError(
-                f"part {part} of {parts} of a batch of {self.batch}; expected parts of a sequence or more, from 0 on"
+                f"part {part} of {parts} of a batch of {self.batch_size}; expected parts of at least a sequence"
             )
         epoch, place = self._locate(step)
         self._prepare(epoch)
-        start = place * self.batch
-        whole = self._order[start : start + self.batch]
+        start = place * self.batch_size
+        whole = self._order[start : start + self.batch_size]
         # All parts have the width of the whole batch, so that they can be concatenated.
         width = int(self._plan.lengths[whole].max())
-        rows = np.arange(part * self.batch // parts, (part + 1) * self.batch // parts)
+        rows = np.arange(part * self.batch_size // parts, (part + 1) * self.batch_size // parts)
         counters = np.zeros((len(rows), 3), np.int64)
         # The random numbers of a static mask belong to the example, those of a new mask to the step.
         columns = (whole[rows], self._variant, 1) if self.static else (rows, step, 0)
@@ -167,7 +167,7 @@ class PretrainingBatches:
         bits = np.random.Philox(key=self._key)
         generator, state = np.random.Generator(bits), bits.state
         # Philox makes four numbers per counter value: round the length up to a multiple of four.
-        draws = np.empty((len(examples.numbers), STREAMS, -(-self.examples.length // 4) * 4))
+        draws = np.empty((len(examples.numbers), STREAMS, -(-self.examples.max_length // 4) * 4))
         fours = draws[0].size // 4
         # Rows with consecutive counters are drawn at once.
         for rows in np.split(np.arange(len(draws)), np.flatnonzero(np.diff(examples.counters[:, 0]) != 1) + 1):
@@ -187,11 +187,11 @@ class PretrainingBatches:
 
     def _count(self, epoch: int) -> int:
         self._prepare(epoch)
-        count = self._plan.count // self.batch
+        count = self._plan.count // self.batch_size
         if count == 0:
             raise DataError(
-                f"the corpus gives {self._plan.count} sequences of {self.examples.length} tokens, fewer than one "
-                f"batch of {self.batch}; use more text, a smaller --batch or a smaller --length"
+                f"the corpus gives {self._plan.count} sequences of {self.examples.max_length} tokens, fewer than one "
+                f"batch of {self.batch_size}; use more text, a smaller --batch-size or a smaller --max-length"
             )
         return count
 

@@ -146,7 +146,7 @@ def _wave(
     returns_rest: bool,
 ) -> tuple[Ids, Ids]:
     """Take one example of each document; return the examples and the first sentences of the next ones."""
-    room, count, sentences = settings.length - SPECIAL_TOKENS, len(documents), corpus.sentences
+    room, count, sentences = settings.max_length - SPECIAL_TOKENS, len(documents), corpus.sentences
     # The original draws this once per document, so that the share of short examples depends on document lengths; here
     # it is drawn for every example, so that the share is that of the settings.
     is_short = generator.random(count) < settings.short_share
@@ -173,7 +173,7 @@ def _walk_on(
     returns_rest: bool,
 ) -> Ids:
     """Do what ``_wave`` does in a plain loop, for one document from a sentence to its end."""
-    room, short_share, wrong_share = settings.length - SPECIAL_TOKENS, settings.short_share, settings.random_share
+    room, short_share, wrong_share = settings.max_length - SPECIAL_TOKENS, settings.short_share, settings.random_share
     places = corpus.sentences[start : corpus.documents[document + 1] + 1].tolist()
     walk = array("q")
     start, end = 0, len(places) - 1
@@ -203,7 +203,7 @@ def _random_segments(corpus: Corpus, documents: Ids, wanted: Ids, generator: np.
 def _plan(
     first: Ids, second: Ids, labels: Ids, tossed: Flags, settings: ExampleSettings, generator: np.random.Generator
 ) -> Plan:
-    first, second = _truncate(first, second, settings.length - SPECIAL_TOKENS, generator)
+    first, second = _truncate(first, second, settings.max_length - SPECIAL_TOKENS, generator)
     chunks = np.zeros((len(first), 2, 3), np.int64)
     chunks[:, 0, :2], chunks[:, 1, :2], chunks[:, 1, 2] = first, second, 1
     return Plan(chunks.reshape(-1, 3), np.arange(0, 2 * len(first) + 1, 2), labels.copy(), tossed)
@@ -238,7 +238,7 @@ def plan_full_sentences(corpus: Corpus, settings: ExampleSettings, generator: np
     The order of documents is new in every epoch. Within a long document the sequences repeat, as RoBERTa's do, and only
     the masks are new. No sequence is short on purpose.
     """
-    room = left = settings.length - 1  # without [CLS]
+    room = left = settings.max_length - 1  # without [CLS]
     chunks, rows = array("q"), array("q", [0])
     for document in generator.permutation(corpus.document_count).tolist():
         places = corpus.sentences[corpus.documents[document] : corpus.documents[document + 1] + 1].tolist()

@@ -111,7 +111,7 @@ class ExampleSettings:
 
     objective: Objective = "nsp"
     """nsp: is B what follows A; sop: are A and B in order; none: whole sentences, with nothing asked about them."""
-    length: int = 128
+    max_length: int = 128
     # A few sequences are shorter than they might be, because those of the tasks will be.
     short_share: float = 0.1
     random_share: float = 0.5
@@ -120,10 +120,10 @@ class ExampleSettings:
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
             raise ConfigError(f"objective is {self.objective!r}{did_you_mean(self.objective, get_args(Objective))}")
-        if self.length < 8:
-            raise ConfigError(f"length is {self.length}; a pair of segments needs at least 8 tokens")
-        if self.length > LONGEST:
-            raise ConfigError(f"length is {self.length}; at most {LONGEST:,} tokens were expected")
+        if self.max_length < 8:
+            raise ConfigError(f"max_length is {self.max_length}; a pair of segments needs at least 8 tokens")
+        if self.max_length > LONGEST:
+            raise ConfigError(f"max_length is {self.max_length}; at most {LONGEST:,} tokens were expected")
         for name in ("short_share", "random_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; a share from 0 to 1 was expected")

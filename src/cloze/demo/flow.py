@@ -91,7 +91,7 @@ def run_demo(out: Path, progress: Progress, settings: DemoSettings | None = None
 
 def _save_untrained(folder: Path, vocab: Path, settings: DemoSettings) -> None:
     """Save the model as initialized for pre-training, the baseline without pre-training."""
-    tokenizer = Tokenizer.from_folder(vocab).with_max_length(settings.pretraining.length)
+    tokenizer = Tokenizer.from_folder(vocab).with_max_length(settings.pretraining.max_length)
     dropout = settings.pretraining.dropout
     config = preset(settings.pretraining.preset, tokenizer.size, dropout=dropout, attention_dropout=dropout)
     bert = Bert.fresh(config, ("mlm", "nsp"), seed=settings.pretraining.seed)

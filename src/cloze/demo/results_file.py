@@ -25,10 +25,10 @@ class DemoSettings:
         default_factory=lambda: PretrainSettings(
             preset="tiny",
             steps=2200,
-            batch=64,
+            batch_size=64,
             # Short sequences are cheaper, and attention becomes selective sooner when there are fewer tokens.
-            length=32,
-            rate=2e-3,
+            max_length=32,
+            learning_rate=2e-3,
             warmup=0.1,
             # Few passes over the text: there is no overfitting to prevent.
             dropout=0.0,
@@ -36,10 +36,14 @@ class DemoSettings:
         )
     )
     finetuning: FinetuneSettings = field(
-        default_factory=lambda: FinetuneSettings(epochs=4, batch=32, length=32, rate=5e-4, dropout=0.0)
+        default_factory=lambda: FinetuneSettings(
+            epochs=4, batch_size=32, max_length=32, learning_rate=5e-4, dropout=0.0
+        )
     )
     second_finetuning: FinetuneSettings = field(
-        default_factory=lambda: FinetuneSettings(epochs=2, batch=32, length=32, rate=2e-4, dropout=0.1)
+        default_factory=lambda: FinetuneSettings(
+            epochs=2, batch_size=32, max_length=32, learning_rate=2e-4, dropout=0.1
+        )
     )
     second_seeds: tuple[int, ...] = (0, 1, 2)
 

@@ -14,7 +14,7 @@ class HeadSettings:
 
     sequences: int = 256
     """Number of sequences: pairs of neighbouring sentences."""
-    length: int = 64
+    max_length: int = 64
     """Maximum tokens per sequence; longer ones are truncated."""
     shuffles: int = 400
     """Shuffled copies of each sequence, from which the null distribution is estimated."""
@@ -42,7 +42,7 @@ class HeadSettings:
     def __post_init__(self) -> None:
         for name, least in (
             ("sequences", FEWEST_SEQUENCES),
-            ("length", 8),
+            ("max_length", 8),
             ("shuffles", 4),
             ("resamples", 100),
             ("predictive_sequences", 0),

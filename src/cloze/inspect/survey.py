@@ -107,7 +107,7 @@ def survey_heads(
         documents,
         model.tokenizer,
         count=settings.sequences,
-        length=settings.length,
+        length=settings.max_length,
         paired=model.bert.config.segments > 1,
         seed=settings.seed,
     )

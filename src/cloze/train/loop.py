@@ -147,7 +147,7 @@ class _Training:
         self.objective, self.source, self.settings, self.run = objective, source, settings, run
         self.progress, self.evaluate, self.options, self.group = progress, evaluate, options, options.group
         self.module = self.group.wrap(objective, options.layers, settings.parallel)
-        self.optimizer = make_optimizer(self.module, settings.rate, settings.weight_decay, options.rate_scale)
+        self.optimizer = make_optimizer(self.module, settings.learning_rate, settings.weight_decay, options.rate_scale)
         self.schedule = Schedule.of(settings)
         self.tracker = MetricsTracker(options.flops_per_token, options.peak_flops * self.group.size)
         self.guard = DivergenceGuard()
@@ -256,7 +256,7 @@ class _Training:
         over = self.schedule.progress(done, seconds) >= 1
         if over or _is_due(done, self.settings.log_every):
             self.shown = self.tracker.flush()
-            self._log(done, seconds=round(seconds, 1), rate=self.optimizer.param_groups[0]["lr"], **self.shown)
+            self._log(done, seconds=round(seconds, 1), learning_rate=self.optimizer.param_groups[0]["lr"], **self.shown)
         expected = self.schedule.expected_steps(done, seconds)
         self.progress.advance("training", done, expected, **(self.shown or self.tracker.current()))
 

@@ -119,7 +119,7 @@ class Schedule:
     @classmethod
     def of(cls, settings: LoopSettings) -> "Schedule":
         """Return the schedule of these settings."""
-        return cls(settings.steps, settings.hours, settings.warmup, settings.rate)
+        return cls(settings.steps, settings.hours, settings.warmup, settings.learning_rate)
 
     def progress(self, step: int, seconds: float) -> float:
         """Return the fraction of the training done before a step, counted from 0; 1 or more at the end."""
@@ -236,7 +236,7 @@ class DivergenceGuard:
         if self._rejected_in_a_row >= PATIENCE:
             raise DivergedError(
                 f"step {step + 1}: {objection}, for the {PATIENCE}th time in a row; the last checkpoint is from before "
-                "the first of them: lower --rate and start over with --fresh, or look for broken rows in the data"
+                "the first of them: lower --learning-rate and start over with --fresh, or look for broken rows"
             )
         return f"step {step + 1}: {objection}; this batch was left out, the weights are as before"
 

@@ -31,7 +31,7 @@ class LoopSettings:
     """Settings of the training loop."""
 
     steps: int | None
-    rate: float
+    learning_rate: float
     hours: float | None = None
     warmup: float = 0.1
     weight_decay: float = 0.01
@@ -50,8 +50,8 @@ class LoopSettings:
             raise ConfigError(f"steps is {self.steps}; at least 1 was expected")
         if self.hours is not None and not 0 < self.hours < 1e6:
             raise ConfigError(f"hours is {self.hours}; a positive number was expected, 0.5 for half an hour")
-        if not 0 < self.rate < 1:
-            raise ConfigError(f"rate is {self.rate}; a learning rate such as 1e-4 was expected")
+        if not 0 < self.learning_rate < 1:
+            raise ConfigError(f"learning_rate is {self.learning_rate}; a learning rate such as 1e-4 was expected")
         if not 0 <= self.warmup < 1:
             raise ConfigError(f"warmup is {self.warmup}; a share of the steps, from 0 up to 1, was expected")
         check_seed(self.seed)
@@ -73,17 +73,17 @@ class PretrainSettings:
     """Optimizer steps; 10,000 if neither steps nor hours is given."""
     hours: float | None = None
     """Training time, over all resumes; the learning rate reaches zero at its end."""
-    batch: int = 32
+    batch_size: int = 32
     """Batch size: sequences per optimizer step."""
     accumulate: int = 1
     """Gradient-accumulation steps per process: more of them need less memory."""
-    length: int = 128
+    max_length: int = 128
     """Maximum sequence length in tokens."""
     long_length: int | None = None
     """Sequence length of a second phase at the end, such as 512; the number of tokens per step stays the same."""
     long_share: float = 0.1
     """Share of the training that the second phase takes."""
-    rate: float = 5e-4
+    learning_rate: float = 5e-4
     """Peak learning rate."""
     warmup: float = 0.05
     """Share of the steps over which the learning rate rises."""
@@ -128,10 +128,10 @@ class PretrainSettings:
 
     def __post_init__(self) -> None:
         check_precision(self.precision)
-        if self.batch < 1:
-            raise ConfigError(f"batch is {self.batch}; at least 1 was expected")
-        if self.accumulate > self.batch:
-            raise ConfigError(f"accumulate is {self.accumulate}, more than the {self.batch} sequences of a batch")
+        if self.batch_size < 1:
+            raise ConfigError(f"batch_size is {self.batch_size}; at least 1 was expected")
+        if self.accumulate > self.batch_size:
+            raise ConfigError(f"accumulate is {self.accumulate}, more than the {self.batch_size} sequences of a batch")
         if self.static < 0:
             raise ConfigError(f"static is {self.static}; a number of variants was expected, 0 for none")
         self._check_second_phase()
@@ -141,8 +141,10 @@ class PretrainSettings:
         self.masks()
 
     def _check_second_phase(self) -> None:
-        if self.long_length is not None and self.long_length <= self.length:
-            raise ConfigError(f"long_length is {self.long_length}; more than the length {self.length} was expected")
+        if self.long_length is not None and self.long_length <= self.max_length:
+            raise ConfigError(
+                f"long_length is {self.long_length}; more than max_length, {self.max_length}, was expected"
+            )
         if not 0 < self.long_share < 1:
             raise ConfigError(f"long_share is {self.long_share}; a share between 0 and 1 was expected")
         if self.long_length is None and self.long_share != PretrainSettings.long_share:
@@ -164,7 +166,7 @@ class PretrainSettings:
         return LoopSettings(
             steps=DEFAULT_STEPS if self.steps is None and self.hours is None else self.steps,
             hours=self.hours,
-            rate=self.rate,
+            learning_rate=self.learning_rate,
             warmup=self.warmup,
             weight_decay=self.weight_decay,
             accumulate=self.accumulate,
@@ -176,15 +178,15 @@ class PretrainSettings:
 
     def examples(self, *, long: bool = False) -> ExampleSettings:
         """Return how text becomes sequences, in the first phase or the second (``long``)."""
-        length = self.long_length if long and self.long_length else self.length
-        return ExampleSettings(objective=self.objective, length=length)
+        length = self.long_length if long and self.long_length else self.max_length
+        return ExampleSettings(objective=self.objective, max_length=length)
 
     def sequences(self, *, long: bool = False) -> int:
         """Return the batch size of the first phase or the second (``long``)."""
         if not long or self.long_length is None:
-            return self.batch
+            return self.batch_size
         # As many tokens per step as before, so that the learning rate stays right and memory does not grow.
-        return max(self.accumulate, self.batch * self.length // self.long_length)
+        return max(self.accumulate, self.batch_size * self.max_length // self.long_length)
 
     def masks(self) -> MaskSettings:
         """Return how tokens are selected and masked."""
@@ -193,14 +195,14 @@ class PretrainSettings:
     @property
     def longest(self) -> int:
         """The sequence length of the last phase."""
-        return self.long_length or self.length
+        return self.long_length or self.max_length
 
 
 @dataclass(frozen=True)
 class MlmEvaluationSettings:
     """Settings of ``cloze evaluate mlm``; equal settings give equal masks to models with the same vocabulary."""
 
-    length: int = 128
+    max_length: int = 128
     """For mlm: maximum sequence length in tokens."""
     mask_rate: float = 0.15
     """For mlm: share of tokens that are predicted."""
@@ -215,7 +217,7 @@ class MlmEvaluationSettings:
         if self.tokens < 1:
             raise ConfigError(f"tokens is {self.tokens}; at least 1 was expected")
         check_seed(self.seed)
-        ExampleSettings(length=self.length)  # refuses bad values before any text is read
+        ExampleSettings(max_length=self.max_length)  # refuses bad values before any text is read
         MaskSettings(rate=self.mask_rate, mix=self.mask_mix)
 
 

@@ -37,7 +37,7 @@ from tests.train.pretraining.test_pretrain import weights
 from tests.train.test_finetune_options import several
 from tests.train.test_parity_choose import make_choices
 
-QUICK = DistillSettings(epochs=1, batch=8, rate=1e-3)
+QUICK = DistillSettings(epochs=1, batch_size=8, learning_rate=1e-3)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def teacher(deep: Path, rows: Source, tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def learned(teacher: Path, rows: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    settings = replace(QUICK, epochs=6, rate=2e-3, layers=2)
+    settings = replace(QUICK, epochs=6, learning_rate=2e-3, layers=2)
     return distill(rows, teacher, tmp_path_factory.mktemp("student") / "run", settings=settings)
 
 
@@ -260,7 +260,7 @@ def make_source(kind: str, folder: Path) -> Source:
 @pytest.mark.parametrize("kind", ["multilabel", "regress", "tag", "answer", "choose"])
 def test_every_kind_is_distilled(deep: Path, tmp_path: Path, kind: str) -> None:
     source = make_source(kind, tmp_path)
-    tuning = FinetuneSettings(epochs=2, batch=8, length=32, rate=1e-3)
+    tuning = FinetuneSettings(epochs=2, batch_size=8, max_length=32, learning_rate=1e-3)
     wise = finetune(source, deep, tmp_path / "teacher", settings=tuning)
     run = distill(source, wise, tmp_path / "run", settings=replace(QUICK, epochs=2))
     report = read(run / "distillation.json")
@@ -287,9 +287,9 @@ def test_student_of_a_teacher_with_an_adapter(adapter: AdapterKind, deep: Path, 
 
 @pytest.mark.parametrize("reads", ["last4", "mix"])
 def test_student_of_a_reader_of_frozen_states(reads: Features, deep: Path, rows: Source, tmp_path: Path) -> None:
-    wise = finetune(rows, deep, tmp_path / "teacher", settings=replace(LEARNING, rate=1e-2, frozen=reads))
+    wise = finetune(rows, deep, tmp_path / "teacher", settings=replace(LEARNING, learning_rate=1e-2, frozen=reads))
     # From its answers alone: what the student has learned, it can have from nowhere else.
-    settings = replace(QUICK, epochs=6, rate=2e-3, labels_weight=0.0)
+    settings = replace(QUICK, epochs=6, learning_rate=2e-3, labels_weight=0.0)
     run = distill(rows, wise, tmp_path / "run", settings=settings)
     student, report = load_folder(run).model, read(run / "distillation.json")
     assert (student.config.layers, student.head_names, student.reader) == (2, ("sequence",), None)
@@ -303,9 +303,11 @@ def test_student_of_a_reader_of_frozen_states(reads: Features, deep: Path, rows:
 
 def test_tagger_that_learns_from_an_lstm_on_frozen_states(deep: Path, tmp_path: Path) -> None:
     source = make_source("tag", tmp_path)
-    tuned = FinetuneSettings(epochs=8, batch=8, length=32, rate=1e-2, frozen="mix", feature_head="lstm")
+    tuned = FinetuneSettings(
+        epochs=8, batch_size=8, max_length=32, learning_rate=1e-2, frozen="mix", feature_head="lstm"
+    )
     wise = finetune(source, deep, tmp_path / "teacher", settings=tuned)
-    settings = replace(QUICK, epochs=8, rate=1e-2, labels_weight=0.0)
+    settings = replace(QUICK, epochs=8, learning_rate=1e-2, labels_weight=0.0)
     run = distill(source, wise, tmp_path / "run", settings=settings)
     report = read(run / "distillation.json")
     assert report["teacher"]["scores"]["f1"] == pytest.approx(Run(wise).results()["f1"])
@@ -411,7 +413,7 @@ def test_rows_without_labels_that_teach_nothing_are_refused(
     (tmp_path / "empty.txt").write_text("\n \n", encoding="utf-8")
     with pytest.raises(DataError, match=r"empty.txt has no text in it; expected a text a line"):
         distill(rows, teacher, tmp_path / "run", unlabelled=tmp_path / "empty.txt", settings=QUICK)
-    tuning = FinetuneSettings(epochs=1, batch=8, length=16)
+    tuning = FinetuneSettings(epochs=1, batch_size=8, max_length=16)
     tags = make_source("tag", tmp_path)
     tagger = finetune(tags, base, tmp_path / "tagger", settings=tuning)
     with pytest.raises(
@@ -459,7 +461,7 @@ def test_teacher_of_another_task_is_refused(base: Path, teacher: Path, rows: Sou
         ({"labels_weight": 0.0, "logits_weight": 0.0}, "labels_weight and logits_weight are 0: nothing would teach"),
         ({"temperature": 0.0}, "temperature is 0.0; a number above 0 was expected"),
         ({"epochs": 0}, "epochs is 0; at least 1 was expected"),
-        ({"rate": 3.0}, "rate is 3.0; a learning rate such as 1e-4 was expected"),
+        ({"learning_rate": 3.0}, "learning_rate is 3.0; a learning rate such as 1e-4 was expected"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -33,7 +33,7 @@ from tests.model.made import assert_close
 from tests.predict.taught import make_tokenizer
 from tests.train.made import Listener, interrupted_at
 
-QUICK = FinetuneSettings(epochs=1, batch=8, length=24, rate=1e-3, seed=1)
+QUICK = FinetuneSettings(epochs=1, batch_size=8, max_length=24, learning_rate=1e-3, seed=1)
 # "Again" has a place of its own, after "wants".
 SPOKEN = [
     f"{who}{what}"
@@ -133,7 +133,7 @@ def test_of_a_text_that_is_cut_the_words_that_were_read_are_asked(base: Path) ->
 def test_mistakes_are_learned_and_the_folder_remembers(speaker: Path, tmp_path: Path) -> None:
     pairs = [(text.replace("苹", "平").replace("在", "再"), text) for text in SPOKEN]
     rows = write_rows(tmp_path / "rows.jsonl", pairs)
-    settings = replace(QUICK, epochs=8, rate=3e-3, dropout=0.0)
+    settings = replace(QUICK, epochs=8, learning_rate=3e-3, dropout=0.0)
     listener = Listener()
     run = finetune(Source("Correction", rows), speaker, tmp_path / "run", settings=settings, progress=listener)
     found = results(run)

@@ -14,8 +14,8 @@ from tests.corpus.texts import WORDS
 from tests.train.finetuning.test_finetune import make_rows, write
 from tests.train.made import Listener
 
-FAST = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3, precision="fp32")
-QUICK = AdaptSettings(domain_steps=4, task_steps=2, adapt_batch=4, adapt_length=16, held_out=0.2, seeds=2)
+FAST = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-3, precision="fp32")
+QUICK = AdaptSettings(domain_steps=4, task_steps=2, adapt_batch_size=4, adapt_max_length=16, held_out=0.2, seeds=2)
 
 
 def write_domain(path: Path, documents: int = 30) -> Path:

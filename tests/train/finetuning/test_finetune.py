@@ -26,8 +26,8 @@ from tests.corpus.texts import WORDS
 from tests.train.made import Listener, interrupted_at, make_bert
 from tests.train.pretraining.test_pretrain import weights
 
-FAST = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3)
-LEARNING = FinetuneSettings(epochs=6, batch=8, length=16, rate=3e-3, dropout=0.0)
+FAST = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-3)
+LEARNING = FinetuneSettings(epochs=6, batch_size=8, max_length=16, learning_rate=3e-3, dropout=0.0)
 
 Rows = list[dict[str, str]]
 
@@ -113,7 +113,7 @@ def test_seed_decides_the_model(base: Path, tmp_path: Path) -> None:
     seeds = {"first": 0, "again": 0, "other": 1}
     models = {
         name: weights(
-            finetune(source, base, tmp_path / name, settings=FinetuneSettings(1, 8, 16, rate=1e-3, seed=seed))
+            finetune(source, base, tmp_path / name, settings=FinetuneSettings(1, 8, 16, learning_rate=1e-3, seed=seed))
         )
         for name, seed in seeds.items()
     }
@@ -177,7 +177,7 @@ def test_without_dev_file_a_tenth_of_the_rows_is_kept(base: Path, tmp_path: Path
 def test_long_texts_are_cut_and_counted(base: Path, tmp_path: Path) -> None:
     listener = Listener()
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
-    finetune(source, base, tmp_path / "run", settings=FinetuneSettings(1, 8, 4, rate=1e-3), progress=listener)
+    finetune(source, base, tmp_path / "run", settings=FinetuneSettings(1, 8, 4, learning_rate=1e-3), progress=listener)
     assert listener.said[-1] == "36 of 36 training texts are longer than 4 tokens and are cut"
 
 
@@ -270,14 +270,14 @@ def test_mistakes_are_found_before_the_folder_is_made(base: Path, tmp_path: Path
     for source, model, message in mistakes:
         with pytest.raises((DataError, ConfigError, CheckpointError), match=message):
             finetune(source, model, tmp_path / "run", settings=FAST)
-    with pytest.raises(ConfigError, match="length is 65, but the model reads at most 64 tokens"):
-        finetune(Source("classify", good), base, tmp_path / "run", settings=FinetuneSettings(length=65))
+    with pytest.raises(ConfigError, match="max_length is 65, but the model reads at most 64 tokens"):
+        finetune(Source("classify", good), base, tmp_path / "run", settings=FinetuneSettings(max_length=65))
     assert not (tmp_path / "run").exists()
 
 
 def test_length_and_dropout_go_with_the_model(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
-    tuned = load_folder(finetune(source, base, tmp_path / "run", settings=replace(FAST, length=9, dropout=0.25)))
+    tuned = load_folder(finetune(source, base, tmp_path / "run", settings=replace(FAST, max_length=9, dropout=0.25)))
     assert tuned.tokenizer.max_length == 9
     assert (tuned.model.config.dropout, tuned.model.config.attention_dropout) == (0.25, 0.25)
 

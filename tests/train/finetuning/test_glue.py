@@ -16,7 +16,7 @@ from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.run import Run
 from tests.tasks.classification.test_published import MNLI_CELLS, MNLI_HEADER
 
-FAST = FinetuneSettings(epochs=1, batch=4, length=16, rate=1e-3)
+FAST = FinetuneSettings(epochs=1, batch_size=4, max_length=16, learning_rate=1e-3)
 
 
 def lines(count: int, *cells: str) -> str:

@@ -28,7 +28,7 @@ from tests.train.finetuning.test_finetune import make_rows, write
 from tests.train.made import Listener
 from tests.train.pretraining.test_pretrain import weights
 
-FAST = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3)
+FAST = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-3)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_the_grid_of_an_adapter_has_rates_at_which_it_learns(source: Source) -> 
 
     cells = list(_grid(read_task(source), replace(FAST, adapter="lora")))
     assert len(cells) == 18
-    assert {cell.settings.rate for cell in cells} == set(FROZEN_RATES)
+    assert {cell.settings.learning_rate for cell in cells} == set(FROZEN_RATES)
 
 
 def test_questions_of_a_fold_do_not_decide_when_there_is_no_answer(base: Path, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_folds_of_labels_that_take_turns_have_both(tmp_path: Path) -> None:
 
 
 def test_failed_runs_are_named(base: Path, source: Source, tmp_path: Path) -> None:
-    still = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-9, dropout=0.0)
+    still = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-9, dropout=0.0)
     run = search(source, base, tmp_path / "run", settings=still, how=SearchSettings(seeds=2))
     failed = [row["name"] for row in table(run) if row["failed"]]
     assert Run(run).results()["failed"] == failed
@@ -252,7 +252,7 @@ from cloze.train.finetuning.settings import SearchSettings
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.finetuning.objective import TaskBatches
 train, dev, base, out = map(Path, sys.argv[1:])
-settings = FinetuneSettings(epochs=1, batch=8, length=16, rate=1e-3, save_every=2)
+settings = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-3, save_every=2)
 module.BATCHES, module.RATES, module.EPOCHS = (8,), (1e-3, 3e-3), (1,)
 at = TaskBatches.at
 

@@ -24,7 +24,7 @@ from tests.corpus.texts import make_documents
 from tests.model.made import assert_close
 from tests.train.made import Listener, interrupted_at
 
-QUICK = FinetuneSettings(epochs=1, batch=8, length=24, rate=1e-3, seed=1)
+QUICK = FinetuneSettings(epochs=1, batch_size=8, max_length=24, learning_rate=1e-3, seed=1)
 TEXTS = [sentence for document in make_documents(40) for sentence in document]
 
 
@@ -82,7 +82,7 @@ def test_pairs_are_learned(base: Path, tmp_path: Path) -> None:
     ]
     (tmp_path / "dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in scored), encoding="utf-8")
     source = Source("similarity", tmp_path / "train.jsonl", tmp_path / "dev.jsonl", pair="pair")
-    settings = replace(QUICK, epochs=15, batch=10, patience=15, rate=2e-3, dropout=0.0)
+    settings = replace(QUICK, epochs=15, batch_size=10, patience=15, learning_rate=2e-3, dropout=0.0)
     run = finetune_similarity(
         source, base, tmp_path / "run", settings=settings, similarity=SimilaritySettings(vectors="cls")
     )

@@ -125,7 +125,7 @@ def test_separable_labels_are_learned(data: Path, tmp_path: Path, way: str) -> N
     source = Source(
         "classify", write(tmp_path / "train.csv", make_rows(160)), write(tmp_path / "dev.csv", make_rows(40, 1))
     )
-    settings = replace(settings_of(way, LEARNING), rate=3e-3, epochs=10, adapter_size=None)
+    settings = replace(settings_of(way, LEARNING), learning_rate=3e-3, epochs=10, adapter_size=None)
     run = finetune(source, tmp_path / "base", tmp_path / "run", settings=settings)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     assert results["accuracy"] > 0.9
@@ -134,7 +134,7 @@ def test_separable_labels_are_learned(data: Path, tmp_path: Path, way: str) -> N
     assert sum(word in text for word, text in zip(answers, texts, strict=True)) >= 5
     about = json.loads((run / "model" / "adapter.json").read_text(encoding="utf-8"))
     assert about["size"] == SIZES.get(way, 32)
-    assert about["settings"]["rate"] == 3e-3
+    assert about["settings"]["learning_rate"] == 3e-3
     assert not (run / "model" / "model.safetensors").exists()
 
 
@@ -150,7 +150,7 @@ def write_tags(path: Path, count: int, seed: int) -> Path:
 @pytest.mark.parametrize("way", ["houlsby", "lora", "last", "mix lstm"])
 def test_words_are_tagged_by_every_way(base: Path, tmp_path: Path, way: str) -> None:
     rows, dev = write_tags(tmp_path / "rows.txt", 120, 0), write_tags(tmp_path / "dev.txt", 30, 1)
-    settings = replace(settings_of(way, LEARNING), rate=1e-2, epochs=8, length=24)
+    settings = replace(settings_of(way, LEARNING), learning_rate=1e-2, epochs=8, max_length=24)
     run = finetune(Source("tag", rows, dev), base, tmp_path / "run", settings=settings)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     assert results["f1"] > 0.8

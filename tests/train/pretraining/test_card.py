@@ -14,12 +14,12 @@ WAYS = {
     "numbers": PretrainSettings(
         preset="tiny",
         hours=0.25,
-        batch=6,
+        batch_size=6,
         accumulate=2,
-        length=16,
+        max_length=16,
         long_length=48,
         long_share=1 / 3,
-        rate=1e-3,
+        learning_rate=1e-3,
         warmup=0.123456789,
         dropout=0.0,
         mask_rate=0.2,
@@ -59,7 +59,7 @@ def test_command_names_what_is_not_the_default_and_no_more() -> None:
 
 
 def test_card_has_the_command_that_made_the_model(data: Path, base: Path, tmp_path: Path) -> None:
-    settings = PretrainSettings(steps=1, batch=4, length=24, precision="fp32")
+    settings = PretrainSettings(steps=1, batch_size=4, max_length=24, precision="fp32")
     run = pretrain(data, tmp_path / "run", model=base, settings=settings)
     card = (run / "model" / "README.md").read_text(encoding="utf-8")
     (line,) = [line for line in card.splitlines() if line.startswith("cloze ")]

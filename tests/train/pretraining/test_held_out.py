@@ -18,7 +18,7 @@ from cloze.train.pretraining.held_out import evaluate_masked_words
 from cloze.train.settings import MlmEvaluationSettings
 from tests.corpus.texts import as_text, make_documents
 
-SETTINGS = MlmEvaluationSettings(length=24)
+SETTINGS = MlmEvaluationSettings(max_length=24)
 
 
 @pytest.fixture
@@ -35,8 +35,8 @@ def test_loss_is_that_of_transformers_on_the_same_blanks(base: Path, text: Path,
     batches = PretrainingBatches(
         Corpus.open(data),
         tokenizer,
-        batch=1,
-        examples=ExampleSettings(objective="none", length=24),
+        batch_size=1,
+        examples=ExampleSettings(objective="none", max_length=24),
         masks=MaskSettings(),
         seed=0,
     )
@@ -58,7 +58,7 @@ def test_loss_is_that_of_transformers_on_the_same_blanks(base: Path, text: Path,
 
 
 def test_the_same_blanks_every_time_and_no_more_than_asked(base: Path, text: Path) -> None:
-    few = MlmEvaluationSettings(length=24, tokens=200)
+    few = MlmEvaluationSettings(max_length=24, tokens=200)
     one, two = (evaluate_masked_words([text], base, settings=few) for _ in range(2))
     assert one == two
     assert 200 <= one["tokens"] < 200 + 24
@@ -80,14 +80,16 @@ def test_a_model_without_the_head_is_named(base: Path, text: Path, tmp_path: Pat
 
 
 def test_more_tokens_than_the_model_reads_are_refused(base: Path, text: Path) -> None:
-    with pytest.raises(ConfigError, match=r"length is 9999, but the model reads at most (\d+) tokens; use --length \1"):
-        evaluate_masked_words([text], base, settings=MlmEvaluationSettings(length=9999))
+    with pytest.raises(
+        ConfigError, match=r"max_length is 9999, but the model reads at most (\d+) tokens; use --length \1"
+    ):
+        evaluate_masked_words([text], base, settings=MlmEvaluationSettings(max_length=9999))
     with pytest.raises(ConfigError, match="tokens is 0; at least 1"):
         MlmEvaluationSettings(tokens=0)
     for change, message in (
         ({"seed": -1}, "seed is -1"),
-        ({"mask_rate": 2.0}, "mask rate is 2.0"),
-        ({"length": 4}, "is 4"),
+        ({"mask_rate": 2.0}, "mask learning_rate is 2.0"),
+        ({"max_length": 4}, "is 4"),
     ):
         with pytest.raises(ConfigError, match=message):
             MlmEvaluationSettings(**change)

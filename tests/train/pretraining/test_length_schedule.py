@@ -23,7 +23,14 @@ from cloze.train.settings import PretrainSettings
 from tests.train.made import Listener
 
 TWO = PretrainSettings(
-    preset="tiny", steps=8, batch=8, length=16, long_length=32, long_share=0.25, evaluate_every=4, precision="fp32"
+    preset="tiny",
+    steps=8,
+    batch_size=8,
+    max_length=16,
+    long_length=32,
+    long_share=0.25,
+    evaluate_every=4,
+    precision="fp32",
 )
 
 
@@ -39,20 +46,24 @@ def test_long_sequences_come_at_the_end_and_an_update_keeps_its_tokens(data: Pat
 
 
 def test_without_a_second_phase_nothing_changes_at_the_end(data: Path) -> None:
-    phases = open_phases(data, PretrainSettings(batch=8, length=16))
+    phases = open_phases(data, PretrainSettings(batch_size=8, max_length=16))
     assert np.array_equal(phases.at(3, progress=0.99).ids, phases.at(3).ids)
 
 
 def test_what_would_end_the_second_phase_is_told_before_the_first(data: Path) -> None:
     # Sequences as long as the corpus: enough of the short ones, not one batch of the long ones.
-    long = replace(TWO, objective="none", long_length=30_000, batch=64)
+    long = replace(TWO, objective="none", long_length=30_000, batch_size=64)
     with pytest.raises(DataError, match=r"sequences of 30000 tokens, fewer than one batch"):
         open_phases(data, replace(long, accumulate=64)).check(1, 64)
     phases = open_phases(data, TWO)
     phases.check(4, 1)
-    with pytest.raises(ConfigError, match="batch is 8, which is 4 of the long sequences, but 5 processes with 1 parts"):
+    with pytest.raises(
+        ConfigError, match="batch_size is 8, which is 4 of the long sequences, but 5 processes with 1 parts"
+    ):
         phases.check(5, 1)
-    with pytest.raises(ConfigError, match=r"batch is 8, but 3 processes with 3 parts each share it; .* at least 9"):
+    with pytest.raises(
+        ConfigError, match=r"batch_size is 8, but 3 processes with 3 parts each share it; .* at least 9"
+    ):
         phases.check(3, 3)
 
 
@@ -103,7 +114,7 @@ def test_the_card_says_what_was_measured_on_which_length(finished: Path) -> None
 
 def test_too_little_held_out_text_for_long_sequences_is_told_of(data: Path) -> None:
     listener = Listener()
-    settings = replace(TWO, objective="none", long_length=30_000, batch=64, accumulate=2)
+    settings = replace(TWO, objective="none", long_length=30_000, batch_size=64, accumulate=2)
     (short,) = open_unseen(data, settings, listener)
     assert short.name == "held_out"
     assert listener.said == [
@@ -152,7 +163,7 @@ def test_training_counts_the_work_of_both_phases(data: Path, tmp_path: Path, mon
         ({"accumulate": 0}, "accumulate is 0; at least 1"),
         ({"hours": 0.0}, "hours is 0.0; a positive number"),
         ({"static": -1}, "static is -1; a number of variants"),
-        ({"mask_rate": 2.0}, "mask rate is 2.0"),
+        ({"mask_rate": 2.0}, "mask learning_rate is 2.0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(change: dict[str, object], message: str) -> None:

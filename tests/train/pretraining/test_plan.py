@@ -16,7 +16,7 @@ RUNS = [
     {"name": "small one", "parameters": 1_000, "points": [[100, 6.0], [10_000, 4.0]]},
     {"name": "large one", "parameters": 1_000_000, "points": [[100, 5.0], [10_000, 3.0]]},
 ]
-SETTINGS = PretrainSettings(preset="tiny", batch=4, length=24, steps=1000)
+SETTINGS = PretrainSettings(preset="tiny", batch_size=4, max_length=24, steps=1000)
 
 
 def test_expected_loss_is_that_of_the_nearest_size_after_as_much_text() -> None:
@@ -73,30 +73,30 @@ def test_plan_adds_up(data: Path, tmp_path: Path) -> None:
 
 
 def test_hours_become_steps(data: Path) -> None:
-    planned = plan(data, settings=PretrainSettings(preset="tiny", batch=4, length=24, hours=0.01))
+    planned = plan(data, settings=PretrainSettings(preset="tiny", batch_size=4, max_length=24, hours=0.01))
     assert planned.hours == pytest.approx(0.01, rel=0.1)
     assert planned.steps == round(36 / planned.seconds_per_step)
 
 
 def test_a_second_phase_is_timed_too(data: Path) -> None:
-    settings = PretrainSettings(preset="tiny", batch=8, length=16, long_length=32, long_share=0.5, steps=10)
+    settings = PretrainSettings(preset="tiny", batch_size=8, max_length=16, long_length=32, long_share=0.5, steps=10)
     planned = plan(data, settings=settings)
     assert (
         planned.estimate.activation_bytes
-        > plan(data, settings=PretrainSettings(preset="tiny", batch=4, length=16)).estimate.activation_bytes
+        > plan(data, settings=PretrainSettings(preset="tiny", batch_size=4, max_length=16)).estimate.activation_bytes
     )
     assert planned.hours == pytest.approx(10 * planned.seconds_per_step / 3600)
 
 
 def test_work_of_both_phases_counts_by_their_tokens(base: Path) -> None:
     bert = load_folder(base).model
-    settings = PretrainSettings(batch=8, length=16, long_length=32)
+    settings = PretrainSettings(batch_size=8, max_length=16, long_length=32)
     short, long = (count_flops(bert.config, bert.head_names, length) for length in (16, 32))
     assert short < long
     assert flops_per_token(bert, settings, 0.0) == short
     assert flops_per_token(bert, settings, 1.0) == long
     assert flops_per_token(bert, settings, 0.25) == pytest.approx(0.75 * short + 0.25 * long)
-    assert flops_per_token(bert, PretrainSettings(length=16), 0.0) == short
+    assert flops_per_token(bert, PretrainSettings(max_length=16), 0.0) == short
 
 
 def test_share_of_the_peak_is_that_of_both_phases(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_share_of_the_peak_is_that_of_both_phases(data: Path, monkeypatch: pytes
         return 1e6
 
     monkeypatch.setattr(module, "flops_per_token", cost)
-    settings = PretrainSettings(preset="tiny", batch=8, length=16, long_length=32, long_share=0.5, steps=10)
+    settings = PretrainSettings(preset="tiny", batch_size=8, max_length=16, long_length=32, long_share=0.5, steps=10)
     planned = plan(data, settings=settings)
     assert (planned.seconds_per_step, planned.tokens_per_step) == (3.0, 200)
     assert shares == [0.75]  # three of four tokens, though half of the steps

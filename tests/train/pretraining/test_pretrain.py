@@ -24,7 +24,7 @@ from tests.corpus.texts import as_text, make_documents
 from tests.train.made import Listener, make_bert
 
 SETTINGS = PretrainSettings(
-    preset="tiny", steps=6, batch=4, length=24, save_every=2, evaluate_every=3, rate=1e-3, seed=5
+    preset="tiny", steps=6, batch_size=4, max_length=24, save_every=2, evaluate_every=3, learning_rate=1e-3, seed=5
 )
 
 
@@ -101,7 +101,7 @@ def test_changed_settings_are_refused_until_fresh(data: Path, tmp_path: Path, mo
     with pytest.raises(Interrupted, match="stopped and saved at step 4"):
         pretrain(data, tmp_path / "run", settings=SETTINGS)
     monkeypatch.undo()
-    changed = PretrainSettings(preset="tiny", steps=1, batch=2, length=24, save_every=2, evaluate_every=3)
+    changed = PretrainSettings(preset="tiny", steps=1, batch_size=2, max_length=24, save_every=2, evaluate_every=3)
     with pytest.raises(
         ConfigError,
         match=r"batch was 4 and is now 2; rate was 0\.001 and is now 0\.0005; seed was 5 and is now 0; "
@@ -126,7 +126,7 @@ def test_mistakes_are_found_before_the_folder_is_made(data: Path, tmp_path: Path
     mistakes: list[tuple[Path, PretrainSettings, str | None, str]] = [
         (tmp_path, SETTINGS, None, "not a prepared corpus"),
         (data, PretrainSettings(preset="tinny"), None, "unknown preset 'tinny'; did you mean 'tiny'"),
-        (data, PretrainSettings(preset="tiny", batch=5000), None, "fewer than one batch of 5000"),
+        (data, PretrainSettings(preset="tiny", batch_size=5000), None, "fewer than one batch of 5000"),
         (data, SETTINGS, "warp", "device 'warp' is not available on this machine"),
     ]
     for corpus, settings, device, message in mistakes:
@@ -153,7 +153,7 @@ def test_loss_falls_where_there_is_something_to_learn(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")
     Tokenizer.from_vocabulary(learn_pieces(sentences * 5, 100), lowercase=True).save(tmp_path / "vocabulary")
     data = prepare([tmp_path / "text.txt"], tmp_path / "vocabulary", tmp_path / "data", settings=PrepareSettings(0))
-    settings = PretrainSettings(preset="tiny", steps=60, batch=8, length=32, rate=2e-3, dropout=0.0)
+    settings = PretrainSettings(preset="tiny", steps=60, batch_size=8, max_length=32, learning_rate=2e-3, dropout=0.0)
     run = pretrain(data, tmp_path / "run", settings=settings)
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     losses = [json.loads(line)["mlm_loss"] for line in lines]
@@ -171,7 +171,7 @@ def equal(one: nn.Module, other: nn.Module) -> bool:
 
 def test_goes_on_from_a_model_with_its_heads(data: Path, base: Path, tmp_path: Path) -> None:
     # At so small a rate nothing moves that was there before.
-    settings = PretrainSettings(steps=1, batch=4, length=24, rate=1e-12, weight_decay=0.0)
+    settings = PretrainSettings(steps=1, batch_size=4, max_length=24, learning_rate=1e-12, weight_decay=0.0)
     listener = Listener()
     run = pretrain(data, tmp_path / "run", model=base, settings=settings, progress=listener)
     assert listener.said == []
@@ -194,7 +194,7 @@ def test_missing_heads_start_anew_and_are_told(data: Path, tmp_path: Path) -> No
     tokenizer, config = Tokenizer.from_folder(data), make_bert(data).config
     save_folder(ModelFolder(Bert.fresh(config, seed=9), tokenizer), tmp_path / "bare")
     listener = Listener()
-    settings = PretrainSettings(steps=1, batch=4, length=24, rate=1e-12, weight_decay=0.0)
+    settings = PretrainSettings(steps=1, batch_size=4, max_length=24, learning_rate=1e-12, weight_decay=0.0)
     run = pretrain(data, tmp_path / "run", model=tmp_path / "bare", settings=settings, progress=listener)
     assert listener.said == [f"{tmp_path / 'bare'}: lacks the heads mlm, nsp; new ones start at random"]
     assert equal(load_folder(run).model.encoder, load_folder(tmp_path / "bare").model.encoder)
@@ -211,8 +211,8 @@ def test_model_of_another_vocabulary_is_refused(data: Path, tmp_path: Path) -> N
 
 def test_longest_input_is_what_was_trained(finished: Path, data: Path, tmp_path: Path) -> None:
     assert load_folder(finished).tokenizer.max_length == 24
-    longer = pretrain(data, tmp_path / "longer", model=finished, settings=replace(SETTINGS, length=40, steps=1))
-    shorter = pretrain(data, tmp_path / "shorter", model=finished, settings=replace(SETTINGS, length=16, steps=1))
+    longer = pretrain(data, tmp_path / "longer", model=finished, settings=replace(SETTINGS, max_length=40, steps=1))
+    shorter = pretrain(data, tmp_path / "shorter", model=finished, settings=replace(SETTINGS, max_length=16, steps=1))
     assert load_folder(longer).tokenizer.max_length == 40
     assert load_folder(shorter).tokenizer.max_length == 24
 
@@ -240,7 +240,7 @@ def test_casing_is_a_part_of_the_vocabulary(data: Path, tmp_path: Path) -> None:
 def test_a_large_batch_does_not_hide_the_held_out_text(data: Path, tmp_path: Path) -> None:
     count = Corpus.open(data).document_count
     listener = Listener()
-    settings = replace(SETTINGS, steps=1, batch=max(16, count // 2), length=24)
+    settings = replace(SETTINGS, steps=1, batch_size=max(16, count // 2), max_length=24)
     run = pretrain(data, tmp_path / "run", settings=settings, progress=listener)
     assert "held_out_mlm_loss" in json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
 

@@ -36,7 +36,7 @@ def test_unknown_recipe_is_answered_with_the_nearest() -> None:
 
 def test_a_model_goes_on_by_the_recipe_that_made_it(data: Path, tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_folder(data)
-    settings = PretrainSettings(preset="tiny", length=16, **read_recipe("albert"))
+    settings = PretrainSettings(preset="tiny", max_length=16, **read_recipe("albert"))
     bert, tokenizer = start_model(tokenizer, settings, None, Silent())
     save_folder(ModelFolder(bert, tokenizer), tmp_path / "albert")
     again, _ = start_model(tokenizer, settings, tmp_path / "albert", Silent())
@@ -47,6 +47,6 @@ def test_a_model_goes_on_by_the_recipe_that_made_it(data: Path, tmp_path: Path) 
 
 
 def test_a_model_does_not_take_the_shape_of_another_recipe(base: Path, data: Path) -> None:
-    settings = PretrainSettings(length=16, **read_recipe("albert"))
+    settings = PretrainSettings(max_length=16, **read_recipe("albert"))
     with pytest.raises(ConfigError, match="has its shape already"):
         start_model(Tokenizer.from_folder(data), settings, base, Silent())

@@ -38,11 +38,11 @@ class DistillSettings:
     """What both answers are divided by before they are compared: more shows more of what the teacher thinks second."""
     epochs: int = 6
     """Passes over the rows."""
-    batch: int = 32
+    batch_size: int = 32
     """Rows an update."""
     stride: int = 128
     """To answer: tokens from one window of a long context to the next; half of a window's room if that is less."""
-    rate: float = 1e-4
+    learning_rate: float = 1e-4
     """Peak learning rate."""
     warmup: float = 0.1
     """Share of the steps over which the rate rises."""
@@ -76,12 +76,12 @@ class DistillSettings:
         """The same training as that of any model, of texts as the teacher reads them."""
         return FinetuneSettings(
             epochs=self.epochs,
-            batch=self.batch,
-            length=length,
+            batch_size=self.batch_size,
+            max_length=length,
             long_texts=long_texts,
             stride=self.stride,
             context=context,
-            rate=self.rate,
+            learning_rate=self.learning_rate,
             warmup=self.warmup,
             weight_decay=self.weight_decay,
             dropout=self.dropout,

@@ -15,7 +15,7 @@ from cloze.train.finetuning.settings import FinetuneSettings
 
 # What is understood where there are no labels to learn: similarity, correction.
 _WITHOUT_LABELS = {
-    *("epochs", "batch", "length", "rate", "warmup", "weight_decay", "dropout"),
+    *("epochs", "batch_size", "max_length", "learning_rate", "warmup", "weight_decay", "dropout"),
     *("patience", "freeze_layers", "layer_decay", "precision", "save_every", "seed"),
 }
 
@@ -24,7 +24,7 @@ def check_task(data: TaskData, model: str | Path, settings: FinetuneSettings) ->
     """The model that these rows are to be learned by, if it can learn them so."""
     check_kind(data.kind, settings)
     base = load_folder(find_source(model))
-    check_length(settings.length, base)
+    check_length(settings.max_length, base)
     check_augment(data, base, str(model), settings)
     return base
 
@@ -34,7 +34,7 @@ def check_length(length: int, base: ModelFolder) -> None:
     most = base.model.config.positions
     if base.model.capabilities.has_positions and length > most:
         raise ConfigError(
-            f"length is {length}, but the model reads at most {most} tokens; "
+            f"max_length is {length}, but the model reads at most {most} tokens; "
             "use that, or give it more with cloze extend --positions"
         )
 

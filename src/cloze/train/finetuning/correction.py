@@ -97,7 +97,7 @@ def finetune_correction(
         settings=settings,
         model=wrapped,
         batches=lambda: TaskBatches(
-            items, settings.batch, settings.seed, tuned.tokenizer.pad_id, wrapped.device, labels_tokens=True
+            items, settings.batch_size, settings.seed, tuned.tokenizer.pad_id, wrapped.device, labels_tokens=True
         ),
         objective=lambda: CorrectionObjective(wrapped.bert),
         metric="correction_f1",
@@ -164,12 +164,12 @@ def _start(base: ModelFolder, name: str, settings: FinetuneSettings) -> ModelFol
     """The model with its head of pre-training; without one, it would have to learn the language from the rows."""
     if "mlm" not in base.model.heads:
         raise CheckpointError(f"{name}: no masked-word head; train one with 'cloze pretrain --model {name}'")
-    check_length(settings.length, base)
+    check_length(settings.max_length, base)
     bert = with_heads(base.model, ["mlm"], keep=True, seed=settings.seed, dropout=settings.dropout)
     freeze_lowest(bert, settings.freeze_layers)
     if bert.pooler is not None:
         bert.pooler.requires_grad_(False)  # nothing asks it
-    length = min(settings.length, base.tokenizer.max_length)
+    length = min(settings.max_length, base.tokenizer.max_length)
     return ModelFolder(bert, base.tokenizer.with_max_length(length), None, EmbeddingSettings())
 
 

@@ -168,8 +168,8 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSetti
     outputs = 1 if data.labels is None else len(data.labels)
     bert = with_heads(base.model, (head,), labels=outputs, keep=False, seed=settings.seed, dropout=settings.dropout)
     names = () if data.labels is None else data.labels.names
-    length = min(settings.length, base.tokenizer.max_length)
-    if length < settings.length:
+    length = min(settings.max_length, base.tokenizer.max_length)
+    if length < settings.max_length:
         progress.say(f"the model reads at most {length} tokens")
     # The limit is saved with the folder: the model reads as much as it was trained and scored on.
     tokenizer = base.tokenizer.with_max_length(length)
@@ -197,7 +197,7 @@ def make_batches(
     report_truncated(items, tokenizer.max_length, progress, kind.item_noun)
     return TaskBatches(
         items,
-        settings.batch,
+        settings.batch_size,
         settings.seed,
         tokenizer.pad_id,
         device,

@@ -40,13 +40,13 @@ def draw_search(rows: Sequence["Scored"], metric: str, path: Path) -> None:
 
     grid = [row for row in rows if row.part == "grid"]
     others = [row for row in rows if row.part != "grid"]
-    batches = sorted({row.settings["batch"] for row in grid})
+    batches = sorted({row.settings["batch_size"] for row in grid})
     figure, axes = pyplot.subplots(
         1, len(batches) + 1, figsize=(4.2 * (len(batches) + 1), 3.8), layout="constrained", squeeze=False
     )
     limits = (min(row.score for row in rows), max(row.score for row in rows))
     for axis, batch in zip(axes[0], batches, strict=False):
-        _cells(axis, [row for row in grid if row.settings["batch"] == batch], limits)
+        _cells(axis, [row for row in grid if row.settings["batch_size"] == batch], limits)
         axis.set_title(f"batch {batch}")
     _points(axes[0][-1], others, metric)
     with replaced_file(path) as temporary:
@@ -55,14 +55,14 @@ def draw_search(rows: Sequence["Scored"], metric: str, path: Path) -> None:
 
 
 def _cells(axis: Any, rows: Sequence["Scored"], limits: tuple[float, float]) -> None:
-    rates = sorted({row.settings["rate"] for row in rows})
+    rates = sorted({row.settings["learning_rate"] for row in rows})
     epochs = sorted({row.settings["epochs"] for row in rows})
     table = [[_of(rows, rate, epoch) for epoch in epochs] for rate in rates]
     axis.imshow(table, cmap="viridis", vmin=limits[0], vmax=limits[1], aspect="auto")
     axis.set_xticks(range(len(epochs)), epochs)
     axis.set_yticks(range(len(rates)), [f"{rate:g}" for rate in rates])
     axis.set_xlabel("epochs")
-    axis.set_ylabel("rate")
+    axis.set_ylabel("learning rate")
     middle = sum(limits) / 2
     for line, values in enumerate(table):
         for column, value in enumerate(values):
@@ -71,7 +71,7 @@ def _cells(axis: Any, rows: Sequence["Scored"], limits: tuple[float, float]) -> 
 
 
 def _of(rows: Sequence["Scored"], rate: float, epochs: int) -> float:
-    return next(row.score for row in rows if (row.settings["rate"], row.settings["epochs"]) == (rate, epochs))
+    return next(row.score for row in rows if (row.settings["learning_rate"], row.settings["epochs"]) == (rate, epochs))
 
 
 def _points(axis: Any, rows: Sequence["Scored"], metric: str) -> None:
@@ -155,7 +155,7 @@ def search(
     if how.folds:
         found.fill(_folds(data, settings, how.folds), score)
         if score(Cell(WHOLE, "whole", settings, data)).diverged:
-            raise DivergedError(f"{run.folder}: the training on all rows diverged; lower --rate, with --fresh")
+            raise DivergedError(f"{run.folder}: the training on all rows diverged; lower --learning-rate, with --fresh")
     else:
         if how.grid:
             _tell_unused(settings, progress)
@@ -220,7 +220,7 @@ def _tell_unused(settings: FinetuneSettings, progress: Progress) -> None:
 def _grid(data: TaskData, settings: FinetuneSettings) -> Iterator[Cell]:
     rates = RATES if settings.trains_all else FROZEN_RATES
     for batch, rate, epochs in product(BATCHES, rates, EPOCHS):
-        changed = replace(settings, batch=batch, rate=rate, epochs=epochs)
+        changed = replace(settings, batch_size=batch, learning_rate=rate, epochs=epochs)
         yield Cell(_name(changed), "grid", changed, data)
 
 
@@ -241,11 +241,11 @@ def _folds(data: TaskData, settings: FinetuneSettings, folds: int) -> Iterator[C
 
 
 def _name(settings: FinetuneSettings) -> str:
-    return f"batch-{settings.batch}-rate-{settings.peak_rate:g}-epochs-{settings.epochs}"
+    return f"batch-{settings.batch_size}-rate-{settings.peak_rate:g}-epochs-{settings.epochs}"
 
 
 def _varied(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: settings[name] for name in ("batch", "rate", "epochs")}
+    return {name: settings[name] for name in ("batch_size", "learning_rate", "epochs")}
 
 
 def _scored(cell: Cell, folder: Path) -> Scored:
@@ -260,7 +260,7 @@ def _diverged(cell: Cell) -> Scored:
 
 
 def _told_settings(cell: Cell) -> dict[str, Any]:
-    return {**_varied(asdict(cell.settings)), "rate": cell.settings.peak_rate, "seed": cell.settings.seed}
+    return {**_varied(asdict(cell.settings)), "learning_rate": cell.settings.peak_rate, "seed": cell.settings.seed}
 
 
 class _Table:
@@ -315,7 +315,9 @@ def _finish(run: Run, found: _Table, metric: str, part: str) -> None:
     rows = [row for row in found.rows if row.part == part]
     best = found.best(part)
     if best.diverged:
-        raise DivergedError(f"{run.folder}: every one of {len(rows)} trainings diverged; lower --rate, with --fresh")
+        raise DivergedError(
+            f"{run.folder}: every one of {len(rows)} trainings diverged; lower --learning-rate, with --fresh"
+        )
     chosen = WHOLE if part == "folds" else best.name
     found_best = {"best": best.name, "best_results": best.results, "kept": chosen}
     run.write_results({"metric": metric, **summary(rows), **found_best})

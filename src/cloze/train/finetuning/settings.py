@@ -23,9 +23,9 @@ class FinetuneSettings:
 
     epochs: int = 3
     """Passes over the training rows."""
-    batch: int = 32
+    batch_size: int = 32
     """Batch size: rows per optimizer step."""
-    length: int = 128
+    max_length: int = 128
     """Maximum sequence length in tokens."""
     long_texts: LongTexts = "cut"
     """Longer texts: cut, head-tail (a quarter and three quarters of the length), or windows (all of it is read)."""
@@ -35,7 +35,7 @@ class FinetuneSettings:
     """To answer: maximum answer length in tokens, when scoring and later; use more where tokens are characters."""
     context: bool = False
     """To tag: read sentences together with as many of their neighbours in the document as fit."""
-    rate: float | None = None
+    learning_rate: float | None = None
     """Peak learning rate; by default 5e-5, or 1e-3 where the model itself is frozen."""
     warmup: float = 0.1
     """Share of the steps over which the learning rate rises."""
@@ -79,7 +79,13 @@ class FinetuneSettings:
     """Random seed of the new head, order and dropout."""
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 1), ("batch", 1), ("length", SHORTEST), ("stride", 1), ("longest_answer", 1)):
+        for name, least in (
+            ("epochs", 1),
+            ("batch_size", 1),
+            ("max_length", SHORTEST),
+            ("stride", 1),
+            ("longest_answer", 1),
+        ):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} is {getattr(self, name)}; at least {least} was expected")
         if self.patience < 0:
@@ -138,15 +144,15 @@ class FinetuneSettings:
     @property
     def peak_rate(self) -> float:
         """The peak learning rate: as set, or the default, which is higher where only new parameters are trained."""
-        if self.rate is not None:
-            return self.rate
+        if self.learning_rate is not None:
+            return self.learning_rate
         return 5e-5 if self.trains_all else 1e-3
 
     @property
     def summary(self) -> str:
         """One line for the model card."""
         return (
-            f"{self.epochs} epochs, batch {self.batch}, rate {self.peak_rate:g}, seed {self.seed}, "
+            f"{self.epochs} epochs, batch size {self.batch_size}, learning rate {self.peak_rate:g}, seed {self.seed}, "
             f"computed in {self.precision}"
         )
 
@@ -159,7 +165,7 @@ class FinetuneSettings:
         """Return the settings of the loop, with an evaluation after every epoch."""
         return LoopSettings(
             steps=self.epochs * steps_per_epoch,
-            rate=self.peak_rate,
+            learning_rate=self.peak_rate,
             warmup=self.warmup,
             weight_decay=self.weight_decay,
             save_every=self.save_every,
@@ -225,11 +231,11 @@ class AdaptSettings:
     """Optimizer steps on the domain text."""
     task_steps: int = 300
     """Optimizer steps on the texts of the training rows."""
-    adapt_rate: float = 1e-4
+    adapt_learning_rate: float = 1e-4
     """Peak learning rate of both."""
-    adapt_batch: int = 32
+    adapt_batch_size: int = 32
     """Batch size of both."""
-    adapt_length: int = 128
+    adapt_max_length: int = 128
     """Maximum sequence length of both, in tokens."""
     masking: Masking = "word"
     """Unit of masking: token, word, ngram, span."""
@@ -251,9 +257,9 @@ class AdaptSettings:
         """Return the settings of one stage: masked words only, since a task's rows have no next sentences."""
         return PretrainSettings(
             steps=steps,
-            batch=self.adapt_batch,
-            length=self.adapt_length,
-            rate=self.adapt_rate,
+            batch_size=self.adapt_batch_size,
+            max_length=self.adapt_max_length,
+            learning_rate=self.adapt_learning_rate,
             masking=self.masking,
             objective="none",
             precision=precision,

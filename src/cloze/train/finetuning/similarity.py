@@ -146,7 +146,7 @@ def _start(
     base: ModelFolder, data: SimilarityData, settings: FinetuneSettings, similarity: SimilaritySettings
 ) -> ModelFolder:
     """The encoder of the base, without heads: what they learned belongs to other states."""
-    check_length(settings.length, base)
+    check_length(settings.max_length, base)
     pooling: Any = similarity.vectors or base.embedding.pooling
     if pooling not in POOLINGS:
         raise ConfigError(f"unknown pooling {pooling!r}{did_you_mean(pooling, POOLINGS)}")
@@ -154,7 +154,7 @@ def _start(
     if data.partners is None and not bert.config.dropout > 0:
         raise ConfigError("dropout is 0, but without it a text read twice is the same; use 0.1, or rows with pairs")
     freeze_lowest(bert, settings.freeze_layers)
-    length = min(settings.length, base.tokenizer.max_length)
+    length = min(settings.max_length, base.tokenizer.max_length)
     return ModelFolder(bert, base.tokenizer.with_max_length(length), None, EmbeddingSettings(pooling, normalize=True))
 
 
@@ -167,7 +167,7 @@ def _batches(
     seconds = firsts if data.partners is None else tokenizer.encode_batch(data.partners)
     items = [Item(both, 0) for both in zip(firsts, seconds, strict=True)]
     report_truncated(items, tokenizer.max_length, progress)
-    return TaskBatches(items, settings.batch, settings.seed, tokenizer.pad_id, wrapped.device, like_lengths=True)
+    return TaskBatches(items, settings.batch_size, settings.seed, tokenizer.pad_id, wrapped.device, like_lengths=True)
 
 
 def _score(model: Model, data: SimilarityData) -> dict[str, float]:

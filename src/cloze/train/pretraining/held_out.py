@@ -117,14 +117,14 @@ def _open(
         batches = PretrainingBatches(
             corpus,
             tokenizer,
-            batch=size,
+            batch_size=size,
             examples=examples,
             masks=settings.masks(),
             seed=SEED,
             tables=tables,
         )
         try:
-            count = min(batches.steps_in(0), max(1, SEQUENCES * settings.length // examples.length // size))
+            count = min(batches.steps_in(0), max(1, SEQUENCES * settings.max_length // examples.max_length // size))
         except DataError:  # less than one batch
             size //= 2
         else:
@@ -178,10 +178,10 @@ def evaluate_masked_words(
         raise CheckpointError(
             f"{folder}: no masked-word head (heads: {heads}); train one with 'cloze pretrain --model {folder}'"
         )
-    if settings.length > loaded.tokenizer.max_length:
+    if settings.max_length > loaded.tokenizer.max_length:
         raise ConfigError(
-            f"length is {settings.length}, but the model reads at most {loaded.tokenizer.max_length} tokens; "
-            f"use --length {loaded.tokenizer.max_length} or less"
+            f"max_length is {settings.max_length}, but the model reads at most {loaded.tokenizer.max_length} tokens; "
+            f"use --max-length {loaded.tokenizer.max_length} or less"
         )
     place = choose_device(device)
     bert = loaded.model.to(place).eval()
@@ -209,12 +209,12 @@ def _batches(corpus: Corpus, tokenizer: Tokenizer, settings: MlmEvaluationSettin
         PretrainingBatches,
         corpus,
         tokenizer,
-        examples=ExampleSettings(objective="none", length=settings.length),
+        examples=ExampleSettings(objective="none", max_length=settings.max_length),
         masks=MaskSettings(rate=settings.mask_rate, mix=settings.mask_mix),
         seed=settings.seed,
     )
-    single = of_size(batch=1)
-    return single if single.steps_in(0) <= FEW else of_size(batch=BATCH)
+    single = of_size(batch_size=1)
+    return single if single.steps_in(0) <= FEW else of_size(batch_size=BATCH)
 
 
 def _measure(

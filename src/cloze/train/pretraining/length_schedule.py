@@ -31,7 +31,7 @@ class LengthSchedule:
             return PretrainingBatches(
                 corpus,
                 tokenizer,
-                batch=settings.sequences(long=long),
+                batch_size=settings.sequences(long=long),
                 examples=settings.examples(long=long),
                 masks=settings.masks(),
                 seed=settings.seed,
@@ -44,18 +44,18 @@ class LengthSchedule:
 
     def check(self, processes: int, accumulate: int) -> None:
         """Refuse what would end the training at its first step, or hours later where the second phase begins."""
-        fewest, batch = processes * accumulate, self.short.batch
+        fewest, batch = processes * accumulate, self.short.batch_size
         share = f"{processes} processes with {accumulate} parts each share"
         if fewest > batch:
-            raise ConfigError(f"batch is {batch}, but {share} it; use a --batch of at least {fewest}")
+            raise ConfigError(f"batch_size is {batch}, but {share} it; use a --batch-size of at least {fewest}")
         self.short.at(0)
         if self.long is None:
             return
-        if fewest > self.long.batch:
-            enough = -(-fewest * self.long.examples.length // self.short.examples.length)
+        if fewest > self.long.batch_size:
+            enough = -(-fewest * self.long.examples.max_length // self.short.examples.max_length)
             raise ConfigError(
-                f"batch is {batch}, which is {self.long.batch} of the long sequences, but {share} them; "
-                f"use a --batch of at least {enough}"
+                f"batch_size is {batch}, which is {self.long.batch_size} of the long sequences, but {share} them; "
+                f"use a --batch-size of at least {enough}"
             )
         copy(self.long).at(0)  # what it has planned is not kept until it is needed
 
@@ -78,6 +78,6 @@ def flops_per_token(bert: Backbone, settings: PretrainSettings, long: float) -> 
         count_flops(
             bert.config, bert.head_names, length, chosen=settings.mask_rate, checkpointing=settings.checkpointing
         )
-        for length in (settings.length, settings.longest)
+        for length in (settings.max_length, settings.longest)
     )
     return (1 - long) * short_cost + long * long_cost

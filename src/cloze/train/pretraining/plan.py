@@ -114,7 +114,7 @@ def plan(
 def memory_of(bert: Backbone, settings: PretrainSettings, precision: Precision) -> Estimate:
     """Parameters, work and memory of the largest step."""
     longest = settings.longest
-    rows = max(1, settings.batch * settings.length // longest) if settings.long_length else settings.batch
+    rows = max(1, settings.batch_size * settings.max_length // longest) if settings.long_length else settings.batch_size
     return estimate(
         bert.config,
         bert.head_names,
@@ -138,7 +138,7 @@ def _phase(
     """Seconds and tokens of a step, the best of some after one to warm up."""
     objective = PretrainingObjective(bert.to(precision.device), pretraining_heads(settings), precision.device)
     bert.encoder.checkpointing = settings.checkpointing
-    optimizer = make_optimizer(objective, settings.rate, settings.weight_decay)
+    optimizer = make_optimizer(objective, settings.learning_rate, settings.weight_decay)
     objective.train()
     times: list[float] = []
     tokens: list[int] = []

@@ -54,8 +54,10 @@ def pretraining_card(
     told = (
         "\n".join(f"- {name}: {value:.4f}" for name, value in scores.items()) or "- none: too little text was held out"
     )
-    length = f"{settings.length} tokens" + (f", then {settings.long_length}" if settings.long_length else "")
-    cut = f", in sequences of {settings.length} tokens (long: {settings.long_length})" if settings.long_length else ""
+    length = f"{settings.max_length} tokens" + (f", then {settings.long_length}" if settings.long_length else "")
+    cut = (
+        f", in sequences of {settings.max_length} tokens (long: {settings.long_length})" if settings.long_length else ""
+    )
     return (
         f"# BERT, {bert.config.layers} layers, hidden size {bert.config.hidden_size}\n\n"
         f"Pre-trained with cloze {__version__} by {_OBJECTIVES[settings.objective]}"
@@ -66,13 +68,14 @@ def pretraining_card(
         f"- vocabulary: {tokenizer.size:,} pieces, {'uncased' if tokenizer.lowercase else 'cased'}\n"
         f"- text: {train['tokens']:,} tokens in {train['documents']:,} documents\n"
         f"- files: {_files(manifest['recipe']['texts'])}\n"
-        f"- training: {int(results['steps']):,} steps of {settings.batch} sequences of {length}, "
+        f"- training: {int(results['steps']):,} steps of {settings.batch_size} sequences of {length}, "
         f"{results['hours']:.2f} hours, {int(results['tokens_seen']):,} tokens seen\n"
         f"- masking: {settings.masking}, {settings.mask_rate:.0%} of tokens, "
         f"{'/'.join(f'{100 * share:g}' for share in settings.mask_mix)}"
         f"{f', {settings.static} frozen variants' if settings.static else ''}\n"
-        f"- peak rate {settings.rate:g}, warm-up {settings.warmup:.0%}, weight decay {settings.weight_decay:g}, "
-        f"dropout {bert.config.dropout:g}, seed {settings.seed}, computed in {settings.precision}\n\n"
+        f"- peak learning rate {settings.learning_rate:g}, warm-up {settings.warmup:.0%}, "
+        f"weight decay {settings.weight_decay:g}, dropout {bert.config.dropout:g}, seed {settings.seed}, "
+        f"computed in {settings.precision}\n\n"
         "The command, where `DATA` is the folder of those files as `cloze prepare` wrote it, and `RUN` a new one:\n\n"
         f"```console\n{pretraining_command(settings, model)}\n```\n\n"
         f"Held-out documents{cut}:\n\n{told}\n"
@@ -182,7 +185,7 @@ def start_model(
         tokenizer = tokenizer.with_segments(loaded.tokenizer.segments)
     if settings.longest > bert.config.positions:
         raise ConfigError(
-            f"length is {settings.longest}, but the model reads at most {bert.config.positions} tokens; "
+            f"max_length is {settings.longest}, but the model reads at most {bert.config.positions} tokens; "
             "lengthen it with 'cloze extend --positions'"
         )
     return bert, tokenizer.with_max_length(longest)
