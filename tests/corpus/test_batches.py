@@ -141,7 +141,7 @@ def test_parts_together_are_the_whole(objective: Objective, masking: Masking) ->
 def test_parts_that_cannot_be_are_refused() -> None:
     for part, parts in ((2, 2), (-1, 2), (0, 9), (0, 0)):
         with pytest.raises(
-            ConfigError, match=f"part {part} of {parts} of a batch of 8; expected parts of a sequence or"
+            ConfigError, match=f"part {part} of {parts} of a batch of 8; expected parts of at least a sequence"
         ):
             make_batches().at(0, part, parts)
 

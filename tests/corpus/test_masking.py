@@ -229,7 +229,7 @@ def test_tables_that_are_needed_are_asked_for() -> None:
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, -0.1, float("nan")])
 def test_rate_out_of_bounds_is_refused(rate: float) -> None:
-    with pytest.raises(ConfigError, match=f"mask learning_rate is {rate}; a share between 0 and 1 was expected"):
+    with pytest.raises(ConfigError, match=f"mask rate is {rate}; a share between 0 and 1 was expected"):
         MaskSettings(rate=rate)
 
 

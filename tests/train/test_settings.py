@@ -28,7 +28,7 @@ def test_loop_refuses(changes: dict[str, float], message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("epochs", 1), ("batch", 1), ("length", 3), ("stride", 1), ("longest_answer", 1)]
+    ("name", "least"), [("epochs", 1), ("batch_size", 1), ("max_length", 3), ("stride", 1), ("longest_answer", 1)]
 )
 def test_finetuning_refuses_too_little(name: str, least: int) -> None:
     with pytest.raises(ConfigError, match=f"{name} is {least - 1}; at least {least} was expected"):

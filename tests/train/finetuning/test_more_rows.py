@@ -119,7 +119,7 @@ def test_what_cannot_be_made_is_refused(base: Path, source: Source, tmp_path: Pa
         (tmp_path / kind).mkdir()
         other = make_source(kind, tmp_path / kind)
         with pytest.raises(ConfigError, match=f"augment is for labels and numbers of texts; this task is to {kind}"):
-            finetune(other, base, tmp_path / "run", settings=settings_of("edits", length=32))
+            finetune(other, base, tmp_path / "run", settings=settings_of("edits", max_length=32))
     tuned = finetune(source, base, tmp_path / "tuned", settings=FAST)
     message = "augment contextual asks the head mlm for words, and this model has the heads: sequence; start from"
     with pytest.raises(ConfigError, match=message):

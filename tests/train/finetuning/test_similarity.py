@@ -140,7 +140,7 @@ def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
     refused("^adapter is 'lora', which training for similarity does not know; leave it out$", adapter="lora")
     refused("^calibrate is True, which training for similarity does not know; leave it out$", calibrate=True)
     refused(r"^patience is 2, but there is no --dev file of scored pairs to wait on$", patience=2)
-    refused(r"^length is 5000, but the model reads at most \d+ tokens; use that", length=5000)
+    refused(r"^max_length is 5000, but the model reads at most \d+ tokens; use that", max_length=5000)
     refused(r"^dropout is 0, but without it a text read twice is the same; use 0.1, or rows with pairs$", dropout=0.0)
     refused("^unknown pooling 'clss'; did you mean 'cls'", similarity=SimilaritySettings(vectors="clss"))
     (tmp_path / "one.txt").write_text("alone\n", encoding="utf-8")
