@@ -13,7 +13,7 @@ from tests.text.generated import strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 
 from cloze.text import SPECIAL
-from cloze.text.characters import LONGEST_READ
+from cloze.text.characters import MAX_WINDOW
 
 # First and last character of each. BERT's table has A to E; it takes what came later for letters.
 CJK_BLOCKS = {
@@ -104,7 +104,7 @@ def _mark_floods(huge: int) -> Iterator[str]:
 
 def _endless_marks(huge: int) -> Iterator[str]:
     """Words of which more is deleted than is ever read: the rest is lost, and said to be."""
-    length = max(huge, 2 * LONGEST_READ)
+    length = max(huge, 2 * MAX_WINDOW)
     yield "a" + "\u0301" * length + "b"
     # Marks of two classes must be put in order, which takes a careless program the square of their number.
     yield "a" + "\u0301\u0316" * (length // 2) + "b"
@@ -160,7 +160,7 @@ def _one_line(huge: int) -> Iterator[str]:
 
 def _window_edges(huge: int) -> Iterator[str]:
     """Something to trip over just where a long text is cut."""
-    for size in (_WINDOW, LONGEST_READ) if huge >= LONGEST_READ else (_WINDOW,):
+    for size in (_WINDOW, MAX_WINDOW) if huge >= MAX_WINDOW else (_WINDOW,):
         filler = f"{'z' * 127} " * (size // 128 + 1)  # words too long to be known, which are soon checked
         for tail in ("é", "\u0301\u0302", "中国", "\ud800", "\u200d.", "[MASK]", "한국", "\u00a0\u0301", "İ"):
             for place in range(size - 3, size + 1):

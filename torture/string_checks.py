@@ -18,7 +18,7 @@ from tests.text import reference
 from tests.text.generated import BLOCKS, CAPITAL_SIGMA, RECLASSIFIED
 
 from cloze.text import MASK, Encoding, Tokenizer
-from cloze.text.characters import LONGEST_READ
+from cloze.text.characters import MAX_WINDOW
 
 # The engine's table of ideographs starts extension E 256 characters late.
 _MISSED_IDEOGRAPHS = range(0x2B820, 0x2B920)
@@ -160,7 +160,7 @@ def _problems(
     if not (tokenizer.special_ids - {tokenizer.unknown_id}).isdisjoint(whole.ids):
         yield "the text has forged a special token"
     # Of a word beyond what is read of one, the tokenizer cannot know whether the rest would have had tokens.
-    if whole.dropped and not beyond_reading and max(map(len, text.split()), default=0) <= LONGEST_READ:
+    if whole.dropped and not beyond_reading and max(map(len, text.split()), default=0) <= MAX_WINDOW:
         yield f"{whole.dropped} tokens dropped where there was room for all"
     if (problem := offset_problem(text, whole.offsets)) is not None:
         yield problem

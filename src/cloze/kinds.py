@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-# What to do with a text longer than the model's maximum length: see text/truncation.py.
+# What to do with a text longer than the model's maximum length: see text/encoding.py.
 LongTexts = Literal["cut", "head-tail", "windows"]
 
 # What may be trained in place of the whole model: see model/adapters.py.

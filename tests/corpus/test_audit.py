@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, poisson
 
-from cloze.corpus.audit import Audit, Check, audit, wilson
-from cloze.corpus.audit_masks import is_chance, is_similar_word
+from cloze.corpus.audit import Audit, Check, audit, is_plausible, is_similar_word, wilson_interval
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective
 from cloze.corpus.shards import Corpus
@@ -92,7 +91,7 @@ def test_static_examples_are_counted_once(corpus: Corpus) -> None:
 def test_bounds_are_those_of_wilson() -> None:
     for count, total in ((0, 10), (5, 10), (83, 1000), (1000, 1000)):
         expected = binomtest(count, total).proportion_ci(0.95, method="wilson")
-        assert wilson(count, total, 1.959964) == pytest.approx((expected.low, expected.high), abs=1e-6)
+        assert wilson_interval(count, total, 1.959964) == pytest.approx((expected.low, expected.high), abs=1e-6)
 
 
 def choose_beside(batch: PretrainingBatch) -> PretrainingBatch:
@@ -237,14 +236,14 @@ def test_random_words_are_what_stood_there_as_often_as_chance_has_it(corpus: Cor
 def test_what_is_rarer_than_chance_is_no_rarer_than_that() -> None:
     for expected in (1e-6, 0.001, 0.03, 0.7, 4.0, 60.0, 2_000.0):
         for count in range(3_000):
-            if not is_chance(count, expected, 1e-5):
+            if not is_plausible(count, expected, 1e-5):
                 assert poisson.sf(count - 1, expected) < 1e-5
                 break
         # The bound is not so wide that what is wrong goes through.
         assert poisson.sf(count - 1, expected) > 1e-9
-    assert is_chance(1, 0.001, 1e-5)  # once in a thousand times
-    assert is_chance(0, 0.0, 1e-5)
-    assert not is_chance(1, 0.0, 1e-5)
+    assert is_plausible(1, 0.001, 1e-5)  # once in a thousand times
+    assert is_plausible(0, 0.0, 1e-5)
+    assert not is_plausible(1, 0.0, 1e-5)
 
 
 def test_one_character_of_a_word_may_be_mistaken() -> None:

@@ -234,7 +234,7 @@ def test_too_little_text_is_told_with_advice(objective: Objective) -> None:
         make_batches(objective, batch=9999).at(0)
     if objective != "nsp":
         with pytest.raises(DataError, match="the corpus gives 0 sequences"):
-            make_batches(objective, corpus=Corpus.of([])).at(0)
+            make_batches(objective, corpus=Corpus.from_documents([])).at(0)
 
 
 def test_numbers_that_make_no_sense_are_refused() -> None:

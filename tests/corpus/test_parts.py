@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from cloze.corpus.documents import Paragraph, PartReader, Segment, Span
-from cloze.corpus.preparation.plan import gather, survey
+from cloze.corpus.preparation.shard_plan import gather, survey
 
 
 @pytest.fixture

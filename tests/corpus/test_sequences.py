@@ -11,7 +11,7 @@ PAD, CLS, SEP = TOKENIZER.pad_id, TOKENIZER.cls_id, TOKENIZER.sep_id
 A, END = FIRST_WORD, FIRST_ENDING
 TOKENS = [A, A + 1, END, A + 2, A + 3, A + 4, END + 1, END + 2, A + 5, A + 6, A + 7, END + 3]
 STARTS = [token < END for token in TOKENS]
-CORPUS = Corpus.of([[TOKENS[:5], TOKENS[5:8]], [TOKENS[8:]]], STARTS)
+CORPUS = Corpus.from_documents([[TOKENS[:5], TOKENS[5:8]], [TOKENS[8:]]], STARTS)
 # The first example is two chunks, the second one, the third is cut inside of words.
 PLAN = Plan(
     chunks=np.array([[0, 3, 0], [5, 8, 1], [8, 12, 0], [6, 7, 0], [2, 4, 1], [11, 12, 1]]),

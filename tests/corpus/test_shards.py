@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 import cloze.corpus.shards as module
 from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
-from cloze.corpus.shards import Corpus, JoinedArray, read_manifest, verify_corpus
+from cloze.corpus.shards import Corpus, ShardedArray, read_manifest, verify_corpus
 from cloze.errors import CheckpointError, DataError
 
 Ids = NDArray[np.int64]
@@ -40,7 +40,7 @@ def test_tokens_are_mapped_and_read_only(prepared: Path) -> None:
 def test_shards_are_one_corpus(prepared: Path, several: Path, split: str) -> None:
     one, many = Corpus.open(prepared, split), Corpus.open(several, split)
     assert len(read_manifest(several)["shards"]) > 5
-    assert isinstance(many.tokens, JoinedArray)
+    assert isinstance(many.tokens, ShardedArray)
     assert np.array_equal(one.sentences, many.sentences)
     assert np.array_equal(one.documents, many.documents)
     assert one.sentences.dtype == many.documents.dtype == np.dtype(np.int64)
@@ -70,11 +70,11 @@ def test_a_corpus_in_memory_reads_the_same(prepared: Path) -> None:
         ]
         for document in range(corpus.document_count)
     ]
-    memory = Corpus.of(documents, starts)
+    memory = Corpus.from_documents(documents, starts)
     assert np.array_equal(memory.read(5, 500), corpus.read(5, 500))
     assert np.array_equal(memory.word_starts(5, 500), corpus.word_starts(5, 500))
     assert 0 < sum(starts) < len(starts)
-    assert Corpus.of(documents).word_starts(3, 30).all()
+    assert Corpus.from_documents(documents).word_starts(3, 30).all()
 
 
 def test_no_more_files_are_mapped_than_allowed(several: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +83,7 @@ def test_no_more_files_are_mapped_than_allowed(several: Path, monkeypatch: pytes
     whole = corpus.read(0, corpus.token_count)
     for start in np.random.default_rng(0).integers(0, corpus.token_count - 50, 100).tolist():
         assert np.array_equal(corpus.read(start, start + 50), whole[start : start + 50])
-        assert isinstance(corpus.tokens, JoinedArray)
+        assert isinstance(corpus.tokens, ShardedArray)
         assert len(corpus.tokens._mapped) <= 2
 
 

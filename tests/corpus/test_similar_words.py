@@ -35,7 +35,7 @@ def make_text(sentences: int, seed: int = 0) -> Corpus:
         words = [word_of(topic, int(number)) for number in place]
         documents.append([[piece for word in words for piece in word]])
         starts += [number == 0 for word in words for number in range(len(word))]
-    return Corpus.of(documents, starts)
+    return Corpus.from_documents(documents, starts)
 
 
 @pytest.fixture(scope="module")
@@ -72,14 +72,14 @@ def test_neither_rare_nor_special_words_are_learned() -> None:
     tokens = np.where(tokens == word_of(0, 1)[0], TOKENIZER.unknown_id, tokens).tolist()
     rare = [word_of(0, 0)[0], ENDING, ENDING] * 5
     starts = [*text.word_starts(0, text.token_count).tolist(), *[True, False, False] * 5]
-    table = learn_similar_table(Corpus.of([[tokens, rare]], starts), TOKENIZER, seed=0)
+    table = learn_similar_table(Corpus.from_documents([[tokens, rare]], starts), TOKENIZER, seed=0)
     words = {*table, *(other for others in table.values() for other in others)}
     assert {len(word) for word in words} == {1, 2}
     assert not {piece for word in words for piece in word} & TOKENIZER.special_ids
 
 
 def test_too_little_text_to_learn_from_is_told() -> None:
-    for corpus in (Corpus.of([]), make_text(1)):
+    for corpus in (Corpus.from_documents([]), make_text(1)):
         with pytest.raises(
             DataError, match=r"has 0 words that come 20 times; .* use more text, or name a file with --sim"
         ):
@@ -91,7 +91,7 @@ def test_text_without_any_order_teaches_nothing() -> None:
     with pytest.raises(
         DataError, match=r"none of the 48 frequent words .* keeps the same company as another; use more te"
     ):
-        learn_similar_table(Corpus.of([words]), TOKENIZER, seed=0)
+        learn_similar_table(Corpus.from_documents([words]), TOKENIZER, seed=0)
 
 
 def test_similar_words_are_read_as_ids(tmp_path: Path) -> None:

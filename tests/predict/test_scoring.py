@@ -46,7 +46,7 @@ def test_every_token_of_a_long_text_is_asked_about_once(pretrained: Model) -> No
     assert list(score.tokens) == words
     (windows,) = token_windows(pretrained.tokenizer, [" ".join(words)])
     assert len(windows) > 4
-    room = pretrained.tokenizer.room(1)
+    room = pretrained.tokenizer.content_length(1)
     for window in windows[1:-1]:  # those inside have company on both sides
         assert window.places[0] - 1 >= room // 4 - 1
         assert room - window.places[-1] >= room // 4 - 1

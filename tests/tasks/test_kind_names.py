@@ -22,7 +22,7 @@ ALLOWED = {
     **{
         (f"{module}.py", "correction"): "a way to mask"
         for module in (
-            *("corpus/settings", "corpus/masking", "corpus/audit", "corpus/audit_masks", "corpus/word_tables"),
+            *("corpus/settings", "corpus/masking", "corpus/audit", "corpus/word_tables"),
             *("train/settings", "train/finetuning/settings"),
         )
     },

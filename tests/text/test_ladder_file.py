@@ -58,8 +58,8 @@ def test_round_trip(folder: Path) -> None:
     FULL.save(folder)
     again = Tokenizer.from_folder(folder)
     assert again.settings == FULL.settings
-    assert again.reads_like(FULL)
-    assert not again.reads_like(PLAIN)
+    assert again.is_equivalent(FULL)
+    assert not again.is_equivalent(PLAIN)
     text = "SARS felis catus ΚΑΤ il-6 發☃ new york"
     assert rungs(again, text) == rungs(FULL, text)
     assert [rung for _, rung, _ in rungs(again, text)] == [

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import pytest
 
-from cloze.text import Tokenizer, encode_long, window_places
+from cloze.text import Tokenizer, encode_long, window_spans
 from tests.text.passages import ENGLISH
 
 
@@ -23,7 +23,7 @@ def words(tokenizer: Tokenizer, count: int, seed: int = 0) -> str:
 def test_windows_cover_everything_and_fit(seed: int) -> None:
     draw = random.Random(seed)
     length, room, step = draw.randint(0, 300), draw.randint(1, 60), draw.randint(1, 80)
-    places = window_places(length, room, step)
+    places = window_spans(length, room, step)
     assert places[0][0] == 0
     assert places[-1][1] == length
     assert all(stop - start <= room for start, stop in places)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import DataError
-from cloze.text import Tokenizer, WordSplitter, encode_words, word_numbers
+from cloze.text import Tokenizer, WordSplitter, encode_words, word_indices
 from cloze.text import segmentation as words
 from cloze.text.characters import is_ideograph
 from tests.text.generated import strings
@@ -129,10 +129,10 @@ def test_bad_files(tmp_path: Path) -> None:
 def test_word_numbers() -> None:
     spans = [(0, 3), (4, 6), (6, 7), (8, 9)]
     offsets = [(0, 0), (0, 2), (2, 3), (6, 7), (8, 9), (0, 0)]
-    assert word_numbers(offsets, spans) == [-1, 0, 0, 2, 3, -1]
-    assert word_numbers([], spans) == word_numbers([], []) == []
+    assert word_indices(offsets, spans) == [-1, 0, 0, 2, 3, -1]
+    assert word_indices([], spans) == word_indices([], []) == []
     with pytest.raises(DataError) as error:
-        word_numbers([*offsets, (10, 12)], iter(spans))
+        word_indices([*offsets, (10, 12)], iter(spans))
     assert str(error.value) == (
         "a token ends at character 12, after the last word; give the offsets and the words of the same text"
     )
@@ -143,7 +143,7 @@ def test_words_are_runs_of_tokens(name: str, splitter: WordSplitter, request: py
     tokenizer: Tokenizer = request.getfixturevalue(name)
     for text, encoding in zip(TEXTS, tokenizer.encode_batch(TEXTS, special=False, max_length=9999), strict=True):
         spans = list(splitter.spans(text))
-        numbers = word_numbers(encoding.offsets, spans)
+        numbers = word_indices(encoding.offsets, spans)
         assert numbers == sorted(numbers)
         for index, (number, (start, end)) in enumerate(zip(numbers, encoding.offsets, strict=True)):
             assert spans[number][0] <= start < end <= spans[number][1], text

@@ -15,8 +15,15 @@ from cloze.errors import CheckpointError, ConfigError
 from cloze.files import replaced_folder
 from cloze.model.surgery import RowStart, WordStart, with_positions, with_segments, with_words
 from cloze.text import Tokenizer
-from cloze.text.oov.extension import Additions, Extension, extend_tokenizer, read_entities, read_similar, read_word_list
-from cloze.text.tokenizer_files import FILES as VOCABULARY_FILES
+from cloze.text.oov.extension import (
+    Additions,
+    Extension,
+    extend_tokenizer,
+    read_entities,
+    read_similar_characters,
+    read_word_list,
+)
+from cloze.text.tokenizer_files import TOKENIZER_FILES
 
 
 def convert(source: str | Path, destination: str | Path, *, half: bool = False) -> ModelFolder:
@@ -69,7 +76,7 @@ def extend(
         entities=read_entities(Path(entities)) if entities is not None else (),
         characters=characters,
         look_alikes=look_alikes,
-        similar=read_similar(Path(similar)) if similar is not None else (),
+        similar=read_similar_characters(Path(similar)) if similar is not None else (),
     )
     if additions == Additions() and positions is None and segments is None:
         raise ConfigError(
@@ -159,7 +166,7 @@ def _has_vocabulary(folder: Path) -> bool:
 
 def _is_ours(folder: Path) -> bool:
     """Whether nothing is lost with a folder but a vocabulary."""
-    return folder.is_dir() and {path.name for path in folder.iterdir()} <= VOCABULARY_FILES
+    return folder.is_dir() and {path.name for path in folder.iterdir()} <= TOKENIZER_FILES
 
 
 def _save_vocabulary(tokenizer: Tokenizer, destination: Path) -> None:

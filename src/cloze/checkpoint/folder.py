@@ -25,7 +25,7 @@ from cloze.model import Backbone
 from cloze.model.adapters import Attachment, without_attachment
 from cloze.tasks.kind import TaskLabels
 from cloze.text import Tokenizer
-from cloze.text.tokenizer_files import FILES as VOCABULARY_FILES
+from cloze.text.tokenizer_files import TOKENIZER_FILES
 
 CONFIG = "config.json"
 ADAPTER = "adapter.json"  # checkpoint/adapter_folder.py
@@ -34,7 +34,7 @@ _OURS = {
     *(CONFIG, "README.md", SAFETENSORS, PRETRAINING_HEADS, "int8.safetensors", "model.onnx", ".gitattributes"),
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
     *("special_tokens_map.json", "added_tokens.json", "training_args.bin", "tf_model.h5", "flax_model.msgpack"),
-    *VOCABULARY_FILES,
+    *TOKENIZER_FILES,
 }
 # Folders of sentence-transformers, and weights in several files.
 _NUMBERED = re.compile(r"\d+_[A-Z]\w*|(pytorch_model|model)(-[\w-]+)?\.(bin|safetensors)(\.index\.json)?")

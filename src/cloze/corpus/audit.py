@@ -1,38 +1,43 @@
-"""What training really gets: examples are made and counted, and compared with what was asked for.
+"""Audit of pre-training examples: build batches, measure them, and compare with the settings (``cloze audit``).
 
-``cloze audit`` prints it. What was done to the text is not taken on trust from the code that makes examples: what was
-chosen, what is seen there and what is to be named are compared with the text as it was before, word by word, and
-segments with the documents that they are from. Taken as told are the text as it was read, where its words and entities
-start, which words are ordinary and which similar, how many words each run was to have, and which pairs chance decided.
+The audit does not rely on the code that builds the examples. It compares selected positions, input ids and targets with
+the original text word by word, and segments with the documents they were taken from. It takes as given: the original
+ids, where words and entities start, which words are ordinary and which are similar, the drawn length of each n-gram or
+span, and which pairs were decided at random.
+
+Dimensions: B sequences, M selected tokens of the batch, V vocabulary.
 """
 
 import time
 from dataclasses import dataclass, field
-from math import sqrt
+from math import log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.corpus.audit_masks import SeenCounts, chances_of_no_change, count_seen, is_chance
 from cloze.corpus.batches import Examples, PretrainingBatch, PretrainingBatches
 from cloze.corpus.masking import HIDDEN, KEPT, NO_SIMILAR, REPLACED
 from cloze.corpus.sampling import Ids, Sequences
+from cloze.corpus.word_tables import WordTables
 from cloze.errors import ConfigError
+from cloze.text.vocabulary import CONTINUATION
 
-# Bounds shown hold 95 times in 100. With a dozen of them, one would fail every other time: what is called wrong lies
-# where chance gets once in 100,000 times.
+# Standard deviations: intervals are shown at 95 %. With a dozen checks, one would leave its 95 % interval every other
+# run; a check therefore fails only beyond what chance reaches once in 100,000 runs.
 _SHOWN, _JUDGED, _RAREST = 1.96, 4.42, 1e-5
-# Whole words need not fill the budget; a mean share further below it than this does harm.
+# Whole words need not fill the masking budget exactly; a mean below this share of it weakens training.
 _LEAST_FILLED = 0.95
+
+_Probabilities = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One figure: what it is, what it should be, and whether that is so; ``ok`` is None where nothing is expected."""
+    """One measured figure with its expected value; ``ok`` is None if there is no expectation."""
 
     name: str
     measured: float
-    low: float | None = None  # 95 % bounds
+    low: float | None = None  # 95 % confidence interval
     high: float | None = None
     expected: float | None = None
     ok: bool | None = None
@@ -40,7 +45,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Audit:
-    """All figures of some examples."""
+    """The result of an audit: how much was measured, and every check."""
 
     sequences: int
     tokens: int
@@ -48,13 +53,25 @@ class Audit:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Return whether no check failed."""
         return all(check.ok is not False for check in self.checks)
 
 
 @dataclass
+class _ReplacementCounts:
+    """Totals over the batches: selected tokens compared with the original text."""
+
+    wrong_targets: int = 0
+    wrong_words: int = 0
+    unlike_fate: int = 0
+    wrong_similar: int = 0
+    unchanged: int = 0  # random replacements equal to the original token
+    by_chance: float = 0.0  # expected number of those
+
+
+@dataclass
 class _Counts:
-    """What is added up, batch by batch."""
+    """Totals over the batches."""
 
     sequences: int = 0
     tokens: int = 0
@@ -68,7 +85,7 @@ class _Counts:
     underfilled: int = 0
     special: int = 0
     split: int = 0
-    seen: SeenCounts = field(default_factory=SeenCounts)
+    replacements: _ReplacementCounts = field(default_factory=_ReplacementCounts)
     fates: NDArray[np.int64] = field(default_factory=lambda: np.zeros(4, np.int64))
     runs: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     words: int = 0
@@ -82,11 +99,11 @@ class _Counts:
 
 
 def audit(batches: PretrainingBatches, tokens: int) -> Audit:
-    """Make examples until there are so many tokens, or all variants have been seen, and check them."""
+    """Build and check examples: at least ``tokens`` tokens, or all variants if masking is static."""
     if tokens < 1:
         raise ConfigError(f"tokens is {tokens}; at least 1 was expected")
-    counts, step, chances = _Counts(), 0, chances_of_no_change(batches)
-    batches.steps_in(0)  # planning is not part of making
+    counts, step, probabilities = _Counts(), 0, _unchanged_probabilities(batches)
+    batches.steps_in(0)  # plan the epoch first: it is not part of the measured time
     while counts.tokens < tokens and not (batches.static and batches.epoch_at(step) >= batches.static):
         start = time.perf_counter()
         batch = batches.at(step)
@@ -95,7 +112,7 @@ def audit(batches: PretrainingBatches, tokens: int) -> Audit:
         _count_lengths(counts, batches, batch)
         sequences = batches.read(examples)
         _count_masks(counts, batches, batch, sequences)
-        count_seen(counts.seen, batches, batch, sequences, chances)
+        _count_replacements(counts.replacements, batches, batch, sequences, probabilities)
         if batches.examples.objective != "none":
             _count_pairs(counts, batches, batch, examples)
         step += 1
@@ -112,7 +129,7 @@ def _count_lengths(counts: _Counts, batches: PretrainingBatches, batch: Pretrain
 def _count_masks(counts: _Counts, batches: PretrainingBatches, batch: PretrainingBatch, sequences: Sequences) -> None:
     chosen = np.zeros(batch.ids.shape, bool)
     chosen.reshape(-1)[batch.positions] = True
-    # Worked out here, not asked of who is looked at.
+    # Computed here, not taken from the code under audit.
     budget = np.maximum(1, np.rint(batch.lengths * batches.masks.rate)).astype(np.int64)
     used = chosen.sum(axis=1)
     counts.budget += int(budget.sum())
@@ -131,9 +148,9 @@ def _count_words(
     chosen: NDArray[np.bool_],
     room: Ids,
 ) -> None:
-    """Words that were parted, sequences with room for another, what was chosen at once and what decided its fate."""
+    """Count words selected only in part, sequences with budget left for another word, drawn lengths and fates."""
     starts, entities = batches.masker.words(sequences)
-    words = np.cumsum(starts.reshape(-1)) - 1  # rows start with [CLS], which is one of its own
+    words = np.cumsum(starts.reshape(-1)) - 1  # every row starts with [CLS], a word of its own
     sizes = np.bincount(words)
     taken = np.bincount(words, weights=chosen.reshape(-1)).astype(np.int64)
     counts.split += int(((taken > 0) & (taken < sizes)).sum())
@@ -146,15 +163,16 @@ def _count_words(
     counts.entities += int(is_entity.sum())
     counts.chosen_entities += int((is_entity & (taken > 0)).sum())
     wanted = batch.units[batch.units[:, 0] == batch.positions, 1]
-    counts.runs = _add(counts.runs, np.bincount(wanted))
-    counts.fates = _add(counts.fates, np.bincount(batch.fates[_deciding(batches, batch, sequences)], minlength=4))
+    counts.runs = _add_counts(counts.runs, np.bincount(wanted))
+    counts.fates = _add_counts(
+        counts.fates, np.bincount(batch.fates[_independent_fates(batches, batch, sequences)], minlength=4)
+    )
 
 
-def _deciding(batches: PretrainingBatches, batch: PretrainingBatch, sequences: Sequences) -> NDArray[np.bool_]:
-    """Which chosen tokens stand for a fate: all of them, or the first of each span or word that shares one."""
+def _independent_fates(batches: PretrainingBatches, batch: PretrainingBatch, sequences: Sequences) -> NDArray[np.bool_]:
+    """Return which selected tokens drew a fate: all, or only the first of a span or word that shares one fate."""
     if batch.boundaries is not None:
-        firsts: NDArray[np.bool_] = batch.boundaries[:, 2] == 0
-        return firsts
+        return np.asarray(batch.boundaries[:, 2] == 0)
     if batches.masks.masking == "correction":
         return sequences.starts.reshape(-1)[batch.positions]
     return np.ones(len(batch.positions), bool)
@@ -176,6 +194,75 @@ def _count_pairs(counts: _Counts, batches: PretrainingBatches, batch: Pretrainin
     counts.tossed_wrong += int(batch.labels[tossed].sum())
 
 
+def _unchanged_probabilities(batches: PretrainingBatches) -> _Probabilities:
+    """Return, for each piece, the probability that a random replacement equals it: (V,)."""
+    ordinary, pieces = batches.masker.ordinary, batches.tokenizer.pieces
+    groups = [ordinary]
+    if batches.masks.masking == "correction":  # replaces word starts by word starts, continuations by continuations
+        continues = np.asarray([pieces[number].startswith(CONTINUATION) for number in ordinary.tolist()])
+        groups = [ordinary[~continues], ordinary[continues]]
+    probabilities = np.zeros(batches.tokenizer.size)
+    for group in groups:
+        probabilities[group] = 1 / max(1, len(group))
+    return probabilities
+
+
+def _count_replacements(
+    counts: _ReplacementCounts,
+    batches: PretrainingBatches,
+    batch: PretrainingBatch,
+    sequences: Sequences,
+    probabilities: _Probabilities,
+) -> None:
+    """Compare the input ids and targets of a batch with the original text."""
+    originals = sequences.ids.reshape(-1)[batch.positions]
+    seen = batch.ids.reshape(-1)[batch.positions]
+    counts.wrong_targets += int((batch.targets != originals).sum())
+    is_random = (batch.fates == REPLACED) | (batch.fates == NO_SIMILAR)
+    counts.wrong_words += int((~np.isin(seen[is_random], batches.masker.ordinary)).sum())
+    changed = seen != originals
+    counts.unchanged += int((is_random & ~changed).sum())
+    counts.by_chance += float(probabilities[originals[is_random]].sum())
+    correction = batches.masks.masking == "correction"
+    is_mask = seen == batches.tokenizer.mask_id
+    hidden = (batch.fates == HIDDEN) & (not correction)
+    others = batch.ids != sequences.ids
+    others.reshape(-1)[batch.positions] = False
+    counts.unlike_fate += int(((is_mask != hidden) | ((batch.fates == KEPT) & changed)).sum() + others.sum())
+    if correction:
+        counts.wrong_similar += _count_wrong_similar(batches.masker.tables, batch, sequences, originals, seen)
+
+
+def _count_wrong_similar(
+    tables: WordTables, batch: PretrainingBatch, sequences: Sequences, originals: Ids, seen: Ids
+) -> int:
+    """Count the words that should have been replaced by a similar word but were not, though the tables have one."""
+    words = (np.cumsum(sequences.starts.reshape(-1)) - 1)[batch.positions]
+    firsts = np.flatnonzero(np.diff(words, prepend=-1) != 0)
+    lasts = np.append(firsts[1:], len(words))
+    to_be_similar = np.isin(batch.fates[firsts], (HIDDEN, NO_SIMILAR))
+    wrong = 0
+    for first, last in zip(firsts[to_be_similar].tolist(), lasts[to_be_similar].tolist(), strict=True):
+        word, other = tuple(originals[first:last].tolist()), tuple(seen[first:last].tolist())
+        if batch.fates[first] == NO_SIMILAR:
+            wrong += word in tables.similar or any(piece in tables.characters for piece in word)
+        else:
+            wrong += not is_similar_word(word, other, tables)
+    return wrong
+
+
+def is_similar_word(word: tuple[int, ...], other: tuple[int, ...], tables: WordTables) -> bool:
+    """Return whether ``other`` is a listed similar word, or differs from ``word`` in one similar character."""
+    known = tables.similar.get(word)
+    if known is not None:
+        return other != word and other in known
+    changed = [(before, after) for before, after in zip(word, other, strict=True) if before != after]
+    if len(changed) != 1:
+        return False
+    before, after = changed[0]
+    return before in tables.characters and (after,) in tables.similar[(before,)]
+
+
 def _checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
     return [
         *_budget_checks(counts, batches),
@@ -190,18 +277,18 @@ def _checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
 
 
 def _budget_checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
-    low, high = wilson(counts.chosen, counts.tokens, _SHOWN)
+    low, high = wilson_interval(counts.chosen, counts.tokens, _SHOWN)
     share = counts.budget / counts.tokens
-    # Nothing else is to be had where no word would fit any more.
+    # A budget that no remaining word fits into counts as filled.
     filled = counts.chosen >= _LEAST_FILLED * counts.budget or counts.underfilled == 0
     exact = batches.masks.masking != "token" or counts.underfilled == 0
     filled = filled and exact and counts.chosen <= counts.budget
     return [
         Check("chosen", counts.chosen / counts.tokens, low, high, share, filled),
         Check("largest part of a budget", counts.fullest, expected=1, ok=counts.fullest <= 1),
-        _none("sequences over their budget", counts.over_budget),
-        _none("sequences with room for another word", counts.underfilled),
-        _none("special tokens chosen", counts.special),
+        _zero_check("sequences over their budget", counts.over_budget),
+        _zero_check("sequences with room for another word", counts.underfilled),
+        _zero_check("special tokens chosen", counts.special),
     ]
 
 
@@ -210,37 +297,39 @@ def _fate_checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
     correction = batches.masks.masking == "correction"
     hidden = int(counts.fates[HIDDEN] + counts.fates[NO_SIMILAR])
     checks = [
-        _share("to be a similar word" if correction else "hidden", hidden, total, first),
-        _share("replaced", int(counts.fates[REPLACED]), total, second),
-        _share("kept", int(counts.fates[KEPT]), total, third),
-        *_seen_checks(counts.seen),
+        _share_check("to be a similar word" if correction else "hidden", hidden, total, first),
+        _share_check("replaced", int(counts.fates[REPLACED]), total, second),
+        _share_check("kept", int(counts.fates[KEPT]), total, third),
+        *_replacement_checks(counts.replacements),
     ]
     if correction:
-        checks.append(_none("words that are not the similar ones that are known", counts.seen.wrong_similar))
+        checks.append(
+            _zero_check("words that are not the similar ones that are known", counts.replacements.wrong_similar)
+        )
         checks.append(Check("without a similar word, and so random", int(counts.fates[NO_SIMILAR]) / max(1, hidden)))
     return checks
 
 
-def _seen_checks(seen: SeenCounts) -> list[Check]:
-    stayed = is_chance(seen.unchanged, seen.by_chance, _RAREST)
+def _replacement_checks(counts: _ReplacementCounts) -> list[Check]:
+    plausible = is_plausible(counts.unchanged, counts.by_chance, _RAREST)
     return [
-        _none("targets that are not what stood there", seen.wrong_targets),
-        _none("random words that are no ordinary ones", seen.wrong_words),
-        Check("random words that are what stood there", seen.unchanged, expected=seen.by_chance, ok=stayed),
-        _none("tokens that are not what their fate says", seen.unlike_fate),
+        _zero_check("targets that are not what stood there", counts.wrong_targets),
+        _zero_check("random words that are no ordinary ones", counts.wrong_words),
+        Check("random words that are what stood there", counts.unchanged, expected=counts.by_chance, ok=plausible),
+        _zero_check("tokens that are not what their fate says", counts.unlike_fate),
     ]
 
 
 def _word_checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
-    checks = [_none("words split", counts.split)] if batches.masker.needs_words else []
+    checks = [_zero_check("words split", counts.split)] if batches.masker.needs_words else []
     shares = batches.masks.run_shares
     if len(shares) > 1:
         total = int(counts.runs.sum())
         for number, share in enumerate(shares, start=1):
             count = int(counts.runs[number]) if number < len(counts.runs) else 0
-            checks.append(_share(f"runs drawn of {number} word{'s' if number > 1 else ''}", count, total, share))
+            checks.append(_share_check(f"runs drawn of {number} word{'s' if number > 1 else ''}", count, total, share))
         drawn = float((counts.runs * np.arange(len(counts.runs))).sum() / max(1, total))
-        checks.append(_mean("words of a run as drawn", drawn, total, shares))
+        checks.append(_mean_check("words of a run as drawn", drawn, total, shares))
         checks.append(Check("words of a run as chosen", counts.words / max(1, total)))
     if batches.masks.masking == "entity":
         checks.append(Check("entities found a sequence", counts.entities / counts.sequences))
@@ -254,27 +343,29 @@ def _pair_checks(counts: _Counts, batches: PretrainingBatches) -> list[Check]:
         return []
     kind = "random" if objective == "nsp" else "swapped"
     return [
-        _share(f"pairs {kind} where chance decides", counts.tossed_wrong, counts.tossed, share),
-        Check(f"pairs {kind} in all", counts.wrong / counts.pairs, *wilson(counts.wrong, counts.pairs, _SHOWN)),
-        _none("pairs whose label is not so", counts.mislabelled),
+        _share_check(f"pairs {kind} where chance decides", counts.tossed_wrong, counts.tossed, share),
+        Check(
+            f"pairs {kind} in all", counts.wrong / counts.pairs, *wilson_interval(counts.wrong, counts.pairs, _SHOWN)
+        ),
+        _zero_check("pairs whose label is not so", counts.mislabelled),
     ]
 
 
-def _none(name: str, count: int) -> Check:
+def _zero_check(name: str, count: int) -> Check:
     return Check(name, count, expected=0, ok=count == 0)
 
 
-def _share(name: str, count: int, total: int, expected: float) -> Check:
+def _share_check(name: str, count: int, total: int, expected: float) -> Check:
     if total == 0:
         return Check(name, 0, expected=expected)
-    low, high = wilson(count, total, _JUDGED)
-    # Shares of 0 and 1 are bounds that rounding may miss.
+    low, high = wilson_interval(count, total, _JUDGED)
+    # Tolerance: at shares of 0 and 1 rounding may put the bound just inside.
     ok = low - 1e-9 <= expected <= high + 1e-9
-    return Check(name, count / total, *wilson(count, total, _SHOWN), expected, ok)
+    return Check(name, count / total, *wilson_interval(count, total, _SHOWN), expected, ok)
 
 
-def _mean(name: str, measured: float, total: int, shares: tuple[float, ...]) -> Check:
-    """The mean of so many draws of 1, 2 and so on."""
+def _mean_check(name: str, measured: float, total: int, shares: tuple[float, ...]) -> Check:
+    """Check the mean of ``total`` draws of 1, 2, ... with these probabilities."""
     numbers = np.arange(1, len(shares) + 1)
     expected = float((numbers * shares).sum())
     error = sqrt(float(((numbers - expected) ** 2 * shares).sum()) / max(1, total))
@@ -282,17 +373,28 @@ def _mean(name: str, measured: float, total: int, shares: tuple[float, ...]) -> 
     return Check(name, measured, measured - _SHOWN * error, measured + _SHOWN * error, expected, ok)
 
 
-def wilson(count: int, total: int, deviations: float) -> tuple[float, float]:
-    """The bounds of a share within so many standard deviations (Wilson 1927)."""
+def wilson_interval(count: int, total: int, deviations: float) -> tuple[float, float]:
+    """Return the Wilson score interval of ``count / total`` (Wilson 1927)."""
     share, square = count / total, deviations**2
     middle = share + square / (2 * total)
     spread = deviations * sqrt(share * (1 - share) / total + square / (4 * total**2))
     return (middle - spread) / (1 + square / total), (middle + spread) / (1 + square / total)
 
 
-def _add(one: Ids, other: Ids) -> Ids:
-    """Add two counts of different lengths."""
-    total = np.zeros(max(len(one), len(other)), np.int64)
-    total[: len(one)] += one
-    total[: len(other)] += other
+def is_plausible(count: int, expected: float, rarest: float) -> bool:
+    """Return whether a count of rare events is above ``expected`` by chance with probability ``rarest`` or more.
+
+    Uses Chernoff's bound, which holds for sums of independent events with small, different probabilities. The normal
+    approximation would call a single event impossible if less than one is expected.
+    """
+    if count <= expected:
+        return True
+    return expected > 0 and count * log(count / expected) - count + expected <= -log(rarest)
+
+
+def _add_counts(left: Ids, right: Ids) -> Ids:
+    """Add two arrays of counts that may differ in length."""
+    total = np.zeros(max(len(left), len(right)), np.int64)
+    total[: len(left)] += left
+    total[: len(right)] += right
     return total

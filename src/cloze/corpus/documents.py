@@ -1,7 +1,7 @@
 """Text files -> documents: the first step of ``cloze vocab`` and ``cloze prepare``.
 
 A plain text file holds a sentence or a paragraph per line, with a blank line between documents. A JSONL or Parquet file
-holds a document per row (``corpus/rows.py``). All but Parquet may be compressed (``.gz``, ``.xz``, ``.zst``).
+holds a document per row (``corpus/record_files.py``). All but Parquet may be compressed (``.gz``, ``.xz``, ``.zst``).
 
 A file is read in spans that begin and end between documents, and a span paragraph by paragraph, at most a megabyte of
 one at a time, so that memory grows neither with the file nor with a document. ``PartReader`` reads lists of spans, of
@@ -323,11 +323,11 @@ class PartReader:
         path, form = self._paths[segment.file], format_of(self._paths[segment.file])
         if form == "text":
             return read_text(self._open(path), segment.span)
-        from cloze.corpus import rows  # not at the top: it imports this module, and most corpora are plain text
+        from cloze.corpus import record_files  # not at the top: it imports this module, and most corpora are plain text
 
         if form == "parquet":
-            return rows.read_parquet(path, segment.span, self._column, self._on_bad_row)
-        return rows.read_jsonl(self._open(path), segment.span, self._column, self._on_bad_row)
+            return record_files.read_parquet(path, segment.span, self._column, self._on_bad_row)
+        return record_files.read_jsonl(self._open(path), segment.span, self._column, self._on_bad_row)
 
     def _open(self, path: Path) -> TextStream:
         if self._stream is None or self._stream.path != path:

@@ -11,7 +11,7 @@ from cloze.files import replaced_folder
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.text.oov.extension import read_word_list
-from cloze.text.tokenizer_files import FILES
+from cloze.text.tokenizer_files import TOKENIZER_FILES
 from cloze.text.vocabulary import choose_pieces, first_entries
 from cloze.text.word_counts import count_words
 from cloze.text.wordpiece import Fit, measure_fit
@@ -55,7 +55,7 @@ def learn_vocabulary(
     settings, progress = settings or VocabularySettings(), progress or Silent()
     folder, paths = Path(out), [Path(text) for text in texts]
     # One with anything else in it, such as a model, is not ours to replace.
-    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= FILES):
+    if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= TOKENIZER_FILES):
         raise DataError(f"{folder}: exists and is not a vocabulary's folder; choose another --out")
     first = first_entries(settings.layout, settings.unused)
     guaranteed = [row.word for row in read_word_list(Path(words))] if words is not None else []

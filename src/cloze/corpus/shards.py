@@ -40,7 +40,7 @@ Split = str
 Tokens = NDArray[np.integer[Any]]
 
 
-class JoinedArray:
+class ShardedArray:
     """The same array of several shards as if it were one; ``array[start:stop]`` is all that it can do."""
 
     def __init__(self, paths: Sequence[Path], ends: NDArray[np.int64], dtype: np.dtype[Any], *, bits: bool) -> None:
@@ -100,11 +100,11 @@ def unpack(bits: NDArray[np.uint8], start: int, stop: int) -> NDArray[np.bool_]:
 class Corpus:
     """One split of a prepared corpus."""
 
-    tokens: Tokens | JoinedArray
+    tokens: Tokens | ShardedArray
     sentences: NDArray[np.int64]  # (S + 1,) in tokens
     documents: NDArray[np.int64]  # (D + 1,) in sentences
     # A bit a token: starts a word. Of several shards, truth values.
-    words: NDArray[np.uint8] | JoinedArray = field(default_factory=lambda: np.zeros(0, np.uint8))
+    words: NDArray[np.uint8] | ShardedArray = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     @classmethod
     def of(cls, documents: Sequence[Sequence[Sequence[int]]], starts: Sequence[bool] | None = None) -> "Corpus":
@@ -125,7 +125,7 @@ class Corpus:
 
     def word_starts(self, start: int, stop: int) -> NDArray[np.bool_]:
         """Whether each token of a range is the first of a word."""
-        return self.words[start:stop] if isinstance(self.words, JoinedArray) else unpack(self.words, start, stop)
+        return self.words[start:stop] if isinstance(self.words, ShardedArray) else unpack(self.words, start, stop)
 
     @property
     def document_count(self) -> int:
@@ -220,10 +220,10 @@ def _joined(shards: Sequence[_Shard], dtype: np.dtype[Any]) -> Corpus:
         return Corpus(_mapped(places["tokens"][0], dtype), sentences, documents, words)
     ends = np.cumsum([shard.counts["tokens"] for shard in shards], dtype=np.int64)
     return Corpus(
-        JoinedArray(places["tokens"], ends, dtype, bits=False),
+        ShardedArray(places["tokens"], ends, dtype, bits=False),
         sentences,
         documents,
-        JoinedArray(places["words"], ends, np.dtype(bool), bits=True),
+        ShardedArray(places["words"], ends, np.dtype(bool), bits=True),
     )
 
 

@@ -28,7 +28,7 @@ from cloze.text import Tokenizer
 from cloze.text.characters import is_ideograph
 from cloze.text.encoding import Mark
 from cloze.text.oov.extension import read_entities, read_word_list
-from cloze.text.oov.phrases import Phrase, Phrases
+from cloze.text.oov.phrases import Phrase, PhraseMatcher
 
 Draws = NDArray[np.float64]
 Entities = tuple[tuple[int, ...], ...]
@@ -84,7 +84,7 @@ class EntityFinder:
     """Finds entities in sequences: at word starts, from left to right, the longest match first."""
 
     def __init__(self, entities: Entities) -> None:
-        self._phrases = Phrases(Phrase(ids, ids, _ENTITY) for ids in entities)
+        self._phrases = PhraseMatcher(Phrase(ids, ids, _ENTITY) for ids in entities)
 
     def join(self, sequences: Sequences, budget: Ids) -> tuple[Flags, Flags]:
         """Treat each entity as one word: return the first tokens of words then, and of entities, both (B, T).

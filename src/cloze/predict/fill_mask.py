@@ -26,7 +26,7 @@ from torch import Tensor
 from cloze.errors import RequestError
 from cloze.model.batch import Batch
 from cloze.predict.results import Filled, FilledTogether, Score
-from cloze.text import MASK, Encoding, Tokenizer, window_places
+from cloze.text import MASK, Encoding, Tokenizer, window_spans
 from cloze.text.vocabulary import CONTINUATION
 
 if TYPE_CHECKING:
@@ -131,17 +131,17 @@ def token_windows(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[Token
     unread = sum(pieces.unread > 0 for pieces in encoded)
     if unread:
         logger.warning("%d of %d texts are longer than can be read at once; give them in parts", unread, len(texts))
-    room = tokenizer.room(1)
+    room = tokenizer.content_length(1)
     windows = []
     for pieces in encoded:
-        stretches = window_places(len(pieces), room, room // 2)
+        stretches = window_spans(len(pieces), room, room // 2)
         # Between two windows the border is the middle of their overlap.
         borders = [(before[1] + after[0]) // 2 for before, after in pairwise(stretches)]
         edges = [0, *borders, len(pieces)]
         windows.append(
             [
                 # + 1 for [CLS].
-                TokenWindow(tokenizer.assemble(pieces.cut(start, stop)), range(first - start + 1, last - start + 1))
+                TokenWindow(tokenizer.assemble(pieces.slice(start, stop)), range(first - start + 1, last - start + 1))
                 for (start, stop), (first, last) in zip(stretches, pairwise(edges), strict=True)
             ]
         )

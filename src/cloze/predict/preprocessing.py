@@ -14,7 +14,7 @@ from cloze.tasks.kind import TaskKind, TaskLabels
 from cloze.tasks.registry import labelled_kinds
 from cloze.tasks.tagging.windows import read_words
 from cloze.text import Encoding, Tokenizer, encode_long
-from cloze.text.encoding import word_stretches
+from cloze.text.encoding import word_spans
 
 
 def read_texts(
@@ -50,7 +50,7 @@ def read_blanks(tokenizer: Tokenizer, texts: Sequence[str], top: int) -> list[En
 def count_windows(tokenizer: Tokenizer, question: int, context: int) -> tuple[int, bool]:
     """Return the tokens of all windows of a question and its context, and whether the question is cut."""
     kept, places = plan_windows(tokenizer, question, context)
-    special = tokenizer.max_length - tokenizer.room(2)
+    special = tokenizer.max_length - tokenizer.content_length(2)
     return sum(kept + special + stop - start for start, stop in places), kept < question
 
 
@@ -70,7 +70,7 @@ def count_corrected(tokenizer: Tokenizer, texts: Sequence[str], *, seen: bool) -
 def _passes(tokenizer: Tokenizer, window: TokenWindow, *, seen: bool) -> int:
     """Return the forward passes of a window: one, or one per word; words of several pieces need more either way."""
     starts = tokenizer.word_starts(window.encoding.ids)
-    stretches = word_stretches(starts, window.encoding.marks)
+    stretches = word_spans(starts, window.encoding.marks)
     sizes = [stop - start for start, stop in stretches if start in window.places]
     alone = 0 if seen else sizes.count(1)
     return max(1, seen + alone + sum(1 + size for size in sizes if size > 1))

@@ -1,10 +1,9 @@
 """Text -> ids: vocabulary, tokenizer, sentences and words. Nothing here knows of tensors."""
 
-from cloze.text.encoding import Encoding, Pieces
-from cloze.text.segmentation import WordSplitter, encode_words, word_numbers
+from cloze.text.encoding import Encoding, Pieces, window_spans
+from cloze.text.segmentation import WordSplitter, encode_words, word_indices
 from cloze.text.sentences import sentence_spans, split_sentences
-from cloze.text.tokenizer import Tokenizer
-from cloze.text.truncation import encode_long, window_places
+from cloze.text.tokenizer import Tokenizer, encode_long
 from cloze.text.vocabulary import MASK, SPECIAL, learn_pieces, read_vocabulary, write_vocabulary
 
 __all__ = [
@@ -20,7 +19,7 @@ __all__ = [
     "read_vocabulary",
     "sentence_spans",
     "split_sentences",
-    "window_places",
-    "word_numbers",
+    "window_spans",
+    "word_indices",
     "write_vocabulary",
 ]

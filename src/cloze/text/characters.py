@@ -27,7 +27,7 @@ IDEOGRAPHS = (
 )
 # No more of one unbroken word is read than this. A word over 100 characters is [UNK], so the cut changes
 # nothing unless nearly all of it are characters that the normaliser deletes.
-LONGEST_READ = 65_536
+MAX_WINDOW = 65_536
 
 _SPACES = frozenset(" \t\n\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000") | {chr(code) for code in range(0x2000, 0x200B)}
 # Deleted or a space wherever they stand, hence without effect at the start of a window.
@@ -76,7 +76,7 @@ def windows(text: str, size: int, *, chinese: bool) -> Iterator[Window]:
         start = empty.end() if empty else start
         end = _last_cut(text, start, start + size, chinese) or _next_cut(text, start + size, chinese)
         if start < end:
-            last = min(end, start + max(size, LONGEST_READ))
+            last = min(end, start + max(size, MAX_WINDOW))
             yield Window(start, last, whole=last == end)
         start = end
 

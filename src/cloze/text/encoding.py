@@ -1,13 +1,18 @@
-"""What the tokenizer finds in a text: tokens with ids and offsets, words, and the rung that each word stood on."""
+"""Results of the tokenizer: tokens with ids and offsets, words with their rung of the OOV ladder, and truncation.
+
+Texts beyond a model's maximum length are cut at the end, reduced to their head and tail, or read in overlapping
+windows. The number of dropped tokens is always recorded. Head and tail get a quarter and three quarters of the tokens,
+as 128 and 382 in Sun et al. (2019), where this was best for reviews.
+"""
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from cloze.text.vocabulary import CONTINUATION, UNKNOWN
 
 Rung = Literal["word", "pieces", "characters", "added", "entity", "look-alike", "unknown"]
-# The ladder's number of each; text/oov/ladder.py tells what they are.
+# Number of each rung; text/oov/ladder.py describes them.
 RUNGS: dict[Rung, int] = {
     "word": 1,
     "pieces": 1,
@@ -17,21 +22,23 @@ RUNGS: dict[Rung, int] = {
     "look-alike": 5,
     "unknown": 5,
 }
+_HEAD = 0.25  # share of the head in "head-tail" truncation
 
 
-@dataclass(eq=False, slots=True)  # one is made for every word that a rung changes, and must not take long
+@dataclass(eq=False, slots=True)  # created for every word that a rung changes: must be cheap
 class Mark:
-    """Which rung put a token where it is. Tokens that came together share one mark; the others have none."""
+    """The rung that produced a token. Tokens produced together share one ``Mark``; plain WordPiece tokens have none."""
 
     rung: Rung
-    kind: str | None = None  # an entity's type
+    kind: str | None = None  # type of the entity
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """The tokens of one text, special ones aside; ``unread`` counts losses before truncation.
+    """The tokens of one text, without special tokens.
 
-    ``marks`` has one entry a token, or is None where no rung above the first had anything to do.
+    ``unread`` counts tokens lost before truncation. ``marks`` has one entry per token, or is None if only the first
+    rung was used.
     """
 
     ids: list[int]
@@ -42,8 +49,8 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def cut(self, start: int, stop: int) -> "Pieces":
-        """A stretch of the tokens."""
+    def slice(self, start: int, stop: int) -> "Pieces":
+        """Return the tokens from ``start`` to ``stop``."""
         marks = None if self.marks is None else self.marks[start:stop]
         return Pieces(self.ids[start:stop], self.offsets[start:stop], self.unread, marks)
 
@@ -56,12 +63,16 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Encoding:
-    """One sequence for the model. All lists have one entry a token.
+    """One input sequence for the model. All lists have one entry per token.
 
-    ``offsets`` are code points of the token's own text as it was given, (0, 0) for special tokens;
-    ``sources`` tells which text that is: 0 the first, 1 the pair, None for special tokens. ``dropped``
-    counts the tokens that truncation left out (for texts beyond some thousand characters, at least so
-    many): 0 means that nothing was. ``marks`` tells of the ladder, and is None where it had nothing to do.
+    Attributes:
+        ids: Vocabulary ids.
+        segments: Segment (token type) ids.
+        tokens: The pieces themselves.
+        offsets: Start and end in code points of the original text; (0, 0) for special tokens.
+        sources: The text that a token comes from: 0 the first, 1 the second; None for special tokens.
+        dropped: Number of tokens removed by truncation; a lower bound for texts of many thousand characters.
+        marks: The rung that produced each token; None if only the first rung was used.
     """
 
     ids: list[int]
@@ -74,52 +85,51 @@ class Encoding:
 
     @property
     def unknown(self) -> int:
-        """How many words, or parts of words, were given up as ``[UNK]``."""
+        """Return the number of ``[UNK]`` tokens."""
         return self.tokens.count(UNKNOWN)
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a text with its tokens, and the rung that it stood on."""
+    """A word of a text with its tokens and the rung that resolved it."""
 
     text: str
     source: int
     start: int
     end: int
-    first: int  # of its tokens, in the encoding
+    first: int  # index of its first token in the encoding
     tokens: tuple[str, ...]
     ids: tuple[int, ...]
     rung: Rung
     kind: str | None = None
 
 
-def is_word_start(place: int, by_piece: bool, marks: Sequence[Mark | None] | None) -> bool:
-    """Whether a word starts at a token: what its piece says, unless a mark on either side knows better."""
-    if place == 0:
+def is_word_start(index: int, by_piece: bool, marks: Sequence[Mark | None] | None) -> bool:
+    """Return whether a word starts at a token: by its piece (no ``##``), unless it or its neighbour has a mark."""
+    if index == 0:
         return True
-    if marks is None or (marks[place] is None and marks[place - 1] is None):
+    if marks is None or (marks[index] is None and marks[index - 1] is None):
         return by_piece
-    return marks[place] is not marks[place - 1]
+    return marks[index] is not marks[index - 1]
 
 
-def word_stretches(starts: Sequence[bool], marks: Sequence[Mark | None] | None) -> Iterator[tuple[int, int]]:
-    """Yield the stretches of tokens that are words; ``starts`` tells which tokens start one by their piece."""
-    begin = 0
-    for place in range(1, len(starts)):
-        if starts[place] if marks is None else is_word_start(place, starts[place], marks):
-            yield begin, place
-            begin = place
+def word_spans(starts: Sequence[bool], marks: Sequence[Mark | None] | None) -> Iterator[tuple[int, int]]:
+    """Yield the token range of each word; ``starts`` flags the pieces without ``##``."""
+    first = 0
+    for index in range(1, len(starts)):
+        if starts[index] if marks is None else is_word_start(index, starts[index], marks):
+            yield first, index
+            first = index
     if starts:
-        yield begin, len(starts)
+        yield first, len(starts)
 
 
 def read_words(encoding: Encoding, texts: Sequence[str], added: Collection[int] = ()) -> list[Word]:
-    """Gather an encoding's tokens into words; ``added`` are the ids of words that were added."""
+    """Group the tokens of an encoding into words; ``added`` holds the ids of words added after training."""
     starts = [not token.startswith(CONTINUATION) for token in encoding.tokens]
-    stretches = word_stretches(starts, encoding.marks)
     return [
         _read_word(encoding, start, stop, texts, added)
-        for start, stop in stretches
+        for start, stop in word_spans(starts, encoding.marks)
         if encoding.sources[start] is not None
     ]
 
@@ -138,15 +148,67 @@ def _read_word(encoding: Encoding, start: int, stop: int, texts: Sequence[str], 
         first=start,
         tokens=tokens,
         ids=ids,
-        rung=mark.rung if mark is not None else plain_rung(ids, tokens[0] == UNKNOWN, added),
+        rung=mark.rung if mark is not None else unmarked_rung(ids, tokens[0] == UNKNOWN, added),
         kind=mark.kind if mark is not None else None,
     )
 
 
-def plain_rung(ids: Sequence[int], is_unknown: bool, added: Collection[int]) -> Rung:
-    """Return the rung of a word that bears no mark."""
+def unmarked_rung(ids: Sequence[int], is_unknown: bool, added: Collection[int]) -> Rung:
+    """Return the rung of a word without a mark."""
     if is_unknown:
         return "unknown"
     if ids[0] in added:
         return "added"
     return "word" if len(ids) == 1 else "pieces"
+
+
+def truncate_longest(lengths: list[int], budget: int) -> list[int]:
+    """Return how many tokens of each part to keep so that the sum is at most ``budget``.
+
+    Tokens are removed one at a time from the end of the longest part; among equally long parts from the later one, as
+    in the published BERT code. The "longest first" strategy of ``tokenizers`` treats an odd token differently; models
+    were trained with the former.
+    """
+    if sum(lengths) <= budget:
+        return lengths
+    share = remaining = budget
+    for done, length in enumerate(sorted(lengths)):
+        share = remaining // (len(lengths) - done)
+        if length > share:
+            break
+        remaining -= length
+    kept = [min(length, share) for length in lengths]
+    # What does not divide evenly goes to the first of the truncated parts.
+    for part in [part for part, length in enumerate(lengths) if length > share][: budget - sum(kept)]:
+        kept[part] += 1
+    return kept
+
+
+def keep_head_and_tail(parts: tuple[Pieces, ...], budget: int) -> tuple[Pieces, ...]:
+    """Remove tokens from the middle of the longest parts until all fit into ``budget``."""
+    # The longest parts are shortened first, down to the length of the next.
+    limit = budget
+    while sum(min(len(part), limit) for part in parts) > budget:
+        limit -= 1
+    return tuple(_head_and_tail(part, limit) for part in parts)
+
+
+def _head_and_tail(part: Pieces, limit: int) -> Pieces:
+    if len(part) <= limit:
+        return part
+    head = round(_HEAD * limit)
+    return record_dropped(part, part.slice(0, head) + part.slice(len(part) - (limit - head), len(part)))
+
+
+def record_dropped(whole: Pieces, kept: Pieces) -> Pieces:
+    """Return ``kept`` with the tokens of ``whole`` that it lacks counted as unread."""
+    return replace(kept, unread=whole.unread + len(whole) - len(kept))
+
+
+def window_spans(length: int, size: int, stride: int) -> list[tuple[int, int]]:
+    """Return overlapping token ranges of at most ``size``, one every ``stride``, that cover ``length`` tokens."""
+    spans = [(0, min(size, length))]
+    while spans[-1][1] < length:
+        start = spans[-1][0] + max(1, min(stride, size))
+        spans.append((start, min(start + size, length)))
+    return spans

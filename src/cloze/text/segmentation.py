@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from cloze.errors import DataError
 from cloze.text.characters import IDEOGRAPHS, replace_surrogates, starts_word, windows
-from cloze.text.encoding import Mark, Pieces, word_stretches
+from cloze.text.encoding import Mark, Pieces, word_spans
 from cloze.text.tokenizer import Tokenizer
 
 # Marks that the segmenter does not cut at: with letters, digits and ideographs they make up what it looks at as one.
@@ -139,7 +139,7 @@ class WordSplitter:
             return self._engine
 
 
-def word_numbers(offsets: Iterable[tuple[int, int]], spans: Iterable[tuple[int, int]]) -> list[int]:
+def word_indices(offsets: Iterable[tuple[int, int]], spans: Iterable[tuple[int, int]]) -> list[int]:
     """Number the word that each token belongs to; -1 for special tokens, whose offsets are empty.
 
     ``offsets`` are those of the tokens of one text, as in ``Encoding.offsets``, and ``spans`` its words.
@@ -171,10 +171,10 @@ def encode_words(
     results = []
     for text, whole in zip(texts, found, strict=True):
         pieces = whole if len(text) <= _LONGEST_ENCODED else _encode_long(tokenizer, text)
-        numbers = word_numbers(pieces.offsets, splitter.spans(text))
+        numbers = word_indices(pieces.offsets, splitter.spans(text))
         # Most are together already. A tokenizer that leaves ideographs together continues a word where the segmenter
         # starts one, and the ladder makes one of words that the text has apart.
-        for first, stop in word_stretches(tokenizer.word_starts(pieces.ids), pieces.marks):
+        for first, stop in word_spans(tokenizer.word_starts(pieces.ids), pieces.marks):
             if numbers[first] != numbers[stop - 1]:
                 numbers[first:stop] = [numbers[first]] * (stop - first)
         results.append((pieces.ids, numbers))

@@ -1,9 +1,8 @@
 """Text -> ids: BERT's WordPiece tokenizer (Devlin et al. 2019, section 3, "Input/Output Representations").
 
-Normalising, splitting and matching are the work of the ``tokenizers`` library; this module puts the special
-tokens around its pieces, truncates, and guards what it lets in. The engine is built without any special
-token, so that a text which reads ``[SEP]`` is three pieces like any other text; only ``read_mask`` lets a
-text name one, and only ``[MASK]``.
+The ``tokenizers`` library normalises, splits and matches; this module adds special tokens, truncates, and bounds the
+memory that long texts take. The engine is built without special tokens, so that ``[SEP]`` in a text is three ordinary
+pieces. Only ``read_mask`` recognises a special token in a text, and only ``[MASK]``.
 """
 
 import hashlib
@@ -14,26 +13,37 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloze.errors import RequestError
-from cloze.text.characters import LONGEST_READ, replace_surrogates, windows
-from cloze.text.encoding import Encoding, Mark, Pieces, Word, read_words
+from cloze.kinds import LongTexts
+from cloze.text.characters import MAX_WINDOW, replace_surrogates, windows
+from cloze.text.encoding import (
+    Encoding,
+    Mark,
+    Pieces,
+    Word,
+    keep_head_and_tail,
+    read_words,
+    record_dropped,
+    truncate_longest,
+    window_spans,
+)
 from cloze.text.oov.resolver import OOVResolver
 from cloze.text.tokenizer_files import DEFAULT_LENGTH, TokenizerSettings, read_settings, write_settings
 from cloze.text.vocabulary import CLS, CONTINUATION, MASK, PAD, SEP, UNKNOWN, check_pieces
 from cloze.text.wordpiece import build_engine
 
-# Truncated texts are read in windows of this many characters for a token, and no further than the tokens
-# last. English has four to five characters a token, so that all but the longest texts are one window, and
-# their loss exactly known.
-_CHARACTERS_A_TOKEN = 24
-_SMALLEST_WINDOW = 8192
-# What stops a text that goes on and on without tokens, such as alternating spaces and accents.
-_LONGEST_TEXT = 1_000_000
-# One call to the engine holds some 190 bytes a character until it returns.
-_CHARACTERS_A_CALL = 250_000
+# Texts to be truncated are read in windows of this many characters per token, until there are enough tokens. English
+# has four to five characters per token: all but the longest texts are one window, and their dropped tokens are counted
+# exactly.
+_CHARACTERS_PER_TOKEN = 24
+_MIN_WINDOW = 8192
+# Stops a text that yields no tokens for very long, such as alternating spaces and accents.
+_MAX_TEXT = 1_000_000
+# One call to the engine holds about 190 bytes per character until it returns.
+_MAX_CHARACTERS_PER_CALL = 250_000
 
 
 class Tokenizer:
-    """A vocabulary with its casing and its length: texts to ids and back."""
+    """Encode texts as WordPiece ids and decode ids, with one vocabulary, casing and maximum length."""
 
     def __init__(self, settings: TokenizerSettings) -> None:
         self.settings = settings
@@ -52,7 +62,7 @@ class Tokenizer:
 
     @classmethod
     def from_folder(cls, folder: Path, positions: int | None = None) -> "Tokenizer":
-        """Read the tokenizer of a model folder; ``positions`` is the most that its model can embed."""
+        """Load the tokenizer of a model folder; ``positions`` is the model's number of position embeddings."""
         return cls(read_settings(Path(folder), positions))
 
     @classmethod
@@ -65,7 +75,7 @@ class Tokenizer:
         strip_accents: bool | None = None,
         chinese: bool = True,
     ) -> "Tokenizer":
-        """Make a tokenizer of a vocabulary and its settings."""
+        """Build a tokenizer from a vocabulary."""
         check_pieces(pieces, "the vocabulary")
         return cls(
             TokenizerSettings(
@@ -78,33 +88,33 @@ class Tokenizer:
         )
 
     def with_max_length(self, max_length: int) -> "Tokenizer":
-        """Return the same tokenizer with another limit."""
+        """Return this tokenizer with another maximum length."""
         other = copy(self)
         other.settings, other.max_length = replace(self.settings, max_length=max_length), max_length
         return other
 
     def with_segments(self, segments: int) -> "Tokenizer":
-        """Return the same tokenizer for sequences of this many texts."""
+        """Return this tokenizer for sequences of up to ``segments`` texts."""
         other = copy(self)
         other.settings, other.segments = replace(self.settings, segments=segments), segments
         return other
 
-    def reads_like(self, other: "Tokenizer") -> bool:
-        """Whether every text becomes the same ids, however long it may be."""
-        mine, theirs = (replace(one.settings, max_length=1, segments=1) for one in (self, other))
-        return mine.plain() == theirs.plain()
+    def is_equivalent(self, other: "Tokenizer") -> bool:
+        """Return whether both encode every text as the same ids, maximum lengths aside."""
+        settings = (replace(tokenizer.settings, max_length=1, segments=1) for tokenizer in (self, other))
+        ours, theirs = (value.with_defaults() for value in settings)
+        return ours == theirs
 
     @property
     def digest(self) -> str:
-        """What tells it from tokenizers that make other ids of a text."""
-        rules = self.settings
-        vocabulary = [*rules.pieces, rules.lowercase, rules.strip_accents, rules.chinese, rules.longest_word]
-        if rules.ladder:
-            vocabulary.append(str(rules.ladder))
-        return hashlib.sha256("\n".join(map(str, vocabulary)).encode()).hexdigest()
+        """Return a SHA-256 of everything that decides which ids a text becomes."""
+        settings = self.settings
+        rules = [settings.lowercase, settings.strip_accents, settings.chinese, settings.longest_word]
+        values = [*settings.pieces, *rules, *([settings.ladder] if settings.ladder else [])]
+        return hashlib.sha256("\n".join(map(str, values)).encode()).hexdigest()
 
     def save(self, folder: Path) -> None:
-        """Write ``vocab.txt``, ``tokenizer.json``, ``tokenizer_config.json`` and, where there is one, the ladder."""
+        """Write ``vocab.txt``, ``tokenizer.json``, ``tokenizer_config.json`` and, if there is one, ``ladder.json``."""
         write_settings(Path(folder), self.settings)
 
     def __len__(self) -> int:
@@ -119,7 +129,15 @@ class Tokenizer:
         special: bool = True,
         read_mask: bool = False,
     ) -> Encoding:
-        """Encode one text, or two as ``[CLS] A [SEP] B [SEP]``."""
+        """Encode one text as ``[CLS] A [SEP]``, or two as ``[CLS] A [SEP] B [SEP]``.
+
+        Args:
+            text: The first text.
+            pair: The second text, if any.
+            max_length: Maximum number of tokens; the tokenizer's own if None. Longer sequences are truncated.
+            special: Whether to add the special tokens.
+            read_mask: Whether ``[MASK]`` in a text is the mask token instead of ordinary text.
+        """
         pairs = None if pair is None else [pair]
         return self.encode_batch([text], pairs, max_length=max_length, special=special, read_mask=read_mask)[0]
 
@@ -132,7 +150,7 @@ class Tokenizer:
         special: bool = True,
         read_mask: bool = False,
     ) -> list[Encoding]:
-        """Encode many texts as ``__call__`` does one; each result is the same as alone."""
+        """Encode several texts; each result equals that of ``__call__``, whose arguments these are."""
         if pairs is not None and len(pairs) != len(texts):
             raise RequestError(f"{len(texts)} texts with {len(pairs)} second texts; give one for each")
         length = self.max_length if max_length is None else max_length
@@ -150,17 +168,17 @@ class Tokenizer:
         return [self._assemble(both, budget, special) for both in zip(firsts, seconds, strict=True)]
 
     def assemble(self, *parts: Pieces) -> Encoding:
-        """One sequence of texts that were read before, or of stretches of them; what is too long is truncated."""
-        return self._assemble(parts, self.room(len(parts)), special=True)
+        """Build one sequence from encoded texts or slices of them; truncate it if it is too long."""
+        return self._assemble(parts, self.content_length(len(parts)), special=True)
 
-    def room(self, texts: int) -> int:
-        """How many tokens of so many texts a sequence has room for."""
+    def content_length(self, texts: int) -> int:
+        """Return the maximum length of a sequence of this many texts, special tokens excluded."""
         return self.max_length - texts - 1
 
     def encode_segments(self, texts: Sequence[str], *, max_length: int | None = None) -> Encoding:
         """Encode several texts as one sequence, ``[CLS] A [SEP] B [SEP] C [SEP]``, with segments 0, 1, 2 and so on.
 
-        A sequence that is too long loses the ends of its longest texts.
+        A sequence that is too long is truncated at the ends of its longest texts.
         """
         if isinstance(texts, str):
             raise RequestError("one text was given where a list of texts was expected; put it into a list")
@@ -177,29 +195,29 @@ class Tokenizer:
         return self._assemble(tuple(parts), length - overhead, special=True)
 
     def encode_ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids alone, without special tokens or truncation: what corpora are made of."""
+        """Return the ids of each text, without special tokens or truncation, for building corpora."""
         results: list[list[int]] = [[] for _ in texts]
         for group in _groups(self._all_windows(texts)):
-            found = self._engine.encode_batch_fast([text for _, text in group], add_special_tokens=False)
-            for (owner, _), encoding in zip(group, found, strict=True):
-                results[owner].extend(encoding.ids)
+            encodings = self._engine.encode_batch_fast([text for _, text in group], add_special_tokens=False)
+            for (index, _), encoding in zip(group, encodings, strict=True):
+                results[index].extend(encoding.ids)
         if self._resolver is None:
             return results
         resolved = zip(texts, self._resolver.resolve_ids(results), strict=True)
-        return [self._read_again(text) if ids is None else ids for text, ids in resolved]
+        return [self._encode_untruncated(text) if ids is None else ids for text, ids in resolved]
 
     def words(self, encoding: Encoding, text: str, pair: str | None = None) -> list[Word]:
-        """Gather the tokens of an encoded text into words, with the rung of the ladder that each stood on."""
+        """Group the tokens of an encoded text into words, each with the rung that resolved it."""
         return read_words(encoding, (text,) if pair is None else (text, pair), self.added_ids)
 
     @property
     def added_ids(self) -> frozenset[int]:
-        """The ids of words that were added to the vocabulary after training."""
+        """Return the ids of words added to the vocabulary after training."""
         return frozenset(self._ids[word] for word in self.settings.ladder.words)
 
     @property
     def ordinary_ids(self) -> list[int]:
-        """The ids of pieces of text: neither special tokens nor ``[unused]`` entries."""
+        """Return the ids of ordinary pieces: neither special tokens nor ``[unused]`` entries."""
         return [
             number
             for number, piece in enumerate(self.pieces)
@@ -207,30 +225,30 @@ class Tokenizer:
         ]
 
     def encode_pieces(self, texts: Sequence[str]) -> list[Pieces]:
-        """Return ids, offsets and marks, without special tokens or truncation: what words are counted by."""
-        return self._encode_texts(texts, _LONGEST_TEXT, read_mask=False)
+        """Return ids, offsets and marks of each text, without special tokens; read at most a million characters."""
+        return self._encode_texts(texts, _MAX_TEXT, read_mask=False)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Join the pieces into words and the words with spaces."""
         return " ".join(self.piece(number) for number in ids).replace(f" {CONTINUATION}", "")
 
     def piece(self, number: int) -> str:
-        """Return the piece that has this id."""
+        """Return the piece with this id."""
         if not 0 <= number < self.size:
             raise RequestError(f"no piece has the id {number}; this vocabulary has 0 to {self.size - 1}")
         return self.pieces[number]
 
     def id(self, piece: str) -> int | None:
-        """Return the id of a piece, None where the vocabulary lacks it."""
+        """Return the id of a piece, or None if the vocabulary lacks it."""
         return self._ids.get(piece)
 
     def word_starts(self, ids: Iterable[int]) -> list[bool]:
-        """Tell of each id whether its piece starts a word: it has no ``##``."""
+        """Return for each id whether its piece starts a word, that is, has no ``##``."""
         flags = self._word_starts
         return [flags[number] for number in ids]
 
     def _encode_texts(self, texts: Sequence[str], budget: int, read_mask: bool) -> list[Pieces]:
-        window = min(max(_SMALLEST_WINDOW, _CHARACTERS_A_TOKEN * budget), LONGEST_READ)
+        window = min(max(_MIN_WINDOW, _CHARACTERS_PER_TOKEN * budget), MAX_WINDOW)
         results: list[Pieces | None] = [None] * len(texts)
         short: list[tuple[int, str]] = []
         for index, text in enumerate(map(replace_surrogates, texts)):
@@ -239,22 +257,22 @@ class Tokenizer:
             else:
                 results[index] = self._encode_long(text, budget, window, read_mask)
         for group in _groups(iter(short)):
-            parts = [text for _, text in group]
-            found = self._engine.encode_batch(parts, add_special_tokens=False)
-            resolved = self._resolve(parts, [Pieces(encoding.ids, encoding.offsets) for encoding in found])
+            batch = [text for _, text in group]
+            encodings = self._engine.encode_batch(batch, add_special_tokens=False)
+            resolved = self._resolve(batch, [Pieces(encoding.ids, encoding.offsets) for encoding in encodings])
             for (index, _), pieces in zip(group, resolved, strict=True):
                 results[index] = pieces
         return [result for result in results if result is not None]
 
-    def _encode_long(self, text: str, budget: int, window: int, read_mask: bool, limit: int = _LONGEST_TEXT) -> Pieces:
-        """Encode window after window, or mask after mask; of a long text, no more than the budget needs."""
+    def _encode_long(self, text: str, budget: int, window: int, read_mask: bool, limit: int = _MAX_TEXT) -> Pieces:
+        """Encode a text window by window, splitting at ``[MASK]``; stop once the budget is exceeded."""
         ids: list[int] = []
         offsets: list[tuple[int, int]] = []
         unread = read = 0
-        for start, end, whole in self._spans(text, window, read_mask):
+        for start, end, whole in self._window_spans(text, window, read_mask):
             if read > limit or (len(ids) > budget and len(text) > window):
                 (pieces,) = self._resolve([text], [Pieces(ids, offsets, unread)])
-                # The ladder may have made fewer tokens of them, and more of what goes on in the next window.
+                # The ladder may have merged tokens, or may still merge some with those of the next window.
                 if read > limit or len(pieces.ids) > budget + (self._resolver.reach if self._resolver else 0):
                     return replace(pieces, unread=unread + (len(pieces.ids) <= budget))
             read += end - start
@@ -262,18 +280,18 @@ class Tokenizer:
                 ids.append(self.mask_id)
                 offsets.append((start, end))
                 continue
-            found = self._engine.encode(text[start:end], add_special_tokens=False)
-            ids.extend(found.ids)
-            offsets += [(start + first, start + last) for first, last in found.offsets]
-            # A word too long to be read to its end is [UNK] in any case; anything else means that something
-            # was lost.
-            unread += not whole and found.ids != [self.unknown_id]
+            encoding = self._engine.encode(text[start:end], add_special_tokens=False)
+            ids.extend(encoding.ids)
+            offsets += [(start + first, start + last) for first, last in encoding.offsets]
+            # A word too long to be read to its end is [UNK] in any case; any other result has lost tokens.
+            unread += not whole and encoding.ids != [self.unknown_id]
         return self._resolve([text], [Pieces(ids, offsets, unread)])[0]
 
-    def _resolve(self, texts: list[str], found: list[Pieces]) -> list[Pieces]:
-        return found if self._resolver is None else self._resolver.resolve(texts, found)
+    def _resolve(self, texts: list[str], pieces: list[Pieces]) -> list[Pieces]:
+        return pieces if self._resolver is None else self._resolver.resolve(texts, pieces)
 
-    def _spans(self, text: str, window: int, read_mask: bool) -> Iterator[tuple[int, int, bool]]:
+    def _window_spans(self, text: str, window: int, read_mask: bool) -> Iterator[tuple[int, int, bool]]:
+        """Yield windows of a text, and each ``[MASK]`` if ``read_mask``: start, end, and whether words are whole."""
         start = 0
         while start <= len(text):
             end = text.find(MASK, start) if read_mask else -1
@@ -287,20 +305,20 @@ class Tokenizer:
 
     def _all_windows(self, texts: Sequence[str]) -> Iterator[tuple[int, str]]:
         for index, text in enumerate(map(replace_surrogates, texts)):
-            if len(text) <= LONGEST_READ:
+            if len(text) <= MAX_WINDOW:
                 yield index, text
                 continue
-            for start, end, _ in windows(text, LONGEST_READ, chinese=self.settings.chinese):
+            for start, end, _ in windows(text, MAX_WINDOW, chinese=self.settings.chinese):
                 yield index, text[start:end]
 
-    def _read_again(self, text: str) -> list[int]:
-        """Return the ids of a text whose offsets are needed on the way."""
+    def _encode_untruncated(self, text: str) -> list[int]:
+        """Return the ids of a text that the ladder can resolve only with offsets."""
         text = replace_surrogates(text)
-        return self._encode_long(text, sys.maxsize, LONGEST_READ, read_mask=False, limit=len(text)).ids
+        return self._encode_long(text, sys.maxsize, MAX_WINDOW, read_mask=False, limit=len(text)).ids
 
     def _assemble(self, parts: tuple[Pieces, ...], budget: int, special: bool) -> Encoding:
-        """Truncate the parts and put the special tokens around them."""
-        kept = _truncate([len(part.ids) for part in parts], budget)
+        """Truncate the parts and add the special tokens."""
+        kept = truncate_longest([len(part.ids) for part in parts], budget)
         ids, segments, offsets = list[int](), list[int](), list[tuple[int, int]]()
         sources, marks = list[int | None](), list[Mark | None]()
 
@@ -328,34 +346,37 @@ class Tokenizer:
         )
 
 
-def _truncate(lengths: list[int], budget: int) -> list[int]:
-    """Take tokens from the end of the longest part until all fit.
+def encode_long(
+    tokenizer: Tokenizer, texts: Sequence[str], pairs: Sequence[str] | None, long_texts: LongTexts
+) -> list[list[Encoding]]:
+    """Return the sequences of each text or pair: one, or several if ``long_texts`` asks for windows and it is long."""
+    if long_texts == "cut":
+        return [[encoding] for encoding in tokenizer.encode_batch(texts, pairs)]
+    firsts = tokenizer.encode_pieces(texts)
+    if pairs is None:
+        return [_encode_parts(tokenizer, (first,), long_texts) for first in firsts]
+    seconds = tokenizer.encode_pieces(pairs)
+    return [_encode_parts(tokenizer, both, long_texts) for both in zip(firsts, seconds, strict=True)]
 
-    Of equally long parts the later gives first, as in the published code for two. The engine's own "longest
-    first" leaves the odd token to the second part instead, unless the first was longer; models were trained
-    with the former.
-    """
-    if sum(lengths) <= budget:
-        return lengths
-    share = left = budget
-    for served, length in enumerate(sorted(lengths)):
-        share = left // (len(lengths) - served)
-        if length > share:
-            break
-        left -= length
-    kept = [min(length, share) for length in lengths]
-    # What does not divide evenly goes to the first of those that were cut.
-    for part in [part for part, length in enumerate(lengths) if length > share][: budget - sum(kept)]:
-        kept[part] += 1
-    return kept
+
+def _encode_parts(tokenizer: Tokenizer, parts: tuple[Pieces, ...], long_texts: LongTexts) -> list[Encoding]:
+    budget = tokenizer.content_length(len(parts))
+    if long_texts == "head-tail":
+        return [tokenizer.assemble(*keep_head_and_tail(parts, budget))]
+    *before, last = parts
+    # A long first text must leave half of the sequence to the second.
+    limit = max(budget // 2, budget - len(last))
+    before = [record_dropped(part, part.slice(0, limit)) for part in before]
+    size = budget - sum(map(len, before))
+    return [tokenizer.assemble(*before, last.slice(*span)) for span in window_spans(len(last), size, size // 2)]
 
 
 def _groups(items: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
-    """Gather texts into calls of bounded size."""
+    """Group texts into calls of bounded size."""
     group: list[tuple[int, str]] = []
     characters = 0
     for index, text in items:
-        if group and characters + len(text) > _CHARACTERS_A_CALL:
+        if group and characters + len(text) > _MAX_CHARACTERS_PER_CALL:
             yield group
             group, characters = [], 0
         group.append((index, text))

@@ -1,18 +1,14 @@
 """Model folder <-> tokenizer settings: ``tokenizer.json``, ``vocab.txt`` and the small files beside them.
 
-A ``tokenizer.json`` from elsewhere is never handed to the engine, which can panic on one and accepts two
-pieces with one id: it is read as plain JSON, every component is compared with what BERT has, and the engine
-is built anew from the few settings that remain. Whatever is wrong with a folder is a ``CheckpointError``.
+``tokenizer.json`` is the format of the ``tokenizers`` library, of which BERT needs one narrow form. A file is never
+passed to the library itself, which can panic on it and accepts two pieces with one id. It is read as plain JSON, every
+component is checked against an allow-list (anything else would change the ids of a text), and the engine is rebuilt
+from the few settings that remain. Any problem with a folder raises a ``CheckpointError``.
 
-Where files disagree, the order is that of ``transformers`` and ``sentence-transformers``: the vocabulary of
-``tokenizer.json`` before ``vocab.txt``; casing from ``tokenizer_config.json`` before ``tokenizer.json``;
-the length from ``sentence_bert_config.json`` before ``tokenizer_config.json``; a truncation inside
-``tokenizer.json`` counts for nothing.
-
-The file ``tokenizer.json``: the engine's own format, of which BERT needs one narrow form.
-
-Read with an allow-list, written by hand: the form is small, and what is not in it would change the ids of a
-text.
+If files disagree, precedence is that of ``transformers`` and ``sentence-transformers``: the vocabulary of
+``tokenizer.json`` before ``vocab.txt``; casing from ``tokenizer_config.json`` before ``tokenizer.json``; the maximum
+length from ``sentence_bert_config.json`` before ``tokenizer_config.json``. Truncation inside ``tokenizer.json`` is
+ignored.
 """
 
 import json
@@ -23,8 +19,7 @@ from typing import Any
 
 from cloze.errors import CheckpointError
 from cloze.models import shipped_folder
-from cloze.text.oov.ladder import FILE as LADDER_FILE
-from cloze.text.oov.ladder import Ladder, read_ladder, write_ladder
+from cloze.text.oov.ladder import LADDER_FILE, Ladder, read_ladder, write_ladder
 from cloze.text.vocabulary import (
     CLS,
     CONTINUATION,
@@ -39,28 +34,198 @@ from cloze.text.vocabulary import (
     write_vocabulary,
 )
 
+# The files that a tokenizer writes. A folder with nothing else in it may be overwritten.
+TOKENIZER_FILES = frozenset({"vocab.txt", "tokenizer.json", "tokenizer_config.json", LADDER_FILE})
+_VOCABULARY_FILES = ("vocab.txt", "tokenizer.json")
+_RUN_MODEL = "model"  # the model's folder inside a training run
+DEFAULT_LENGTH = 512
+DEFAULT_SEGMENTS = 2
+_SEGMENTS_KEY = "cloze_segments"
+# transformers writes 10^30 for "no limit"; no BERT has this many positions.
+_NO_LIMIT = 1_000_000
 _COMPONENTS = {
     "normalizer": ("BertNormalizer",),
     "pre_tokenizer": ("BertPreTokenizer",),
     "post_processor": ("TemplateProcessing", "BertProcessing"),
     "decoder": ("WordPiece",),
 }
-# Without effect on what we make of the file: special tokens and decoding are our own.
+# May be missing: special tokens and decoding are implemented here, whatever the file says.
 _OPTIONAL = ("post_processor", "decoder")
 
+Json = Mapping[str, Any]
 
-def read_tokenizer_json(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return what a ``tokenizer.json`` sets: pieces, lowercase, strip_accents, chinese, longest_word."""
+
+@dataclass(frozen=True)
+class TokenizerSettings:
+    """Everything that decides which ids a text becomes.
+
+    Attributes:
+        pieces: The vocabulary, in the order of the ids.
+        lowercase: Whether texts are lower-cased.
+        max_length: Maximum number of tokens of a sequence.
+        strip_accents: Whether accents are removed; None means the same as ``lowercase``.
+        chinese: Whether every CJK ideograph is a word of its own.
+        longest_word: Words of more characters become ``[UNK]``.
+        ladder: The rungs for out-of-vocabulary words.
+        segments: Maximum number of texts in a sequence.
+    """
+
+    pieces: tuple[str, ...]
+    lowercase: bool
+    max_length: int = DEFAULT_LENGTH
+    strip_accents: bool | None = None
+    chinese: bool = True
+    longest_word: int = 100
+    ladder: Ladder = field(default_factory=Ladder)
+    segments: int = DEFAULT_SEGMENTS
+
+    def with_defaults(self) -> "TokenizerSettings":
+        """Return these settings with ``strip_accents`` filled in."""
+        return replace(self, strip_accents=self.lowercase if self.strip_accents is None else self.strip_accents)
+
+
+def read_settings(folder: Path, positions: int | None = None) -> TokenizerSettings:
+    """Read the tokenizer settings of a folder; ``positions`` (position embeddings) bounds the maximum length."""
+    config_path, sentence_path = folder / "tokenizer_config.json", folder / "sentence_bert_config.json"
+    config, sentence = _read_json(config_path), _read_json(sentence_path)
+    settings = _from_tokenizer_json(folder) or _from_vocabulary(folder)
+    settings = replace(
+        settings,
+        lowercase=_read_flag(config, "do_lower_case", config_path, settings.lowercase),
+        strip_accents=_read_flag(config, "strip_accents", config_path, settings.strip_accents),
+        chinese=bool(_read_flag(config, "tokenize_chinese_chars", config_path, settings.chinese)),
+        max_length=_read_max_length(folder, config, sentence, positions),
+        ladder=read_ladder(folder, settings.pieces),
+        segments=_read_segments(config, config_path),
+    )
+    if _read_flag(sentence, "do_lower_case", sentence_path, False) and not settings.lowercase:
+        # sentence-transformers lower-cases the text before a cased tokenizer, which keeps accents.
+        settings = replace(settings, lowercase=True, strip_accents=bool(settings.strip_accents))
+    return settings
+
+
+def find_vocabulary(path: Path) -> Path:
+    """Return the folder with the vocabulary: of a shipped model, of the model inside a run, or the path itself."""
+    folder = shipped_folder(path) or path
+    has_one = any((folder / name).is_file() for name in _VOCABULARY_FILES)
+    return folder / _RUN_MODEL if not has_one and (folder / _RUN_MODEL).is_dir() else folder
+
+
+def write_settings(folder: Path, settings: TokenizerSettings) -> None:
+    """Write the three files from which transformers builds the same tokenizer, and ``ladder.json``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_vocabulary(folder / "vocab.txt", settings.pieces)
+    _write_tokenizer_json(
+        folder / "tokenizer.json",
+        settings.pieces,
+        lowercase=settings.lowercase,
+        strip_accents=settings.strip_accents,
+        chinese=settings.chinese,
+        longest_word=settings.longest_word,
+    )
+    write_ladder(folder, settings.ladder)
+    config = {
+        "tokenizer_class": "BertTokenizer",
+        "do_lower_case": settings.lowercase,
+        "strip_accents": settings.strip_accents,
+        "tokenize_chinese_chars": settings.chinese,
+        "model_max_length": settings.max_length,
+        "pad_token": PAD,
+        "unk_token": UNKNOWN,
+        "cls_token": CLS,
+        "sep_token": SEP,
+        "mask_token": MASK,
+    }
+    if settings.segments != DEFAULT_SEGMENTS:
+        config[_SEGMENTS_KEY] = settings.segments
+    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
+
+
+def _from_tokenizer_json(folder: Path) -> TokenizerSettings | None:
+    path = folder / "tokenizer.json"
+    data = _read_json(path)
+    if data is None:
+        return None
+    return TokenizerSettings(**_read_tokenizer_json(data, path))
+
+
+def _from_vocabulary(folder: Path) -> TokenizerSettings:
+    path = folder / "vocab.txt"
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder}: no such folder; give a model folder, or one that 'cloze vocab' has written")
+    if not path.exists():
+        raise CheckpointError(f"{folder}: neither tokenizer.json nor vocab.txt; a model folder needs one of them")
+    pieces = tuple(read_vocabulary(path))
+    # The first checkpoints recorded casing only in their names; capitals in the vocabulary reveal it.
+    has_capitals = any(piece.isalpha() and piece != piece.lower() for piece in pieces)
+    return TokenizerSettings(pieces=pieces, lowercase=not has_capitals)
+
+
+def _read_max_length(folder: Path, config: Json | None, sentence: Json | None, positions: int | None) -> int:
+    length = _read_token_count(sentence, "max_seq_length", folder / "sentence_bert_config.json")
+    if length is None:
+        length = _read_token_count(config, "model_max_length", folder / "tokenizer_config.json")
+    if length is None:
+        length = positions if positions is not None else DEFAULT_LENGTH
+    return length if positions is None else min(length, positions)
+
+
+def _read_token_count(data: Json | None, key: str, path: Path) -> int | None:
+    value = None if data is None else data.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 3:
+        # [CLS] A [SEP] B [SEP] has three special tokens.
+        raise CheckpointError(f"{path}: {key} is {str(value)[:50]!r}; expected a number of tokens, 3 or more")
+    return None if value > _NO_LIMIT else int(value)
+
+
+def _read_segments(config: Json | None, path: Path) -> int:
+    value = DEFAULT_SEGMENTS if config is None else config.get(_SEGMENTS_KEY, DEFAULT_SEGMENTS)
+    if isinstance(value, bool) or not isinstance(value, int) or not DEFAULT_SEGMENTS <= value <= _NO_LIMIT:
+        raise CheckpointError(f"{path}: {_SEGMENTS_KEY} is {str(value)[:50]!r}; expected a number of texts, 2 or more")
+    return value
+
+
+def _read_flag(data: Json | None, key: str, path: Path, default: bool | None) -> Any:
+    value = None if data is None else data.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise CheckpointError(f"{path}: {key} is {str(value)[:50]}; expected true or false")
+    return value
+
+
+def _read_json(path: Path) -> Json | None:
+    """Read a JSON object from a small file; return None if there is no such file."""
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise CheckpointError(f"{path}: over {LARGEST_FILE:,} bytes, which no tokenizer needs")
+        data = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:  # bad UTF-8, bad JSON, too many digits, nested too deeply
+        raise CheckpointError(f"{path}: not JSON ({error})") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{path}: holds a {type(data).__name__}; expected an object with settings")
+    return data
+
+
+def _read_tokenizer_json(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the settings in a ``tokenizer.json``: pieces, lowercase, strip_accents, chinese, longest_word."""
     model = _object(data, "model", path)
-    # Old files leave the type of the model out.
+    # Old files omit the model type.
     if model.get("type", "WordPiece") != "WordPiece":
         raise CheckpointError(f"{path}: model type is {str(model['type'])[:50]!r}; only WordPiece (BERT) can be read")
     for name, types in _COMPONENTS.items():
         if name in _OPTIONAL and data.get(name) is None:
             continue
-        found = _object(data, name, path).get("type")
-        if found not in types:
-            raise CheckpointError(f"{path}: {name} is {str(found)[:50]!r}; BERT has {' or '.join(types)}")
+        component = _object(data, name, path).get("type")
+        if component not in types:
+            raise CheckpointError(f"{path}: {name} is {str(component)[:50]!r}; BERT has {' or '.join(types)}")
     _expect(model, "unk_token", UNKNOWN, path)
     _expect(model, "continuing_subword_prefix", CONTINUATION, path)
     normalizer = _object(data, "normalizer", path)
@@ -78,7 +243,7 @@ def read_tokenizer_json(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-def write_tokenizer_json(
+def _write_tokenizer_json(
     path: Path,
     pieces: Sequence[str],
     *,
@@ -87,7 +252,7 @@ def write_tokenizer_json(
     chinese: bool,
     longest_word: int,
 ) -> None:
-    """Write the file as the engine would, without truncation or padding: those are the caller's."""
+    """Write the file as ``tokenizers`` would, without truncation or padding."""
     ids = {piece: number for number, piece in enumerate(pieces)}
     data = {
         "version": "1.0",
@@ -154,7 +319,7 @@ def _read_pieces(model: Mapping[str, Any], path: Path) -> tuple[str, ...]:
 
 
 def _check_added(added: Any, pieces: tuple[str, ...], path: Path) -> None:
-    """Refuse added tokens that the vocabulary lacks: without them a text would get other ids."""
+    """Raise an error if an added token is missing from the vocabulary: without it texts would get other ids."""
     if added is None:
         return
     if not isinstance(added, list):
@@ -170,7 +335,7 @@ def _check_added(added: Any, pieces: tuple[str, ...], path: Path) -> None:
 
 
 def _check_template(data: Mapping[str, Any], path: Path) -> None:
-    """Refuse a template other than ``[CLS] A [SEP]``, ``[CLS] A [SEP] B [SEP]``: we write no other."""
+    """Raise an error for a template other than ``[CLS] A [SEP]`` and ``[CLS] A [SEP] B [SEP]``."""
     processor = data.get("post_processor")
     if not isinstance(processor, dict) or processor["type"] != "TemplateProcessing":
         return
@@ -207,171 +372,3 @@ def _boolean(data: Mapping[str, Any], key: str, path: Path) -> bool:
     if not isinstance(value, bool):
         raise CheckpointError(f"{path}: {key} is {str(value)[:50]!r}; expected true or false")
     return value
-
-
-# What a tokenizer writes. A folder with nothing else in it can be made again.
-FILES = frozenset({"vocab.txt", "tokenizer.json", "tokenizer_config.json", LADDER_FILE})
-_VOCABULARIES = ("vocab.txt", "tokenizer.json")
-_RUN_MODEL = "model"  # where a run has its model
-DEFAULT_LENGTH = 512
-DEFAULT_SEGMENTS = 2
-_SEGMENTS = "cloze_segments"
-# Where a folder sets no limit, transformers writes 10^30; no BERT has this many positions.
-_NO_LIMIT = 1_000_000
-
-Json = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class TokenizerSettings:
-    """All that decides which ids a text becomes. ``strip_accents`` None: as ``lowercase`` says.
-
-    ``segments`` is how many texts a sequence may have.
-    """
-
-    pieces: tuple[str, ...]
-    lowercase: bool
-    max_length: int = DEFAULT_LENGTH
-    strip_accents: bool | None = None
-    chinese: bool = True
-    longest_word: int = 100
-    ladder: Ladder = field(default_factory=Ladder)
-    segments: int = DEFAULT_SEGMENTS
-
-    def plain(self) -> "TokenizerSettings":
-        """The same, with what is left out said."""
-        return replace(self, strip_accents=self.lowercase if self.strip_accents is None else self.strip_accents)
-
-
-def read_settings(folder: Path, positions: int | None = None) -> TokenizerSettings:
-    """Read a folder's tokenizer; ``positions`` bounds its length, as a model can embed no more."""
-    config = _read_json(folder / "tokenizer_config.json")
-    sentence = _read_json(folder / "sentence_bert_config.json")
-    settings = _from_tokenizer_json(folder) or _from_vocabulary(folder)
-    place = folder / "tokenizer_config.json"
-    settings = replace(
-        settings,
-        lowercase=_flag(config, "do_lower_case", place, settings.lowercase),
-        strip_accents=_flag(config, "strip_accents", place, settings.strip_accents),
-        chinese=bool(_flag(config, "tokenize_chinese_chars", place, settings.chinese)),
-        max_length=_length(folder, config, sentence, positions),
-        ladder=read_ladder(folder, settings.pieces),
-        segments=_read_segments(config, place),
-    )
-    if _flag(sentence, "do_lower_case", folder / "sentence_bert_config.json", False) and not settings.lowercase:
-        # sentence-transformers lowers the text before a cased tokenizer, which leaves accents where they are.
-        settings = replace(settings, lowercase=True, strip_accents=bool(settings.strip_accents))
-    return settings
-
-
-def find_vocabulary(path: Path) -> Path:
-    """The folder whose vocabulary a user means: a shipped model, the model of a run, or what the path says."""
-    folder = shipped_folder(path) or path
-    has_one = any((folder / name).is_file() for name in _VOCABULARIES)
-    return folder / _RUN_MODEL if not has_one and (folder / _RUN_MODEL).is_dir() else folder
-
-
-def write_settings(folder: Path, settings: TokenizerSettings) -> None:
-    """Write the three files from which transformers builds the same tokenizer, and the ladder beside them."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_vocabulary(folder / "vocab.txt", settings.pieces)
-    write_tokenizer_json(
-        folder / "tokenizer.json",
-        settings.pieces,
-        lowercase=settings.lowercase,
-        strip_accents=settings.strip_accents,
-        chinese=settings.chinese,
-        longest_word=settings.longest_word,
-    )
-    write_ladder(folder, settings.ladder)
-    config = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": settings.lowercase,
-        "strip_accents": settings.strip_accents,
-        "tokenize_chinese_chars": settings.chinese,
-        "model_max_length": settings.max_length,
-        "pad_token": PAD,
-        "unk_token": UNKNOWN,
-        "cls_token": CLS,
-        "sep_token": SEP,
-        "mask_token": MASK,
-    }
-    if settings.segments != DEFAULT_SEGMENTS:
-        config[_SEGMENTS] = settings.segments
-    text = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
-    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
-
-
-def _from_tokenizer_json(folder: Path) -> TokenizerSettings | None:
-    path = folder / "tokenizer.json"
-    data = _read_json(path)
-    if data is None:
-        return None
-    return TokenizerSettings(**read_tokenizer_json(data, path))
-
-
-def _from_vocabulary(folder: Path) -> TokenizerSettings:
-    path = folder / "vocab.txt"
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; give a model folder, or one that 'cloze vocab' has written")
-    if not path.exists():
-        raise CheckpointError(f"{folder}: neither tokenizer.json nor vocab.txt; a model folder needs one of them")
-    pieces = tuple(read_vocabulary(path))
-    # The first checkpoints kept their casing in their names only; capitals in the vocabulary give it away.
-    has_capitals = any(piece.isalpha() and piece != piece.lower() for piece in pieces)
-    return TokenizerSettings(pieces=pieces, lowercase=not has_capitals)
-
-
-def _length(folder: Path, config: Json | None, sentence: Json | None, positions: int | None) -> int:
-    length = _positive(sentence, "max_seq_length", folder / "sentence_bert_config.json")
-    if length is None:
-        length = _positive(config, "model_max_length", folder / "tokenizer_config.json")
-    if length is None:
-        length = positions if positions is not None else DEFAULT_LENGTH
-    return length if positions is None else min(length, positions)
-
-
-def _positive(data: Json | None, key: str, path: Path) -> int | None:
-    value = None if data is None else data.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 3:
-        # [CLS] A [SEP] B [SEP] has three tokens of its own.
-        raise CheckpointError(f"{path}: {key} is {str(value)[:50]!r}; expected a number of tokens, 3 or more")
-    return None if value > _NO_LIMIT else int(value)
-
-
-def _read_segments(config: Json | None, path: Path) -> int:
-    value = DEFAULT_SEGMENTS if config is None else config.get(_SEGMENTS, DEFAULT_SEGMENTS)
-    if isinstance(value, bool) or not isinstance(value, int) or not DEFAULT_SEGMENTS <= value <= _NO_LIMIT:
-        raise CheckpointError(f"{path}: {_SEGMENTS} is {str(value)[:50]!r}; expected a number of texts, 2 or more")
-    return value
-
-
-def _flag(data: Json | None, key: str, path: Path, default: bool | None) -> Any:
-    value = None if data is None else data.get(key)
-    if value is None:
-        return default
-    if not isinstance(value, bool):
-        raise CheckpointError(f"{path}: {key} is {str(value)[:50]}; expected true or false")
-    return value
-
-
-def _read_json(path: Path) -> Json | None:
-    """Read one small JSON object; None where there is no such file."""
-    try:
-        if path.stat().st_size > LARGEST_FILE:
-            raise CheckpointError(f"{path}: over {LARGEST_FILE:,} bytes, which no tokenizer needs")
-        data = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # bad UTF-8, bad JSON, a number or a nesting beyond all measure
-        raise CheckpointError(f"{path}: not JSON ({error})") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path}: holds a {type(data).__name__}; expected an object with settings")
-    return data

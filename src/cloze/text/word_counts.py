@@ -26,7 +26,7 @@ from tokenizers.pre_tokenizers import BertPreTokenizer
 
 from cloze.errors import ClozeError
 from cloze.progress import Progress
-from cloze.text.characters import IDEOGRAPHS, LONGEST_READ, replace_surrogates, windows
+from cloze.text.characters import IDEOGRAPHS, MAX_WINDOW, replace_surrogates, windows
 from cloze.workers import Report, WorkerPool, serve
 
 # Longer words are [UNK] to the tokenizer, so that pieces learned from them would never be used.
@@ -64,7 +64,7 @@ _NORMALIZERS = {lowercase: BertNormalizer(lowercase=lowercase) for lowercase in 
 def basic_words(text: str, lowercase: bool) -> list[str]:
     """Split a text as BERT's basic tokenizer does: normalize, then split at whitespace, punctuation and ideographs."""
     text, normalizer = replace_surrogates(text), _NORMALIZERS[lowercase]
-    parts = (text[start:end] for start, end, _ in windows(text, LONGEST_READ, chinese=True))
+    parts = (text[start:end] for start, end, _ in windows(text, MAX_WINDOW, chinese=True))
     return [word for part in parts for word, _ in _BASIC.pre_tokenize_str(normalizer.normalize_str(part))]
 
 
@@ -291,7 +291,7 @@ def _blocks(texts: Iterable[str]) -> Iterator[bytes]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    return (text[start:end] for start, end, _ in windows(text, LONGEST_READ, chinese=True))
+    return (text[start:end] for start, end, _ in windows(text, MAX_WINDOW, chinese=True))
 
 
 def _reported(blocks: Iterable[bytes], total: int | None, progress: Progress) -> Iterator[bytes]:

@@ -19,9 +19,9 @@ from pyarrow import parquet
 
 import cloze.corpus.preparation.prepare as module
 import cloze.corpus.preparation.shard_maker as making
-from cloze.corpus.preparation.plan import id_type
 from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.preparation.shard_maker import SplitWriter
+from cloze.corpus.preparation.shard_plan import id_type
 from cloze.corpus.settings import EngineSettings, PrepareSettings
 from cloze.corpus.shards import Corpus, read_manifest, verify_corpus
 from cloze.errors import ClozeError, ConfigError, DataError

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloze.text import SPECIAL, Tokenizer
-from cloze.text.characters import LONGEST_READ
+from cloze.text.characters import MAX_WINDOW
 from cloze.text.encoding import RUNGS
 from cloze.text.oov import coverage
 from cloze.text.oov.coverage import Candidate, Coverage, measure_coverage
@@ -95,8 +95,8 @@ def test_no_text() -> None:
 
 
 def test_lines_without_end_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = "covid the cats. " * (3 * LONGEST_READ // 16)
-    expected = measure_coverage(["covid the cats. "] * (3 * LONGEST_READ // 16), PLAIN)
+    text = "covid the cats. " * (3 * MAX_WINDOW // 16)
+    expected = measure_coverage(["covid the cats. "] * (3 * MAX_WINDOW // 16), PLAIN)
     sizes = []
     encode = Tokenizer.encode_pieces
 
@@ -105,17 +105,17 @@ def test_lines_without_end_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) ->
         return encode(tokenizer, texts)
 
     monkeypatch.setattr(Tokenizer, "encode_pieces", watched)
-    monkeypatch.setattr(coverage, "_BATCH", LONGEST_READ)
+    monkeypatch.setattr(coverage, "_BATCH", MAX_WINDOW)
     assert measure_coverage([text], PLAIN) == expected
-    assert max(sizes) <= 2 * LONGEST_READ
+    assert max(sizes) <= 2 * MAX_WINDOW
 
 
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_ideographs_that_are_no_words_of_their_own_are_not_cut(before: int) -> None:
     """Wherever the end of what is read at once falls: on a letter, an ideograph or a space."""
     together = Tokenizer.from_vocabulary([*SPECIAL, "a", "##北"], lowercase=True, chinese=False)
-    found = measure_coverage(["a " * before + "a北 " * (LONGEST_READ // 2)], together)
-    assert found.rungs == dict.fromkeys(RUNGS, 0) | {"word": before, "pieces": LONGEST_READ // 2}
+    found = measure_coverage(["a " * before + "a北 " * (MAX_WINDOW // 2)], together)
+    assert found.rungs == dict.fromkeys(RUNGS, 0) | {"word": before, "pieces": MAX_WINDOW // 2}
 
 
 def test_progress_is_told() -> None:

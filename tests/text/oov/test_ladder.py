@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from cloze.text import SPECIAL, Tokenizer
-from cloze.text.characters import LONGEST_READ
+from cloze.text.characters import MAX_WINDOW
 from cloze.text.encoding import RUNGS, Encoding, Word
 from cloze.text.oov.ladder import Ladder
 from tests.text import reference
@@ -256,7 +256,7 @@ def test_long_texts_are_read_as_far_as_needed(unit: str) -> None:
 
 @pytest.mark.parametrize("letter", ["a", "☃"])
 @pytest.mark.parametrize("phrase", ["new york", "fab cab dad"])
-@pytest.mark.parametrize("size", [8192, LONGEST_READ])
+@pytest.mark.parametrize("size", [8192, MAX_WINDOW])
 def test_phrases_reach_over_windows(letter: str, phrase: str, size: int) -> None:
     """Wherever the cut is: before, inside or after the phrase, and whichever token is the last that fits."""
     rest = f"{letter}{' ' * 62}" * (size // 63)

@@ -7,7 +7,7 @@ import pytest
 
 from cloze.text import SPECIAL, Tokenizer
 from cloze.text.encoding import Mark
-from cloze.text.oov.phrases import Phrase, Phrases
+from cloze.text.oov.phrases import Phrase, PhraseMatcher
 from tests.text.laddered import extended, rungs
 
 WORDS = [
@@ -108,7 +108,7 @@ def test_many_unknown_surfaces_are_one_look_each() -> None:
         asked.append((start, stop))
         return ("name999",)
 
-    phrases = Phrases([Phrase((1,), (number,), Mark("entity"), (f"name{number}",)) for number in range(1000)])
+    phrases = PhraseMatcher([Phrase((1,), (number,), Mark("entity"), (f"name{number}",)) for number in range(1000)])
     (match,) = phrases.find([1], phrases.places([[1]])[0], lambda _: True, words_at)
     assert match.replacement == (999,)
     assert asked == [(0, 1)]
@@ -165,7 +165,7 @@ def test_added_words_of_several() -> None:
 def test_thousands_of_phrases_find_what_one_by_one_finds(seed: int) -> None:
     source = random.Random(seed)
     made = {tuple(source.choices(range(6), k=source.randint(1, 5))) for _ in range(300)}
-    phrases = Phrases([Phrase(ids, (99,), Mark("entity")) for ids in sorted(made)])
+    phrases = PhraseMatcher([Phrase(ids, (99,), Mark("entity")) for ids in sorted(made)])
     ids = source.choices(range(7), k=400)
     starts = [source.random() < 0.8 for _ in ids]
     expected, place = [], 0

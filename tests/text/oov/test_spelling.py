@@ -3,7 +3,7 @@
 import pytest
 
 from cloze.text import SPECIAL, Tokenizer
-from cloze.text.oov.spelling import LONGEST_SPELLED
+from cloze.text.oov.spelling import MAX_SPELLED_LENGTH
 from tests.text.laddered import extended, rungs
 
 LETTERS = "abcdefinorstu"
@@ -126,14 +126,14 @@ def test_look_alikes_of_added_words_and_of_entities() -> None:
     ]
 
 
-@pytest.mark.parametrize("length", [100, 101, LONGEST_SPELLED, LONGEST_SPELLED + 1])
+@pytest.mark.parametrize("length", [100, 101, MAX_SPELLED_LENGTH, MAX_SPELLED_LENGTH + 1])
 def test_long_words(length: int) -> None:
     tokenizer = extended(UNCASED, characters=True).with_max_length(2000)
     (word,) = rungs(tokenizer, "a" * length)
     spelled_out = " ".join(["a", *["##a"] * (length - 1)])
     if length == 100:
         assert word[1:] == ("pieces", spelled_out)
-    elif length <= LONGEST_SPELLED:
+    elif length <= MAX_SPELLED_LENGTH:
         assert word[1:] == ("characters", spelled_out)
     else:
         assert word[1:] == ("unknown", "[UNK]")

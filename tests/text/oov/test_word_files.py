@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import DataError
-from cloze.text.oov.extension import read_entities, read_similar, read_word_list
+from cloze.text.oov.extension import read_entities, read_similar_characters, read_word_list
 from cloze.text.oov.ladder import Entity
 
 HEADED = b"word\tcount\tpieces\tsaves\ncovid\t9\t3\t18\nsars\t4\t2\t4\n"
@@ -54,11 +54,11 @@ def test_entities_in_both_forms(tmp_path: Path) -> None:
 
 
 def test_similar(tmp_path: Path) -> None:
-    pairs = read_similar(write(tmp_path, "\ufeff發\t发 髮\r\n\n€\teuro\n".encode()))
+    pairs = read_similar_characters(write(tmp_path, "\ufeff發\t发 髮\r\n\n€\teuro\n".encode()))
     assert pairs == [("發", "发"), ("€", "euro")]
 
 
-WORDS, ENTITIES, SIMILAR = read_word_list, read_entities, read_similar
+WORDS, ENTITIES, SIMILAR = read_word_list, read_entities, read_similar_characters
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from cloze.progress import Progress
 CLUSTER = "cluster"
 _JOB = "job.json"
 # Seconds between two looks at the shards, and from a job's end to the last look: file systems of clusters are slow.
-LOOK_EVERY = 10.0
+POLL_SECONDS = 10.0
 _COMPLETIONS = "completions"
 
 Missing = Callable[[], list[int]]
@@ -112,7 +112,7 @@ def _run_on_slurm(folder: Path, count: int, missing: Missing, settings: EngineSe
     while left := missing():
         progress.advance("shards", count - len(left), count)
         is_queued = _is_queued(job)
-        time.sleep(LOOK_EVERY)
+        time.sleep(POLL_SECONDS)
         if not is_queued:
             return
 

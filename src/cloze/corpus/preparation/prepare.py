@@ -17,7 +17,17 @@ from typing import Any
 from cloze.corpus.documents import Part, Segment, Span, is_compressed
 from cloze.corpus.preparation.cluster import CLUSTER, check_engine, make_on_cluster
 from cloze.corpus.preparation.deduplicate import keep_first
-from cloze.corpus.preparation.plan import (
+from cloze.corpus.preparation.shard_maker import (
+    COUNTS,
+    SHARD_INFO,
+    PreparationRunner,
+    Task,
+    atomic_file,
+    describe,
+    disk_errors,
+    read_shard_info,
+)
+from cloze.corpus.preparation.shard_plan import (
     HASHES,
     PLAN,
     WORDS,
@@ -32,16 +42,6 @@ from cloze.corpus.preparation.plan import (
     make_recipe,
     shard_name,
 )
-from cloze.corpus.preparation.shard_maker import (
-    COUNTS,
-    SHARD_INFO,
-    PreparationRunner,
-    Task,
-    atomic_file,
-    describe,
-    disk_errors,
-    read_shard_info,
-)
 from cloze.corpus.settings import EngineSettings, PrepareSettings
 from cloze.corpus.shards import FORMAT, MANIFEST, SHARDS, SPLITS, read_manifest
 from cloze.errors import ClozeError, DataError
@@ -50,8 +50,7 @@ from cloze.interrupts import Interrupted, heard_at_once
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.text.segmentation import WordSplitter
-from cloze.text.tokenizer_files import FILES as VOCABULARY_FILES
-from cloze.text.tokenizer_files import find_vocabulary
+from cloze.text.tokenizer_files import TOKENIZER_FILES, find_vocabulary
 from cloze.workers import Report, WorkerPool, run_here, usable_cores
 
 PROGRAM = """
@@ -68,7 +67,7 @@ _FEWEST_REPORTED = 2**15
 # Worker processes that may die at one task.
 _MOST_DEATHS = 3
 # Everything that may be in a work folder.
-_OURS = {PLAN, MANIFEST, SHARDS, HASHES, WORDS, CLUSTER, LOCK, *VOCABULARY_FILES}
+_OURS = {PLAN, MANIFEST, SHARDS, HASHES, WORDS, CLUSTER, LOCK, *TOKENIZER_FILES}
 
 
 def prepare(

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from cloze.corpus.documents import Paragraph, PartReader, named_errors
 from cloze.corpus.preparation.deduplicate import ExactHasher, NearHasher
 from cloze.corpus.preparation.encode import Encoded, SentenceEncoder
-from cloze.corpus.preparation.plan import WORDS, Plan, hashes_path, kept_path, shard_name, survey
+from cloze.corpus.preparation.shard_plan import WORDS, Plan, hashes_path, kept_path, shard_name, survey
 from cloze.corpus.shards import ARRAYS, OFFSETS, SHARDS, SPLITS, Split, array_path, expected_sizes, file_digest
 from cloze.errors import ClozeError, DataError
 from cloze.files import flush, flush_tree, read_json, write_json

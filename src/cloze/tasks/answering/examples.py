@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from cloze.errors import RequestError
 from cloze.progress import Progress
 from cloze.tasks.examples import Item, Rows
-from cloze.text import Encoding, Pieces, Tokenizer, window_places
+from cloze.text import Encoding, Pieces, Tokenizer, window_spans
 
 # As in the original.
 LONGEST_QUESTION = 64
@@ -103,7 +103,7 @@ def read_contexts(
     Windows lie ``stride`` tokens apart, or half of what a window has room for if that is less: an answer that is no
     longer than the other half is therefore whole in one of them.
     """
-    if tokenizer.room(2) < 2:
+    if tokenizer.content_length(2) < 2:
         raise RequestError(f"length is {tokenizer.max_length}; a question and its context need at least 5 tokens")
     # Many questions are asked of one context.
     distinct = list(dict.fromkeys(contexts))
@@ -117,15 +117,15 @@ def plan_windows(
     tokenizer: Tokenizer, question: int, context: int, stride: int = STRIDE
 ) -> tuple[int, list[tuple[int, int]]]:
     """How many of a question's tokens are kept, and which of its context's each window has."""
-    room = tokenizer.room(2)
+    room = tokenizer.content_length(2)
     # Where sequences are short, the question must leave the context its half.
     kept = min(question, LONGEST_QUESTION, max(room // 2, room - context))
     room -= kept
-    return kept, window_places(context, room, max(1, min(stride, room // 2)))
+    return kept, window_spans(context, room, max(1, min(stride, room // 2)))
 
 
 def _windows(tokenizer: Tokenizer, question: Pieces, context: Pieces, stride: int) -> list[Window]:
     count, places = plan_windows(tokenizer, len(question), len(context), stride)
-    kept = replace(question.cut(0, count), unread=question.unread + len(question) - count)
+    kept = replace(question.slice(0, count), unread=question.unread + len(question) - count)
     first = len(kept) + 2  # behind [CLS], the question and [SEP]
-    return [Window(tokenizer.assemble(kept, context.cut(*place)), first, place) for place in places]
+    return [Window(tokenizer.assemble(kept, context.slice(*place)), first, place) for place in places]

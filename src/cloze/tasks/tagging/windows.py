@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from cloze.errors import ConfigError
-from cloze.text import Encoding, Pieces, Tokenizer, window_places
-from cloze.text.encoding import word_stretches
+from cloze.text import Encoding, Pieces, Tokenizer, window_spans
+from cloze.text.encoding import word_spans
 
 # The ids of a sentence, word by word.
 WordIds = list[list[int]]
@@ -45,7 +45,7 @@ def read_words(tokenizer: Tokenizer, sentences: Sequence[Sequence[str]]) -> list
 
 def split_text(tokenizer: Tokenizer, pieces: Pieces) -> tuple[list[tuple[int, int]], WordIds]:
     """The words of a running text, as the tokenizer splits it: where each stands, and its ids."""
-    stretches = list(word_stretches(tokenizer.word_starts(pieces.ids), pieces.marks))
+    stretches = list(word_spans(tokenizer.word_starts(pieces.ids), pieces.marks))
     places = [(pieces.offsets[start][0], pieces.offsets[stop - 1][1]) for start, stop in stretches]
     return places, [pieces.ids[start:stop] for start, stop in stretches]
 
@@ -60,7 +60,7 @@ def tag_windows(
 
     A long sentence has a window every ``step`` tokens, half of the room unless told otherwise.
     """
-    room = tokenizer.room(1)
+    room = tokenizer.content_length(1)
     if room < 1:
         raise ConfigError(
             f"length is {tokenizer.max_length}; at least 3 was expected, for a token between two special ones"
@@ -74,7 +74,7 @@ def tag_windows(
 def _read_group(
     tokenizer: Tokenizer, sentences: Sequence[WordIds], rows: Sequence[int], step: int
 ) -> Iterator[TagWindow]:
-    room = tokenizer.room(1)
+    room = tokenizer.content_length(1)
     ids = [number for row in rows for word in sentences[row] for number in word]
     ends = [0]
     for row in rows:
@@ -100,9 +100,9 @@ def _read_group(
 
 
 def _read_long(tokenizer: Tokenizer, sentence: WordIds, row: int, step: int) -> list[TagWindow]:
-    room = tokenizer.room(1)
+    room = tokenizer.content_length(1)
     ids = [number for word in sentence for number in word]
-    places = window_places(len(ids), room, step)
+    places = window_spans(len(ids), room, step)
     words = _places(sentence, 0)
     chosen = [_best_window(word, places, room, step) for word in words]
     served: dict[int, list[Served]] = {}

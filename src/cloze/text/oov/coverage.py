@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from cloze.progress import Progress, Silent
-from cloze.text.characters import LONGEST_READ, windows
-from cloze.text.encoding import RUNGS, Pieces, Rung, plain_rung, word_stretches
+from cloze.text.characters import MAX_WINDOW, windows
+from cloze.text.encoding import RUNGS, Pieces, Rung, unmarked_rung, word_spans
 from cloze.text.tokenizer import Tokenizer
 from cloze.text.vocabulary import CONTINUATION
 from cloze.text.wordpiece import build_normalizer
@@ -76,7 +76,7 @@ def _batches(texts: Iterable[str], chinese: bool) -> Iterator[list[str]]:
     batch: list[str] = []
     characters = 0
     for text in texts:
-        for start, end, _ in windows(text, LONGEST_READ, chinese=chinese):
+        for start, end, _ in windows(text, MAX_WINDOW, chinese=chinese):
             batch.append(text[start:end])
             characters += end - start
             if characters > _BATCH:
@@ -100,9 +100,9 @@ class _Counts:
         starts = self._tokenizer.word_starts(ids)
         unknown = self._tokenizer.unknown_id
         if marks is None and unknown not in ids:
-            self._plain.update(tuple(ids[start:stop]) for start, stop in word_stretches(starts, None))
+            self._plain.update(tuple(ids[start:stop]) for start, stop in word_spans(starts, None))
             return
-        for start, stop in word_stretches(starts, marks):
+        for start, stop in word_spans(starts, marks):
             mark = marks[start] if marks is not None else None
             if mark is None and ids[start] != unknown:
                 self._plain[tuple(ids[start:stop])] += 1
@@ -118,7 +118,7 @@ class _Counts:
         rungs: Counter[Rung] = Counter(dict.fromkeys(RUNGS, 0))
         added = self._tokenizer.added_ids
         for ids, count in self._plain.items():
-            rungs[plain_rung(ids, is_unknown=False, added=added)] += count
+            rungs[unmarked_rung(ids, is_unknown=False, added=added)] += count
         for (rung, _, _), count in self._marked.items():
             rungs[rung] += count
         tokens = sum(len(ids) * count for ids, count in self._plain.items())

@@ -61,7 +61,7 @@ def read_entities(path: Path) -> list[EntityRow]:
     return rows
 
 
-def read_similar(path: Path) -> list[tuple[str, str]]:
+def read_similar_characters(path: Path) -> list[tuple[str, str]]:
     """Read a character, a tab and what to read for it a line; of several readings with spaces between, the first."""
     pairs = []
     for place, line in _lines(path):

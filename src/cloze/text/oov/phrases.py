@@ -42,7 +42,7 @@ class Match(NamedTuple):
     mark: Mark
 
 
-class Phrases:
+class PhraseMatcher:
     """Many phrases, to be looked for at once; ``longest`` is the most tokens that one of them takes.
 
     They are kept as tuples of numbers and of texts, which Python's garbage collector leaves alone: as objects, tens of

@@ -12,8 +12,8 @@ from typing import NamedTuple, TypeVar
 
 from cloze.errors import CheckpointError
 from cloze.text.encoding import Mark, Pieces, is_word_start
-from cloze.text.oov.ladder import FILE, Entity
-from cloze.text.oov.phrases import Match, Phrase, Phrases, Words
+from cloze.text.oov.ladder import LADDER_FILE, Entity
+from cloze.text.oov.phrases import Match, Phrase, PhraseMatcher, Words
 from cloze.text.oov.spelling import Speller
 from cloze.text.tokenizer_files import TokenizerSettings
 from cloze.text.vocabulary import CONTINUATION, UNKNOWN
@@ -52,14 +52,14 @@ class OOVResolver:
         self._speller = Speller(self._base, build_normalizer(settings, chinese=False), base, singles, ladder)
         self._spells = ladder.characters or ladder.look_alikes or bool(singles)
         self._split_again = lru_cache(_REMEMBERED)(self._split)
-        self._phrases = Phrases(())  # phrases are read without each other
+        self._phrases = PhraseMatcher(())  # phrases are read without each other
         several = [word for word in ladder.words if word not in singles]
         phrases = [
             *self._read_phrases(several, [(ids[word],) for word in several], [Mark("added")] * len(several)),
             *self._read_entities(ladder.entities),
         ]
         self._reads_unknown = self._spells or any(phrase.words is not None for phrase in phrases)
-        self._phrases = Phrases(phrases)
+        self._phrases = PhraseMatcher(phrases)
 
     def __reduce__(self) -> tuple[type["OOVResolver"], tuple[TokenizerSettings, Mapping[str, int]]]:
         # Caches are not sent to other processes.
@@ -154,7 +154,7 @@ class OOVResolver:
         for entity, replacement in zip(entities, replacements, strict=True):
             if not replacement or self._unknown in replacement:
                 raise CheckpointError(
-                    f"{FILE}: the entity {entity.surface[:50]!r} stands for {entity.words[:50]!r}, "
+                    f"{LADDER_FILE}: the entity {entity.surface[:50]!r} stands for {entity.words[:50]!r}, "
                     "which the vocabulary does not know; give words that it knows"
                 )
         marks = [Mark("entity", entity.kind) for entity in entities]
@@ -165,7 +165,7 @@ class OOVResolver:
     ) -> Iterator[Phrase]:
         for surface, pieces, replacement, mark in zip(surfaces, self._read(surfaces), replacements, marks, strict=True):
             if not pieces.ids:
-                raise CheckpointError(f"{FILE}: {surface[:50]!r} has no word in it that a text could have")
+                raise CheckpointError(f"{LADDER_FILE}: {surface[:50]!r} has no word in it that a text could have")
             words = self.basic_words(surface) if self._unknown in pieces.ids else None
             yield Phrase(tuple(pieces.ids), replacement, mark, words)
 

@@ -25,7 +25,7 @@ _KEYBOARD = str.maketrans(
     "------~*//''\"\"'\"x..",
 )
 # Longer words are given up whole: one text without spaces must not become a million tokens.
-LONGEST_SPELLED = 1000
+MAX_SPELLED_LENGTH = 1000
 # The same few words are unknown again and again; the longest of them are not worth the memory.
 _REMEMBERED = 20_000
 _LONGEST_REMEMBERED = 50
@@ -73,7 +73,7 @@ class Speller:
         return Spelled((self._unknown,), ((0, len(word)),), Mark("unknown"))
 
     def _spell(self, word: str) -> Spelled:
-        if len(word) > LONGEST_SPELLED:
+        if len(word) > MAX_SPELLED_LENGTH:
             return self._split(word) or self._give_up(word)
         read, places, changed = self._read(word)
         # Without added words, the vocabulary may split what begins with one of them.

@@ -172,7 +172,7 @@ def start_model(
     else:
         loaded = load_folder(model)
         _refuse_shape(model, loaded.model.config, settings)
-        if not loaded.tokenizer.reads_like(tokenizer):
+        if not loaded.tokenizer.is_equivalent(tokenizer):
             raise DataError(f"{model}: the text was prepared with another vocabulary; prepare it with --vocab {model}")
         missing = missing_heads(loaded.model, heads)
         if missing:

@@ -7,9 +7,9 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-import cloze.corpus.rows as module
+import cloze.corpus.record_files as module
 from cloze.corpus.documents import Paragraph, PartReader
-from cloze.corpus.preparation.plan import survey
+from cloze.corpus.preparation.shard_plan import survey
 from cloze.errors import DataError
 
 ROWS = ["One.\nTwo.\r\n\nThree 二.", "", "  ", "Last."]

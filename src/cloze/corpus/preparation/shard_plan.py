@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloze.corpus.documents import LONGEST_PARAGRAPH, Part, Segment, Span, format_of, open_text
-from cloze.corpus.rows import open_parquet
+from cloze.corpus.record_files import open_parquet
 from cloze.corpus.settings import PrepareSettings
 from cloze.corpus.shards import MANIFEST, file_digest, read_manifest
 from cloze.errors import DataError
