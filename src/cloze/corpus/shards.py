@@ -107,8 +107,10 @@ class Corpus:
     words: NDArray[np.uint8] | ShardedArray = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     @classmethod
-    def of(cls, documents: Sequence[Sequence[Sequence[int]]], starts: Sequence[bool] | None = None) -> "Corpus":
-        """A corpus in memory: documents of sentences of ids; without ``starts``, every token is a word of its own."""
+    def from_documents(
+        cls, documents: Sequence[Sequence[Sequence[int]]], starts: Sequence[bool] | None = None
+    ) -> "Corpus":
+        """Build a corpus in memory from documents of sentences of ids; by default every token is a word."""
         flat = [sentence for document in documents for sentence in document]
         tokens = np.asarray([token for sentence in flat for token in sentence], dtype=np.int32)
         bits = np.ones(len(tokens), bool) if starts is None else np.asarray(starts, bool)
