@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 import cloze
 from cloze.checkpoint import AdapterOf, ModelFolder, TaskLabels, load_folder, save_adapter, save_folder
 from cloze.checkpoint.adapter_folder import weights_fingerprint
-from cloze.kinds import AdapterKind
 from cloze.model import Bert, preset
 from cloze.model.adapters import Attachment, attach
+from cloze.options import AdapterKind
 from cloze.predict import Model
 from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.metrics import score

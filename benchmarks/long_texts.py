@@ -17,7 +17,7 @@ from statistics import mean, stdev
 
 import torch
 
-from cloze.kinds import LongTexts
+from cloze.options import LongTexts
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.settings import FinetuneSettings

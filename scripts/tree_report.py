@@ -72,12 +72,8 @@ class Tree(NamedTuple):
 
     @property
     def clashing_names(self) -> dict[str, list[str]]:
-        """Base names of several modules that are not the same role in sibling folders."""
-        return {
-            name: paths
-            for name, paths in self.shared_names.items()
-            if name not in ROLES and len({Path(path).parent.parent for path in paths}) > 1
-        }
+        """Base names of several modules that are not the same role in sibling folders, or in a folder and its parent."""
+        return {name: paths for name, paths in self.shared_names.items() if not _are_siblings(name, paths)}
 
     def problems(self) -> list[str]:
         """Limits that are exceeded."""
@@ -94,6 +90,13 @@ class Tree(NamedTuple):
             ),
         ]
         return [f"{count} {what}; at most {limit}" for count, limit, what in checks if count > limit]
+
+
+def _are_siblings(name: str, paths: Sequence[str]) -> bool:
+    # A module of commands has the name of what it commands.
+    others = [Path(path) for path in paths if not path.startswith("cli/")]
+    parents = [{path.parent, path.parent.parent} for path in others]
+    return name in ROLES or bool(set.intersection(*parents))
 
 
 def read_tree(sources: Path = SOURCES) -> Tree:

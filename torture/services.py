@@ -19,7 +19,7 @@ import uvicorn
 from tests.model.made import model_folder, saved
 
 from cloze.checkpoint import TaskLabels
-from cloze.kinds import PrecisionName
+from cloze.options import PrecisionName
 from cloze.serve.metrics import Metrics
 from cloze.serve.models import load_models
 from cloze.serve.server import TimeoutProtocol, make_app

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tests.model.made import SMALL, WORDS, model_folder, saved
 
 from cloze.checkpoint import TaskLabels
-from cloze.kinds import PrecisionName
+from cloze.options import PrecisionName
 from cloze.predict import load
 from cloze.predict.quantization.quantize import quantize
 from cloze.progress import Progress

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.errors import CheckpointError, ConfigError, RequestError
-from cloze.kinds import PrecisionName
 from cloze.model import Backbone, Bert, BertConfig, Capabilities, EncoderOutput, register_backbone
 from cloze.model.adapters import Attachment, attach
 from cloze.model.backbone import unregister_backbone
 from cloze.model.encoder import Encoder
 from cloze.model.surgery import prune_heads, with_positions
+from cloze.options import PrecisionName
 from cloze.predict import load
 from cloze.predict.quantization import precision, scripted_layers
 from cloze.predict.quantization.native import kernels

@@ -26,7 +26,7 @@ from torture.soak import SoakSettings
 from torture.soak import watch as soak
 from torture.swaps import SwapSettings, ask_alone, compare, swap_folders
 
-from cloze.kinds import PrecisionName
+from cloze.options import PrecisionName
 from cloze.progress import Silent
 from cloze.serve.server import TimeoutProtocol
 from cloze.serve.settings import ServiceSettings

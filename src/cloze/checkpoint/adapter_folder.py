@@ -32,10 +32,10 @@ from cloze.checkpoint.hub import find_source, is_hub_name
 from cloze.checkpoint.weights import PICKLE, SAFETENSORS, read_safetensors, write_safetensors
 from cloze.errors import CheckpointError, RequestError, did_you_mean
 from cloze.files import read_json, replaced_folder, write_json
-from cloze.kinds import FeatureHead, Features
 from cloze.model import HEAD_NAMES, Backbone
 from cloze.model.adapters import Attachment, AttachmentKind, Parts, install, new_parts, part_tensors, parts_of
 from cloze.model.heads import PRETRAINING_HEADS
+from cloze.options import FeatureHead, Features
 from cloze.tasks.kind import TaskLabels
 
 TENSORS = "adapter.safetensors"

@@ -10,9 +10,9 @@ from typing import Any, get_args
 
 from cloze.checkpoint.names import Layout, layout_of
 from cloze.errors import CheckpointError, ConfigError, did_you_mean
-from cloze.kinds import LONGEST_ANSWER, LongTexts
 from cloze.model import Backbone, BertConfig, HeadName
 from cloze.model.backbone import find_backbone, registered_types
+from cloze.options import LONGEST_ANSWER, LongTexts
 from cloze.tasks.kind import TaskKind, TaskLabels
 from cloze.tasks.registry import KINDS, find_kind, labelled_kinds
 

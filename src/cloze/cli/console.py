@@ -9,7 +9,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from cloze.kinds import PrecisionName
+from cloze.options import PrecisionName
 
 if TYPE_CHECKING:
     from pathlib import Path

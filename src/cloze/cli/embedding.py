@@ -12,7 +12,7 @@ from cloze.cli.inputs import TEXT_COLUMN, Inputs, Survey, Texts, gather_texts, r
 from cloze.cli.jobs import PredictionOptions, Row, TextPrediction, run_prediction
 from cloze.cli.outputs import VECTOR_FILES, check_ending, write_vectors
 from cloze.errors import ConfigError
-from cloze.kinds import LongTexts
+from cloze.options import LongTexts
 
 if TYPE_CHECKING:
     import numpy as np

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 
 from cloze.errors import ConfigError
-from cloze.kinds import FeatureHead, Features
 from cloze.model.backbone import Backbone
 from cloze.model.bert import Bert, require_bert
 from cloze.model.building_blocks import initialise
@@ -28,6 +27,7 @@ from cloze.model.config import BertConfig
 from cloze.model.encoder import Layer, SelfAttention
 from cloze.model.frozen_features import Reader
 from cloze.model.heads import POOLED_HEADS, HeadName, Pooler
+from cloze.options import FeatureHead, Features
 
 AttachmentKind = Literal["houlsby", "lora", "features"]
 # Modules by their path in a model, as PyTorch writes it; None where there is no module.

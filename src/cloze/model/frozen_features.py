@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from cloze.kinds import FeatureHead, Features
 from cloze.model.building_blocks import EncoderOutput, initialise
 from cloze.model.config import BertConfig
+from cloze.options import FeatureHead, Features
 
 # The ``encode`` method of a backbone.
 Encode = Callable[..., EncoderOutput]

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloze.kinds import IGNORED
 from cloze.model.backbone import Backbone
 from cloze.model.heads import HeadName
+from cloze.options import IGNORED
 
 
 def masked_word_logits(model: Backbone, last: Tensor, positions: Tensor) -> Tensor:

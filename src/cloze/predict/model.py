@@ -17,11 +17,11 @@ from cloze.checkpoint import EmbeddingSettings, ModelFolder, Pooling, find_sourc
 from cloze.checkpoint.adapter_folder import AttachedAdapters
 from cloze.checkpoint.folder import fingerprint
 from cloze.errors import RequestError
-from cloze.kinds import LongTexts, PrecisionName
 from cloze.model import Backbone, EncoderOutput, HeadName
 from cloze.model.batch import Batch, Result, choose_device, collate, join_logits, join_vectors, run_batched
 from cloze.model.surgery import Head, prune_heads, without_heads
 from cloze.models import SHIPPED_MODEL
+from cloze.options import LongTexts, PrecisionName
 from cloze.predict.embeddings.pooling import layer_indices, make_vectors
 from cloze.predict.fill_mask import Floats, fill_blanks
 from cloze.predict.preprocessing import read_blanks, read_texts, require_head, require_task

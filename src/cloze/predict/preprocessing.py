@@ -6,8 +6,8 @@ The service runs it in another thread than the one that computes. Also checks th
 from collections.abc import Sequence
 
 from cloze.errors import RequestError
-from cloze.kinds import LongTexts
 from cloze.model import Backbone, HeadName
+from cloze.options import LongTexts
 from cloze.predict.fill_mask import TokenWindow, find_blanks, token_windows
 from cloze.tasks.answering.examples import plan_windows
 from cloze.tasks.kind import TaskKind, TaskLabels

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cloze.errors import CheckpointError, ClozeError, RequestError, did_you_mean
-from cloze.kinds import LongTexts, PrecisionName
+from cloze.options import LongTexts, PrecisionName
 from cloze.predict import Model, batch_limits, load
 from cloze.predict.preprocessing import read_texts
 from cloze.serve.batcher import Batcher, BatchKey, Check

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cloze.kinds import LongTexts
+from cloze.options import LongTexts
 from cloze.predict.fill_mask import count_blanks, fill_blanks, most_passes
 from cloze.predict.model import Model
 from cloze.predict.preprocessing import count_corrected, count_windows, count_words, read_blanks, read_texts

@@ -13,7 +13,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from cloze.errors import did_you_mean
-from cloze.kinds import LongTexts
+from cloze.options import LongTexts
 from cloze.serve.errors import DeadlineError, InvalidRequestError, OverloadedError, TooLargeError
 from cloze.serve.settings import Limits
 

@@ -23,7 +23,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cloze import __version__
 from cloze.errors import ConfigError
-from cloze.kinds import PrecisionName
+from cloze.options import PrecisionName
 from cloze.serve import compat_routes, pages, routes
 from cloze.serve.access import AccessMiddleware
 from cloze.serve.metrics import Metrics

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from cloze.kinds import LONGEST_ANSWER, LongTexts
+from cloze.options import LONGEST_ANSWER, LongTexts
 from cloze.tasks.examples import LabelSet, Read, Target
 from cloze.tasks.rows import Source
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloze.errors import RequestError
-from cloze.kinds import LongTexts
+from cloze.options import LongTexts
 from cloze.text.characters import MAX_WINDOW, replace_surrogates, windows
 from cloze.text.encoding import (
     Encoding,

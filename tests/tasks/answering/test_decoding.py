@@ -17,7 +17,7 @@ from transformers import BertForQuestionAnswering
 
 from cloze.checkpoint import TaskLabels
 from cloze.errors import CheckpointError, RequestError
-from cloze.kinds import LONGEST_ANSWER
+from cloze.options import LONGEST_ANSWER
 from cloze.predict import Model, evaluate, load, write_report
 from cloze.tasks.answering.decoding import (
     BEST,

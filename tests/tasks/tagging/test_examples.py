@@ -9,7 +9,7 @@ import torch
 from seqeval.metrics import f1_score
 
 from cloze.errors import ConfigError, DataError
-from cloze.kinds import IGNORED
+from cloze.options import IGNORED
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source

@@ -14,9 +14,9 @@ from transformers import AutoTokenizer, BertForSequenceClassification
 from cloze.checkpoint import ModelFolder, TaskLabels, load_any, load_folder, save_folder
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError, RequestError
 from cloze.interrupts import Interrupted
-from cloze.kinds import AdapterKind, Features
 from cloze.lines import RowError
 from cloze.model import Bert, HeadName
+from cloze.options import AdapterKind, Features
 from cloze.predict import load
 from cloze.tasks.classification.kind import CLASSIFY, LabelledTexts
 from cloze.tasks.examples import LabelSet

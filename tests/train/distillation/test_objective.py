@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from cloze.kinds import IGNORED, FeatureHead, Features
 from cloze.model import Backbone, Bert, BertConfig
 from cloze.model.adapters import Attachment, attach
 from cloze.model.batch import Batch
 from cloze.model.losses import task_logits
+from cloze.options import IGNORED, FeatureHead, Features
 from cloze.tasks.registry import head_of
 from cloze.train.distillation.objective import DistillBatch, DistillObjective, answer_loss, match_layers
 from cloze.train.distillation.settings import DistillSettings

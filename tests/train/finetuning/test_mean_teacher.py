@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from cloze.errors import ConfigError
 from cloze.interrupts import Interrupted
-from cloze.kinds import IGNORED
+from cloze.options import IGNORED
 from cloze.predict import load
 from cloze.tasks.registry import head_of
 from cloze.tasks.rows import Source
@@ -58,7 +58,7 @@ def test_both_losses_for_every_kind(kind: str) -> None:
     plain = TaskObjective(model, head_of(kind))
     objective = MeanTeacherObjective(plain, 3.0, 0.9).train()
     outcome = objective(batch, batch.counts)
-    assert outcome.metrics["teacher_loss"].item() == pytest.approx(0.0, abs=1e-12), "before the first step both are the same"
+    assert outcome.metrics["teacher_loss"].item() == pytest.approx(0.0, abs=1e-12)  # equal before the first step
     assert outcome.loss.item() == pytest.approx(plain(batch, batch.counts).loss.item(), rel=1e-5)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import torch
 
-from cloze.kinds import IGNORED
 from cloze.model.losses import task_loss
+from cloze.options import IGNORED
 from cloze.tasks.examples import Item
 from cloze.text import Encoding
 from cloze.train.finetuning.objective import TaskBatches

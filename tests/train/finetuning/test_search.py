@@ -65,7 +65,9 @@ def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
         monkeypatch.setattr(f"cloze.train.finetuning.search.{name}", values)
     listener, how = Listener(), SearchSettings(grid=True, seeds=2)
     run = search(source, base, tmp_path / "run", settings=FAST, how=how, progress=listener)
-    told = "the grid tries batches, rates and epochs of its own: batch 8, rate 0.001, epochs 1 is not used"
+    told = (
+        "the grid tries batches, rates and epochs of its own: batch_size 8, learning_rate 0.001, epochs 1 is not used"
+    )
     assert told in listener.said
     rows = table(run)
     grid = [row for row in rows if row["part"] == "grid"]
@@ -166,7 +168,9 @@ def test_a_diverging_run_is_named_and_the_others_go_on(
     listener = Listener()
     asked = partial(search, source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
     if len(diverging) == 2:
-        with pytest.raises(DivergedError, match=r"run: every one of 2 trainings diverged; lower --rate, with --fresh$"):
+        with pytest.raises(
+            DivergedError, match=r"run: every one of 2 trainings diverged; lower --learning-rate, with --fresh$"
+        ):
             asked(progress=listener)
         return
     run = asked(progress=listener)

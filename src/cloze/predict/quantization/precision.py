@@ -21,9 +21,9 @@ from cloze.checkpoint.quantized_file import (
     require_fused_kernels,
 )
 from cloze.errors import CheckpointError, ClozeError, ConfigError, did_you_mean
-from cloze.kinds import PrecisionName
 from cloze.model import Backbone
 from cloze.model.batch import collate
+from cloze.options import PrecisionName
 from cloze.predict.embeddings.pooling import VectorMaker, make_vectors
 from cloze.predict.quantization.fused_layers import FusedLayers
 from cloze.predict.quantization.linear import Bf16Linear, FrozenLinear, Int8Linear, best_seconds

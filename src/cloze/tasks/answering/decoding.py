@@ -22,9 +22,9 @@ import torch
 from numpy.typing import NDArray
 
 from cloze.errors import RequestError
-from cloze.kinds import LONGEST_ANSWER
 from cloze.model.batch import Batch
 from cloze.model.losses import task_logits
+from cloze.options import LONGEST_ANSWER
 from cloze.tasks.answering.examples import Questions, Reading, read_contexts
 from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.answering.metrics import Told, answer_scores, best_threshold, is_right, likeness

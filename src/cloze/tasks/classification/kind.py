@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cloze.errors import DataError
-from cloze.kinds import IGNORED, LongTexts
 from cloze.lines import RowError
+from cloze.options import IGNORED, LongTexts
 from cloze.progress import Progress
 from cloze.tasks.classification.published import PublishedTask, find_split, read_split
 from cloze.tasks.examples import Item, LabelSet, Read, sorted_labels

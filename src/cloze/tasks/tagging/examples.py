@@ -15,8 +15,8 @@ from typing import Generic, NamedTuple, TypeVar
 
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.files import COMPRESSED
-from cloze.kinds import IGNORED
 from cloze.lines import RowError
+from cloze.options import IGNORED
 from cloze.tasks.examples import Item, LabelSet, Read
 from cloze.tasks.rows import OnBadRow, Source
 from cloze.tasks.tables import Record, open_table, table_ending

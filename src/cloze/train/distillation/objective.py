@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloze.kinds import IGNORED
 from cloze.model import Backbone, EncoderOutput, HeadName
 from cloze.model.building_blocks import initialise
 from cloze.model.losses import task_logits, task_loss
+from cloze.options import IGNORED
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, count_targets
 from cloze.train.loop import ObjectiveOutput

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cloze.errors import ConfigError
-from cloze.kinds import LongTexts
+from cloze.options import LongTexts
 from cloze.train.finetuning.settings import SHORTEST, FinetuneSettings
 
 Take = Literal["first", "alternate"]

@@ -16,10 +16,10 @@ from torch import nn
 
 from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_source, load_folder
 from cloze.errors import CheckpointError, DataError
-from cloze.kinds import IGNORED
 from cloze.model import Backbone
 from cloze.model.losses import masked_word_logits, masked_word_loss
 from cloze.model.surgery import with_heads
+from cloze.options import IGNORED
 from cloze.predict import Model
 from cloze.predict.corrector import proposed_changes
 from cloze.progress import Progress, Silent

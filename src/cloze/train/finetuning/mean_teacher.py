@@ -13,8 +13,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from cloze.kinds import IGNORED
 from cloze.model.losses import IMPOSSIBLE, task_loss
+from cloze.options import IGNORED
 from cloze.train.finetuning.objective import TaskBatch, TaskObjective
 from cloze.train.loop import ObjectiveOutput
 

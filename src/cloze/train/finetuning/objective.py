@@ -19,10 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from cloze.kinds import IGNORED
 from cloze.model import Backbone, HeadName
 from cloze.model.batch import Batch, collate
 from cloze.model.losses import task_logits, task_loss
+from cloze.options import IGNORED
 from cloze.progress import Progress
 from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.examples import Item

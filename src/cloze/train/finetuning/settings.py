@@ -8,7 +8,7 @@ from typing import Literal
 
 from cloze.corpus.settings import Masking
 from cloze.errors import ConfigError
-from cloze.kinds import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, LongTexts
+from cloze.options import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, LongTexts
 from cloze.train.settings import LoopSettings, PrecisionName, PretrainSettings, check_precision
 
 Augment = Literal["none", "contextual", "edits"]
