@@ -72,7 +72,7 @@ class Tree(NamedTuple):
 
     @property
     def clashing_names(self) -> dict[str, list[str]]:
-        """Base names of several modules that are not the same role in sibling folders, or in a folder and its parent."""
+        """Base names of several modules that are neither in sibling folders nor in a folder and its parent."""
         return {name: paths for name, paths in self.shared_names.items() if not _are_siblings(name, paths)}
 
     def problems(self) -> list[str]:
