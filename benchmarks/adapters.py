@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 import cloze
-from cloze.checkpoint import AdapterOf, ModelFolder, TaskLabels, load_folder, save_adapter, save_folder
+from cloze.checkpoint import AdapterInfo, ModelFolder, TaskLabels, load_folder, save_adapter, save_folder
 from cloze.checkpoint.adapter_folder import weights_fingerprint
 from cloze.model import Bert, preset
 from cloze.model.adapters import Attachment, attach
@@ -136,7 +136,7 @@ def make_adapter(base: Path, folder: Path, attachment: Attachment) -> float:
     whole = contents.model.parameter_count()
     attach(contents.model, attachment, seed=0)
     trained = sum(parameter.numel() for parameter in contents.model.parameters() if parameter.requires_grad)
-    adapter = AdapterOf(attachment, str(base), base, weights_fingerprint(base))
+    adapter = AdapterInfo(attachment, str(base), base, weights_fingerprint(base))
     save_adapter(replace(contents, task=TaskLabels("classify", ("no", "yes")), adapter=adapter), folder)
     return trained / whole
 

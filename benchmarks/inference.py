@@ -304,7 +304,7 @@ def peaks(clock: Callable[[], float], size: int = 1024) -> dict[str, float]:
 
     left, right = torch.randn(size, size), torch.randn(size, size)
     rows = torch.randint(-60, 60, (size, size)).float()
-    weight = Int8Weight.of(right, 90)
+    weight = Int8Weight.quantize(right, 90)
     products: dict[str, list[Callable[[], torch.Tensor]]] = {
         "fp32": [lambda: left @ right],
         "int8": [partial(KERNELS[name](weight), rows) for name in INT8_KERNELS],

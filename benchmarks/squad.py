@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from cloze.files import replace_json
-from cloze.tasks.answering.metrics import Told, answer_scores
+from cloze.tasks.answering.metrics import AnswerPrediction, score_answers
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.settings import FinetuneSettings
@@ -144,7 +144,7 @@ def check(data: Path, seed: int = 0) -> None:
     cases = [(answers, make_up(context, answers, draw), draw.gauss(0, 5)) for _, context, answers in asked]
     for task, used in (("squad", [case for case in cases if case[0]]), ("squad2", cases)):
         print(f"{task:<8} {len(used)} questions, {len(used) - sum(bool(case[0]) for case in used)} without an answer")
-        ours = answer_scores(METRICS[task], [Told(*case) for case in used])
+        ours = score_answers(METRICS[task], [AnswerPrediction(*case) for case in used])
         print_both(task, ours, score_independently(task, used))
 
 

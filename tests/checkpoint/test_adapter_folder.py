@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import BertForSequenceClassification
 
-from cloze.checkpoint import AdapterOf, ModelFolder, TaskLabels, load_any, load_folder, save_adapter, save_folder
+from cloze.checkpoint import AdapterInfo, ModelFolder, TaskLabels, load_any, load_folder, save_adapter, save_folder
 from cloze.checkpoint.adapter_folder import TENSORS, weights_fingerprint
 from cloze.checkpoint.convert import convert
 from cloze.errors import CheckpointError, ConfigError
@@ -37,7 +37,7 @@ def make_adapter(base: Path, folder: Path, attachment: Attachment = HOULSBY) -> 
     loaded = load_folder(base)
     attach(loaded.model, attachment, seed=0)
     move(loaded.model)
-    adapter = AdapterOf(attachment, str(base), base, weights_fingerprint(base), {"epochs": 3})
+    adapter = AdapterInfo(attachment, str(base), base, weights_fingerprint(base), {"epochs": 3})
     contents = replace(loaded, task=TASK, tokenizer=loaded.tokenizer.with_max_length(9), card="# Mine\n")
     save_adapter(replace(contents, adapter=adapter), folder)
     return contents

@@ -66,6 +66,21 @@ def test_round_trip(name: str, heads: list[HeadName], tmp_path: Path) -> None:
     assert (loaded.model.head_names, loaded.task, loaded.notes) == (contents.model.head_names, task, ())
 
 
+@pytest.mark.parametrize("kind", ["classify", "multilabel"])
+def test_a_single_label_is_no_regression(kind: str, tmp_path: Path) -> None:
+    task = TaskLabels(kind, ("only",))
+    contents = model_folder(["sequence"], task=task, labels=1)
+    folder = saved(contents, tmp_path / "model")
+    assert read_values(folder)["cloze_task"]["kind"] == kind
+    assert load_folder(folder).task == task
+
+
+def test_a_single_output_of_other_libraries_is_a_regression(tmp_path: Path) -> None:
+    folder = saved(model_folder(["sequence"], task=TaskLabels("classify", ("only",)), labels=1), tmp_path / "model")
+    change_config(folder, cloze_task=...)
+    assert load_folder(folder).task == TaskLabels("regress")
+
+
 @pytest.mark.parametrize(
     ("config", "head", "note", "classes"),
     [

@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from cloze.predict import load
-from cloze.predict.model import Floats
+from cloze.predict.fill_mask import Floats
 from tests.cli.conftest import Cloze, Way
 
 TEXTS = ['He said "no", and left.', "The door, the door!"]

@@ -60,7 +60,7 @@ def test_products_are_those_of_whole_numbers(threads: int, rows: int, width: int
 def test_rows_are_rounded_as_everywhere() -> None:
     torch.manual_seed(0)
     linear = torch.nn.Linear(96, 48)
-    weight = Int8Weight.of(linear.weight, 90, torch.rand(96) + 0.5)
+    weight = Int8Weight.quantize(linear.weight, 90, torch.rand(96) + 0.5)
     compiled, plain = NativeLinear(linear, weight), Int8Linear(linear, weight)
     states = torch.randn(5, 33, 96) * torch.logspace(-4, 4, 33)[:, None]
     states[0, 5], states[0, 6] = 0.0, 2.5  # rows without a spread

@@ -1,7 +1,7 @@
-"""Folders <-> models: the HF layout, TensorFlow bundles, hub names, and the state of a training."""
+"""Read and write model folders: the HF layout, TensorFlow checkpoints, hub models, and training checkpoints."""
 
 from cloze.checkpoint.adapter_folder import any_fingerprint, load_any, save_adapter, weights_fingerprint
-from cloze.checkpoint.folder import RUN_MODEL, AdapterOf, ModelFolder, find_model, load_folder, save_folder
+from cloze.checkpoint.folder import RUN_MODEL, AdapterInfo, ModelFolder, find_model, load_folder, save_folder
 from cloze.checkpoint.hub import find_source
 from cloze.checkpoint.pooling_files import POOLINGS, EmbeddingSettings, Pooling
 from cloze.checkpoint.state import StateStore, TrainingState
@@ -10,7 +10,7 @@ from cloze.tasks.kind import TaskLabels
 __all__ = [
     "POOLINGS",
     "RUN_MODEL",
-    "AdapterOf",
+    "AdapterInfo",
     "EmbeddingSettings",
     "ModelFolder",
     "Pooling",

@@ -1,11 +1,12 @@
-"""Adapter folders: what was trained for one task, a few per cent of the model, and which base it belongs to.
+"""Adapter folders: the few per cent of a model that were trained for one task, and a reference to the base model.
 
-    adapter.json          the kind and its sizes, the base and the SHA-256 of its weights, the task
-    adapter.safetensors   the tensors that were trained, under the names that they have in ``Bert``
-    README.md             the card
+    adapter.json          adapter kind and sizes, base model and SHA-256 of its weights, task
+    adapter.safetensors   trained tensors, under their names in ``Bert``
+    README.md             model card
 
-The base is looked for where it lay when the adapter was trained: seen from the adapter's folder, then as it was given.
-A base with other weights is refused, since an adapter of another base gives answers that look like answers.
+The base is looked up relative to the adapter's folder first, then at the path given in training. A base with other
+weights is refused: its predictions would look plausible and be wrong. ``AttachedAdapters`` switches between several
+adapters on one loaded base.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ from cloze.checkpoint.config_file import read_task, write_config
 from cloze.checkpoint.folder import (
     ADAPTER,
     RUN_MODEL,
-    AdapterOf,
+    AdapterInfo,
     ModelFolder,
     find_model,
     load_folder,
@@ -40,18 +41,18 @@ from cloze.tasks.kind import TaskLabels
 
 TENSORS = "adapter.safetensors"
 _FORMAT = "cloze adapter 1"
-# Sizes from a file are believed before any tensor of that size is seen.
+# Upper bound of sizes in adapter.json, which are used before the tensors confirm them.
 _LARGEST = 2**16
 
 
 @dataclass(frozen=True)
 class AdapterFile:
-    """What an adapter's folder says, before it meets its base."""
+    """Contents of ``adapter.json``."""
 
     folder: Path
     attachment: Attachment
     base: str
-    nearby: str | None  # the way from this folder to the base
+    relative_base: str | None  # path of the base relative to this folder
     sha256: str
     task: TaskLabels
     max_length: int
@@ -59,12 +60,12 @@ class AdapterFile:
 
 
 def find_adapter(path: Path) -> Path | None:
-    """The adapter's folder that a path means, itself or a run's model; None if there is none."""
+    """Return the adapter folder at a path or in the run at that path; None if there is none."""
     return next((folder for folder in (path, path / RUN_MODEL) if (folder / ADAPTER).is_file()), None)
 
 
 def load_any(path: Path, base: str | Path | None = None) -> ModelFolder:
-    """Load a model folder, or an adapter on its base: the recorded one, or the one that is given."""
+    """Load a model folder, or an adapter with its base: the recorded one, unless ``base`` is given."""
     folder = find_adapter(path)
     if folder is None:
         if base is not None:
@@ -76,12 +77,12 @@ def load_any(path: Path, base: str | Path | None = None) -> ModelFolder:
     parts = load_parts(described, loaded.model)
     install(loaded.model, parts)
     loaded.model.labels = described.attachment.labels
-    return tuned_folder(described, loaded, place)
+    return adapted_folder(described, loaded, place)
 
 
-def tuned_folder(described: AdapterFile, base: ModelFolder, place: Path) -> ModelFolder:
-    """What the base is with the adapter in its place."""
-    adapter = AdapterOf(described.attachment, described.base, place, described.sha256, described.settings)
+def adapted_folder(described: AdapterFile, base: ModelFolder, place: Path) -> ModelFolder:
+    """Return the model folder of a base with the adapter installed."""
+    adapter = AdapterInfo(described.attachment, described.base, place, described.sha256, described.settings)
     card = described.folder / "README.md"
     return ModelFolder(
         model=base.model,
@@ -95,9 +96,9 @@ def tuned_folder(described: AdapterFile, base: ModelFolder, place: Path) -> Mode
 
 
 def save_adapter(contents: ModelFolder, destination: Path) -> None:
-    """Write what was trained, and nothing of the base; all of it, or nothing."""
+    """Write the trained tensors without the base, atomically."""
     adapter, task = contents.adapter, contents.task
-    assert adapter is not None, "only what was attached can be saved apart"
+    assert adapter is not None, "only an adapter can be saved without its base"
     assert task is not None, "an adapter is trained for a task"
     attachment, bert = adapter.attachment, contents.model
     about = {
@@ -111,7 +112,7 @@ def save_adapter(contents: ModelFolder, destination: Path) -> None:
         **_features(attachment),
         "base": {
             "name": adapter.base,
-            "path": None if is_hub_name(adapter.base) else _way(destination, adapter.place),
+            "path": None if is_hub_name(adapter.base) else _relative_path(destination, adapter.place),
             "sha256": adapter.sha256,
         },
         "max_length": contents.tokenizer.max_length,
@@ -131,17 +132,17 @@ def _features(attachment: Attachment) -> dict[str, Any]:
 
 
 def _task_values(bert: Backbone, attachment: Attachment, task: TaskLabels) -> dict[str, Any]:
-    """What ``config.json`` would say of the task alone."""
+    """Return the entries of ``config.json`` that describe the task."""
     heads = (attachment.head,)
     without = write_config(bert, heads, None)
     return {name: value for name, value in write_config(bert, heads, task).items() if name not in without}
 
 
-def _way(destination: Path, base: Path) -> str:
+def _relative_path(destination: Path, base: Path) -> str:
     return Path(os.path.relpath(base.resolve(), destination.resolve())).as_posix()
 
 
-def _card(contents: ModelFolder, adapter: AdapterOf) -> str:
+def _card(contents: ModelFolder, adapter: AdapterInfo) -> str:
     trained = sum(tensor.numel() for tensor in part_tensors(parts_of(contents.model, adapter.attachment)).values())
     return (
         f"{contents.card or '# An adapter'}\n"
@@ -152,7 +153,7 @@ def _card(contents: ModelFolder, adapter: AdapterOf) -> str:
 
 
 def read_adapter(folder: Path) -> AdapterFile:
-    """Read and check what an adapter's folder says."""
+    """Read and validate ``adapter.json``."""
     path = folder / ADAPTER
     values = read_json(path)
     if values.get("format") != _FORMAT:
@@ -162,12 +163,12 @@ def read_adapter(folder: Path) -> AdapterFile:
         )
     attachment = _read_attachment(values, path)
     base, task = _section(values, "base", path), _section(values, "task", path)
-    nearby = base.get("path")
+    relative_base = base.get("path")
     return AdapterFile(
         folder,
         attachment,
         base=_text(base.get("name"), "base.name", path),
-        nearby=None if nearby is None else _text(nearby, "base.path", path),
+        relative_base=None if relative_base is None else _text(relative_base, "base.path", path),
         sha256=_text(base.get("sha256"), "base.sha256", path),
         task=read_task(task, attachment.head, attachment.labels, path),
         max_length=_whole(values.get("max_length"), "max_length", path),
@@ -224,21 +225,21 @@ def _section(values: Mapping[str, Any], name: str, path: Path) -> dict[str, Any]
 
 
 def load_parts(described: AdapterFile, bert: Backbone) -> Parts:
-    """The modules of an adapter for this base, with their tensors; the base stays as it is."""
+    """Load the modules of an adapter for this base without changing the base."""
     path = described.folder / TENSORS
-    with torch.device("meta"):  # sizes are believed only once the tensors have confirmed them
+    with torch.device("meta"):  # allocate nothing before the tensors confirm the sizes
         parts = new_parts(bert, described.attachment)
     tensors = read_safetensors(path)
     expected = part_tensors(parts)
     for name in sorted(tensors.keys() ^ expected.keys()):
-        there = "has" if name in tensors else "lacks"
-        raise CheckpointError(f"{path}: {there} the tensor {name}, other than {ADAPTER} says; fetch the folder again")
+        verb = "has" if name in tensors else "lacks"
+        raise CheckpointError(f"{path}: {verb} the tensor {name}, other than {ADAPTER} says; fetch the folder again")
     for name, tensor in tensors.items():
         _check_tensor(name, tensor, expected[name], path)
     for place, part in parts.items():
         if part is not None:
-            own = {name: tensors[f"{place}.{name}"].to(torch.float32) for name in part.state_dict()}
-            part.load_state_dict(own, assign=True)
+            state = {name: tensors[f"{place}.{name}"].to(torch.float32) for name in part.state_dict()}
+            part.load_state_dict(state, assign=True)
             part.eval().requires_grad_(False)
     return parts
 
@@ -254,13 +255,12 @@ def _check_tensor(name: str, tensor: Tensor, expected: Tensor, path: Path) -> No
 
 
 def find_base(described: AdapterFile, base: str | Path | None = None) -> Path:
-    """The base with the right weights: the one that is given, or one of the places where it may be."""
+    """Return the folder of the base with the recorded weights: the given one, or the first match where it may be."""
     if base is not None:
         place = find_source(base)
         check_base(described, place)
         return place
-    looked = list(_candidates(described))
-    found = [place for place in looked if find_model(place) is not None]
+    found = [place for place in _candidates(described) if find_model(place) is not None]
     matching = (place for place in found if weights_fingerprint(place) == described.sha256)
     place_or_none = next(matching, None)
     if place_or_none is None:
@@ -273,21 +273,21 @@ def find_base(described: AdapterFile, base: str | Path | None = None) -> Path:
 
 
 def _candidates(described: AdapterFile) -> Iterator[Path]:
-    """Where the base may be, seen from the adapter, also if that has moved up since; and as it was given."""
+    """Yield possible folders of the base: relative to the adapter, also if that was moved up, and as it was given."""
     if is_hub_name(described.base):
         yield find_source(described.base)
         return
-    if described.nearby is not None:
-        way = Path(described.nearby)
+    if described.relative_base is not None:
+        way = Path(described.relative_base)
         for start in range(sum(part == ".." for part in way.parts) + 1):
             yield described.folder.joinpath(*way.parts[start:])
     yield Path(described.base)
 
 
 def check_base(described: AdapterFile, place: Path) -> None:
-    """Refuse a base with other weights than those that the adapter was trained on."""
+    """Raise a ``CheckpointError`` if the base has other weights than the adapter was trained on."""
     if find_model(place) is None:
-        load_folder(place)  # which tells what is wrong
+        load_folder(place)  # raises an error that explains what is wrong
     sha256 = weights_fingerprint(place)
     if sha256 != described.sha256:
         raise CheckpointError(
@@ -297,9 +297,9 @@ def check_base(described: AdapterFile, place: Path) -> None:
 
 
 def weights_fingerprint(place: Path) -> str:
-    """The SHA-256 of a model's weights: of its file, or, where there are several, of their SHA-256 by name."""
+    """Return the SHA-256 of the weight file or, if there are several, of their names and SHA-256 digests."""
     found = find_model(place)
-    assert found is not None, "looked for before"
+    assert found is not None, "the caller has found the model"
     digests = [f"{path.name} {_digest(path)}" for path in _weight_files(*found)]
     if len(digests) == 1:
         return digests[0].partition(" ")[2]
@@ -307,7 +307,7 @@ def weights_fingerprint(place: Path) -> str:
 
 
 def any_fingerprint(place: Path) -> str:
-    """The SHA-256 of what ``load_any`` loads: a model's weights, or an adapter's, which go with one base alone."""
+    """Return the SHA-256 of what ``load_any`` loads: the weights of a model, or of an adapter, which imply its base."""
     folder = find_adapter(place)
     return weights_fingerprint(place) if folder is None else _digest(folder / TENSORS)
 
@@ -355,7 +355,7 @@ class AttachedAdapters:
         for part in parts.values():
             if part is not None:
                 part.to(device)
-        self._attached[name] = tuned_folder(described, self._base, self._base.place), parts
+        self._attached[name] = adapted_folder(described, self._base, self._base.place), parts
 
     def use(self, name: str | None) -> ModelFolder:
         """Install an adapter, or with None restore the base, and return the folder that the model now represents."""

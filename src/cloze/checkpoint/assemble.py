@@ -1,4 +1,4 @@
-"""Tensors with names from the disk + a configuration -> a model, with notes on what was missing or left over."""
+"""Build a model from the tensors of a checkpoint and its configuration, with notes on missing and unused tensors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _DERIVED = {"bert.embeddings.position_ids", "albert.embeddings.position_ids"}
 
 @dataclass(frozen=True)
 class Assembled:
-    """A model, what its task head means, and notes for the user."""
+    """A model, the meaning of its task head's outputs, and notes for the user."""
 
     model: Backbone
     task: TaskLabels | None
@@ -35,13 +35,13 @@ class Assembled:
 
 
 def assemble(tensors: Mapping[str, Tensor], values: dict[str, Any], path: Path) -> Assembled:
-    """Build the model that the tensors hold; ``path`` is named in errors."""
+    """Build the model from its tensors; ``path`` is used in error messages."""
     config, layout = read_config(values, path), read_layout(values)
     found = _without_copies({normalised(name, layout): tensor for name, tensor in tensors.items()}, layout)
     heads = _heads(found, layout, read_task_head(values), read_sentence_task(values, path))
     labels = _count_labels(found, layout, path)
     _check_depth(config, layout, found, path)
-    with torch.device("meta"):  # sizes are believed only once the tensors have confirmed them
+    with torch.device("meta"):  # allocate nothing before the tensors confirm the sizes
         model = read_backbone(values, path)(
             config, heads, labels=labels, pooler=_has(found, "pooler.dense.weight", layout)
         )
@@ -64,8 +64,8 @@ def _count_labels(found: Mapping[str, Tensor], layout: Layout, path: Path) -> in
 
 
 def _check_depth(config: BertConfig, layout: Layout, found: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse more layers than there are before they are built: even without memory, millions would take hours."""
-    if layout == "native":  # other architectures name their layers as they like, but each has a tensor
+    """Raise an error if tensors of the last layer are missing, before building layers: millions would take hours."""
+    if layout == "native":  # other architectures choose their layer names, but each layer has at least one tensor
         if config.distinct_layers > len(found):
             raise CheckpointError(f"{path}: config.json asks for {config.layers} layers, but has {len(found)} tensors")
         return
@@ -87,7 +87,7 @@ def _heads(found: Mapping[str, Tensor], layout: Layout, task_head: HeadName, sen
     heads: list[HeadName] = []
     if _has(found, "heads.mlm.bias", layout) and _has(found, "heads.mlm.dense.weight", layout):
         heads.append("mlm")
-    # The pooler feeds these; without it a head has nothing to read, and is reported as left over.
+    # These heads read the pooler's output; without a pooler their tensors are reported as unused.
     pooled = _has(found, "pooler.dense.weight", layout)
     if _has(found, f"heads.{sentence_head}.output.weight", layout) and pooled:
         heads.append(sentence_head)
@@ -101,7 +101,7 @@ def _heads(found: Mapping[str, Tensor], layout: Layout, task_head: HeadName, sen
 
 
 def _take(name: str, layout: Layout, expected: Tensor, found: Mapping[str, Tensor], path: Path) -> Tensor:
-    """One parameter of ours from the tensors on disk, in fp32, with every shape checked."""
+    """Return one parameter in float32 from the tensors on disk, with its shape checked."""
     names = hugging_face_names(name, layout)
     shape = (expected.shape[0] // len(names), *expected.shape[1:])
     for part in names:
@@ -118,7 +118,7 @@ def _take(name: str, layout: Layout, expected: Tensor, found: Mapping[str, Tenso
 
 
 def _without_copies(found: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """Let a copy stand in for an original that is absent; drop it otherwise."""
+    """Remove copies of tied tensors; a copy replaces its original if that is missing."""
     copies = COPIES[layout]
     for copy, original in copies.items():
         if copy in found and original not in found:
@@ -136,7 +136,7 @@ def _check_tied(tensors: Mapping[str, Tensor], layout: Layout, found: Mapping[st
 
 def _notes(model: Backbone, layout: Layout, found: Mapping[str, Tensor]) -> tuple[str, ...]:
     notes = []
-    if model.pooler is None and not {"token", "span"} & set(model.head_names):  # which read the tokens themselves
+    if model.pooler is None and not {"token", "span"} & set(model.head_names):  # these heads read token states
         notes.append("no pooler in the weights: [CLS] is used as it is")
     used = {part for name in model.state_dict() for part in hugging_face_names(name, layout)}
     left_over = sorted(set(found) - used)
@@ -147,7 +147,7 @@ def _notes(model: Backbone, layout: Layout, found: Mapping[str, Tensor]) -> tupl
 
 
 def check_segments(segments: int, config: BertConfig, path: Path) -> None:
-    """Refuse a tokenizer that tells more texts apart than the model; one segment is enough for single texts."""
+    """Raise an error if the tokenizer uses more segments than the model has; one is enough for single texts."""
     if segments > max(2, config.segments):
         raise CheckpointError(
             f"{path}: cloze_segments in tokenizer_config.json is {segments}, but the model has {config.segments} "
@@ -156,7 +156,7 @@ def check_segments(segments: int, config: BertConfig, path: Path) -> None:
 
 
 def check_vocabulary(pieces: int, config: BertConfig, path: Path) -> None:
-    """Refuse a vocabulary of another model; rows that pad the table to a round size are common and harmless."""
+    """Raise an error if the vocabulary does not fit; embedding rows that pad to a round size are allowed."""
     padding = config.vocab_size - pieces
     if padding == 0 or (0 < padding < 128 and config.vocab_size % 8 == 0):
         return

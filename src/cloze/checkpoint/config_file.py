@@ -1,6 +1,7 @@
-"""``config.json`` <-> ``BertConfig``: the HF file, which Google's ``bert_config.json`` shares its names with.
+"""Convert between ``config.json`` and ``BertConfig``; Google's ``bert_config.json`` uses the same keys.
 
-A model whose tables have a width of their own is an ALBERT there, any other one a BERT.
+A model with factorized embeddings is saved as ALBERT, any other as BERT. What ``transformers`` has no key for (long
+texts, calibration temperature, the task kind where it is ambiguous) is stored under ``cloze_task``.
 """
 
 import math
@@ -33,7 +34,7 @@ _NAMES = {
 }
 _NEEDED = ("vocab_size", "hidden_size", "layers", "heads", "feedforward_size")
 
-# What an ALBERT is that leaves these out; the rest has the same defaults as BERT.
+# Defaults of ALBERT for missing keys; all others are those of BERT.
 _ALBERT_DEFAULTS = {
     "embedding_size": 128,
     "num_hidden_groups": 1,
@@ -43,11 +44,11 @@ _ALBERT_DEFAULTS = {
     "attention_probs_dropout_prob": 0.0,
 }
 
-# Both sentence tasks have two outputs under one name; a folder says which it is where its library would not guess it.
+# NSP and SOP heads have the same tensors; the task is recorded where it is not the default of the architecture.
 _SENTENCE_TASK = "cloze_sentence_task"
 _USUAL_TASK: dict[Layout, HeadName] = {"bert": "nsp", "albert": "sop", "native": "nsp"}
 
-# Which task head a folder's "classifier" is cannot be told from its tensors, only from the class that saved it.
+# Tensors named "classifier" belong to several kinds of heads; the class that saved the folder decides.
 _HEAD_CLASSES: dict[str, HeadName] = {
     "ForSequenceClassification": "sequence",
     "ForTokenClassification": "token",
@@ -55,10 +56,10 @@ _HEAD_CLASSES: dict[str, HeadName] = {
     "ForQuestionAnswering": "span",
 }
 
-# What other libraries do not know about a task, as an object of this name.
-_OWN = "cloze_task"
-# How sure a model should be that was fine-tuned to correct.
-_CORRECTING = "cloze_correcting"
+# Key of the task properties that other libraries do not know.
+_TASK_KEY = "cloze_task"
+# Key of the confidence threshold of a model fine-tuned for correction.
+_CORRECTING_KEY = "cloze_correcting"
 
 
 def read_backbone(values: dict[str, Any], path: Path) -> type[Backbone]:
@@ -74,14 +75,14 @@ def read_backbone(values: dict[str, Any], path: Path) -> type[Backbone]:
 
 
 def read_layout(values: dict[str, Any]) -> Layout:
-    """Return whose parameter names a folder has."""
+    """Return which library's parameter names a folder uses."""
     return layout_of(values.get("model_type", "bert"))
 
 
 def read_config(values: dict[str, Any], path: Path) -> BertConfig:
     """Build the configuration from a parsed ``config.json``."""
     config_type = read_backbone(values, path).config_type
-    # What an architecture adds to the common sizes keeps its own name.
+    # Fields that an architecture adds to the common ones keep their names.
     extra = {field.name: values[field.name] for field in _added_fields(config_type) if field.name in values}
     if read_layout(values) == "albert":
         values = _ALBERT_DEFAULTS | {key: value for key, value in values.items() if value is not None}
@@ -110,7 +111,7 @@ def _added_fields(config_type: type[BertConfig]) -> list[Field[Any]]:
 
 
 def _read_sharing(values: dict[str, Any], path: Path) -> bool:
-    """Whether all layers of an ALBERT are one; groups of several layers are what nobody has published."""
+    """Return whether all layers of an ALBERT share their weights; layer groups (never published) are refused."""
     groups, inner = values["num_hidden_groups"], values["inner_group_num"]
     if inner != 1 or groups not in (1, values.get("num_hidden_layers")):
         raise CheckpointError(
@@ -121,7 +122,7 @@ def _read_sharing(values: dict[str, Any], path: Path) -> bool:
 
 
 def read_sentence_task(values: dict[str, Any], path: Path) -> HeadName:
-    """Which of the two sentence heads a folder has, if it has one."""
+    """Return which of the two sentence heads the tensors are, if there are any."""
     task = values.get(_SENTENCE_TASK, _USUAL_TASK[read_layout(values)])
     if task == "nsp":
         return "nsp"
@@ -131,7 +132,7 @@ def read_sentence_task(values: dict[str, Any], path: Path) -> HeadName:
 
 
 def read_task_head(values: dict[str, Any]) -> HeadName:
-    """Which head the tensors named ``classifier`` are."""
+    """Return the head that the tensors named ``classifier`` belong to."""
     names = values.get("architectures")
     for name in names if isinstance(names, list) else ():
         kind = name.removeprefix("Bert").removeprefix("Albert") if isinstance(name, str) else ""
@@ -142,35 +143,36 @@ def read_task_head(values: dict[str, Any]) -> HeadName:
 
 def read_task(values: dict[str, Any], head: HeadName, count: int, path: Path) -> TaskLabels:
     """Return what the outputs of a task head mean; ``count`` is the number of outputs of a labelling head."""
-    own = values.get(_OWN, {})
+    own = values.get(_TASK_KEY, {})
     if not isinstance(own, dict):
-        raise CheckpointError(f"{path}: {_OWN} is {str(own)[:50]!r}; an object was expected")
+        raise CheckpointError(f"{path}: {_TASK_KEY} is {str(own)[:50]!r}; an object was expected")
     kind = _read_kind(own, values, head, count, path)
     return TaskLabels(
         kind.name,
         _read_names(values, count, path) if kind.named_outputs else (),
-        long_texts=_one_of(own.get("long_texts", "cut"), get_args(LongTexts), f"{_OWN}.long_texts", path),
-        context=_one_of(str(own.get("context", False)).lower(), ("false", "true"), f"{_OWN}.context", path) == "true",
-        temperature=_number(own.get("temperature", 1.0), f"{_OWN}.temperature", path) or 1.0,
-        threshold=_number(own.get("threshold"), f"{_OWN}.threshold", path),
-        longest_answer=_count(own.get("longest_answer", LONGEST_ANSWER), f"{_OWN}.longest_answer", path),
+        long_texts=_one_of(own.get("long_texts", "cut"), get_args(LongTexts), f"{_TASK_KEY}.long_texts", path),
+        context=_one_of(str(own.get("context", False)).lower(), ("false", "true"), f"{_TASK_KEY}.context", path)
+        == "true",
+        temperature=_number(own.get("temperature", 1.0), f"{_TASK_KEY}.temperature", path) or 1.0,
+        threshold=_number(own.get("threshold"), f"{_TASK_KEY}.threshold", path),
+        longest_answer=_count(own.get("longest_answer", LONGEST_ANSWER), f"{_TASK_KEY}.longest_answer", path),
     )
 
 
 def read_correcting(values: dict[str, Any], path: Path) -> float | None:
-    """From which threshold on a model corrects; None of one that was not fine-tuned to it."""
-    return _number(values.get(_CORRECTING), _CORRECTING, path)
+    """Return the confidence threshold of a model fine-tuned for correction; None for other models."""
+    return _number(values.get(_CORRECTING_KEY), _CORRECTING_KEY, path)
 
 
 def _read_kind(own: dict[str, Any], values: dict[str, Any], head: HeadName, count: int, path: Path) -> TaskKind:
-    """Return the kind that a folder records, or the one that its head and problem type tell."""
+    """Return the kind that a folder records, or else the one that follows from head and problem type."""
     name = own.get("kind")
     if name is None:
         return derived_kind(head, count, values.get("problem_type"))
     if name not in KINDS or KINDS[name].head != head:
         known = [kind.name for kind in labelled_kinds() if kind.head == head]
         raise CheckpointError(
-            f"{path}: {_OWN}.kind is {str(name)[:50]!r}, which is no kind of task with a {head!r} head"
+            f"{path}: {_TASK_KEY}.kind is {str(name)[:50]!r}, which is no kind of task with a {head!r} head"
             f"{did_you_mean(str(name)[:50], known)}"
         )
     return KINDS[name]
@@ -225,7 +227,7 @@ def write_config(
 ) -> dict[str, Any]:
     """Return the ``config.json`` that lets ``transformers`` load a BERT or ALBERT folder as it is."""
     config, layout = model.config, layout_of(model.model_type)
-    # The type to compute in: a file of half the size says float32 too, since processors are slow or wrong with less.
+    # The compute type, float32 for half-precision files too: CPUs are slow or inaccurate in float16.
     values: dict[str, Any] = {
         "architectures": [_class_name(heads, layout)] if layout != "native" else [type(model).__name__],
         "model_type": model.model_type,
@@ -239,14 +241,14 @@ def write_config(
             "num_hidden_groups": config.distinct_layers,
             "inner_group_num": 1,
             "classifier_dropout_prob": config.dropout,
-            "bos_token_id": None,  # its defaults are ids of another vocabulary
+            "bos_token_id": None,  # the defaults are ids of ALBERT's own vocabulary
             "eos_token_id": None,
         }
     for sentence_task in ("nsp", "sop"):
         if sentence_task in heads and sentence_task != _USUAL_TASK[layout]:
             values[_SENTENCE_TASK] = sentence_task
     if correcting is not None:
-        values[_CORRECTING] = correcting
+        values[_CORRECTING_KEY] = correcting
     return values if task is None else values | _task_values(task)
 
 
@@ -266,7 +268,7 @@ def _task_values(task: TaskLabels) -> dict[str, Any]:
     assert kind.head is not None, "a kind with named outputs has a head"
     if derived_kind(kind.head, max(1, len(task.names)), kind.problem_type) != kind:
         own["kind"] = kind.name
-    return values | ({_OWN: own} if own else {})
+    return values | ({_TASK_KEY: own} if own else {})
 
 
 def _class_name(heads: tuple[HeadName, ...], layout: Layout) -> str:

@@ -1,6 +1,6 @@
-"""``cloze convert``: any readable checkpoint -> a model folder.
+"""Convert checkpoints to model folders (``cloze convert``), and extend model folders (``cloze extend``).
 
-``cloze extend``: a model folder -> one that knows more words, reads longer texts, or more of them at once.
+Extending adds words to the vocabulary, positions for longer texts, or segments for more texts per sequence.
 """
 
 from dataclasses import dataclass, replace
@@ -27,11 +27,15 @@ from cloze.text.tokenizer_files import TOKENIZER_FILES
 
 
 def convert(source: str | Path, destination: str | Path, *, half: bool = False) -> ModelFolder:
-    """Read a TensorFlow checkpoint, an HF folder or a hub name, and write a folder that everybody reads.
+    """Load a checkpoint and write it as a model folder.
 
-    An adapter of the kind lora is merged into its base; one that cannot be is refused.
+    Args:
+        source: TensorFlow checkpoint, HF folder, hub name, or LoRA adapter, which is merged into its base.
+        destination: The new folder.
+        half: Store the weights as float16; they are still loaded as float32.
 
-    With ``half`` its weights take half the room, as float16; whoever loads it still computes in float32.
+    Raises:
+        CheckpointError: If the source cannot be read, or is an adapter that cannot be merged.
     """
     contents = load_any(find_source(source))
     save_folder(contents, Path(destination), dtype=torch.float16 if half else torch.float32)
@@ -39,8 +43,8 @@ def convert(source: str | Path, destination: str | Path, *, half: bool = False) 
 
 
 @dataclass(frozen=True)
-class Extended:
-    """What was done: ``grown`` counts the entries behind the old ones, the others took unused ones."""
+class ExtensionReport:
+    """Result of ``extend``; ``grown`` of the added words have new vocabulary entries, others replace unused ones."""
 
     folder: Path
     words: int
@@ -48,7 +52,7 @@ class Extended:
     known: tuple[str, ...]
     entities: int
     pieces: int
-    positions: int | None = None  # None where there is a vocabulary alone
+    positions: int | None = None  # None for a folder with only a vocabulary
     segments: int | None = None
 
 
@@ -65,11 +69,21 @@ def extend(
     segments: int | None = None,
     start: WordStart = "pieces",
     seed: int = 0,
-) -> Extended:
-    """Add words and entities from files to a model folder, or to one with a vocabulary alone, and turn rungs on.
+) -> ExtensionReport:
+    """Add words and entities to a model folder or a vocabulary folder, and enable ways to read unknown words.
 
-    ``positions`` and ``segments`` are the numbers that the model is to have then: how long its texts may be, and how
-    many of them a sequence may hold.
+    Args:
+        model: Model folder, hub name, or a folder with only a vocabulary.
+        out: The new folder.
+        words: File with words to add.
+        entities: File with entities to add.
+        characters: Read unknown words character by character.
+        look_alikes: Read unknown characters as similar-looking known ones.
+        similar: File with further similar characters.
+        positions: New number of positions (the maximum length of an input).
+        segments: New number of segments (texts per sequence).
+        start: Initial vectors of added words: the mean of their pieces, or random.
+        seed: Seed of random vectors.
     """
     additions = Additions(
         words=read_word_list(Path(words)) if words is not None else (),
@@ -96,18 +110,18 @@ def extend(
         extended = _extend_reach(extended, positions, segments, "copies" if start == "pieces" else "random", seed)
     save_folder(extended, destination)
     config = extended.model.config
-    return replace(_told(destination, old, extension), positions=config.positions, segments=config.segments)
+    return replace(_report(destination, old, extension), positions=config.positions, segments=config.segments)
 
 
-def _extend_vocabulary(source: Path, destination: Path, additions: Additions) -> Extended:
+def _extend_vocabulary(source: Path, destination: Path, additions: Additions) -> ExtensionReport:
     old = Tokenizer.from_folder(source)
     extension = extend_tokenizer(old, additions)
     _save_vocabulary(extension.tokenizer, destination)
-    return _told(destination, old, extension)
+    return _report(destination, old, extension)
 
 
-def _told(destination: Path, old: Tokenizer, extension: Extension) -> Extended:
-    return Extended(
+def _report(destination: Path, old: Tokenizer, extension: Extension) -> ExtensionReport:
+    return ExtensionReport(
         folder=destination,
         words=len(extension.added),
         grown=extension.tokenizer.size - old.size,
@@ -165,7 +179,7 @@ def _has_vocabulary(folder: Path) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether nothing is lost with a folder but a vocabulary."""
+    """Return whether a folder holds nothing but vocabulary files."""
     return folder.is_dir() and {path.name for path in folder.iterdir()} <= TOKENIZER_FILES
 
 

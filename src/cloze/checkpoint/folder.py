@@ -1,7 +1,4 @@
-"""Model folders: the HF layout, read from anybody and written for everybody.
-
-What tells a model from all that answer otherwise.
-"""
+"""Model folders in the HF layout: load, save, and compute a fingerprint of everything that affects predictions."""
 
 import hashlib
 import re
@@ -29,7 +26,7 @@ from cloze.text.tokenizer_files import TOKENIZER_FILES
 
 CONFIG = "config.json"
 ADAPTER = "adapter.json"  # checkpoint/adapter_folder.py
-# All that model folders have, ours and others'.
+# Files of model folders, written by cloze and by other libraries; others are never overwritten.
 _OURS = {
     *(CONFIG, "README.md", SAFETENSORS, PRETRAINING_HEADS, "int8.safetensors", "model.onnx", ".gitattributes"),
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
@@ -38,13 +35,13 @@ _OURS = {
 }
 # Folders of sentence-transformers, and weights in several files.
 _NUMBERED = re.compile(r"\d+_[A-Z]\w*|(pytorch_model|model)(-[\w-]+)?\.(bin|safetensors)(\.index\.json)?")
-# A run keeps its model here, apart from the state of its training.
+# Subfolder of a run with the finished model.
 RUN_MODEL = "model"
 
 
 @dataclass(frozen=True)
-class AdapterOf:
-    """What a model is besides its base, and which base that is."""
+class AdapterInfo:
+    """The adapter that is installed in a model, and the base it belongs to."""
 
     attachment: Attachment
     base: str  # as it was given
@@ -55,7 +52,7 @@ class AdapterOf:
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """Everything that a model folder says."""
+    """Contents of a model folder."""
 
     model: Backbone
     tokenizer: Tokenizer
@@ -64,8 +61,8 @@ class ModelFolder:
     notes: tuple[str, ...] = ()
     card: str | None = None
     place: Path | None = None  # where it was loaded from
-    adapter: AdapterOf | None = None  # what of the model is an adapter's, and not its base's
-    correcting: float | None = None  # of a model that was fine-tuned to correct: how sure it should be
+    adapter: AdapterInfo | None = None  # the adapter that is installed in the model
+    correcting: float | None = None  # confidence threshold of a model fine-tuned for correction
 
 
 def load_folder(path: Path) -> ModelFolder:
@@ -95,7 +92,7 @@ def load_folder(path: Path) -> ModelFolder:
 
 
 def find_model(path: Path) -> tuple[Path, Path | None] | None:
-    """The folder that a path means, and the prefix of its TensorFlow checkpoint if it is one; None if no model is."""
+    """Return the model folder at a path, and the prefix of its TensorFlow checkpoint if any; None without a model."""
     for folder in (path, path / RUN_MODEL):
         if (folder / CONFIG).is_file():
             return folder, None
@@ -124,9 +121,12 @@ def _locate(path: Path) -> tuple[Path, Path | None]:
 
 
 def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype = torch.float32) -> None:
-    """Write a folder that ``cloze``, ``transformers`` and ``sentence-transformers`` load; all of it, or nothing.
+    """Write a folder that ``cloze``, ``transformers`` and ``sentence-transformers`` load, atomically.
 
-    ``dtype`` float16 or bfloat16 halves the file, for shipping; all of them load and compute it in float32.
+    Args:
+        contents: The model with its tokenizer, task and settings.
+        destination: The folder; an existing model folder is replaced.
+        dtype: Type of the stored weights; float16 and bfloat16 halve the file. They are loaded as float32.
     """
     if destination.exists() and not (destination / CONFIG).is_file() and not _is_empty(destination):
         raise CheckpointError(f"{destination}: exists and is not a model folder; choose another place")
@@ -145,7 +145,7 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
 
 
 def _refuse_others_files(folder: Path) -> None:
-    """Refuse to replace a folder with something in it that model folders do not have."""
+    """Raise an error if the folder to be replaced holds files that do not belong to a model folder."""
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     others = [name for name in names if name not in _OURS and not _NUMBERED.fullmatch(name)]
     if others:
@@ -153,7 +153,7 @@ def _refuse_others_files(folder: Path) -> None:
 
 
 def _rounded(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors in the type of the file; what has no place in it is refused, not made infinite."""
+    """Convert the tensors to the type of the file; raise an error if a value overflows."""
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ConfigError(f"dtype is {dtype}; torch.float32, float16 or bfloat16 was expected")
     rounded = {name: tensor.to(dtype) for name, tensor in tensors.items()}
@@ -182,11 +182,11 @@ def _is_empty(path: Path) -> bool:
 
 
 def fingerprint(folder: ModelFolder) -> str:
-    """The SHA-256 of all that decides a model's answers: weights, adapters, words, labels, and how vectors are made."""
+    """Return the SHA-256 of everything that affects predictions: weights, adapter, vocabulary, labels, and pooling."""
     digest = hashlib.sha256()
     embedding = folder.embedding
-    for said in (folder.model.config, folder.tokenizer.settings, folder.task, embedding.pooling, embedding.normalize):
-        digest.update(f"{said!r}\n".encode())
+    for part in (folder.model.config, folder.tokenizer.settings, folder.task, embedding.pooling, embedding.normalize):
+        digest.update(f"{part!r}\n".encode())
     for name, tensor in sorted(folder.model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(_bytes(tensor))

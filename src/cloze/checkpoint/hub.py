@@ -1,6 +1,6 @@
-"""A user's word for a model -> its folder: a path, the model that is shipped, or a name on the Hugging Face hub.
+"""Resolve a model name to a local folder: a path, the shipped model, or a model on the Hugging Face hub.
 
-The only place that may touch the network, and only when asked.
+The only module that accesses the network, and only for hub names.
 """
 
 import re
@@ -9,9 +9,9 @@ from pathlib import Path, PurePosixPath
 from cloze.errors import CheckpointError
 from cloze.models import shipped_folder
 
-# The hub allows 96 characters; what is longer would also be too long for a path to be looked up.
+# The hub allows 96 characters; longer names can exceed the file system's limit when looked up as a path.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{,95}/[A-Za-z0-9][\w.-]{,95}")
-# What a BERT folder can need; code, ONNX exports and other frameworks' weights stay where they are.
+# Files to download; code, ONNX exports and weights of other frameworks are left out.
 _WANTED = [
     "*.json",
     "*.txt",
@@ -24,18 +24,18 @@ _WANTED = [
     "3_Normalize/*",
     "README.md",
 ]
-# Seconds that the hub may take to say what it has.
+# Timeout in seconds of the request for the list of files.
 _PATIENCE = 10.0
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether this looks like ``owner/model`` rather than a path."""
-    # "runs/mini" looks like a name too: where there is a folder "runs", it is a path, and a slip of the pen stays here.
+    """Return whether a name looks like ``owner/model`` rather than a path."""
+    # "runs/mini" looks like a hub name too; if a folder "runs" exists it is a path, so a typo causes no request.
     return _NAME.fullmatch(name) is not None and not Path(name).parent.exists()
 
 
 def find_source(source: str | Path) -> Path:
-    """The path that a user's word for a model means: a path of theirs, the shipped model, or a hub model's copy."""
+    """Return the local path of a model: the path itself, the shipped model, or the downloaded copy of a hub model."""
     shipped = shipped_folder(source)
     if shipped is not None:
         return shipped
@@ -47,9 +47,9 @@ def fetch(name: str) -> Path:
     from huggingface_hub import model_info, snapshot_download
 
     try:
-        # This question is asked once; others are asked again and again for half a minute where there is no network.
+        # This request has a timeout and no retries; the download itself would retry for half a minute when offline.
         files = [one.rfilename for one in model_info(name, timeout=_PATIENCE).siblings or ()]
-        # The same weights often lie there twice; the pickle is left alone where there are safetensors.
+        # Many models are published in both formats; skip the pickle if there are safetensors.
         both = any(PurePosixPath(file).match("model*.safetensors") for file in files)
         return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=["*.bin"] if both else None))
     except Exception:
@@ -57,7 +57,7 @@ def fetch(name: str) -> Path:
 
 
 def _cached(name: str) -> Path:
-    """The copy of an earlier download, for a machine that is offline now."""
+    """Return the copy of an earlier download, when offline."""
     from huggingface_hub import snapshot_download
 
     try:

@@ -1,8 +1,8 @@
-"""``modules.json`` and its folders: how ``sentence-transformers`` says a model pools its tokens into one vector.
+"""Read and write the pooling configuration of ``sentence-transformers``: ``modules.json`` and its module folders.
 
-``Dense`` modules of ``sentence-transformers``: a linear map of pooled vectors, such as whitening.
+Supported are Pooling, Normalize, and ``Dense`` modules, which map pooled vectors linearly (whitening, for instance).
 
-Dimensions: D numbers in, K numbers out.
+Dimensions: N vectors, D input features, K output features.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,11 @@ _CLASSES: dict[Activation, str] = {
     "identity": "torch.nn.modules.linear.Identity",
     "tanh": "torch.nn.modules.activation.Tanh",
 }
-# What the module reads and writes; others than these are not one vector a text.
+# Supported pooling modes; other modules do not produce one vector per text.
 _VECTOR = "sentence_embedding"
 
 
-@dataclass(frozen=True, eq=False)  # tensors have no one answer to whether they are equal
+@dataclass(frozen=True, eq=False)  # == of tensors is elementwise
 class Projection:
     """``activation(weight @ vector + bias)``."""
 
@@ -41,10 +41,10 @@ class Projection:
 
 
 def read_projection(folder: Path) -> Projection | str:
-    """Read a ``Dense`` module, or return what it does that cloze does not."""
+    """Read a ``Dense`` module; return a description of the unsupported feature if it has one."""
     path = folder / "config.json"
     values = read_json(path)
-    named = str(values.get("activation_function", _CLASSES["tanh"]))  # the default of those who write it
+    named = str(values.get("activation_function", _CLASSES["tanh"]))  # the default of sentence-transformers
     activations = [name for name in get_args(Activation) if named.lower().endswith(f".{name}")]
     if not activations:
         return f"ends in {named}"
@@ -101,16 +101,18 @@ _MODES: dict[frozenset[str], Pooling] = {
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """How a folder embeds. ``unsupported`` says why not, for folders that do what cloze does not."""
+    """Pooling settings of a model folder; ``unsupported`` describes the module that cloze cannot apply, if any."""
 
     pooling: Pooling = "mean"
     normalize: bool = False
     unsupported: str | None = None
-    projections: tuple[Projection, ...] = ()  # between pooling and normalisation: whitening, or what others learned
+    projections: tuple[
+        Projection, ...
+    ] = ()  # applied between pooling and normalisation: whitening, or learned Dense layers
 
 
 def read_embedding(folder: Path) -> EmbeddingSettings:
-    """Read a folder's pooling; mean without normalisation where it says nothing."""
+    """Read the pooling settings of a folder; the default is the mean without normalisation."""
     path = folder / "modules.json"
     if not path.is_file():
         return EmbeddingSettings()
@@ -126,7 +128,7 @@ def read_embedding(folder: Path) -> EmbeddingSettings:
 
 
 def _with_module(settings: EmbeddingSettings, module: dict[str, Any], folder: Path) -> EmbeddingSettings:
-    """What is known so far, and what the next module does; ``unsupported`` if cloze does not do it."""
+    """Return the settings with the next module added; sets ``unsupported`` if cloze cannot apply it."""
     kind = str(module.get("type", "")).rpartition(".")[2]
     if kind == "Pooling":
         modes = _pooling_modes(read_json(_inside(folder, module.get("path")) / "config.json"))
@@ -146,7 +148,7 @@ def _with_module(settings: EmbeddingSettings, module: dict[str, Any], folder: Pa
 
 
 def _inside(folder: Path, name: Any) -> Path:
-    """A sub-folder named by the index, which must not lead outside."""
+    """Return the subfolder that ``modules.json`` names; it must not lead outside the model folder."""
     path = folder / str(name or "")
     if "\0" in str(name) or not path.resolve().is_relative_to(folder.resolve()):
         raise CheckpointError(
@@ -156,7 +158,7 @@ def _inside(folder: Path, name: Any) -> Path:
 
 
 def _pooling_modes(values: dict[str, Any]) -> frozenset[str]:
-    """The modes that are on, in the new spelling (``pooling_mode``) or the old (a flag each)."""
+    """Return the enabled modes, from the new key (``pooling_mode``) or the old ones (one flag per mode)."""
     mode = values.get("pooling_mode")
     if mode is not None:
         return frozenset(map(str, mode if isinstance(mode, list) else [mode]))
@@ -165,7 +167,7 @@ def _pooling_modes(values: dict[str, Any]) -> frozenset[str]:
 
 
 def write_embedding(folder: Path, settings: EmbeddingSettings, hidden_size: int, max_length: int) -> None:
-    """Write the files in the old spelling, which every release of ``sentence-transformers`` reads."""
+    """Write the files with the old keys, which every release of ``sentence-transformers`` reads."""
     if settings.unsupported is not None:
         return
     last = ["Normalize"] if settings.normalize else []
@@ -195,5 +197,5 @@ def _write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
 
 
 def _write_projections(folder: Path, paths: Sequence[str], projections: Sequence[Projection]) -> None:
-    for path, projection in zip(paths, projections, strict=False):  # Normalize has a path too
+    for path, projection in zip(paths, projections, strict=False):  # the paths may also include that of Normalize
         write_projection(folder / path, projection)

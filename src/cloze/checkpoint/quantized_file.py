@@ -1,17 +1,17 @@
-"""``int8.safetensors``: the weights of the layers as whole numbers, beside the model that they were rounded from.
+"""``int8.safetensors``: the int8 weights of the encoder layers, stored next to the model they were quantized from.
 
     encoder.layers.0.expand.values   int8, (N, K)
-    encoder.layers.0.expand.scales   float32, (N,): what one step of each row is worth
-    encoder.layers.0.expand.factors  float32, (K,): what each feature is divided by before it is rounded, and its column
-                                     multiplied with; only of products behind a LayerNorm (see rounding.py)
+    encoder.layers.0.expand.scales   float32, (N,): scale of each row
+    encoder.layers.0.expand.factors  float32, (K,): smoothing factors: each input feature is divided by its factor, and
+                                     its weight column multiplied by it; only after a LayerNorm (see rounding.py)
 
-Others ignore the file. It names the weights that it was made of by their SHA-256, so that one which a newer model has
-left behind is refused, and says how alike the model's vectors are in int8 and in float32.
+Other libraries ignore the file. It records the SHA-256 of the weights it was made from, so that a stale file is
+refused, and the cosine similarity of the model's vectors in int8 and in float32.
 
-A processor without VNNI adds two products of 8 bits in 16, and two large ones overflow: 254 * 127 * 2 does not fit. So
-weights and activations share the room: where the weights have ``steps`` steps to either side, the activations have
-``row_steps``, and the sum always fits. Which of the two needs them more was measured. The same file gives the same
-numbers on every processor.
+A CPU without VNNI adds two 8-bit products in 16 bits, which can overflow: 254 * 127 * 2 does not fit. The range is
+therefore divided between weights and activations: weights use ``steps`` levels on either side of zero, activations
+``row_steps``, and the sum always fits. Measurements decided which of the two gets more levels. The same file gives the
+same results on every CPU.
 
 Dimensions: N features out, K features in.
 """
@@ -26,18 +26,18 @@ from torch import Tensor, nn
 
 from cloze.checkpoint.adapter_folder import weights_fingerprint
 from cloze.checkpoint.folder import ModelFolder, find_model
-from cloze.checkpoint.weights import read_safetensors_facts, write_safetensors
+from cloze.checkpoint.weights import read_safetensors_with_metadata, write_safetensors
 from cloze.errors import CheckpointError, ConfigError
 from cloze.files import replaced_file
 from cloze.model import Backbone, Bert
 
 INT8 = "int8.safetensors"
-# A row of zeros has no scale of its own; whatever it is divided by, it stays zero.
+# Smallest scale, for rows of zeros, which stay zero whatever the scale.
 SMALLEST = 1e-30
 _FORMAT = "cloze int8 2"
-# The matrix products of a layer, and the steps of their weights. Factors share what is large between the weights and
-# the activations, and steps are shared alike; the activations of the other two are even, and it is their weights that
-# rounding costs most.
+# The matrix products of a layer, and the quantization levels of their weights. Smoothing factors balance the ranges of
+# weights and activations, so both get similar numbers of levels. The activations of the other two products have no
+# outliers; there the weights need more levels.
 _PRODUCTS = {"attention.query_key_value": 90, "attention.output": 96, "expand": 90, "contract": 107}
 _EVENED = ("attention.query_key_value", "expand")
 _LARGEST_SUM = 2**15 - 1
@@ -45,21 +45,21 @@ _LARGEST_SUM = 2**15 - 1
 
 @dataclass(frozen=True)
 class Int8Weight:
-    """A weight as whole numbers, (N, K), and what one step of each of its rows is worth, (N,)."""
+    """A quantized weight: int8 values, (N, K), and a scale per row, (N,)."""
 
     values: Tensor
     scales: Tensor
-    steps: int  # no value is larger
-    factors: Tensor | None = None  # what the features that are multiplied with it are divided by before, (K,)
+    steps: int  # largest absolute value
+    factors: Tensor | None = None  # smoothing factors, by which the input features are divided, (K,)
 
     @property
     def row_steps(self) -> int:
-        """How many steps to either side of their middle this leaves to the rows that are multiplied with it."""
+        """Return the quantization levels on either side that remain for the activations."""
         return min(127, _LARGEST_SUM // (4 * self.steps))
 
     @classmethod
-    def of(cls, weight: Tensor, steps: int, factors: Tensor | None = None) -> "Int8Weight":
-        """Round a weight, (N, K), for features that are divided by these factors, (K,)."""
+    def quantize(cls, weight: Tensor, steps: int, factors: Tensor | None = None) -> "Int8Weight":
+        """Quantize a weight, (N, K), for input features that are divided by these smoothing factors, (K,)."""
         weight = weight.detach().float()
         if factors is not None:
             weight = weight * factors
@@ -67,14 +67,14 @@ class Int8Weight:
         return cls((weight / scales[:, None]).round().to(torch.int8), scales, steps, factors)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """What the file holds of it."""
+        """Return the tensors to store, by name."""
         found = {f"{name}.values": self.values, f"{name}.scales": self.scales}
         return found if self.factors is None else found | {f"{name}.factors": self.factors}
 
 
 @dataclass(frozen=True)
 class QuantizedFile:
-    """The rounded weights by their places in the model, and the least cosine that was seen of a text's vectors."""
+    """Quantized weights by module name, and the lowest cosine similarity measured between int8 and float32 vectors."""
 
     weights: Mapping[str, Int8Weight]
     least_cosine: float
@@ -94,7 +94,7 @@ def require_fused_kernels(model: Backbone, feature: str) -> Bert:
 
 
 def layer_products(model: Backbone) -> Iterator[tuple[str, nn.Linear]]:
-    """Yield the matrix products of the layers, the ones that are rounded, by their names in the model."""
+    """Yield the linear layers that are quantized, with their module names."""
     bert = require_fused_kernels(model, "computing in fewer bits")
     for number, layer in enumerate(bert.encoder.layers):
         for name in _PRODUCTS:
@@ -103,47 +103,51 @@ def layer_products(model: Backbone) -> Iterator[tuple[str, nn.Linear]]:
             yield f"encoder.layers.{number}.{name}", linear
 
 
-def steps_of(place: str) -> int:
-    """The steps of a product's weight, which its place in the model tells."""
+def weight_steps(place: str) -> int:
+    """Return the quantization levels of a weight, by its module name."""
     return next(steps for name, steps in _PRODUCTS.items() if place.endswith(f".{name}"))
 
 
-def is_evened(place: str) -> bool:
-    """Whether the features that come into a product are divided by factors: where they come from a LayerNorm."""
+def is_smoothed(place: str) -> bool:
+    """Return whether the inputs of a linear layer are smoothed, which are those that come from a LayerNorm."""
     return place.endswith(_EVENED)
 
 
 def write_quantized(place: Path, weights: Mapping[str, Int8Weight], least_cosine: float) -> Path:
-    """Write a model's rounded weights into the file beside it and return its path."""
+    """Write the quantized weights next to the model and return the path."""
     path = _folder(place) / INT8
     tensors: dict[str, Tensor] = {}
     for name, weight in weights.items():
         tensors |= weight.tensors(name)
-    facts = {"kind": _FORMAT, "weights": weights_fingerprint(place), "least_cosine": f"{least_cosine:.6f}"}
+    metadata = {"kind": _FORMAT, "weights": weights_fingerprint(place), "least_cosine": f"{least_cosine:.6f}"}
     with replaced_file(path) as temporary:
-        write_safetensors(temporary, tensors, facts)
+        write_safetensors(temporary, tensors, metadata)
     return path
 
 
 def read_quantized(contents: ModelFolder) -> QuantizedFile | None:
-    """What lies beside a model, None where nothing does; what belongs to other weights is refused."""
+    """Read the quantized weights of a model; None if there is no file.
+
+    Raises:
+        CheckpointError: If the file was made from other weights, or by another version.
+    """
     if contents.place is None or contents.adapter is not None or find_model(contents.place) is None:
         return None
     path = _folder(contents.place) / INT8
     if not path.is_file():
         return None
-    tensors, facts = read_safetensors_facts(path)
-    if facts.get("kind") != _FORMAT:
+    tensors, metadata = read_safetensors_with_metadata(path)
+    if metadata.get("kind") != _FORMAT:
         raise CheckpointError(
             f"{path}: not a file of this version's 'cloze quantize' ({_FORMAT!r} was expected); "
             "run it again, or delete the file"
         )
-    if facts.get("weights") != weights_fingerprint(contents.place):
+    if metadata.get("weights") != weights_fingerprint(contents.place):
         raise CheckpointError(
             f"{path}: rounded from other weights than the model's; run 'cloze quantize' again, or delete the file"
         )
     weights = {name: _read(tensors, name, linear, path) for name, linear in layer_products(contents.model)}
-    return QuantizedFile(weights, _share(facts.get("least_cosine", ""), path))
+    return QuantizedFile(weights, _share(metadata.get("least_cosine", ""), path))
 
 
 def _folder(place: Path) -> Path:
@@ -154,7 +158,7 @@ def _folder(place: Path) -> Path:
 
 def _read(tensors: Mapping[str, Tensor], name: str, linear: nn.Linear, path: Path) -> Int8Weight:
     values, scales, factors = (tensors.get(f"{name}.{part}") for part in ("values", "scales", "factors"))
-    steps = steps_of(name)
+    steps = weight_steps(name)
     if (
         values is None
         or scales is None
@@ -165,7 +169,7 @@ def _read(tensors: Mapping[str, Tensor], name: str, linear: nn.Linear, path: Pat
         or values.max() > steps
         or values.min() < -steps
         or not bool(scales.isfinite().all())
-        or (factors is None) == is_evened(name)
+        or (factors is None) == is_smoothed(name)
         or not _are_factors(factors, linear)
     ):
         raise CheckpointError(f"{path}: {name} does not fit the model's; run 'cloze quantize' again")

@@ -1,10 +1,10 @@
-"""The state of a training, so that the same command goes on where it stopped, to the bit.
+"""Training checkpoints: re-running the same command resumes a run with bit-identical results.
 
     checkpoints/step-00000500/   model.safetensors  optimizer.safetensors  state.json  manifest.json
 
-A checkpoint is written under another name, gets a manifest of sizes and SHA-256, is flushed to the disk and renamed.
-The newest two are kept, and an older one is deleted only once a newer one is there: disks spoil what was written well.
-Resuming takes the newest one whose manifest verifies; where there are some and none does, it is refused.
+A checkpoint is written to a temporary folder with a manifest of sizes and SHA-256 digests, flushed to disk and renamed.
+The newest two are kept, in case one is damaged on disk; an older one is deleted only after a newer one is committed.
+Resuming uses the newest checkpoint that matches its manifest; if there are checkpoints and none does, it is an error.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Everything that the next step depends on, apart from the data."""
+    """Everything that the next training step depends on, except the data."""
 
     step: int
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
-    figures: Mapping[str, Any] = field(default_factory=dict)  # what the loop remembers: best score, losses so far
+    figures: Mapping[str, Any] = field(default_factory=dict)  # state of the training loop: best score, losses so far
 
 
 class StateStore:
@@ -46,10 +46,10 @@ class StateStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._damaged: set[Path] = set()  # passed over in reading
+        self._damaged: set[Path] = set()  # skipped by ``newest``
 
     def save(self, state: TrainingState) -> None:
-        """Commit a checkpoint, then drop the others, but for the one before it."""
+        """Write a checkpoint, then delete all but this one and the previous one."""
         committed = self.folder / f"step-{state.step:08d}"
         with replaced_folder(committed) as folder:
             write_safetensors(folder / _MODEL, state.model)
@@ -62,7 +62,7 @@ class StateStore:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes from training here."""
+        """Hold the lock of the run, so that no other process trains in the same folder."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -72,7 +72,7 @@ class StateStore:
             yield
 
     def newest(self, progress: Progress | None = None) -> TrainingState | None:
-        """The newest checkpoint that is whole, None if there is none at all; damaged ones are named and passed over."""
+        """Return the newest intact checkpoint, or None if there are none; damaged ones are reported and skipped."""
         damages: list[str] = []
         for folder in self._folders().values():
             try:
@@ -92,27 +92,27 @@ class StateStore:
         return None
 
     def clear(self) -> None:
-        """Forget every checkpoint."""
+        """Delete all checkpoints."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _drop_others(self, committed: Path, step: int) -> None:
-        """Keep a checkpoint and the one before it."""
+        """Delete all checkpoints but the given one and its predecessor."""
         before = [path for number, path in self._folders().items() if number < step and path not in self._damaged]
         kept = {committed, *before[:1]}
-        # Not only older ones: after falling back from a damaged checkpoint, that one has the higher number. And what
-        # killed processes have left half done.
+        # Also newer ones: a damaged checkpoint that was skipped has a higher number. And temporary folders that killed
+        # processes have left.
         for other in [*self.folder.glob("step-*"), *self._put_aside()]:
             if other not in kept:
                 shutil.rmtree(other, ignore_errors=True)
 
     def _folders(self) -> dict[int, Path]:
-        """Committed checkpoints by their steps, newest first; the suffixes of unfinished ones do not match.
+        """Return the committed checkpoints by step, newest first; names of temporary folders do not match.
 
-        A step that is saved again has its old folder put aside for a moment. If the process was ended just then, that
-        one counts.
+        When a step is saved again, its old folder is renamed for a moment. If the process was killed just then, the
+        renamed folder is used.
         """
         found: dict[int, Path] = {}
-        for path in [*self._put_aside(), *self.folder.glob("step-*")]:  # the later one counts
+        for path in [*self._put_aside(), *self.folder.glob("step-*")]:  # later entries take precedence
             number = re.fullmatch(r"\.?step-(\d+)(?:\.replaced)?", path.name)
             if number:
                 found[int(number[1])] = path

@@ -1,6 +1,6 @@
-"""Weight files: safetensors in and out, ``pytorch_model.bin`` in. Neither can run code.
+"""Weight files: read and write safetensors, read ``pytorch_model.bin``; neither can execute code.
 
-Reading is lazy where the format allows it, so that shapes are checked before memory is taken.
+Reading is lazy where the format allows it, so that shapes are checked before memory is allocated.
 """
 
 import pickle
@@ -17,7 +17,8 @@ from cloze.files import flush, plain_name, read_json
 
 SAFETENSORS = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
-# Heads that only cloze has, and only needs to train on: apart, so that others find nothing that they do not know.
+# Heads that only cloze has and only pre-training needs: a separate file, so that other libraries report no unknown
+# tensors.
 PRETRAINING_HEADS = "pretraining_heads.safetensors"
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
@@ -26,9 +27,9 @@ HEADER_LIMIT = 2**20
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """Read every tensor of a folder, from whichever file it has, and those of the heads that lie apart."""
+    """Read all tensors of a folder, including those in the separate file of pre-training heads."""
     apart = folder / PRETRAINING_HEADS
-    # The model's own tensors go before what another file calls by their names.
+    # The model's tensors take precedence over equally named ones of the separate file.
     return (read_safetensors(apart) if apart.is_file() else {}) | _read_model(folder)
 
 
@@ -48,7 +49,7 @@ def _read_model(folder: Path) -> dict[str, Tensor]:
 
 
 def _read_parts(index: Path) -> dict[str, Tensor]:
-    """Read weights that lie in several files, named by an index."""
+    """Read sharded weights by their index file."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict):
         raise CheckpointError(f"{index}: lacks weight_map; fetch the file again")
@@ -61,11 +62,11 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
     """Map a safetensors file into memory."""
-    return read_safetensors_facts(path)[0]
+    return read_safetensors_with_metadata(path)[0]
 
 
-def read_safetensors_facts(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, and what it says of itself."""
+def read_safetensors_with_metadata(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of a safetensors file."""
     _check_header(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -91,7 +92,7 @@ def _check_header(path: Path) -> None:
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
-    """Read a PyTorch file with the loader that builds tensors and nothing else; one that asks for more is refused."""
+    """Read a PyTorch file with the loader that only builds tensors; any other content is an error."""
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -99,7 +100,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
             f"{path}: holds more than tensors, or is damaged, and was not opened, since loading it could run code; "
             "fetch it again, or ask its author for model.safetensors"
         ) from error
-    # What a broken archive raises depends on where it is broken, down to failed assertions of the reader.
+    # A damaged archive can raise almost any exception, including failed assertions of the reader.
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{path}: not a whole PyTorch file ({reason[:120]}); fetch it again") from error
@@ -109,7 +110,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
 
 
 def _is_plain(value: object) -> bool:
-    """Whether this is a tensor whose every value is in the file: not sparse, not without data, not one stretched."""
+    """Return whether this is a dense CPU tensor with all its values in the file (not sparse, meta, or expanded)."""
     return (
         isinstance(value, Tensor)
         and value.layout is torch.strided
@@ -118,12 +119,12 @@ def _is_plain(value: object) -> bool:
     )
 
 
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
-    """Write tensors for others to read: safetensors alone would leave mode 0600 and the bytes in the cache."""
-    own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Write tensors, readable by everyone and flushed to disk; ``save_file`` alone does neither."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(own, path, metadata={"format": "pt", **(facts or {})})
-    except SafetensorError as error:  # how a full disk looks from there
+        save_file(contiguous, path, metadata={"format": "pt", **(metadata or {})})
+    except SafetensorError as error:  # raised for a full disk
         raise OSError(str(error)) from error
     path.chmod(0o644)
     flush(path)

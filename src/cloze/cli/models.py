@@ -13,7 +13,7 @@ from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL, shipped_folder
 
 if TYPE_CHECKING:
-    from cloze.checkpoint.convert import Extended
+    from cloze.checkpoint.convert import ExtensionReport
 
 LIBRARIES = (
     "torch",
@@ -80,7 +80,7 @@ def extend(
     _print_extended(done, words=words is not None, lengthened=positions is not None or segments is not None)
 
 
-def _print_extended(done: "Extended", *, words: bool, lengthened: bool) -> None:
+def _print_extended(done: "ExtensionReport", *, words: bool, lengthened: bool) -> None:
     print(f"{done.folder}: {done.pieces:,} pieces, {done.entities:,} entities")
     if lengthened:
         print(f"{done.positions:,} positions, {done.segments} segments")

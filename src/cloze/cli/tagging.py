@@ -86,9 +86,9 @@ class Tag(Prediction[Sequences, "Tagged"]):
             from cloze.tasks.tagging.columns import read_columns
 
             return Sequences.from_columns(read_columns(path, tagged=False, word=self._word_column(path)))
-        from cloze.tasks.tagging.examples import is_word_table, take_word_lists
+        from cloze.tasks.tagging.examples import is_word_table, read_word_list_column
 
-        word_lists = take_word_lists(path, self.text) if is_word_table(path) else None
+        word_lists = read_word_list_column(path, self.text) if is_word_table(path) else None
         if word_lists is not None:
             return Sequences(*word_lists)
         return Sequences.from_texts(inputs.read_file(path, text=self.text))
@@ -96,13 +96,13 @@ class Tag(Prediction[Sequences, "Tagged"]):
     def read_parts(self, model: "Model", path: Path, rows: int) -> Iterator[Sequences]:
         """Read a file, ``rows`` rows at a time; a document stays whole if the model uses it as context."""
         from cloze.tasks.tagging.columns import read_column_parts
-        from cloze.tasks.tagging.examples import each_word_list, has_word_lists, is_word_table
+        from cloze.tasks.tagging.examples import has_word_lists, is_word_table, iter_word_lists
 
         if COLUMN_FILES & set(path.suffixes):
             whole, word = _uses_context(model), self._word_column(path)
             yield from map(Sequences.from_columns, read_column_parts(path, rows, whole=whole, word=word))
         elif is_word_table(path) and has_word_lists(path, self.text):
-            for part in split_parts(each_word_list(path, self.text), rows):
+            for part in split_parts(iter_word_lists(path, self.text), rows):
                 yield Sequences([words for words, _ in part], [fields for _, fields in part])
         else:
             yield from map(Sequences.from_texts, inputs.read_parts(path, rows, text=self.text))
@@ -169,9 +169,9 @@ class Tag(Prediction[Sequences, "Tagged"]):
 
     def print_table(self, model: "Model", part: Sequences, results: "Sequence[Tagged]") -> None:  # noqa: ARG002
         """Print the entities of each text, or its words if the tags do not mark entities."""
-        from cloze.tasks.tagging.entities import are_entities
+        from cloze.tasks.tagging.entities import have_entity_prefixes
 
-        if model.task is not None and are_entities(model.task.names):
+        if model.task is not None and have_entity_prefixes(model.task.names):
             entities = [
                 (number, entity.text, entity.label, f"{entity.probability:.4f}", entity.start, entity.end)
                 for number, result in enumerate(results, start=1)
@@ -225,7 +225,7 @@ def _columns(part: Sequences, results: "Sequence[Tagged]") -> "list[Columns]":
 def _join_columns(parts: Sequence[Path], path: Path) -> None:
     """Write one column file from the contents of all parts, which are read three times, a sentence at a time."""
     from cloze.files import replaced_file
-    from cloze.tasks.tagging.columns import column_texts, find_layout
+    from cloze.tasks.tagging.columns import find_layout, iter_column_texts
 
     def sentences() -> Iterator[dict[str, Any]]:
         for part in parts:
@@ -237,4 +237,4 @@ def _join_columns(parts: Sequence[Path], path: Path) -> None:
     marked = any(sentence["marked"] for sentence in sentences())
     order = (sentence["order"] for sentence in sentences()) if marked else None
     with replaced_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.writelines(column_texts((sentence["columns"] for sentence in sentences()), order, layout))
+        file.writelines(iter_column_texts((sentence["columns"] for sentence in sentences()), order, layout))

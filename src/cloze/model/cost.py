@@ -94,11 +94,11 @@ def count_parameters(
     }
     needs_pooler = pooler or any(name in POOLED_HEADS for name in heads)
     pooled = hidden * hidden + hidden if needs_pooler else 0
-    layers = config.distinct_layers * _parameters_of_a_layer(config)
+    layers = config.distinct_layers * _layer_parameters(config)
     return tables + layers + pooled + sum(on_top[name] for name in heads)
 
 
-def _parameters_of_a_layer(config: BertConfig) -> int:
+def _layer_parameters(config: BertConfig) -> int:
     hidden, inner = config.hidden_size, config.feedforward_size
     attention = 4 * (hidden * hidden + hidden) + 2 * hidden
     return attention + 2 * hidden * inner + inner + hidden + 2 * hidden
@@ -122,7 +122,7 @@ def count_flops(
     # the feed-forward network, which the last layer does for those tokens alone that somebody reads.
     attention = 6 * hidden * hidden + 4 * length * hidden
     behind = 2 * (hidden * hidden + 2 * hidden * config.feedforward_size)
-    layers = config.layers * attention + (config.layers - 1 + _share_read(heads, length, chosen)) * behind
+    layers = config.layers * attention + (config.layers - 1 + _last_layer_share(heads, length, chosen)) * behind
     rest = 2.0 * width * hidden if config.embedding_size is not None else 0.0
     if "mlm" in heads:
         rest += chosen * 2 * (hidden * width + width * config.vocab_size)
@@ -134,7 +134,7 @@ def count_flops(
     return 3 * (layers + rest) + (layers if checkpointing else 0)
 
 
-def _share_read(heads: Collection[HeadName], length: int, chosen: float) -> float:
+def _last_layer_share(heads: Collection[HeadName], length: int, chosen: float) -> float:
     """Of the last layer's states, how many somebody reads."""
     if not heads or any(name in ("sbo", "token", "span") for name in heads):
         return 1.0
@@ -159,27 +159,27 @@ def count_activations(
     waits for that of the look-up; here a checkpointed layer is computed again. In the embeddings, there are nothing
     but the table's gradients.
     """
-    tokens, share = batch * length, _share_read(heads, length, chosen)
-    layer = round(tokens * _kept_by_a_layer(config, length, explicit))
-    last = round(tokens * _kept_by_a_layer(config, length, explicit, share))
+    tokens, share = batch * length, _last_layer_share(heads, length, chosen)
+    layer = round(tokens * _layer_activations(config, length, explicit))
+    last = round(tokens * _layer_activations(config, length, explicit, share))
     between = tokens * _FLOAT * config.hidden_size
-    below = tokens * _kept_by_embeddings(config) + (config.layers - 1) * (between if checkpointing else layer)
+    below = tokens * _embedding_activations(config) + (config.layers - 1) * (between if checkpointing else layer)
     kept = below + (between if checkpointing else last)
-    moments = [kept + (last if checkpointing else 0) + _at_work_in_a_layer(config, batch, length, explicit, share)]
+    moments = [kept + (last if checkpointing else 0) + _layer_gradients(config, batch, length, explicit, share)]
     if config.layers > 1:
         again = layer if checkpointing else 0
         # The gradient of a shared layer's weights grows until its first pass has been gone through.
-        waiting = _FLOAT * _parameters_of_a_layer(config) if config.shared_layers else 0
-        moments.append(below + again + waiting + _at_work_in_a_layer(config, batch, length, explicit))
+        waiting = _FLOAT * _layer_parameters(config) if config.shared_layers else 0
+        moments.append(below + again + waiting + _layer_gradients(config, batch, length, explicit))
     table = _FLOAT * config.vocab_size * config.table_width
     if not any(name in ("mlm", "sbo") for name in heads):
         return max(*moments, table)
     # Logits, and a gradient of theirs.
-    logits = round(chosen * tokens) * (_kept_by_word_heads(config, heads) + _FLOAT * config.vocab_size)
+    logits = round(chosen * tokens) * (_word_head_activations(config, heads) + _FLOAT * config.vocab_size)
     return max(kept + logits + table, max(moments) + table, 3 * table)
 
 
-def _kept_by_a_layer(config: BertConfig, length: int, explicit: bool, share: float = 1.0) -> float:
+def _layer_activations(config: BertConfig, length: int, explicit: bool, share: float = 1.0) -> float:
     """Bytes a token, of which a share goes through the whole layer.
 
     H-wide: the input; query, key, value; then context, inputs of both LayerNorms, output of the first. F-wide: before
@@ -196,14 +196,14 @@ def _kept_by_a_layer(config: BertConfig, length: int, explicit: bool, share: flo
     return 5 * _FLOAT * hidden + behind + weights * config.heads * length
 
 
-def _kept_by_embeddings(config: BertConfig) -> int:
+def _embedding_activations(config: BertConfig) -> int:
     """Bytes a token: the sum before LayerNorm, and where there is a map behind it, what goes into that."""
     width = config.table_width
     mapped = _FLOAT * width if config.embedding_size is not None else 0
     return _FLOAT * width + mapped + (_FLOAT * width if config.dropout > 0 else 0)
 
 
-def _kept_by_word_heads(config: BertConfig, heads: Collection[HeadName]) -> int:
+def _word_head_activations(config: BertConfig, heads: Collection[HeadName]) -> int:
     """Bytes a target. Logits are V wide, and so is their softmax; the rest hardly counts."""
     hidden, width = config.hidden_size, config.table_width
     transform = _FLOAT * (hidden + 3 * width)
@@ -212,7 +212,7 @@ def _kept_by_word_heads(config: BertConfig, heads: Collection[HeadName]) -> int:
     return (transform + logits if "mlm" in heads else 0) + (boundary + logits if "sbo" in heads else 0)
 
 
-def _at_work_in_a_layer(config: BertConfig, batch: int, length: int, explicit: bool, share: float = 1.0) -> int:
+def _layer_gradients(config: BertConfig, batch: int, length: int, explicit: bool, share: float = 1.0) -> int:
     """Bytes of gradients inside a layer: in the feed-forward part or, once that is freed, in attention."""
     inner = round(share * 2 * _FLOAT * batch * length * config.feedforward_size)
     square = _FLOAT * batch * config.heads * length * length if explicit else 0

@@ -111,7 +111,7 @@ class QuotedRecords(Iterator[list[str]]):
     def __init__(self, source: Lines) -> None:
         # The csv module bounds cells for the whole process, and low; Lines bounds ours already.
         csv.field_size_limit(max(csv.field_size_limit(), 2 * lines.LONGEST_LINE))
-        self._feed = BoundedFeed(source)
+        self._feed = BoundedLines(source)
         self._parsed = csv.reader(self._feed, strict=True)
 
     @property
@@ -135,7 +135,7 @@ class QuotedRecords(Iterator[list[str]]):
         return cells
 
 
-class BoundedFeed(Iterator[str]):
+class BoundedLines(Iterator[str]):
     """The lines that the csv module asks for, bounded a record; a generator would not survive a bad one."""
 
     def __init__(self, source: Lines) -> None:

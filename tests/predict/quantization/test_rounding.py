@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from cloze.checkpoint.quantized_file import is_evened, layer_products
+from cloze.checkpoint.quantized_file import is_smoothed, layer_products
 from cloze.model import Backbone
 from cloze.predict import load
 from cloze.predict.quantization.linear import Int8Linear
@@ -60,7 +60,7 @@ def test_features_that_random_tokens_never_stirred() -> None:
 def test_what_is_large_is_what_comes_in(bert: Backbone) -> None:
     """The first product reads the embeddings; the largest of those over the same tokens is known without any hook."""
     found = largest_features(bert)
-    assert set(found) == {place for place, _ in layer_products(bert) if is_evened(place)}
+    assert set(found) == {place for place, _ in layer_products(bert) if is_smoothed(place)}
     ids = torch.randint(bert.config.vocab_size, (32, 16), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         expected = bert.eval().encoder.embeddings(ids, torch.zeros_like(ids)).abs().amax((0, 1))

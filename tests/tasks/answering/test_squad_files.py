@@ -14,7 +14,14 @@ from pyarrow import parquet
 from cloze.errors import DataError
 from cloze.tasks.answering import squad_files as squad
 from cloze.tasks.answering.examples import Question, Questions
-from cloze.tasks.answering.metrics import Told, answer_scores, best_threshold, exactness, likeness, normalized
+from cloze.tasks.answering.metrics import (
+    AnswerPrediction,
+    best_threshold,
+    exact_match,
+    normalized,
+    score_answers,
+    word_f1,
+)
 from cloze.tasks.answering.squad_files import locate
 from cloze.tasks.registry import read_examples, read_task
 from cloze.tasks.rows import Source
@@ -333,14 +340,14 @@ def make_cases(seed: int, *, always: bool) -> list[reference.Case]:
     return cases
 
 
-def told(cases: list[reference.Case]) -> list[Told]:
-    return [Told(*case) for case in cases]
+def told(cases: list[reference.Case]) -> list[AnswerPrediction]:
+    return [AnswerPrediction(*case) for case in cases]
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_scores_of_the_first_version(seed: int) -> None:
     cases = make_cases(seed, always=True)
-    scores = answer_scores(("f1", "exact_match"), told(cases))
+    scores = score_answers(("f1", "exact_match"), told(cases))
     assert list(scores) == ["f1", "exact_match"]
     assert (scores["exact_match"], scores["f1"]) == pytest.approx(reference.first_version(cases), abs=1e-12)
     assert 0 < scores["exact_match"] < 1 > scores["f1"] > 0
@@ -349,7 +356,7 @@ def test_scores_of_the_first_version(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(10))
 def test_scores_of_the_second_version(seed: int) -> None:
     cases = make_cases(seed, always=False)
-    scores = answer_scores(("f1", "exact"), told(cases))
+    scores = score_answers(("f1", "exact"), told(cases))
     singles = [reference.second_version(answers, said) for answers, said, _ in cases]
     kinds = {
         "": range(len(cases)),
@@ -368,15 +375,19 @@ def test_scores_of_the_second_version(seed: int) -> None:
 
 
 def test_threshold_lies_between_two_questions() -> None:
-    cases = [Told(("a b",), "a b", -3.0), Told((), "x", 1.0), Told(("c d",), "c d", -1.0)]
-    best = best_threshold(cases, [likeness(one) for one in cases])
+    cases = [
+        AnswerPrediction(("a b",), "a b", -3.0),
+        AnswerPrediction((), "x", 1.0),
+        AnswerPrediction(("c d",), "c d", -1.0),
+    ]
+    best = best_threshold(cases, [word_f1(one) for one in cases])
     assert (best.score, best.official, best.between) == (1.0, -1.0, 0.0)
     # Where it is best to say nothing at all, the official search names 0.
-    nothing = [Told((), "x", -3.0), Told((), "y", -2.0)]
-    best = best_threshold(nothing, [likeness(one) for one in nothing])
+    nothing = [AnswerPrediction((), "x", -3.0), AnswerPrediction((), "y", -2.0)]
+    best = best_threshold(nothing, [word_f1(one) for one in nothing])
     assert (best.score, best.official) == (1.0, 0.0)
     assert best.between < -3.0
-    everything = [Told(("a b",), "a b", 5.0), Told(("c",), "c", 9.0)]
+    everything = [AnswerPrediction(("a b",), "a b", 5.0), AnswerPrediction(("c",), "c", 9.0)]
     assert best_threshold(everything, [1.0, 1.0]).between > 9.0
 
 
@@ -397,13 +408,15 @@ def test_threshold_lies_between_two_questions() -> None:
     ],
 )
 def test_edges_of_the_second_version(answers: list[str], said: str, exact: float, f1: float) -> None:
-    assert (exactness(Told(answers, said)), likeness(Told(answers, said))) == pytest.approx((exact, f1))
+    assert (exact_match(AnswerPrediction(answers, said)), word_f1(AnswerPrediction(answers, said))) == pytest.approx(
+        (exact, f1)
+    )
     assert reference.second_version(answers, said) == pytest.approx((exact, f1))
 
 
 def test_versions_differ_where_nothing_is_left() -> None:
-    assert answer_scores(("f1", "exact_match"), [Told(["a"], "the")]) == {"f1": 0.0, "exact_match": 1.0}
-    assert answer_scores(("f1", "exact"), [Told(["a"], "the")])["f1"] == 1.0
+    assert score_answers(("f1", "exact_match"), [AnswerPrediction(["a"], "the")]) == {"f1": 0.0, "exact_match": 1.0}
+    assert score_answers(("f1", "exact"), [AnswerPrediction(["a"], "the")])["f1"] == 1.0
 
 
 @pytest.mark.parametrize("text", ["The a an", "theatre an-other", "a\u00a0b", "The_end", "I.e. the É"])
@@ -424,7 +437,7 @@ def test_scores_of_chinese_answers(seed: int) -> None:
     # What is half Latin and half mark is cut by the script of its own; not compared here.
     cases = [(answers, said) for answers, said in cases if "…" not in "".join(answers) + said]
     cases += [([answers[0]], answers[0]) for answers, _ in cases[:5]]
-    scores = answer_scores(("f1", "em", "average"), [Told(answers, said) for answers, said in cases])
+    scores = score_answers(("f1", "em", "average"), [AnswerPrediction(answers, said) for answers, said in cases])
     singles = [reference.chinese(answers, said) for answers, said in cases]
     assert scores["em"] == pytest.approx(sum(exact for exact, _ in singles) / len(cases), abs=1e-12)
     assert scores["f1"] == pytest.approx(sum(f1 for _, f1 in singles) / len(cases), abs=1e-12)
@@ -433,11 +446,11 @@ def test_scores_of_chinese_answers(seed: int) -> None:
 
 
 def test_common_stretch_is_without_gaps() -> None:
-    scores = answer_scores(("f1", "em"), [Told(["猫坐在河边"], "猫在河")])
+    scores = score_answers(("f1", "em"), [AnswerPrediction(["猫坐在河边"], "猫在河")])
     assert scores["f1"] == pytest.approx(2 * 2 / (5 + 3))  # 在河, though 猫 is shared as well
-    assert answer_scores(("f1", "em"), [Told(["《猫》：2010年"], "猫2010年 ")])["em"] == 1
+    assert score_answers(("f1", "em"), [AnswerPrediction(["《猫》：2010年"], "猫2010年 ")])["em"] == 1
 
 
 def test_nothing_to_score_is_told() -> None:
     with pytest.raises(DataError, match="there is nothing to score: 0 questions"):
-        answer_scores(("f1", "exact"), [])
+        score_answers(("f1", "exact"), [])

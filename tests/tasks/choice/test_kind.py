@@ -9,7 +9,7 @@ import pytest
 from pyarrow import parquet
 
 from cloze.errors import DataError
-from cloze.tasks.choice.kind import Choice, Choices, choice_items, read_unlabelled_choices
+from cloze.tasks.choice.kind import Choice, Choices, choice_items, each_unlabelled_choice
 from cloze.tasks.registry import read_examples, read_task
 from cloze.tasks.rows import Source
 from cloze.text import SPECIAL, Tokenizer
@@ -176,9 +176,9 @@ def test_gap_between_options_is_bad_since_letters_would_shift(tmp_path: Path) ->
 
 def test_rows_to_ask(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "text,options,more\nWhich?,a|b,1\n")
-    choices, fields = read_unlabelled_choices(path, "text", "options")
-    assert choices.rows == [Choice(f"{path}:2", "Which?", ("a", "b"))]
-    assert fields == [{"text": "Which?", "options": "a|b", "more": "1"}]
+    ((choice, fields),) = each_unlabelled_choice(path, "text", "options")
+    assert choice == Choice(f"{path}:2", "Which?", ("a", "b"))
+    assert fields == {"text": "Which?", "options": "a|b", "more": "1"}
 
 
 def test_items_have_a_sequence_for_every_option() -> None:

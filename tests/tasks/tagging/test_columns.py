@@ -7,9 +7,9 @@ import pytest
 from cloze.errors import DataError
 from cloze.tasks.tagging.columns import (
     Sentences,
-    column_texts,
     columns_text,
     find_layout,
+    iter_column_texts,
     read_column_parts,
     read_columns,
 )
@@ -229,6 +229,6 @@ def test_lines_of_sentences_one_by_one(tmp_path: Path) -> None:
     found = read_columns(write(tmp_path / "rows.txt", CONLL)).sentences
     columns, order = [[one.words, one.between, one.tags] for one in found], [one.order for one in found]
     for sentences in (columns, [*columns[:-1], [["New York"], ["NNP\tI-NP"], ["I-LOC"]]]):
-        texts = list(column_texts(iter(sentences), iter(order), find_layout(iter(sentences))))
+        texts = list(iter_column_texts(iter(sentences), iter(order), find_layout(iter(sentences))))
         assert len(texts) == len(sentences)
         assert "".join(texts) == columns_text(sentences, order)

@@ -14,7 +14,15 @@ from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
 from cloze.tasks.tagging.columns import Sentence
-from cloze.tasks.tagging.entities import Span, are_entities, find_entities, find_tags, score_tags, tag_metrics, unify
+from cloze.tasks.tagging.entities import (
+    Span,
+    find_entities,
+    find_tags,
+    have_entity_prefixes,
+    normalize_tags,
+    score_tags,
+    tag_metrics,
+)
 from cloze.tasks.tagging.examples import (
     BIO_NER,
     CONLL,
@@ -75,15 +83,17 @@ def test_original_marks_become_those_of_today(tmp_path: Path) -> None:
 )
 def test_tags_of_entities_are_unified(given: str, expected: str) -> None:
     sentence = Sentence(Path("a"), 1, 0, [], given.split())
-    assert unify(sentence) == expected.split()
-    assert find_entities(unify(sentence)) == find_entities(given.translate(str.maketrans("LUM", "ESI")).split())
+    assert normalize_tags(sentence) == expected.split()
+    assert find_entities(normalize_tags(sentence)) == find_entities(
+        given.translate(str.maketrans("LUM", "ESI")).split()
+    )
 
 
 def test_plain_tags_are_left_alone(tmp_path: Path) -> None:
     examples = read(write(tmp_path / "a.txt", "the DT\ndog NN\nruns VBZ\n"))
     assert tags(examples) == [["DT", "NN", "VBZ"]]
     assert tag_metrics(examples.labels) == ("accuracy", "macro_f1")
-    assert not are_entities(examples.labels.names)
+    assert not have_entity_prefixes(examples.labels.names)
 
 
 def test_labels_of_entities_are_complete() -> None:

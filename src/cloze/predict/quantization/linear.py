@@ -103,7 +103,7 @@ KERNELS: dict[str, Callable[[Int8Weight], Product]] = {"fbgemm": Fbgemm, "onednn
 @cache
 def choose_kernel() -> str:
     """Return the fastest int8 kernel that is exact on this machine; measured once per process, in milliseconds."""
-    weight = Int8Weight.of(torch.linspace(-1, 1, 384 * 384).reshape(384, 384), 90)
+    weight = Int8Weight.quantize(torch.linspace(-1, 1, 384 * 384).reshape(384, 384), 90)
     times = {}
     for name, pack in KERNELS.items():
         if name == "floats" or not is_right(pack):

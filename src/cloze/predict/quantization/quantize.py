@@ -13,7 +13,8 @@ from cloze.checkpoint import find_model, find_source, load_any, save_folder
 from cloze.checkpoint.quantized_file import layer_products, require_fused_kernels, write_quantized
 from cloze.errors import CheckpointError, RequestError
 from cloze.predict.evaluation import evaluate
-from cloze.predict.model import Floats, Model
+from cloze.predict.fill_mask import Floats
+from cloze.predict.model import Model
 from cloze.predict.quantization.precision import LEAST_COSINE, use_products
 from cloze.predict.quantization.rounding import round_products
 from cloze.predict.quantization.sample_texts import odd_texts, running_texts

@@ -17,7 +17,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from cloze.checkpoint.quantized_file import Int8Weight, is_evened, layer_products, steps_of
+from cloze.checkpoint.quantized_file import Int8Weight, is_smoothed, layer_products, weight_steps
 from cloze.model import Backbone
 
 SEQUENCES, LENGTH = 32, 16  # of the random tokens
@@ -35,8 +35,8 @@ def round_product(place: str, linear: nn.Linear, largest: Tensor | None = None) 
     """Round one weight, (N, K); ``largest`` is the largest size of each input feature, (K,)."""
     weight = linear.weight.detach().float()
     if largest is None:
-        return Int8Weight.of(weight, steps_of(place))
-    return Int8Weight.of(weight, steps_of(place), (_floored(largest) / _floored(weight.abs().amax(0))).sqrt())
+        return Int8Weight.quantize(weight, weight_steps(place))
+    return Int8Weight.quantize(weight, weight_steps(place), (_floored(largest) / _floored(weight.abs().amax(0))).sqrt())
 
 
 def _floored(sizes: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ def _recorded(bert: Backbone, largest: dict[str, Tensor]) -> Iterator[None]:
     hooks = [
         linear.register_forward_pre_hook(partial(record, place))
         for place, linear in layer_products(bert)
-        if is_evened(place)
+        if is_smoothed(place)
     ]
     try:
         bert.eval()

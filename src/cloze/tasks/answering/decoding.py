@@ -27,7 +27,7 @@ from cloze.model.losses import task_logits
 from cloze.options import LONGEST_ANSWER
 from cloze.tasks.answering.examples import Questions, Reading, read_contexts
 from cloze.tasks.answering.kind import ANSWER
-from cloze.tasks.answering.metrics import Told, answer_scores, best_threshold, is_right, likeness
+from cloze.tasks.answering.metrics import AnswerPrediction, best_threshold, is_right, score_answers, word_f1
 from cloze.tasks.kind import Predictor, TaskLabels
 from cloze.tasks.reports import Evaluation
 
@@ -242,7 +242,7 @@ def evaluate_answers(
         nulls = zip(examples.rows, told, strict=True)
         files["null_odds.json"] = {row.id: one.null_score for row, one in nulls}
     return Evaluation(
-        answer_scores(metrics, told),
+        score_answers(metrics, told),
         said,
         examples.places,
         [one.said if is_right(metrics, one) else "".join(one.answers[:1]) for one in told],
@@ -258,7 +258,7 @@ def fit_threshold(predictor: Predictor, examples: Questions) -> TaskLabels:
         return task
     rankings = _rank_examples(predictor, examples)
     told = _told(examples, [ranking.decided(None)[0][0].text for ranking in rankings], rankings)
-    best = best_threshold(told, [likeness(one) for one in told])
+    best = best_threshold(told, [word_f1(one) for one in told])
     # As a ratio: thresholds of a folder are positive.
     return replace(task, threshold=math.exp(min(max(best.between, -FARTHEST), FARTHEST)))
 
@@ -268,9 +268,11 @@ def _rank_examples(predictor: Predictor, examples: Questions, longest: int | Non
     return rank_answers(predictor, questions, contexts, longest)
 
 
-def _told(examples: Questions, said: Sequence[str], rankings: Sequence[Ranking]) -> list[Told]:
+def _told(examples: Questions, said: Sequence[str], rankings: Sequence[Ranking]) -> list[AnswerPrediction]:
     rows = zip(examples.rows, said, rankings, strict=True)
-    return [Told(row.answers, text, max(min(one.null_score, FARTHEST), -FARTHEST)) for row, text, one in rows]
+    return [
+        AnswerPrediction(row.answers, text, max(min(one.null_score, FARTHEST), -FARTHEST)) for row, text, one in rows
+    ]
 
 
 def _entry(one: Candidate, share: float) -> dict[str, Any]:

@@ -24,7 +24,7 @@ _SEGMENT = re.compile(r"[\u4e00-\u9fa5]|\d+(?:[.,]\d+)+|[^\W\u4e00-\u9fa5]+|[^\w
 
 
 @dataclass(frozen=True)
-class Told:
+class AnswerPrediction:
     """What was said to a question: ``answers`` are the right ones, none where there is none.
 
     ``null_score`` tells by how much no answer is likelier than the best one, as a difference of logits.
@@ -40,16 +40,22 @@ def normalized(answer: str) -> str:
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
-def squad_scores(told: Sequence[Told]) -> dict[str, float]:
+def squad_scores(predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
     """Exact match and F1 of SQuAD 1.1."""
-    f1 = [max((_overlap(normalized(right).split(), _words(one)) for right in one.answers), default=0.0) for one in told]
-    return {"f1": _mean(f1), "exact_match": _mean([_first_exactness(one) for one in told])}
+    f1 = [
+        max((_bag_f1(normalized(right).split(), _words(prediction)) for right in prediction.answers), default=0.0)
+        for prediction in predictions
+    ]
+    return {"f1": _mean(f1), "exact_match": _mean([_first_exact_match(prediction) for prediction in predictions])}
 
 
-def squad2_scores(told: Sequence[Told]) -> dict[str, float]:
+def squad2_scores(predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
     """Exact match and F1 of SQuAD 2.0, also of either kind of questions, and at the best thresholds."""
-    exact, f1 = [exactness(one) for one in told], [likeness(one) for one in told]
-    answerable = [bool(one.answers) for one in told]
+    exact, f1 = (
+        [exact_match(prediction) for prediction in predictions],
+        [word_f1(prediction) for prediction in predictions],
+    )
+    answerable = [bool(prediction.answers) for prediction in predictions]
     scores = {"f1": _mean(f1), "exact": _mean(exact)}
     for name, kind in (("HasAns", True), ("NoAns", False)):
         if kind in answerable:
@@ -58,62 +64,67 @@ def squad2_scores(told: Sequence[Told]) -> dict[str, float]:
             scores[f"{name}_f1"] = _mean([f1[index] for index in chosen])
     if not all(answerable):
         for name, each in (("exact", exact), ("f1", f1)):
-            best = best_threshold(told, each)
+            best = best_threshold(predictions, each)
             scores |= {f"best_{name}": best.score, f"best_{name}_thresh": best.official}
     return scores
 
 
-def cmrc_scores(told: Sequence[Told]) -> dict[str, float]:
+def cmrc_scores(predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
     """Exact match, F1 by the longest common stretch of characters, and their mean, of CMRC 2018."""
-    f1 = _mean([max((_common_stretch(right, one.said) for right in one.answers), default=0.0) for one in told])
-    exact = _mean([_chinese_exactness(one) for one in told])
+    f1 = _mean(
+        [
+            max((_common_substring_f1(right, prediction.said) for right in prediction.answers), default=0.0)
+            for prediction in predictions
+        ]
+    )
+    exact = _mean([_chinese_exact_match(prediction) for prediction in predictions])
     return {"f1": f1, "em": exact, "average": (exact + f1) / 2}
 
 
-_SCRIPTS: Mapping[str, Callable[[Sequence[Told]], dict[str, float]]] = {
+_SCRIPTS: Mapping[str, Callable[[Sequence[AnswerPrediction]], dict[str, float]]] = {
     "exact_match": squad_scores,
     "exact": squad2_scores,
     "em": cmrc_scores,
 }
 
 
-def answer_scores(metrics: Sequence[str], told: Sequence[Told]) -> dict[str, float]:
+def score_answers(metrics: Sequence[str], predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
     """The scores of the script that has these metrics."""
-    if not told:
+    if not predictions:
         raise DataError("there is nothing to score: 0 questions; expected at least one with its answers")
     (script,) = (script for name, script in _SCRIPTS.items() if name in metrics)
-    return script(told)
+    return script(predictions)
 
 
-def is_right(metrics: Sequence[str], one: Told) -> bool:
+def is_right(metrics: Sequence[str], prediction: AnswerPrediction) -> bool:
     """Whether the script that has these metrics counts what was said as exactly right."""
     (measure,) = (measure for name, measure in _EXACT.items() if name in metrics)
-    return measure(one) == 1
+    return measure(prediction) == 1
 
 
-def exactness(one: Told) -> float:
+def exact_match(prediction: AnswerPrediction) -> float:
     """1.0 if what was said is an answer, after normalising; SQuAD 2.0."""
-    return float(normalized(one.said) in map(normalized, _golden(one)))
+    return float(normalized(prediction.said) in map(normalized, _gold_answers(prediction)))
 
 
-def _first_exactness(one: Told) -> float:
-    return float(normalized(one.said) in map(normalized, one.answers))
+def _first_exact_match(prediction: AnswerPrediction) -> float:
+    return float(normalized(prediction.said) in map(normalized, prediction.answers))
 
 
-def _chinese_exactness(one: Told) -> float:
-    return float(_without_marks(one.said) in map(_without_marks, one.answers))
+def _chinese_exact_match(prediction: AnswerPrediction) -> float:
+    return float(_without_marks(prediction.said) in map(_without_marks, prediction.answers))
 
 
-_EXACT: Mapping[str, Callable[[Told], float]] = {
-    "exact_match": _first_exactness,
-    "exact": exactness,
-    "em": _chinese_exactness,
+_EXACT: Mapping[str, Callable[[AnswerPrediction], float]] = {
+    "exact_match": _first_exact_match,
+    "exact": exact_match,
+    "em": _chinese_exact_match,
 }
 
 
-def likeness(one: Told) -> float:
+def word_f1(prediction: AnswerPrediction) -> float:
     """F1 of the words of what was said and of the answer that is most like it; SQuAD 2.0."""
-    return max(_overlap_or_none(normalized(right).split(), _words(one)) for right in _golden(one))
+    return max(_bag_f1_or_empty(normalized(right).split(), _words(prediction)) for right in _gold_answers(prediction))
 
 
 @dataclass(frozen=True)
@@ -125,45 +136,45 @@ class Threshold:
     between: float
 
 
-def best_threshold(told: Sequence[Told], scores: Sequence[float]) -> Threshold:
+def best_threshold(predictions: Sequence[AnswerPrediction], scores: Sequence[float]) -> Threshold:
     """Over which null score nothing should be said, for the mean of the scores to be highest.
 
     The script lets one question more have its answer at a time, those first whose null score is least. Where it is
     best to answer none it names 0.0, whatever the null scores are; ``between`` is right there, too.
     """
-    order = sorted(range(len(told)), key=lambda index: told[index].null_score)
-    nulls = [told[index].null_score for index in order]
-    current = best = float(sum(not one.answers for one in told))
+    order = sorted(range(len(predictions)), key=lambda index: predictions[index].null_score)
+    nulls = [predictions[index].null_score for index in order]
+    current = best = float(sum(not prediction.answers for prediction in predictions))
     answered = 0
     for count, index in enumerate(order, start=1):
-        current += scores[index] if told[index].answers else -float(bool(told[index].said))
+        current += scores[index] if predictions[index].answers else -float(bool(predictions[index].said))
         if current > best:
             best, answered = current, count
     below = nulls[answered - 1] if answered else nulls[0] - 2
     above = nulls[answered] if answered < len(nulls) else below + 2
-    return Threshold(best / len(told), nulls[answered - 1] if answered else 0.0, (below + above) / 2)
+    return Threshold(best / len(predictions), nulls[answered - 1] if answered else 0.0, (below + above) / 2)
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
-def _words(one: Told) -> list[str]:
-    return normalized(one.said).split()
+def _words(prediction: AnswerPrediction) -> list[str]:
+    return normalized(prediction.said).split()
 
 
-def _golden(one: Told) -> list[str]:
+def _gold_answers(prediction: AnswerPrediction) -> list[str]:
     """The answers of which something is left after normalising; nothing is the answer where there are none."""
-    return [answer for answer in one.answers if normalized(answer)] or [""]
+    return [answer for answer in prediction.answers if normalized(answer)] or [""]
 
 
-def _overlap(right: Sequence[str], said: Sequence[str]) -> float:
+def _bag_f1(right: Sequence[str], said: Sequence[str]) -> float:
     shared = sum((Counter(right) & Counter(said)).values())
     return _harmonic(shared, len(right), len(said))
 
 
-def _overlap_or_none(right: Sequence[str], said: Sequence[str]) -> float:
-    return _overlap(right, said) if right and said else float(not right and not said)
+def _bag_f1_or_empty(right: Sequence[str], said: Sequence[str]) -> float:
+    return _bag_f1(right, said) if right and said else float(not right and not said)
 
 
 def _harmonic(shared: int, right: int, said: int) -> float:
@@ -174,7 +185,7 @@ def _without_marks(text: str) -> str:
     return text.lower().strip().translate(_CHINESE_PUNCTUATION)
 
 
-def _common_stretch(right: str, said: str) -> float:
+def _common_substring_f1(right: str, said: str) -> float:
     first, second = _segments(right), _segments(said)
     longest = 0
     row = [0] * (len(second) + 1)  # how long the common stretch is that ends at a pair of segments

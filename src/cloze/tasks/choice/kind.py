@@ -103,12 +103,6 @@ def read_prompts(source: Source, path: Path) -> Choices:
     return _gather(rows, lambda row: Choice(row.place, row.text, _options(row, columns)), source.on_bad_row)
 
 
-def read_unlabelled_choices(path: Path, text: str, options: str) -> tuple[Choices, list[Mapping[str, object]]]:
-    """Prompts and options to choose from, and the other columns of their file."""
-    found = list(each_unlabelled_choice(path, text, options))
-    return Choices([choice for choice, _ in found]), [fields for _, fields in found]
-
-
 def each_unlabelled_choice(path: Path, text: str, options: str) -> Iterator[tuple[Choice, Mapping[str, object]]]:
     """One after the other, as they are read: a prompt with its options, and all columns of its row."""
     columns = option_columns(options)

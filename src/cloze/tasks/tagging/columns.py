@@ -245,10 +245,10 @@ def columns_text(sentences: Sequence[Columns], order: Sequence[int] | None = Non
     Cells are parted by spaces, or by tabs if one has a space inside; every word has as many. With their ``order``,
     documents are marked.
     """
-    return "".join(column_texts(sentences, order, find_layout(sentences)))
+    return "".join(iter_column_texts(sentences, order, find_layout(sentences)))
 
 
-def column_texts(sentences: Iterable[Columns], order: Iterable[int] | None, layout: Layout) -> Iterator[str]:
+def iter_column_texts(sentences: Iterable[Columns], order: Iterable[int] | None, layout: Layout) -> Iterator[str]:
     """The same one by one, for a file that is too large to be held: the lines of each sentence, and a blank one."""
     before: int | None = None
     numbers = repeat(None) if order is None else order

@@ -31,17 +31,17 @@ class Span(NamedTuple):
     last: int
 
 
-def are_entities(tags: Iterable[str]) -> bool:
+def have_entity_prefixes(tags: Iterable[str]) -> bool:
     """Whether these are tags of entities, not plain ones: some have a prefix."""
     return any(_ENTITY.fullmatch(tag) for tag in set(tags))
 
 
 def tag_metrics(labels: LabelSet | None) -> tuple[str, ...]:
     """How these tags are scored; the first metric is the one that counts."""
-    return ENTITY_METRICS if labels is not None and are_entities(labels.names) else PLAIN_METRICS
+    return ENTITY_METRICS if labels is not None and have_entity_prefixes(labels.names) else PLAIN_METRICS
 
 
-def unify(sentence: Sentence) -> list[str]:
+def normalize_tags(sentence: Sentence) -> list[str]:
     """The tags of entities as IOB2 or BIOES: whatever begins an entity says so. What is no such tag is refused."""
     unified: list[str] = []
     before, kind_before = OUTSIDE, ""
@@ -70,7 +70,7 @@ def _parts(tag: str) -> tuple[str, str]:
 def find_tags(sentences: Iterable[Sequence[str]]) -> LabelSet:
     """The tags of training sentences; of entities also those that some type happens to lack, as dev rows may not."""
     found = {tag for tags in sentences for tag in tags}
-    if not are_entities(found):
+    if not have_entity_prefixes(found):
         return sorted_labels(found)
     prefixes = "BIES" if any(tag[0] in "ES" for tag in found) else "BI"
     kinds = {tag[2:] for tag in found if tag != OUTSIDE}
@@ -79,7 +79,7 @@ def find_tags(sentences: Iterable[Sequence[str]]) -> LabelSet:
 
 def find_entities(tags: Sequence[str]) -> list[Span]:
     """The entities that a sentence's tags tell of, whether or not the sequence is a proper one."""
-    if not are_entities(tags):
+    if not have_entity_prefixes(tags):
         return []
     from seqeval.metrics.sequence_labeling import get_entities
 
@@ -92,7 +92,7 @@ def score_tags(labels: LabelSet, expected: Sequence[Sequence[str]], told: Sequen
         one == other for row, rows in zip(expected, told, strict=True) for one, other in zip(row, rows, strict=True)
     ]
     accuracy = sum(right) / len(right)
-    if not are_entities(labels.names):
+    if not have_entity_prefixes(labels.names):
         from cloze.tasks.metrics import macro_f1
 
         flat = ([labels.indices[tag] for tags in rows for tag in tags] for rows in (expected, told))

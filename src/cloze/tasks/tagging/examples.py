@@ -21,7 +21,7 @@ from cloze.tasks.examples import Item, LabelSet, Read
 from cloze.tasks.rows import OnBadRow, Source
 from cloze.tasks.tables import Record, open_table, table_ending
 from cloze.tasks.tagging.columns import Sentence, Sentences, column_number, read_columns
-from cloze.tasks.tagging.entities import are_entities, find_tags, unify
+from cloze.tasks.tagging.entities import find_tags, have_entity_prefixes, normalize_tags
 from cloze.tasks.tagging.windows import read_words, tag_windows
 from cloze.text import Tokenizer
 from cloze.text.characters import is_ideograph
@@ -186,7 +186,7 @@ def read_word_lists(path: Path, *, text: str, label: str | None, on_bad_row: OnB
     return Sentences(sentences, skipped=skipped)
 
 
-def take_word_lists(path: Path, text: str) -> tuple[list[list[str]], list[dict[str, object]]] | None:
+def read_word_list_column(path: Path, text: str) -> tuple[list[list[str]], list[dict[str, object]]] | None:
     """The lists of words in a column of JSONL or Parquet, and all columns; None where it holds running texts."""
     with closing(open_table(path)) as table:
         first = next(table, None)
@@ -203,7 +203,7 @@ def has_word_lists(path: Path, text: str) -> bool:
     return first is not None and isinstance(first.cells.get(text), list)
 
 
-def each_word_list(path: Path, text: str) -> Iterator[tuple[list[str], dict[str, object]]]:
+def iter_word_lists(path: Path, text: str) -> Iterator[tuple[list[str], dict[str, object]]]:
     """The lists of words in a column, and all columns, one after the other as they are read."""
     with closing(open_table(path)) as table:
         for record in table:
@@ -259,7 +259,7 @@ def _find(folder: Path, names: Sequence[str]) -> Path:
 def _read(path: Path, found: Sentences, labels: LabelSet | None, on_bad_row: OnBadRow) -> Read:
     """Sentences with the indices of their tags, among those of training."""
     given = labels.names if labels is not None else (tag for one in found.sentences for tag in one.tags)
-    read_tags = unify if are_entities(given) else attrgetter("tags")
+    read_tags = normalize_tags if have_entity_prefixes(given) else attrgetter("tags")
     told = _keep(found.sentences, read_tags, on_bad_row)
     known = labels or find_tags(told.values)
     tags = dict(zip((one.line for one in told.sentences), told.values, strict=True))

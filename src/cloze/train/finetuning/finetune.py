@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from cloze.checkpoint import (
-    AdapterOf,
+    AdapterInfo,
     EmbeddingSettings,
     ModelFolder,
     TaskLabels,
@@ -177,7 +177,7 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSetti
     adapter = None
     if attachment is not None:
         assert base.place is not None, "it was loaded"
-        adapter = AdapterOf(attachment, name, base.place, weights_fingerprint(base.place), asdict(settings))
+        adapter = AdapterInfo(attachment, name, base.place, weights_fingerprint(base.place), asdict(settings))
     longest = settings.longest_answer
     task = TaskLabels(data.kind.name, names, settings.long_texts, settings.context, longest_answer=longest)
     return ModelFolder(bert, tokenizer, task, base.embedding, adapter=adapter)
