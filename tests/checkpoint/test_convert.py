@@ -154,7 +154,7 @@ def test_card_says_so(card: str | None, words: Path, tmp_path: Path) -> None:
     text = (tmp_path / "more" / "README.md").read_text(encoding="utf-8")
     assert text.startswith(card or "# BERT, 3 layers")
     assert (
-        "ExtensionReport by cloze: 5 words added, started from the mean of their pieces; 65 pieces in all; 0 entities; "
+        "Extended by cloze: 5 words added, started from the mean of their pieces; 65 pieces in all; 0 entities; "
         "further rungs: look-alikes. "
     ) in text
 
@@ -318,7 +318,7 @@ def test_card_says_how_far(start: WordStart, begun: str, tmp_path: Path) -> None
     extend(source, tmp_path / "more", segments=3, start=start)
     text = (tmp_path / "more" / "README.md").read_text(encoding="utf-8")
     assert (
-        f"ExtensionReport by cloze: 32 to 32 positions, 2 to 3 segments. New ones started as {begun}, and mean" in text
+        f"Extended by cloze: 32 to 32 positions, 2 to 3 segments. New ones started as {begun}, and mean" in text
     )
     assert "## Words" not in text
     rows = load_folder(tmp_path / "more").model.state_dict()["encoder.embeddings.segment.weight"]
