@@ -78,7 +78,7 @@ def test_a_corpus_in_memory_reads_the_same(prepared: Path) -> None:
 
 
 def test_no_more_files_are_mapped_than_allowed(several: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_MAPPED", 2)
+    monkeypatch.setattr(module, "_MAX_MAPPED", 2)
     corpus = Corpus.open(several)
     whole = corpus.read(0, corpus.token_count)
     for start in np.random.default_rng(0).integers(0, corpus.token_count - 50, 100).tolist():

@@ -170,7 +170,7 @@ def test_pieces_stay_with_their_word_where_ideographs_are_together(splitter: Wor
 
 
 def test_long_texts(uncased: Tokenizer, splitter: WordSplitter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(words, "_LONGEST_ENCODED", 50_000)
+    monkeypatch.setattr(words, "_MAX_ENCODED", 50_000)
     text = f"{CHINESE}\n{ENGLISH} " * 200
     ((ids, numbers),) = encode_words(uncased, splitter, [text])
     ((short_ids, short_numbers),) = encode_words(uncased, splitter, [f"{CHINESE}\n{ENGLISH} "])
@@ -182,7 +182,7 @@ def test_long_texts(uncased: Tokenizer, splitter: WordSplitter, monkeypatch: pyt
 
 def test_the_limit_does_not_show_in_ordinary_text(splitter: WordSplitter, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [list(splitter.spans(text)) for text in TEXTS[:4]]
-    monkeypatch.setattr(words, "_LONGEST_CUT", 60)
+    monkeypatch.setattr(words, "_MAX_CUT", 60)
     assert [list(splitter.spans(text)) for text in TEXTS[:4]] == expected
 
 
@@ -199,7 +199,7 @@ def test_endless_runs(unit: str, splitter: WordSplitter, monkeypatch: pytest.Mon
     watched._engine = Watch()
     text = unit * 100_000
     check(text, list(watched.spans(text)))
-    assert max(seen, default=0) <= words._LONGEST_CUT
+    assert max(seen, default=0) <= words._MAX_CUT
     assert sum(seen) <= len(text)
     check(text, list(splitter.spans(text)))
 

@@ -1,4 +1,4 @@
-"""``cloze vocab``: text files -> a folder with a vocabulary."""
+"""Text files -> a folder with a WordPiece vocabulary (``cloze vocab``): count words, choose pieces, write."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from cloze.workers import usable_cores
 
 @dataclass(frozen=True)
 class LearnedVocabulary:
-    """Where a vocabulary was written, and what it is like."""
+    """A written vocabulary: its folder, size, casing, and fit to the text."""
 
     folder: Path
     size: int
@@ -36,9 +36,17 @@ def train_vocabulary(
     settings: VocabularySettings | None = None,
     progress: Progress | None = None,
 ) -> Path:
-    """Learn a WordPiece vocabulary from the files that ``prepare`` reads; the same input gives the same bytes.
+    """Learn a WordPiece vocabulary; the same input gives the same bytes.
 
-    ``words`` is a file with one a line.
+    Args:
+        texts: Text files, in any format that ``prepare`` reads.
+        out: The folder to write.
+        words: A file with one word per line; these words become entries in any case.
+        settings: Size, casing and layout of the vocabulary.
+        progress: Receives progress reports.
+
+    Returns:
+        The folder.
     """
     return learn_vocabulary(texts, out, words=words, settings=settings, progress=progress).folder
 
@@ -51,10 +59,10 @@ def learn_vocabulary(
     settings: VocabularySettings | None = None,
     progress: Progress | None = None,
 ) -> LearnedVocabulary:
-    """Do what ``train_vocabulary`` does, and tell how well the vocabulary fits the text."""
+    """Learn a vocabulary as ``train_vocabulary`` does; also measure how well it fits the text."""
     settings, progress = settings or VocabularySettings(), progress or Silent()
     folder, paths = Path(out), [Path(text) for text in texts]
-    # One with anything else in it, such as a model, is not ours to replace.
+    # Do not overwrite a folder with anything else in it, such as a model.
     if folder.exists() and not (folder.is_dir() and {path.name for path in folder.iterdir()} <= TOKENIZER_FILES):
         raise DataError(f"{folder}: exists and is not a vocabulary's folder; choose another --out")
     first = first_entries(settings.layout, settings.unused)
@@ -82,7 +90,7 @@ def learn_vocabulary(
 
 
 def _total_bytes(paths: Sequence[Path]) -> int | None:
-    """The size of the text, unless some of it is compressed; what is not there is for the reader to tell."""
+    """Return the size of the text, or None if a file is compressed; missing files are reported by the reader."""
     if any(is_compressed(path) or format_of(path) == "parquet" for path in paths):
         return None
     return sum(path.stat().st_size for path in paths if path.is_file())

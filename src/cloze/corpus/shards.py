@@ -1,15 +1,16 @@
-"""Prepared text on disk, as training sees it: one flat row of token ids, whatever the number of shards.
+"""Prepared corpora on disk, read as one flat array of token ids, whatever the number of shards.
 
-    manifest.json  vocab.txt ...        what it is, the vocabulary that it was made with, and every file's SHA-256
-    shards/00000/  shard.json           what the manifest says of this shard
-                   train-tokens.bin     ids, one after the other, 16 bits each where the vocabulary allows it
-                   train-words.bin      a bit a token: whether it starts a word
-                   train-sentences.bin  where each sentence starts in the tokens, and the end; 32 bits each
-                   train-documents.bin  which sentence each document starts with, and the end; 32 bits each
-                   held_out-...         the same of whole documents that training never sees
+    manifest.json  vocab.txt ...        settings, the vocabulary used, and the SHA-256 of every file
+    shards/00000/  shard.json           the manifest's entry for this shard
+                   train-tokens.bin     token ids, 16 bits each if the vocabulary is small enough
+                   train-words.bin      one bit per token: whether it starts a word
+                   train-sentences.bin  token offset of each sentence, and the end; 32 bits each
+                   train-documents.bin  index of the first sentence of each document, and the end; 32 bits each
+                   held_out-...         the same for held-out documents
     shards/00001/  ...
 
-Tokens are mapped into memory, not read: opening takes no longer for long texts, and processes share the pages.
+Token files are memory-mapped: opening a corpus takes the same time whatever its size, and processes share the pages.
+Dimensions: S sentences, D documents.
 """
 
 import hashlib
@@ -33,20 +34,20 @@ FORMAT = 2
 SPLITS = ("train", "held_out")
 OFFSETS = np.dtype("<u4")
 ARRAYS = ("tokens", "words", "sentences", "documents")
-# Each mapped file keeps a descriptor, of which a process has perhaps a thousand.
-_MOST_MAPPED = 200
+# Each mapped file holds a file descriptor; the limit is often 1024 per process.
+_MAX_MAPPED = 200
 
 Split = str
 Tokens = NDArray[np.integer[Any]]
 
 
 class ShardedArray:
-    """The same array of several shards as if it were one; ``array[start:stop]`` is all that it can do."""
+    """One array stored in several shards, memory-mapped on demand; supports only ``array[start:stop]``."""
 
     def __init__(self, paths: Sequence[Path], ends: NDArray[np.int64], dtype: np.dtype[Any], *, bits: bool) -> None:
         self.dtype = dtype
         self._paths = paths
-        self._bounds: list[int] = [0, *ends.tolist()]  # of the shards, in tokens; a list is searched faster
+        self._bounds: list[int] = [0, *ends.tolist()]  # of the shards, in tokens; bisect is faster on a list
         self._bits = bits
         self._mapped: OrderedDict[int, NDArray[Any]] = OrderedDict()
 
@@ -71,29 +72,29 @@ class ShardedArray:
 
     def _read(self, shard: int, start: int, stop: int) -> NDArray[Any]:
         first, mapped = self._bounds[shard], self._map(shard)
-        return unpack(mapped, start - first, stop - first) if self._bits else mapped[start - first : stop - first]
+        return unpack_bits(mapped, start - first, stop - first) if self._bits else mapped[start - first : stop - first]
 
     def _map(self, shard: int) -> NDArray[Any]:
         if shard in self._mapped:
             self._mapped.move_to_end(shard)
             return self._mapped[shard]
-        if len(self._mapped) >= _MOST_MAPPED:
+        if len(self._mapped) >= _MAX_MAPPED:
             self._mapped.popitem(last=False)
         dtype = np.dtype(np.uint8) if self._bits else self.dtype
-        self._mapped[shard] = _mapped(self._paths[shard], dtype)
+        self._mapped[shard] = _open_mapped(self._paths[shard], dtype)
         return self._mapped[shard]
 
 
-def _mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    # As a plain array: a slice of a memmap is another memmap, which takes ten times as long to make.
+def _open_mapped(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    # View as a plain array: slicing a memmap creates another memmap, which is ten times slower.
     return np.memmap(path, dtype=dtype, mode="r").view(np.ndarray)
 
 
-def unpack(bits: NDArray[np.uint8], start: int, stop: int) -> NDArray[np.bool_]:
-    """Bits ``start`` to ``stop`` as truth values."""
+def unpack_bits(bits: NDArray[np.uint8], start: int, stop: int) -> NDArray[np.bool_]:
+    """Return bits ``start`` to ``stop`` as booleans."""
     first = start // 8
-    found = np.unpackbits(bits[first : -(-stop // 8)], bitorder="little")
-    return found[start - 8 * first : stop - 8 * first].astype(bool)
+    unpacked = np.unpackbits(bits[first : -(-stop // 8)], bitorder="little")
+    return unpacked[start - 8 * first : stop - 8 * first].astype(bool)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Corpus:
     tokens: Tokens | ShardedArray
     sentences: NDArray[np.int64]  # (S + 1,) in tokens
     documents: NDArray[np.int64]  # (D + 1,) in sentences
-    # A bit a token: starts a word. Of several shards, truth values.
+    # Whether each token starts a word: packed bits, or booleans if there are several shards.
     words: NDArray[np.uint8] | ShardedArray = field(default_factory=lambda: np.zeros(0, np.uint8))
 
     @classmethod
@@ -122,32 +123,34 @@ class Corpus:
         )
 
     def read(self, start: int, stop: int) -> Tokens:
-        """The ids of a range of tokens."""
+        """Return the ids of a range of tokens."""
         return self.tokens[start:stop]
 
     def word_starts(self, start: int, stop: int) -> NDArray[np.bool_]:
-        """Whether each token of a range is the first of a word."""
-        return self.words[start:stop] if isinstance(self.words, ShardedArray) else unpack(self.words, start, stop)
+        """Return whether each token of a range starts a word."""
+        return self.words[start:stop] if isinstance(self.words, ShardedArray) else unpack_bits(self.words, start, stop)
 
     @property
     def document_count(self) -> int:
-        """How many documents there are."""
+        """Return the number of documents."""
         return len(self.documents) - 1
 
     @property
     def token_count(self) -> int:
-        """How many tokens there are."""
+        """Return the number of tokens."""
         return int(self.sentences[-1])
 
     @classmethod
     def open(cls, folder: Path, split: Split = "train") -> "Corpus":
-        """Map a split into memory, after checking that its files have the sizes that the manifest says."""
+        """Memory-map a split, after checking the file sizes against the manifest."""
         folder = Path(folder)
         manifest = read_manifest(folder)
         try:
             facts = [(_shard_folder(folder, shard), shard["splits"][split]) for shard in manifest["shards"]]
             shards = [_Shard.open(place, split, counts, manifest["dtype"]) for place, counts in facts]
-            corpus = _joined([shard for shard in shards if shard.counts["tokens"]], np.dtype(manifest["dtype"]))
+            corpus = _concatenate_shards(
+                [shard for shard in shards if shard.counts["tokens"]], np.dtype(manifest["dtype"])
+            )
             whole = corpus.matches(manifest["splits"][split])
         except (OSError, EOFError, LookupError, TypeError, ValueError) as error:
             raise DataError(f"{folder}: the {split} part is damaged ({error}); prepare the text again") from error
@@ -156,7 +159,7 @@ class Corpus:
         return corpus
 
     def matches(self, facts: dict[str, int]) -> bool:
-        """Whether there is as much of everything as was recorded."""
+        """Return whether the numbers of tokens, sentences and documents are those of the manifest."""
         return (
             self.token_count == facts["tokens"] == len(self.tokens)
             and len(self.sentences) - 1 == facts["sentences"] == self.documents[-1]
@@ -166,7 +169,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class _Shard:
-    """The offsets of one split of one shard, read and checked; the larger files are only measured."""
+    """The offsets of one split of one shard, read and checked; of the larger files only the sizes are checked."""
 
     folder: Path
     split: Split
@@ -190,12 +193,12 @@ class _Shard:
 
 
 def array_path(folder: Path, split: Split, name: str) -> Path:
-    """Where an array of a shard lies."""
+    """Return the path of an array of a shard."""
     return folder / f"{split}-{name}.bin"
 
 
 def expected_sizes(counts: dict[str, int], dtype: np.dtype[Any]) -> dict[str, int]:
-    """How many bytes the arrays of a split have."""
+    """Return the expected size in bytes of each array of a split."""
     return {
         "tokens": counts["tokens"] * dtype.itemsize,
         "words": -(-counts["tokens"] // 8),
@@ -211,15 +214,15 @@ def _read_offsets(path: Path, end: int) -> NDArray[np.uint32]:
     return offsets
 
 
-def _joined(shards: Sequence[_Shard], dtype: np.dtype[Any]) -> Corpus:
-    sentences = _concatenated([shard.sentences for shard in shards])
-    documents = _concatenated([shard.documents for shard in shards])
+def _concatenate_shards(shards: Sequence[_Shard], dtype: np.dtype[Any]) -> Corpus:
+    sentences = _concatenate_offsets([shard.sentences for shard in shards])
+    documents = _concatenate_offsets([shard.documents for shard in shards])
     places = {name: [array_path(shard.folder, shard.split, name) for shard in shards] for name in ("tokens", "words")}
     if not shards:  # an empty file cannot be mapped
         return Corpus(np.zeros(0, dtype), sentences, documents)
     if len(shards) == 1:
-        words = _mapped(places["words"][0], np.dtype(np.uint8))
-        return Corpus(_mapped(places["tokens"][0], dtype), sentences, documents, words)
+        words = _open_mapped(places["words"][0], np.dtype(np.uint8))
+        return Corpus(_open_mapped(places["tokens"][0], dtype), sentences, documents, words)
     ends = np.cumsum([shard.counts["tokens"] for shard in shards], dtype=np.int64)
     return Corpus(
         ShardedArray(places["tokens"], ends, dtype, bits=False),
@@ -229,8 +232,8 @@ def _joined(shards: Sequence[_Shard], dtype: np.dtype[Any]) -> Corpus:
     )
 
 
-def _concatenated(offsets: Sequence[NDArray[np.uint32]]) -> NDArray[np.int64]:
-    """Offsets of several shards, each of which starts at 0, as one ascending array."""
+def _concatenate_offsets(offsets: Sequence[NDArray[np.uint32]]) -> NDArray[np.int64]:
+    """Concatenate the offsets of several shards, each starting at 0, into one ascending array."""
     joined = np.zeros(1 + sum(len(each) - 1 for each in offsets), np.int64)
     place = 1
     for each in offsets:
@@ -245,7 +248,7 @@ def _shard_folder(folder: Path, shard: dict[str, Any]) -> Path:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """What a prepared corpus says of itself."""
+    """Read the manifest of a prepared corpus."""
     if not (folder / MANIFEST).is_file():
         raise DataError(f"{folder}: not a prepared corpus (no {MANIFEST}); make one with 'cloze prepare'")
     manifest = read_json(folder / MANIFEST, DataError, OUR_JSON_LIMIT)
@@ -257,7 +260,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def verify_corpus(folder: Path) -> int:
-    """Compare every shard and the vocabulary with the manifest; return how many bytes were found to be right."""
+    """Verify every shard and the vocabulary against the manifest; return the number of verified bytes."""
     folder, size = Path(folder), 0
     manifest = read_manifest(folder)
     if Tokenizer.from_folder(folder).digest != manifest["recipe"]["vocabulary"]:
@@ -268,14 +271,14 @@ def verify_corpus(folder: Path) -> int:
         for name, recorded in shard["files"].items():
             path = _shard_folder(folder, shard) / plain_name(name, folder / MANIFEST)
             try:
-                found = file_digest(path)
+                digest = file_digest(path)
             except OSError as error:
                 raise DataError(
                     f"{path}: cannot be read ({error.strerror}); prepare the text again, with --fresh"
                 ) from error
-            if found != recorded["sha256"]:
+            if digest != recorded["sha256"]:
                 raise DataError(
-                    f"{path}: shard {shard['name']} was damaged after it was written (SHA-256 {found[:12]}..., but "
+                    f"{path}: shard {shard['name']} was damaged after it was written (SHA-256 {digest[:12]}..., but "
                     f"{recorded['sha256'][:12]}... was recorded); prepare the text again, with --fresh"
                 )
             size += recorded["bytes"]
@@ -283,6 +286,6 @@ def verify_corpus(folder: Path) -> int:
 
 
 def file_digest(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

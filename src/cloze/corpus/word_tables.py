@@ -93,7 +93,7 @@ class EntityFinder:
         """
         starts, entities = sequences.starts.copy(), np.zeros_like(sequences.starts)
         rows: list[list[int]] = sequences.ids.tolist()
-        for row, places in enumerate(self._phrases.places(rows)):
+        for row, places in enumerate(self._phrases.candidate_starts(rows)):
             flags = sequences.starts[row]
             for match in self._phrases.find(rows[row], places, flags.__getitem__, _no_words) if places else ():
                 if match.stop - match.start <= budget[row]:

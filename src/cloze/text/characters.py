@@ -1,10 +1,9 @@
-"""What a character is to BERT: space, punctuation or ideograph; and where a long text may be cut.
+"""Character classes of BERT (whitespace, punctuation, ideograph), and windows for long texts.
 
-The tokenizer's engine keeps some 190 bytes for every character of a text until its last token is out,
-whatever the truncation, so that ten megabytes in one line would take two gigabytes. Long texts therefore
-pass through it in windows. A window ends just before a space, a punctuation mark or an ideograph, where
-BERT's basic tokenizer (Devlin et al. 2019, appendix A.2 and the published code) ends a word in any case:
-the tokens of the windows, one after the other, are the tokens of the text.
+The ``tokenizers`` engine holds about 190 bytes per character until it returns, whatever the truncation: ten megabytes
+in one line would take two gigabytes. Long texts are therefore encoded in windows. A window ends before whitespace,
+punctuation or an ideograph, where BERT's basic tokenizer (Devlin et al. 2019, appendix A.2 and the published code) ends
+a word in any case, so the concatenated tokens of the windows are the tokens of the text.
 """
 
 import re
@@ -13,8 +12,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
-# The blocks around whose characters BERT puts spaces. The published code starts extension E at 2B820; the
-# engine, and with it every model of recent years, at 2B920. We say what the engine does.
+# The Unicode blocks around whose characters BERT puts spaces. The published code starts extension E at 2B820;
+# ``tokenizers``, and with it every recent model, at 2B920. These are the ranges of ``tokenizers``.
 IDEOGRAPHS = (
     (0x4E00, 0x9FFF),
     (0x3400, 0x4DBF),
@@ -25,12 +24,14 @@ IDEOGRAPHS = (
     (0xF900, 0xFAFF),
     (0x2F800, 0x2FA1F),
 )
-# No more of one unbroken word is read than this. A word over 100 characters is [UNK], so the cut changes
-# nothing unless nearly all of it are characters that the normaliser deletes.
+# Maximum number of characters that are read of one word. A word of more than 100 characters is [UNK], so the cut
+# changes nothing unless nearly all of them are characters that the normaliser deletes.
 MAX_WINDOW = 65_536
 
-_SPACES = frozenset(" \t\n\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000") | {chr(code) for code in range(0x2000, 0x200B)}
-# Deleted or a space wherever they stand, hence without effect at the start of a window.
+_WHITESPACE = frozenset(" \t\n\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000") | {
+    chr(code) for code in range(0x2000, 0x200B)
+}
+# Deleted or turned into a space wherever they occur, hence without effect at the start of a window.
 _EMPTY = re.compile(
     "[\x00-\x20\x7f-\xa0\xad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ufeff\ufffd]*"
 )
@@ -38,7 +39,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Window(NamedTuple):
-    """Characters ``start`` to ``end`` of a text; ``whole`` unless an endless word was cut short."""
+    """Characters ``start`` to ``end`` of a text; ``whole`` is False if an overlong word was cut."""
 
     start: int
     end: int
@@ -46,30 +47,30 @@ class Window(NamedTuple):
 
 
 def is_ideograph(character: str) -> bool:
-    """Whether BERT makes a word of this character alone, as it does with Chinese."""
+    """Return whether BERT makes this character a word of its own, as in Chinese."""
     code = ord(character)
     return code >= 0x3400 and any(first <= code <= last for first, last in IDEOGRAPHS)
 
 
 def replace_surrogates(text: str) -> str:
-    """Put U+FFFD, which BERT drops, in the place of each lone surrogate, which UTF-8 cannot hold."""
+    """Replace lone surrogates, which UTF-8 cannot encode, by U+FFFD, which BERT drops."""
     return text if text.isascii() else _SURROGATE.sub("\ufffd", text)
 
 
 def starts_word(character: str, chinese: bool) -> bool:
-    """Whether no word of BERT's can reach over the place before this character."""
-    if character in _SPACES:
+    """Return whether there is always a word boundary before this character."""
+    if character in _WHITESPACE:
         return True
     if character.isascii():
         return character.isprintable() and not character.isalnum()
-    # Newer tables know more punctuation than the engine does; all know what has been so since 3.2.
+    # Recent Unicode versions have more punctuation than the engine knows; all versions have that of Unicode 3.2.
     if unicodedata.category(character).startswith("P"):
         return unicodedata.ucd_3_2_0.category(character).startswith("P")
     return chinese and is_ideograph(character)
 
 
 def windows(text: str, size: int, *, chinese: bool) -> Iterator[Window]:
-    """Cut a text into windows of about ``size`` characters whose tokens add up to the tokens of the whole."""
+    """Cut a text into windows of about ``size`` characters whose concatenated tokens are those of the text."""
     start = 0
     while start < len(text):
         empty = _EMPTY.match(text, start)
@@ -82,19 +83,20 @@ def windows(text: str, size: int, *, chinese: bool) -> Iterator[Window]:
 
 
 def _last_cut(text: str, start: int, latest: int, chinese: bool) -> int | None:
+    """Return the last word boundary in ``start`` to ``latest``, or None."""
     if latest >= len(text):
         return len(text)
-    return next((place for place in range(latest, start, -1) if starts_word(text[place], chinese)), None)
+    return next((index for index in range(latest, start, -1) if starts_word(text[index], chinese)), None)
 
 
 def _next_cut(text: str, earliest: int, chinese: bool) -> int:
-    found = _word_starts(chinese).search(text, earliest)
-    return found.start() if found else len(text)
+    boundary = _word_starts(chinese).search(text, earliest)
+    return boundary.start() if boundary else len(text)
 
 
 @cache
 def _word_starts(chinese: bool) -> re.Pattern[str]:
-    """Put ``starts_word`` into a pattern, for words of millions of characters."""
-    alone = (chr(code) for code in range(0x10000) if starts_word(chr(code), chinese=False))
+    """Return ``starts_word`` as a regular expression, for words of millions of characters."""
+    starts = (chr(code) for code in range(0x10000) if starts_word(chr(code), chinese=False))
     ranges = (f"{chr(first)}-{chr(last)}" for first, last in IDEOGRAPHS if chinese)
-    return re.compile(f"[{re.escape(''.join(alone))}{''.join(ranges)}]")
+    return re.compile(f"[{re.escape(''.join(starts))}{''.join(ranges)}]")

@@ -1,8 +1,8 @@
-"""Text -> words, what whole-word masking hides together (Devlin et al. 2019, the published code's note of May 2019).
+"""Text -> words, the units of whole-word masking (Devlin et al. 2019, the published code's note of May 2019).
 
-An English word is what BERT's basic tokenizer makes: a run of letters, or a mark on its own. BERT takes Chinese one
-character at a time; which of them make a word (Cui et al. 2021, section 3.1) is the word of ``rjieba``, a port of the
-segmenter jieba with its dictionary, to which a user may add. Either way a word is a run of whole tokens of BERT's.
+An English word is what BERT's basic tokenizer yields: a run of letters, or a single punctuation mark. BERT tokenizes
+Chinese by character; words are found by ``rjieba``, a port of the segmenter jieba (Cui et al. 2021, section 3.1). Users
+may extend its dictionary. In both languages a word consists of whole BERT tokens.
 """
 
 import re
@@ -18,15 +18,16 @@ from cloze.text.characters import IDEOGRAPHS, replace_surrogates, starts_word, w
 from cloze.text.encoding import Mark, Pieces, word_spans
 from cloze.text.tokenizer import Tokenizer
 
-# Marks that the segmenter does not cut at: with letters, digits and ideographs they make up what it looks at as one.
+# Punctuation at which jieba does not split: it processes runs of these, letters, digits and ideographs as a unit.
 _JOINING = "+#&._%-"
-# No ordinary text goes on for so long without a comma or a space; one that does is cut here for the segmenter.
-_LONGEST_CUT = 65_536
-# The tokenizer reads no more than a million characters of one text.
-_LONGEST_ENCODED = 500_000
-# The whole of the segmenter's own dictionary counts sixty million.
-_HIGHEST_FREQUENCY = 1_000_000_000
-_ENGINE_LOADING = threading.Lock()
+# Maximum number of characters per call of jieba. Ordinary texts have punctuation or whitespace long before.
+_MAX_CUT = 65_536
+# ``Tokenizer.encode_pieces`` reads at most a million characters of a text.
+_MAX_ENCODED = 500_000
+# The frequencies of jieba's dictionary add up to sixty million.
+_MAX_FREQUENCY = 1_000_000_000
+_TAG = re.compile(r"[a-z]+")  # part of speech
+_LOAD_LOCK = threading.Lock()
 
 
 class _Entry(NamedTuple):
@@ -38,7 +39,7 @@ class _Entry(NamedTuple):
 
 
 class _Patterns(NamedTuple):
-    """How a text falls into parts. ``part`` has groups: ideographs alone, letters alone, anything joined."""
+    """Patterns that split a text. The groups of ``part``: ideographs only, letters only, a mixed run."""
 
     part: re.Pattern[str]
     token: re.Pattern[str]
@@ -46,50 +47,51 @@ class _Patterns(NamedTuple):
 
 
 class WordSplitter:
-    """A segmenter with its dictionary: texts to words.
+    """Split texts into words with jieba and an optional user dictionary.
 
-    ``dictionary`` is a file in jieba's format or its lines: a word, and if wanted its frequency and its tag, separated
-    by spaces. A word without a frequency gets one high enough to be found. Words with marks or spaces in them are
-    refused, for the segmenter cuts there first.
+    jieba is loaded with the first Chinese text, which takes a third of a second. Afterwards the splitter does not
+    change: it is safe to use from several threads, and can be pickled.
 
-    The segmenter is loaded with the first Chinese text, which takes a third of a second. After that nothing changes:
-    a splitter may be used by several threads, and one sent to another process gives the same words there.
+    Args:
+        dictionary: A file in jieba's format, or its lines: a word, optionally its frequency and tag, separated by
+            spaces. A word without a frequency gets one high enough to be found. Words with punctuation or spaces are
+            rejected, because jieba splits there first.
     """
 
     def __init__(self, dictionary: Path | str | Iterable[str] | None = None) -> None:
         self._entries = _read_dictionary(dictionary)
-        self._own = frozenset(entry.word for entry in self._entries)
-        # Words such as "covid-19", for which parts without any ideograph have to be looked at.
-        self._joins_letters = any(not _patterns().ideograph.search(word) for word in self._own)
+        self._user_words = frozenset(entry.word for entry in self._entries)
+        # For words such as "covid-19", runs without ideographs have to be segmented too.
+        self._joins_letters = any(not _patterns().ideograph.search(word) for word in self._user_words)
         self._engine: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_engine": None}
 
     def spans(self, text: str) -> Iterator[tuple[int, int]]:
-        """Yield where each word starts and ends, in code points of the text as it was given.
+        """Yield the start and end of each word, in code points of the original text.
 
-        Spans are in order and never empty, with nothing but white space between them.
+        Spans are in order and never empty, with only whitespace between them.
         """
-        for found in _patterns().part.finditer(text):
-            kind = found.lastindex
-            if kind == 1:
-                place, end = found.span()
-                for word in self._cut(text, place, end):
-                    yield place, (place := place + len(word))
-            elif kind == 3:
-                yield from self._split_joined(text, found.start(), found.end())
+        for part in _patterns().part.finditer(text):
+            group = part.lastindex
+            if group == 1:
+                start, end = part.span()
+                for word in self._cut(text, start, end):
+                    yield start, (start := start + len(word))
+            elif group == 3:
+                yield from self._split_mixed(text, part.start(), part.end())
             else:
-                yield found.span()
+                yield part.span()
 
     def words(self, text: str) -> list[str]:
-        """Return the words themselves."""
+        """Return the words of a text."""
         return [text[start:end] for start, end in self.spans(text)]
 
-    def _split_joined(self, text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Split a run without spaces in which letters, ideographs and joining marks may meet.
+    def _split_mixed(self, text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+        """Split a run of letters, ideographs and joining punctuation without spaces.
 
-        BERT's tokens are the ground; those within one Chinese word ("T恤", "卡拉OK") or one of the user's go together.
+        Start from BERT's tokens and merge those inside one Chinese word ("T恤", "卡拉OK") or user word.
         """
         patterns = _patterns()
         tokens = patterns.token.finditer(text, start, end)
@@ -109,30 +111,30 @@ class WordSplitter:
         yield first, last
 
     def _long_words(self, text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the segmenter's words that may be longer than one token: Chinese ones and the user's."""
+        """Yield jieba's words that may be longer than one token: Chinese words and user words."""
         place, ideograph = start, _patterns().ideograph
         for word in self._cut(text, start, end):
-            if len(word) > 1 and (word in self._own or ideograph.search(word)):
+            if len(word) > 1 and (word in self._user_words or ideograph.search(word)):
                 yield place, place + len(word)
             place += len(word)
 
     def _cut(self, text: str, start: int, end: int) -> Iterable[str]:
         cut = (self._engine or self._load()).cut
-        if end - start <= _LONGEST_CUT:
+        if end - start <= _MAX_CUT:
             words: list[str] = cut(replace_surrogates(text[start:end]))
             return words
-        parts = (text[first : min(first + _LONGEST_CUT, end)] for first in range(start, end, _LONGEST_CUT))
+        parts = (text[first : min(first + _MAX_CUT, end)] for first in range(start, end, _MAX_CUT))
         return (word for part in parts for word in cut(replace_surrogates(part)))
 
     def _load(self) -> Any:
-        # Not at the top: importing it reads the dictionary.
+        # Deferred: importing it reads the dictionary.
         import rjieba
 
-        with _ENGINE_LOADING:
+        with _LOAD_LOCK:
             if self._engine is None:
-                # An object of our own: words added to the module's would be in everyone's dictionary.
+                # A separate instance: words added to the module-level one would affect all splitters.
                 engine = rjieba.Jieba()
-                # Suggested frequencies outweigh what the dictionary holds by then: parts come before the whole.
+                # A suggested frequency outweighs the entries present at that time, so add short words first.
                 for entry in sorted(self._entries, key=lambda entry: (entry.frequency is None, len(entry.word))):
                     engine.add_word(entry.word, entry.frequency, entry.tag)
                 self._engine = engine
@@ -140,44 +142,46 @@ class WordSplitter:
 
 
 def word_indices(offsets: Iterable[tuple[int, int]], spans: Iterable[tuple[int, int]]) -> list[int]:
-    """Number the word that each token belongs to; -1 for special tokens, whose offsets are empty.
+    """Return the index of the word that each token belongs to; -1 for special tokens, whose offsets are empty.
 
-    ``offsets`` are those of the tokens of one text, as in ``Encoding.offsets``, and ``spans`` its words.
+    Args:
+        offsets: Offsets of the tokens of one text, as in ``Encoding.offsets``.
+        spans: The words of the same text, as from ``WordSplitter.spans``.
     """
-    numbers: list[int] = []
+    indices: list[int] = []
     words = iter(spans)
-    number, word_end = -1, 0
+    index, word_end = -1, 0
     for start, end in offsets:
         if start == end:
-            numbers.append(-1)
+            indices.append(-1)
             continue
         while word_end <= start:
             _, word_end = next(words, (0, sys.maxsize))
-            number += 1
-        numbers.append(number)
+            index += 1
+        indices.append(index)
     if word_end == sys.maxsize:
         raise DataError(
             f"a token ends at character {max(end for _, end in offsets):,}, after the last word; "
             "give the offsets and the words of the same text"
         )
-    return numbers
+    return indices
 
 
 def encode_words(
     tokenizer: Tokenizer, splitter: WordSplitter, texts: Sequence[str]
 ) -> list[tuple[list[int], list[int]]]:
-    """Return each text's ids, without special tokens or truncation, and the number of each id's word."""
-    found = tokenizer.encode_pieces([text if len(text) <= _LONGEST_ENCODED else "" for text in texts])
+    """Return the ids of each text, without special tokens or truncation, and the word index of each id."""
+    encoded = tokenizer.encode_pieces([text if len(text) <= _MAX_ENCODED else "" for text in texts])
     results = []
-    for text, whole in zip(texts, found, strict=True):
-        pieces = whole if len(text) <= _LONGEST_ENCODED else _encode_long(tokenizer, text)
-        numbers = word_indices(pieces.offsets, splitter.spans(text))
-        # Most are together already. A tokenizer that leaves ideographs together continues a word where the segmenter
-        # starts one, and the ladder makes one of words that the text has apart.
+    for text, whole in zip(texts, encoded, strict=True):
+        pieces = whole if len(text) <= _MAX_ENCODED else _encode_long(tokenizer, text)
+        indices = word_indices(pieces.offsets, splitter.spans(text))
+        # The tokenizer's words must not be split. They differ from the splitter's if the tokenizer does not split
+        # ideographs, or if the ladder merges several words.
         for first, stop in word_spans(tokenizer.word_starts(pieces.ids), pieces.marks):
-            if numbers[first] != numbers[stop - 1]:
-                numbers[first:stop] = [numbers[first]] * (stop - first)
-        results.append((pieces.ids, numbers))
+            if indices[first] != indices[stop - 1]:
+                indices[first:stop] = [indices[first]] * (stop - first)
+        results.append((pieces.ids, indices))
     return results
 
 
@@ -185,11 +189,11 @@ def _encode_long(tokenizer: Tokenizer, text: str) -> Pieces:
     ids: list[int] = []
     offsets: list[tuple[int, int]] = []
     marks: list[Mark | None] = []
-    for start, end, _ in windows(text, _LONGEST_ENCODED, chinese=tokenizer.settings.chinese):
-        (found,) = tokenizer.encode_pieces([text[start:end]])
-        ids.extend(found.ids)
-        offsets.extend((start + first, start + last) for first, last in found.offsets)
-        marks.extend(found.marks or [None] * len(found.ids))
+    for start, end, _ in windows(text, _MAX_ENCODED, chinese=tokenizer.settings.chinese):
+        (pieces,) = tokenizer.encode_pieces([text[start:end]])
+        ids.extend(pieces.ids)
+        offsets.extend((start + first, start + last) for first, last in pieces.offsets)
+        marks.extend(pieces.marks or [None] * len(pieces.ids))
     return Pieces(ids, offsets, marks=marks)
 
 
@@ -197,7 +201,7 @@ def _read_dictionary(dictionary: Path | str | Iterable[str] | None) -> tuple[_En
     if dictionary is None:
         return ()
     if not isinstance(dictionary, Path | str):
-        return tuple(_read_lines(dictionary, "the dictionary, entry"))
+        return tuple(_parse_entries(dictionary, "the dictionary, entry"))
     path = Path(dictionary)
     try:
         text = path.read_bytes().decode("utf-8-sig")
@@ -205,10 +209,10 @@ def _read_dictionary(dictionary: Path | str | Iterable[str] | None) -> tuple[_En
         raise DataError(f"{path}: cannot be read ({error.strerror})") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
-    return tuple(_read_lines(text.split("\n"), f"{path}, line"))
+    return tuple(_parse_entries(text.split("\n"), f"{path}, line"))
 
 
-def _read_lines(lines: Iterable[str], place: str) -> Iterator[_Entry]:
+def _parse_entries(lines: Iterable[str], place: str) -> Iterator[_Entry]:
     for number, line in enumerate(lines, start=1):
         word, *rest = line.split() or [""]
         if not word:
@@ -224,17 +228,14 @@ def _read_lines(lines: Iterable[str], place: str) -> Iterator[_Entry]:
                 f"expected ideographs, letters a to z, digits and {_JOINING}"
             )
         elif frequency is not None and not _is_frequency(frequency):
-            flaw = f"{frequency[:50]!r} is no frequency; expected a whole number from 1 to {_HIGHEST_FREQUENCY:,}"
+            flaw = f"{frequency[:50]!r} is no frequency; expected a whole number from 1 to {_MAX_FREQUENCY:,}"
         if flaw is not None:
             raise DataError(f"{place} {number}: {flaw}")
         yield _Entry(word, int(frequency) if frequency else None, tag)
 
 
-_TAG = re.compile(r"[a-z]+")
-
-
 def _is_frequency(value: str) -> bool:
-    return value.isascii() and value.isdecimal() and len(value) < 20 and 1 <= int(value) <= _HIGHEST_FREQUENCY
+    return value.isascii() and value.isdecimal() and len(value) < 20 and 1 <= int(value) <= _MAX_FREQUENCY
 
 
 @cache
@@ -244,11 +245,11 @@ def _word_pattern() -> re.Pattern[str]:
 
 @cache
 def _patterns() -> _Patterns:
-    """Put BERT's rules of where words start into patterns."""
-    alone = [chr(code) for code in range(0x10000) if starts_word(chr(code), chinese=False)]
-    space = re.escape("".join(character for character in alone if character.isspace()))
-    mark = re.escape("".join(character for character in alone if not character.isspace()))
-    cutting = re.escape("".join(character for character in alone if character not in _JOINING))
+    """Express BERT's word boundaries as regular expressions."""
+    starts = [chr(code) for code in range(0x10000) if starts_word(chr(code), chinese=False)]
+    space = re.escape("".join(character for character in starts if character.isspace()))
+    mark = re.escape("".join(character for character in starts if not character.isspace()))
+    cutting = re.escape("".join(character for character in starts if character not in _JOINING))
     joining, ideograph = re.escape(_JOINING), _ideograph_ranges()
     letters = f"[^{space}{mark}{ideograph}]"
     return _Patterns(

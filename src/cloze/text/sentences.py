@@ -1,9 +1,9 @@
-"""Text -> sentences, what next-sentence pairs are made of (Devlin et al. 2019, section 3.1, task 2).
+"""Text -> sentences, for next-sentence prediction (Devlin et al. 2019, section 3.1, task 2).
 
-Where a sentence may end is the word of ``sentencex``; its rules for English know the Chinese marks as well, so that
-English, Chinese and both in one paragraph take the same way. This module goes through long texts in bounded
-stretches, and mends what the rules get wrong: a sentence never starts with a comma or a closing bracket, a file name
-or a list number is not one, ``。`` ends it whatever follows, and a quotation of half a page is not a single one.
+The ``sentencex`` library proposes sentence ends. Its English rules also know Chinese punctuation, so English, Chinese
+and mixed paragraphs are handled alike. This module processes long texts in bounded chunks and corrects the proposals: a
+sentence never starts with a comma or a closing bracket, a file name or a list number is not a sentence, ``。`` always
+ends one, and a quotation of half a page is split.
 """
 
 import re
@@ -15,24 +15,24 @@ import sentencex
 
 from cloze.text.characters import is_ideograph, replace_surrogates
 
-# Each of the engine's steps looks back over the whole stretch that it was given, which makes long ones slow.
-_STRETCH = 16_384
-# A sentence in quotation marks or brackets is one up to this length; beyond it the marks inside count as well.
-# It also keeps a mark that was never closed from taking the next page with it.
+# Characters per call: each step of sentencex looks back over its whole input, which makes long inputs slow.
+_CHUNK = 16_384
+# Quotations and brackets up to this length are not split; in longer ones the marks inside end sentences as well.
+# This also limits the effect of a quotation mark that is never closed.
 _LONGEST_QUOTATION = 400
 
-# The patterns that follow look at a few characters around a mark: none of them may run along a whole text.
+# The following patterns look at a few characters around a mark; none may scan a whole text.
 _CLOSING = "”’」』】〕〗）》〉］｝)]}»›"
 _ENDING = "。！？｡…!?."
 _TAIL = re.compile(rf"(?:[{re.escape(_CLOSING + _ENDING)}]|[\"'](?=[\s{re.escape(_CLOSING)}]|$)){{0,100}}")
 _SPACE = re.compile(r"\s{0,1000}")
-_GOES_ON = frozenset("，、；：,;:")
+_CONTINUING = frozenset("，、；：,;:")
 _OPENING = frozenset("\"'`([{<“‘「『《（")
 _CLOSING_OR_STRAIGHT = frozenset(_CLOSING + "\"'")
 _LONGEST_NUMBER = 20
 _NUMBER = re.compile(r"\s*[(（\[]?(?:\d{1,3}(?:\.\d{1,3})*|[A-Za-z]|[ivxIVX]{1,4})[)）\]]?\.")
-_NOTES = re.compile(r"(?:\s*\[\d{1,4}\])+$")
-# "我遇到Mr. Smith": the engine takes all since the last space for the word before the mark.
+_FOOTNOTES = re.compile(r"(?:\s*\[\d{1,4}\])+$")
+# "我遇到Mr. Smith": sentencex takes everything since the last space as the word before the mark.
 _GLUED = re.compile(r"[^\x00-\u024f\s]([A-Za-z]{1,6})\.$")
 # "went home.He slept", but not "Intl.DateTimeFormat" nor "www.Example.com".
 _WORD_BEFORE = re.compile(r"(?:^|[\s“‘\"(])[A-Za-z’'-]*[a-z]{2}[.!?]$|[\u3400-\u9fff][.!?]$")
@@ -41,7 +41,7 @@ _WORD_AFTER = re.compile(r"[A-Z][a-z]*[\s,’']")
 _BULLETS = "•◦▪▫■□●○⁃⁌⁍◆◇★☆➤➢➣▶▸►"
 _BULLET = re.compile(f"[{_BULLETS}]")
 _BREAK = re.compile(rf"\n[^\S\n]*\n|\n(?=[^\S\n]*[{_BULLETS}])")
-# The mark comes first and what precedes it after, for the engine of patterns looks for plain characters fastest.
+# The mark comes first, its lookbehind second: ``re`` searches for a literal prefix fastest.
 _OPENING_DOUBLE = re.compile(r"""\"(?<![^\s(\[{<‘'—–:：，,-]\")(?=\S)""")
 _CLOSING_DOUBLE = re.compile(r"""\"(?<=[^\s\u3400-\u9fff]\")""")
 _OPENING_SINGLE = re.compile(r"""'(?<![^\s(\[{<“\"—–-]')(?=[^\s'])""")
@@ -54,8 +54,8 @@ _AFTER_CHINESE_MARK = re.compile(rf"([。！？｡][{re.escape(_CLOSING)}\"]*\s*
 _QUOTES = re.compile("[\"“”‘’'`«»‹›„‟‛‚「」《》()（）<>{}\\[\\]]")
 
 
-class _Piece(NamedTuple):
-    """What the engine holds to be a sentence: where the next begins, where its marks end, and those inside it."""
+class _Proposal(NamedTuple):
+    """A sentence proposed by sentencex: the start of the next, its own end, and possible ends inside a quotation."""
 
     next_start: int
     end: int
@@ -63,29 +63,33 @@ class _Piece(NamedTuple):
 
 
 def split_sentences(text: str, language: str | None = None) -> list[str]:
-    """Split a text into sentences, trimmed and never empty; nothing but white space is lost.
+    """Split a text into sentences.
 
-    ``language`` is an ISO 639 code; without one the rules are those for English and Chinese. U+FFFD stands in the
-    place of lone surrogates, which nothing after this could write down.
+    Args:
+        text: The text. Lone surrogates, which cannot be written as UTF-8, become U+FFFD.
+        language: ISO 639 code; None for the rules for English and Chinese.
+
+    Returns:
+        The sentences, stripped and never empty; only whitespace is lost.
     """
     return [replace_surrogates(text[start:end]) for start, end in sentence_spans(text, language)]
 
 
 def sentence_spans(text: str, language: str | None = None) -> Iterator[tuple[int, int]]:
-    """Yield where each sentence starts and ends, in code points of the text as it was given.
+    """Yield the start and end of each sentence, in code points of the original text.
 
-    Spans are in order, trimmed and never empty, with nothing but white space between them.
+    Spans are in order, stripped and never empty, with only whitespace between them.
     """
     start = 0
     for candidate in _candidates(text, language or "en"):
         end = _sentence_end(text, start, candidate) if candidate > start else None
         if end is not None:
-            yield from _trimmed(text, start, end)
+            yield from _strip_span(text, start, end)
             start = end
-    yield from _trimmed(text, start, len(text))
+    yield from _strip_span(text, start, len(text))
 
 
-def _trimmed(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+def _strip_span(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
     sentence = text[start:end]
     first, last = start + len(sentence) - len(sentence.lstrip()), start + len(sentence.rstrip())
     if first < last:
@@ -93,9 +97,9 @@ def _trimmed(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _sentence_end(text: str, start: int, candidate: int) -> int | None:
-    """Return where a sentence ends that may end at ``candidate``, None where it goes on."""
+    """Return the end of the sentence that may end at ``candidate``, or None if it continues."""
     end = candidate
-    # The engine may count an opening quotation mark to the sentence before it.
+    # sentencex may assign an opening quotation mark to the sentence before it.
     if text[end - 1] in _OPENING and (opened := _OPENED.search(text, max(start, end - 8), end)):
         end = opened.start()
     if not text[end : end + 1].isspace() and (tail := _TAIL.match(text, end)):
@@ -106,23 +110,23 @@ def _sentence_end(text: str, start: int, candidate: int) -> int | None:
     following = min(space.end() if space else end, len(text) - 1)
     if text.count("\n", end, following) > 1:
         return end
-    if text[following] in _GOES_ON:
+    if text[following] in _CONTINUING:
         return None
     mark = end
-    # "et al. [22] showed": the numbers of notes stand after the mark.
-    if text[mark - 1] == "]" and (notes := _NOTES.search(text, max(start, end - 40), end)):
-        mark = notes.start()
+    # "et al. [22] showed": footnote numbers follow the mark.
+    if text[mark - 1] == "]" and (footnotes := _FOOTNOTES.search(text, max(start, end - 40), end)):
+        mark = footnotes.start()
     while mark > start and text[mark - 1] in _CLOSING_OR_STRAIGHT:
         mark -= 1
-    # Marks that are Chinese, and ends of lines that hold no mark, are what they seem to be.
+    # Chinese marks, and line ends without a mark, always end a sentence.
     is_ascii = mark > start and text[mark - 1] in ".!?"
-    return None if is_ascii and _goes_on(text, start, mark, following, following == end) else end
+    return None if is_ascii and _continues(text, start, mark, following, following == end) else end
 
 
-def _goes_on(text: str, start: int, mark: int, following: int, direct: bool) -> bool:
-    """Whether the ASCII mark before ``mark`` is inside a sentence; ``direct`` if no space follows it."""
+def _continues(text: str, start: int, mark: int, following: int, direct: bool) -> bool:
+    """Return whether the ASCII mark before ``mark`` is inside a sentence; ``direct``: no whitespace follows it."""
     character = text[following]
-    # "Mamma Mia!'s success" as well.
+    # Also "Mamma Mia!'s success".
     if "a" <= (text[following + 1 : following + 2] if direct and character in "'’" else character) <= "z":
         return True
     before = text[max(start, mark - 40) : mark]
@@ -145,33 +149,33 @@ def _is_abbreviation(word: str) -> bool:
 
 
 def _candidates(text: str, language: str) -> Iterator[int]:
-    """Yield the places where sentences may end, stretch after stretch.
+    """Yield the positions where sentences may end, chunk by chunk.
 
-    A stretch starts where a sentence does, and what is found close to its end is left to the next one, which knows
-    what comes after: so the places are those of the text as a whole. No sentence goes on after an empty line, or into
-    a line that starts with a bullet.
+    A chunk starts at a sentence start. Proposals close to its end are left to the next chunk, which has their right
+    context, so the positions do not depend on the chunks. No sentence continues past an empty line, or into a line that
+    starts with a bullet.
     """
     begin = 0
     while begin < len(text):
-        blank = _BREAK.search(text, begin, begin + _STRETCH)
-        stop = blank.start() if blank else min(begin + _STRETCH, len(text))
+        blank = _BREAK.search(text, begin, begin + _CHUNK)
+        stop = blank.start() if blank else min(begin + _CHUNK, len(text))
         is_end = blank is not None or stop == len(text)
-        limit = stop if is_end else stop - _STRETCH // 8
+        limit = stop if is_end else stop - _CHUNK // 8
         known = begin
-        for piece in _pieces(text, begin, stop, language):
-            if piece.next_start > limit:
-                # Nothing ends here for pages and pages: the marks inside are all there is.
-                if known < begin + _STRETCH // 2:
-                    yield from (place for place in piece.inner if place <= limit)
+        for proposal in _proposals(text, begin, stop, language):
+            if proposal.next_start > limit:
+                # No proposed end in half a chunk: fall back to the possible ends inside.
+                if known < begin + _CHUNK // 2:
+                    yield from (position for position in proposal.inner if position <= limit)
                     known = limit
                 break
-            yield from piece.inner
-            yield piece.end
-            known = piece.next_start
+            yield from proposal.inner
+            yield proposal.end
+            known = proposal.next_start
         begin = (blank.end() if blank else stop) if is_end else known
 
 
-def _pieces(text: str, begin: int, stop: int, language: str) -> Iterator[_Piece]:
+def _proposals(text: str, begin: int, stop: int, language: str) -> Iterator[_Proposal]:
     masked = _mask(text[begin:stop])
     place = 0
     for part in _segment(language, masked):
@@ -180,7 +184,7 @@ def _pieces(text: str, begin: int, stop: int, language: str) -> Iterator[_Piece]
             inner = _ends(_segment(language, _QUOTES.sub("A", part)), begin + place)[:-1]
         core = place + len(part.rstrip())
         place += len(part)
-        yield _Piece(begin + place, begin + core, inner)
+        yield _Proposal(begin + place, begin + core, inner)
 
 
 def _ends(parts: list[str], place: int) -> list[int]:
@@ -191,11 +195,11 @@ def _ends(parts: list[str], place: int) -> list[int]:
     return ends
 
 
-def _mask(stretch: str) -> str:
-    """Replace, one for one, the characters that mislead the engine about where a sentence ends."""
-    # With ")" a bracketed number makes the rest of the paragraph one item of a list.
-    masked = stretch.replace(")", "]")
-    # Straight quotation marks pair with whatever comes next, so that one too many turns all that follows inside out.
+def _mask(chunk: str) -> str:
+    """Replace, one for one, characters that mislead sentencex about sentence ends."""
+    # A number followed by ")" would make the rest of the paragraph one list item.
+    masked = chunk.replace(")", "]")
+    # Straight quotation marks pair with the next one, so an unpaired mark would invert all that follow.
     if '"' in masked:
         masked = _OPENING_DOUBLE.sub("“", masked)
         masked = _CLOSING_DOUBLE.sub("”", masked)
@@ -206,21 +210,21 @@ def _mask(stretch: str) -> str:
     if masked.isascii():
         return masked
     masked = replace_surrogates(masked)
-    # What comes before a mark is looked up as one word, from the last space on; Chinese has none. On other spaces
-    # than the plain ones the engine stumbles.
+    # sentencex looks up the word before a mark, starting at the last space, of which Chinese has none. It also fails on
+    # other whitespace than the ASCII space.
     masked = _SPACE_LIKE.sub(" ", masked)
-    # A bullet would make the rest of the paragraph one item of a list.
+    # A bullet would make the rest of the paragraph one list item.
     masked = _BULLET.sub("·", masked)
-    # After an ASCII mark a digit or a small letter goes on with the sentence; after "。" it does not.
+    # A digit or lower-case letter continues the sentence after an ASCII mark, but not after "。".
     return _AFTER_CHINESE_MARK.sub(r"\1A", masked)
 
 
 def _segment(language: str, masked: str) -> list[str]:
-    """Call the engine; where it fails or loses a character, every mark may be an end."""
+    """Call sentencex; if it fails or loses a character, propose an end at every mark."""
     try:
         parts: list[str] = sentencex.segment(language, masked)
     except BaseException as error:
-        # A panic in Rust is not an Exception; everything else is not ours to keep.
+        # A Rust panic is not an Exception. Re-raise everything else, such as KeyboardInterrupt.
         if type(error).__name__ != "PanicException":
             raise
         parts = []

@@ -87,7 +87,7 @@ def test_quick_and_slow_ways_differ_without_the_pattern(
 
 
 def test_words_are_forgotten_in_time(monkeypatch: pytest.MonkeyPatch, tokenizer: Tokenizer) -> None:
-    monkeypatch.setattr(module, "MOST_WORDS", 10)
+    monkeypatch.setattr(module, "MAX_CACHED_WORDS", 10)
     encoder = SentenceEncoder(tokenizer, WordSplitter(), has_dictionary=False)
     for number in range(50):
         text = f"the old river word{number} and number{number} again"
@@ -104,5 +104,5 @@ def test_unknown_words_and_nothing(tmp_path: Path) -> None:
     assert encoded.starts.all()
     assert [len(array) for array in nothing.encode([])] == [0, 0, 0]
     assert nothing.encode(["\u200b", "a"]).lengths.tolist() == [0, 1]
-    cut = encoded.cut(1, 2)
+    cut = encoded.slice(1, 2)
     assert np.array_equal(cut.ids, [1])

@@ -105,7 +105,7 @@ def test_lines_without_end_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) ->
         return encode(tokenizer, texts)
 
     monkeypatch.setattr(Tokenizer, "encode_pieces", watched)
-    monkeypatch.setattr(coverage, "_BATCH", MAX_WINDOW)
+    monkeypatch.setattr(coverage, "_BATCH_CHARACTERS", MAX_WINDOW)
     assert measure_coverage([text], PLAIN) == expected
     assert max(sizes) <= 2 * MAX_WINDOW
 

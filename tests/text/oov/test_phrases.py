@@ -109,7 +109,7 @@ def test_many_unknown_surfaces_are_one_look_each() -> None:
         return ("name999",)
 
     phrases = PhraseMatcher([Phrase((1,), (number,), Mark("entity"), (f"name{number}",)) for number in range(1000)])
-    (match,) = phrases.find([1], phrases.places([[1]])[0], lambda _: True, words_at)
+    (match,) = phrases.find([1], phrases.candidate_starts([[1]])[0], lambda _: True, words_at)
     assert match.replacement == (999,)
     assert asked == [(0, 1)]
 
@@ -180,5 +180,5 @@ def test_thousands_of_phrases_find_what_one_by_one_finds(seed: int) -> None:
         if stops:
             expected.append((place, max(stops)))
         place = max(stops, default=place + 1)
-    found = phrases.find(ids, phrases.places([ids])[0], starts.__getitem__, lambda *_: None)
+    found = phrases.find(ids, phrases.candidate_starts([ids])[0], starts.__getitem__, lambda *_: None)
     assert [(match.start, match.stop) for match in found] == expected

@@ -1,8 +1,8 @@
-"""Shards made by the jobs of a cluster, Slurm's or Ray's, through the executors of ``datatrove``.
+"""Prepare shards as cluster jobs, on Slurm or Ray, through the executors of ``datatrove``.
 
-A job makes one shard with the same function as a process here, from the same work folder, which all machines must
-see, as they must see the text files. Whatever ends the waiting, Slurm's jobs go on; the same command looks at what is
-there, waits for jobs that are still running, and sends new ones for what is missing.
+Each job makes one shard with the same function as a local worker, from the same work folder. The work folder and the
+text files must be on a file system that all machines share. Interrupting the command does not stop Slurm jobs;
+re-running it checks which shards exist, waits for running jobs, and submits new ones for missing shards.
 """
 
 import os
@@ -24,27 +24,27 @@ from cloze.progress import Progress
 
 CLUSTER = "cluster"
 _JOB = "job.json"
-# Seconds between two looks at the shards, and from a job's end to the last look: file systems of clusters are slow.
+# Polling interval; also the delay between a job's end and the last check, as cluster file systems may lag.
 POLL_SECONDS = 10.0
 _COMPLETIONS = "completions"
 
-Missing = Callable[[], list[int]]
+ListMissing = Callable[[], list[int]]
 
 
 class ShardJob:
-    """What a job does, in the form that datatrove asks for; it travels to the job as a pickle."""
+    """The pipeline step of a job, as datatrove expects it; it is pickled and sent to the job."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = str(folder.resolve())
 
     def __call__(self, data: Any, rank: int = 0, world_size: int = 1) -> None:  # noqa: ARG002 (datatrove's signature)
-        """Make the shard with the number of the job."""
+        """Make the shard whose number is the rank of the job."""
         with closing(ShardMaker(Path(self.folder))) as maker:
             maker.make(rank)
 
 
 def check_engine(settings: EngineSettings) -> None:
-    """Refuse an engine whose programs are missing, before any work is done."""
+    """Raise an error if the packages or programs of an engine are missing."""
     if settings.engine == "local":
         return
     needed = ["datatrove", *(["ray"] if settings.engine == "ray" else [])]
@@ -57,10 +57,12 @@ def check_engine(settings: EngineSettings) -> None:
         raise ConfigError("engine is slurm, but there is no sbatch here; give the command on a machine of the cluster")
 
 
-def make_on_cluster(folder: Path, count: int, missing: Missing, settings: EngineSettings, progress: Progress) -> None:
-    """Have the missing ones of ``count`` shards made, and return when all are there."""
+def make_on_cluster(
+    folder: Path, count: int, missing: ListMissing, settings: EngineSettings, progress: Progress
+) -> None:
+    """Submit jobs for the missing ones of ``count`` shards, and return when all exist."""
     logs = folder / CLUSTER
-    # A completed job whose shard is gone has to be done again.
+    # Rerun completed jobs whose shard is missing.
     for part in missing():
         (logs / _COMPLETIONS / f"{part:05d}").unlink(missing_ok=True)
     if settings.engine == "slurm":
@@ -75,7 +77,7 @@ def make_on_cluster(folder: Path, count: int, missing: Missing, settings: Engine
 
 
 def slurm_executor(folder: Path, count: int, settings: EngineSettings) -> Any:
-    """What submits one job a shard to Slurm."""
+    """Return an executor that submits one Slurm job per shard."""
     from datatrove.executor.slurm import SlurmPipelineExecutor
 
     return SlurmPipelineExecutor(
@@ -97,7 +99,7 @@ def _search_path() -> list[str]:
     return [path or str(Path.cwd()) for path in sys.path]
 
 
-def _run_on_slurm(folder: Path, count: int, missing: Missing, settings: EngineSettings, progress: Progress) -> None:
+def _run_on_slurm(folder: Path, count: int, missing: ListMissing, settings: EngineSettings, progress: Progress) -> None:
     record = folder / CLUSTER / _JOB
     job = str(read_json(record, ClozeError)["job"]) if record.is_file() else None
     if job is None or not _is_queued(job):
@@ -118,16 +120,16 @@ def _run_on_slurm(folder: Path, count: int, missing: Missing, settings: EngineSe
 
 
 def _is_queued(job: str) -> bool:
-    found = subprocess.run(["squeue", "--noheader", "--jobs", job], capture_output=True, text=True)
-    return found.returncode == 0 and bool(found.stdout.strip())
+    queue = subprocess.run(["squeue", "--noheader", "--jobs", job], capture_output=True, text=True)
+    return queue.returncode == 0 and bool(queue.stdout.strip())
 
 
 def _run_on_ray(folder: Path, count: int, settings: EngineSettings) -> None:
     import ray
     from datatrove.executor.ray import RayPipelineExecutor
 
-    ours = not ray.is_initialized()
-    if ours:
+    started_here = not ray.is_initialized()
+    if started_here:
         ray.init(address=settings.address)
     try:
         RayPipelineExecutor(
@@ -138,5 +140,5 @@ def _run_on_ray(folder: Path, count: int, settings: EngineSettings) -> None:
             logging_dir=str(folder.resolve() / CLUSTER),
         ).run()
     finally:
-        if ours:
+        if started_here:
             ray.shutdown()

@@ -1,11 +1,10 @@
-"""Sentences -> ids, and where words start: what a shard holds.
+"""Sentences -> ids and word starts, the content of a shard.
 
-``text.words.encode_words`` says what is right. This module says the same, several times faster, of sentences whose
-every character is one that BERT's tokenizer and the segmenter see alike: such a sentence falls apart at its spaces and
-marks, or where the segmenter says, and a word that was met before need not be tokenized again. Arrow parts the text and
-finds what is distinct in it, so that Python sees each word once a block and not once an occurrence. All other
-sentences, and all sentences where a ladder joins or spells out words, take the slow way. A test holds the two against
-each other.
+``text.segmentation.encode_words`` is the reference. This module gives the same results several times faster for
+sentences of well-known characters only, on which BERT's tokenizer and the segmenter agree: these split at whitespace
+and punctuation, or where the segmenter splits, and the ids of each word are cached. Arrow splits the text and finds the
+distinct words, so that Python handles each word once per block, not once per occurrence. All other sentences, and all
+sentences if an OOV ladder is on, take the reference path. A test compares the two.
 """
 
 import re
@@ -25,59 +24,57 @@ from cloze.text import Tokenizer
 from cloze.text.characters import starts_word
 from cloze.text.segmentation import WordSplitter, encode_words
 
-# What is remembered of texts: words and their characters; 100 to 200 bytes a word.
-MOST_WORDS = 300_000
-MOST_CHARACTERS = 6_000_000
-# Latin, Greek and Cyrillic: letters and digits that never end a word.
+# Limits of the word cache, which takes 100 to 200 bytes per word.
+MAX_CACHED_WORDS = 300_000
+MAX_CACHED_CHARACTERS = 6_000_000
+# Latin, Greek and Cyrillic: their letters and digits are never word boundaries.
 _LETTERS_END = 0x0500
-_MARKS = ((0x21, 0x7F), (0x2010, 0x2028), (0x3001, 0x301C), (0xFF01, 0xFF66))
-# Those of the blocks where every version of Unicode has none but ideographs.
+_PUNCTUATION_RANGES = ((0x21, 0x7F), (0x2010, 0x2028), (0x3001, 0x301C), (0xFF01, 0xFF66))
+# The code points that are ideographs in every version of Unicode.
 _IDEOGRAPHS = "\u3400-\u4db5\u4e00-\u9fa5"
+_SEPARATOR = "\0"  # between sentences; not a well-known character
 
 
-_BETWEEN = "\0"  # stands between sentences; no known sentence has it
-
-
-class Encoded(NamedTuple):
-    """Sentences as arrays: their ids one after the other, whether each starts a word, and tokens by sentence."""
+class EncodedSentences(NamedTuple):
+    """Encoded sentences: concatenated ids, whether each id starts a word, and the number of ids per sentence."""
 
     ids: NDArray[np.int32] | NDArray[np.int64]
     starts: NDArray[np.bool_]
     lengths: NDArray[np.int64]
 
-    def cut(self, first: int, stop: int) -> "Encoded":
-        """Some of the sentences."""
+    def slice(self, first: int, stop: int) -> "EncodedSentences":
+        """Return sentences ``first`` to ``stop``."""
         start, end = int(self.lengths[:first].sum()), int(self.lengths[:stop].sum())
-        return Encoded(self.ids[start:end], self.starts[start:end], self.lengths[first:stop])
+        return EncodedSentences(self.ids[start:end], self.starts[start:end], self.lengths[first:stop])
 
 
 class _Patterns(NamedTuple):
-    known: re.Pattern[str]  # a whole sentence of characters of which no two programs think differently
-    ascii: re.Pattern[str]  # the same, quicker, where all is ASCII
+    known: re.Pattern[str]  # a sentence of well-known characters only
+    ascii: re.Pattern[str]  # the same for ASCII, faster
     ideograph: re.Pattern[str]
-    marks: str  # characters that are words of their own
+    marks: str  # punctuation: each character is a word
     ascii_marks: str
 
 
-class _Memory:
-    """Words that were met, with their ids; what is new is learned once."""
+class _WordCache:
+    """Cache of the ids of words; new words are tokenized in batches by ``tokenize``."""
 
-    def __init__(self, learn: Callable[[list[str]], Encoded]) -> None:
-        self._learn = learn
-        self._forget()
+    def __init__(self, tokenize: Callable[[list[str]], EncodedSentences]) -> None:
+        self._tokenize_new = tokenize
+        self._clear()
 
-    def _forget(self) -> None:
-        self._numbers: dict[str, int] = {_BETWEEN: 0, "": 1}  # the empty word: what Arrow finds beside outer spaces
+    def _clear(self) -> None:
+        self._numbers: dict[str, int] = {_SEPARATOR: 0, "": 1}  # "": Arrow yields it at leading and trailing whitespace
         self._characters = 0
         self._ids = array("i")
         self._starts = array("b")
-        self._begins = array("i", [0, 0, 0])  # of each word in _ids, and the end
+        self._begins = array("i", [0, 0, 0])  # offset of each word in _ids, and the end
 
-    def encode(self, words: Any) -> Encoded:
-        """Encode the words of sentences, an array of Arrow's with ``_BETWEEN`` between sentences."""
-        met = words.dictionary_encode()
-        numbers = self._number(met.dictionary.to_pylist())[met.indices.to_numpy()]
-        # Narrow numbers all the way: what is moved here is most of what there is to do.
+    def encode(self, words: Any) -> EncodedSentences:
+        """Encode an Arrow array of words with ``_SEPARATOR`` between sentences."""
+        distinct = words.dictionary_encode()
+        numbers = self._word_numbers(distinct.dictionary.to_pylist())[distinct.indices.to_numpy()]
+        # 32-bit integers throughout: memory bandwidth dominates here.
         begins = np.frombuffer(self._begins, np.int32)
         firsts = begins[numbers]
         sizes = begins[numbers + 1] - firsts  # tokens of each word
@@ -86,28 +83,28 @@ class _Memory:
         places = np.arange(total, dtype=np.int32) + np.repeat(firsts - (ends - sizes), sizes)
         lengths = np.diff(np.concatenate([[0], ends[numbers == 0], [total]]))
         ids, starts = np.frombuffer(self._ids, np.int32), np.frombuffer(self._starts, bool)
-        return Encoded(ids[places], starts[places], lengths)
+        return EncodedSentences(ids[places], starts[places], lengths)
 
-    def _number(self, words: list[str]) -> NDArray[np.int32]:
-        if len(self._numbers) > MOST_WORDS or self._characters > MOST_CHARACTERS:
-            self._forget()
+    def _word_numbers(self, words: list[str]) -> NDArray[np.int32]:
+        if len(self._numbers) > MAX_CACHED_WORDS or self._characters > MAX_CACHED_CHARACTERS:
+            self._clear()
         numbers = np.fromiter(map(self._numbers.get, words, repeat(-1)), np.int32, len(words))
         if len(unknown := np.flatnonzero(numbers < 0)):
             numbers[unknown] = np.arange(len(self._numbers), len(self._numbers) + len(unknown))
-            self._note([words[place] for place in unknown])
+            self._add_words([words[place] for place in unknown])
         return numbers
 
-    def _note(self, words: list[str]) -> None:
-        learned = self._learn(words)
-        self._begins.extend((len(self._ids) + np.cumsum(learned.lengths)).tolist())
+    def _add_words(self, words: list[str]) -> None:
+        encoded = self._tokenize_new(words)
+        self._begins.extend((len(self._ids) + np.cumsum(encoded.lengths)).tolist())
         self._numbers.update(zip(words, range(len(self._numbers), len(self._numbers) + len(words)), strict=True))
         self._characters += sum(map(len, words))
-        self._ids.extend(learned.ids.tolist())
-        self._starts.extend(learned.starts.tolist())
+        self._ids.extend(encoded.ids.tolist())
+        self._starts.extend(encoded.starts.tolist())
 
 
 class SentenceEncoder:
-    """A tokenizer and a segmenter, with the words that they have met."""
+    """Encode sentences with a tokenizer and a word splitter, caching the ids of words."""
 
     def __init__(self, tokenizer: Tokenizer, splitter: WordSplitter, *, has_dictionary: bool) -> None:
         self._tokenizer = tokenizer
@@ -115,71 +112,74 @@ class SentenceEncoder:
         self._has_dictionary = has_dictionary
         self._is_plain = tokenizer.settings.chinese and not tokenizer.settings.ladder
         self._patterns = _patterns()
-        self._words = _Memory(self._tokenize)
-        self._segmented = _Memory(self._tokenize_each)
+        self._words = _WordCache(self._tokenize)
+        self._segmented = _WordCache(self._tokenize_each)
 
-    def encode(self, sentences: Sequence[str]) -> Encoded:
-        """Encode sentences, of some hundred thousand characters together; those without a token have length 0."""
+    def encode(self, sentences: Sequence[str]) -> EncodedSentences:
+        """Encode sentences, about a hundred thousand characters per call; a sentence without tokens has length 0."""
         if not sentences:
-            return Encoded(np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0, np.int64))
-        # Most texts are known from end to end, which one look tells.
-        if self._is_known(" ".join(sentences)):
-            return self._quickly(sentences)
-        runs = groupby(sentences, self._is_known)
-        encoded = [self._quickly(list(run)) if is_known else self._slowly(list(run)) for is_known, run in runs]
-        return Encoded(*(np.concatenate(arrays) for arrays in zip(*encoded, strict=True)))
+            return EncodedSentences(np.zeros(0, np.int64), np.zeros(0, bool), np.zeros(0, np.int64))
+        # Most texts consist of well-known characters only: check all sentences at once.
+        if self._is_well_known(" ".join(sentences)):
+            return self._encode_cached(sentences)
+        runs = groupby(sentences, self._is_well_known)
+        encoded = [
+            self._encode_cached(list(run)) if is_well_known else self._encode_reference(list(run))
+            for is_well_known, run in runs
+        ]
+        return EncodedSentences(*(np.concatenate(arrays) for arrays in zip(*encoded, strict=True)))
 
-    def _is_known(self, text: str) -> bool:
+    def _is_well_known(self, text: str) -> bool:
         pattern = self._patterns.ascii if text.isascii() else self._patterns.known
         return self._is_plain and pattern.fullmatch(text) is not None
 
-    def _slowly(self, sentences: list[str]) -> Encoded:
+    def _encode_reference(self, sentences: list[str]) -> EncodedSentences:
         found = encode_words(self._tokenizer, self._splitter, sentences)
         ids = np.fromiter(chain.from_iterable(ids for ids, _ in found), np.int64)
         words = np.fromiter(chain.from_iterable(numbers for _, numbers in found), np.int64)
         lengths = np.asarray([len(ids) for ids, _ in found], np.int64)
         starts = np.ones(len(ids), bool)
         starts[1:] = words[1:] != words[:-1]
-        starts[(np.cumsum(lengths) - lengths)[lengths > 0]] = True  # each sentence numbers its words anew
-        return Encoded(ids, starts, lengths)
+        starts[(np.cumsum(lengths) - lengths)[lengths > 0]] = True  # word indices restart in each sentence
+        return EncodedSentences(ids, starts, lengths)
 
-    def _quickly(self, sentences: Sequence[str]) -> Encoded:
-        text = f" {_BETWEEN} ".join(sentences)
+    def _encode_cached(self, sentences: Sequence[str]) -> EncodedSentences:
+        text = f" {_SEPARATOR} ".join(sentences)
         if not self._has_dictionary and (text.isascii() or not self._patterns.ideograph.search(text)):
-            return self._words.encode(self._parted(text))
-        words = chain.from_iterable((_BETWEEN, *self._splitter.words(sentence)) for sentence in sentences)
+            return self._words.encode(self._split_words(text))
+        words = chain.from_iterable((_SEPARATOR, *self._splitter.words(sentence)) for sentence in sentences)
         return self._segmented.encode(arrow.array(list(words)[1:], arrow.string()))
 
-    def _parted(self, text: str) -> Any:
-        """The words and marks of a text."""
+    def _split_words(self, text: str) -> Any:
+        """Return the words and punctuation marks of a text as an Arrow array."""
         if text.isascii() and self._tokenizer.settings.lowercase:
-            text = text.lower()  # fewer words to know
+            text = text.lower()  # fewer distinct words
         for mark in self._patterns.ascii_marks if text.isascii() else self._patterns.marks:
             if mark in text:
                 text = text.replace(mark, f" {mark} ")
         return kernels.ascii_split_whitespace(arrow.array([text])).values
 
-    def _tokenize(self, words: list[str]) -> Encoded:
-        """Tokenize words as one text, which is several times faster than one by one: each starts with its start."""
+    def _tokenize(self, words: list[str]) -> EncodedSentences:
+        """Tokenize words as one text, several times faster than one by one; word starts separate them again."""
         (ids,) = self._tokenizer.encode_ids([" ".join(words)])
         starts = np.asarray(self._tokenizer.word_starts(ids), bool)
         lengths = np.diff(np.append(np.flatnonzero(starts), len(ids)))
-        assert len(lengths) == len(words), "the tokenizer sees other words"
-        return Encoded(np.asarray(ids, np.int64), starts, lengths)
+        assert len(lengths) == len(words), "the tokenizer splits words differently"
+        return EncodedSentences(np.asarray(ids, np.int64), starts, lengths)
 
-    def _tokenize_each(self, words: list[str]) -> Encoded:
-        """Tokenize what the segmenter cut: one word each, of several tokens that BERT holds for words."""
+    def _tokenize_each(self, words: list[str]) -> EncodedSentences:
+        """Tokenize the segmenter's words one by one: each may consist of several words of BERT."""
         found = self._tokenizer.encode_ids(words)
         lengths = np.asarray([len(ids) for ids in found], np.int64)
         starts = np.zeros(int(lengths.sum()), bool)
         starts[(np.cumsum(lengths) - lengths)[lengths > 0]] = True
-        return Encoded(np.fromiter(chain.from_iterable(found), np.int64), starts, lengths)
+        return EncodedSentences(np.fromiter(chain.from_iterable(found), np.int64), starts, lengths)
 
 
 @cache
 def _patterns() -> _Patterns:
     letters = "".join(chr(code) for code in range(_LETTERS_END) if _is_plain_letter(chr(code)))
-    codes = chain.from_iterable(range(*marks) for marks in _MARKS)
+    codes = chain.from_iterable(range(*marks) for marks in _PUNCTUATION_RANGES)
     marks = "".join(mark for mark in map(chr, codes) if starts_word(mark, chinese=False))
     return _Patterns(
         known=re.compile(f"[ \t{letters}{re.escape(marks)}{_IDEOGRAPHS}]*+"),
@@ -191,7 +191,7 @@ def _patterns() -> _Patterns:
 
 
 def _is_plain_letter(character: str) -> bool:
-    """Whether it is a letter or a digit, was one in old tables, and stays one when accents are taken away."""
+    """Return whether it is a letter or digit in old and new Unicode versions, with and without accents."""
     categories = {unicodedata.ucd_3_2_0.category(character), unicodedata.category(character)}
     bases = {unicodedata.category(part) for part in unicodedata.normalize("NFD", character)}
     return categories <= {"Lu", "Ll", "Nd"} and bases <= {"Lu", "Ll", "Nd", "Mn"}

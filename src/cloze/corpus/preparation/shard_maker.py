@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from cloze.corpus.documents import Paragraph, PartReader, named_errors
 from cloze.corpus.preparation.deduplicate import ExactHasher, NearHasher
-from cloze.corpus.preparation.encode import Encoded, SentenceEncoder
+from cloze.corpus.preparation.encode import EncodedSentences, SentenceEncoder
 from cloze.corpus.preparation.shard_plan import WORDS, Plan, hashes_path, kept_path, shard_name, survey
 from cloze.corpus.shards import ARRAYS, OFFSETS, SHARDS, SPLITS, Split, array_path, expected_sizes, file_digest
 from cloze.errors import ClozeError, DataError
@@ -185,7 +185,7 @@ class _SentenceBuffer:
         encoded = self._encoder.encode(self._sentences)
         first = 0
         for run in self._runs:
-            self._writers[run.split].add(encoded.cut(first, first + run.count), run.ends)
+            self._writers[run.split].add(encoded.slice(first, first + run.count), run.ends)
             first += run.count
         self._clear()
 
@@ -207,7 +207,7 @@ class SplitWriter:
         self._sentences = [np.zeros(1, OFFSETS)]
         self._documents = [0]
 
-    def add(self, encoded: Encoded, ends: Sequence[int]) -> None:
+    def add(self, encoded: EncodedSentences, ends: Sequence[int]) -> None:
         """Add sentences; sentences and documents without tokens are dropped.
 
         Args:

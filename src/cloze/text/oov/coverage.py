@@ -1,7 +1,7 @@
-"""How a vocabulary fares on a text: the rungs that its words stand on, and the words worth adding.
+"""Vocabulary coverage of a text: the rungs that resolve its words, and the words most worth adding.
 
-What a word would save is known exactly, since an added word changes the tokens of that very word and of no
-other: the list by savings is the best choice of any length.
+The savings of a word are exact, since adding it changes the tokens of that word only. Therefore the first N candidates
+by savings are the best N words to add.
 """
 
 from collections import Counter
@@ -15,14 +15,18 @@ from cloze.text.tokenizer import Tokenizer
 from cloze.text.vocabulary import CONTINUATION
 from cloze.text.wordpiece import build_normalizer
 
-_BATCH = 250_000  # characters
+_BATCH_CHARACTERS = 250_000
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A word worth adding: how often it comes, how many tokens it is now, and what adding it would save in all.
+    """A word worth adding to the vocabulary.
 
-    That is tokens; a word that is given up saves as many as its characters would take, and two at the least.
+    Attributes:
+        word: The normalised word.
+        count: Its number of occurrences.
+        pieces: Tokens per occurrence at present.
+        saves: Tokens saved in all by adding it. A word that is ``[UNK]`` counts as one token per character, at least 2.
     """
 
     word: str
@@ -33,34 +37,34 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What became of a text's words."""
+    """How the words of a text were tokenized."""
 
     words: int
     tokens: int
     rungs: dict[Rung, int]
-    unknown: list[tuple[str, int]]  # what was given up, the most frequent first
+    unknown: list[tuple[str, int]]  # words with [UNK], most frequent first
     candidates: list[Candidate]
 
     @property
     def pieces_per_word(self) -> float:
-        """Tokens a word; 1 would be a vocabulary that knows every word whole."""
+        """Return tokens per word (fertility); 1 if the vocabulary has every word."""
         return self.tokens / max(self.words, 1)
 
     @property
     def unknown_rate(self) -> float:
-        """Share of words that are, or hold, an ``[UNK]``."""
+        """Return the share of words with an ``[UNK]``."""
         return self.rungs["unknown"] / max(self.words, 1)
 
     def pieces_per_word_with(self, count: int) -> float:
-        """Tokens a word if the best ``count`` candidates were added."""
-        saved = sum(one.count * (one.pieces - 1) for one in self.candidates[:count])
+        """Return tokens per word if the best ``count`` candidates were added."""
+        saved = sum(candidate.count * (candidate.pieces - 1) for candidate in self.candidates[:count])
         return (self.tokens - saved) / max(self.words, 1)
 
 
 def measure_coverage(
     texts: Iterable[str], tokenizer: Tokenizer, *, minimum: int = 5, progress: Progress | None = None
 ) -> Coverage:
-    """Read a text with a tokenizer; words that come less often than ``minimum`` are not worth adding."""
+    """Measure how a tokenizer covers texts; candidates occur at least ``minimum`` times."""
     counts = _Counts(tokenizer)
     listener = progress if progress is not None else Silent()
     characters = 0
@@ -79,7 +83,7 @@ def _batches(texts: Iterable[str], chinese: bool) -> Iterator[list[str]]:
         for start, end, _ in windows(text, MAX_WINDOW, chinese=chinese):
             batch.append(text[start:end])
             characters += end - start
-            if characters > _BATCH:
+            if characters > _BATCH_CHARACTERS:
                 yield batch
                 batch, characters = [], 0
     if batch:
@@ -87,7 +91,7 @@ def _batches(texts: Iterable[str], chinese: bool) -> Iterator[list[str]]:
 
 
 class _Counts:
-    """Words counted: those without a mark by their ids, the others by their rung, form and number of tokens."""
+    """Word counts: words without a mark by their ids, others by rung, normalised form and number of tokens."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -129,7 +133,7 @@ class _Counts:
             tokens=tokens,
             rungs=dict(rungs),
             unknown=sorted(unknown, key=lambda item: (-item[1], item[0])),
-            candidates=sorted(self._candidates(minimum), key=lambda one: (-one.saves, one.word)),
+            candidates=sorted(self._candidates(minimum), key=lambda candidate: (-candidate.saves, candidate.word)),
         )
 
     def _candidates(self, minimum: int) -> Iterator[Candidate]:
@@ -137,14 +141,14 @@ class _Counts:
         for ids, count in self._plain.items():
             if len(ids) > 1 and count >= minimum:
                 word = "".join(pieces[number].removeprefix(CONTINUATION) for number in ids)
-                if _is_worth(word, longest):
+                if _is_worth_adding(word, longest):
                     yield Candidate(word, count, len(ids), count * (len(ids) - 1))
         for (rung, form, size), count in self._marked.items():
-            if rung not in ("entity", "added") and count >= minimum and _is_worth(form, longest):
+            if rung not in ("entity", "added") and count >= minimum and _is_worth_adding(form, longest):
                 spelled = max(size, len(form) if rung == "unknown" else 0, 2)
                 yield Candidate(form, count, size, count * (spelled - 1))
 
 
-def _is_worth(word: str, longest: int) -> bool:
-    """Whether a word may be added, and means something: numbers come in endless variety and in pieces of their own."""
+def _is_worth_adding(word: str, longest: int) -> bool:
+    """Return whether a word may be added: not too long, and with a letter; there are too many different numbers."""
     return len(word) <= longest and any(map(str.isalpha, word))

@@ -1,10 +1,8 @@
-"""A tokenizer -> one that knows more words: rungs 2 to 5 are turned on here.
+"""Extend a tokenizer with words, entities and look-alikes: rungs 2 to 5 of the ladder are turned on here.
 
-New words go into the ``[unused]`` entries that published vocabularies keep for them, and then behind the
-last entry. Where the table of a model ends does not concern this module: it says which new id should start
-from which old ones, and ``model/surgery.py`` does that.
-
-Files that people write about words: lists, entity maps, characters that stand for others.
+The files that users write are read first: word lists, entity maps, maps of similar characters. New words take the
+``[unused]`` entries that published vocabularies reserve for them, then new ids after the last entry. This module only
+tells from which old ids each new embedding should start; ``model/surgery.py`` resizes the embedding table.
 """
 
 import json
@@ -21,14 +19,15 @@ from cloze.text.tokenizer import Tokenizer
 from cloze.text.vocabulary import CONTINUATION, SPECIAL
 from cloze.text.wordpiece import build_normalizer
 
-# First lines that name columns: of entity maps, and of what ``cloze coverage`` writes.
+# Header lines of entity maps and of the word lists that ``cloze coverage`` writes.
 _ENTITY_HEADER = ["surface", "words"]
 _WORD_HEADER = ["word", "count"]
+_UNUSED = re.compile(r"\[unused\d+\]")
 
 
 @dataclass(frozen=True)
 class WordRow:
-    """A word and the line of the file that it stands on."""
+    """A word and its place (file and line)."""
 
     place: str
     word: str
@@ -36,15 +35,15 @@ class WordRow:
 
 @dataclass(frozen=True)
 class EntityRow:
-    """An entity and the line of the file that it stands on."""
+    """An entity and its place (file and line)."""
 
     place: str
     entity: Entity
 
 
 def read_word_list(path: Path) -> list[WordRow]:
-    """Read a word a line; what follows a tab is not part of the word."""
-    lines = ((place, line) for place, line in _lines(path) if not _is_header(line, _WORD_HEADER))
+    """Read a word list: one word per line; anything after a tab is ignored."""
+    lines = ((place, line) for place, line in _read_lines(path) if not _is_header(line, _WORD_HEADER))
     rows = [WordRow(place, word) for place, line in lines if (word := line.split("\t", 1)[0].strip())]
     if not rows:
         raise DataError(f"{path}: no word in it; expected a word a line")
@@ -52,9 +51,9 @@ def read_word_list(path: Path) -> list[WordRow]:
 
 
 def read_entities(path: Path) -> list[EntityRow]:
-    """Read an entity a line: surface, words and perhaps a type, as TSV, or as JSONL with keys of these names."""
+    """Read an entity map: surface, words and optionally type per line, as TSV, or as JSONL with these keys."""
     parse = _parse_json if ".jsonl" in path.suffixes else _parse_tabbed
-    lines = ((place, line) for place, line in _lines(path) if not _is_header(line, _ENTITY_HEADER))
+    lines = ((place, line) for place, line in _read_lines(path) if not _is_header(line, _ENTITY_HEADER))
     rows = [EntityRow(place, parse(line, place)) for place, line in lines]
     if not rows:
         raise DataError(f"{path}: no entity in it; expected a surface form, a tab and words a line")
@@ -62,9 +61,9 @@ def read_entities(path: Path) -> list[EntityRow]:
 
 
 def read_similar_characters(path: Path) -> list[tuple[str, str]]:
-    """Read a character, a tab and what to read for it a line; of several readings with spaces between, the first."""
+    """Read a map of similar characters: a character, a tab and its replacement; of several replacements the first."""
     pairs = []
-    for place, line in _lines(path):
+    for place, line in _read_lines(path):
         fields = [field.strip() for field in line.split("\t")]
         if len(fields) != 2 or len(fields[0]) != 1 or not fields[1]:
             raise DataError(f"{place}: {line[:50]!r}; expected one character, a tab, and what to read for it")
@@ -74,8 +73,8 @@ def read_similar_characters(path: Path) -> list[tuple[str, str]]:
     return pairs
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the lines that are not blank, each with its place."""
+def _read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Yield the non-blank lines, each with its place."""
     with open_file(path) as stream:
         lines = Lines(path, stream)
         for line in lines:
@@ -114,12 +113,9 @@ def _parse_json(line: str, place: str) -> Entity:
     return Entity(str(surface).strip(), str(words).strip(), (kind or "").strip() or None)
 
 
-_UNUSED = re.compile(r"\[unused\d+\]")
-
-
 @dataclass(frozen=True)
 class Additions:
-    """What a tokenizer is to learn."""
+    """Words, entities and rungs to add to a tokenizer."""
 
     words: Sequence[WordRow] = ()
     entities: Sequence[EntityRow] = ()
@@ -130,7 +126,7 @@ class Additions:
 
 @dataclass(frozen=True)
 class Extension:
-    """The new tokenizer; each added word's id with the old ids that it was until now; words that were known."""
+    """The extended tokenizer; the id of each added word with its old ids; words that were already known."""
 
     tokenizer: Tokenizer
     added: dict[int, tuple[int, ...]]
@@ -138,11 +134,11 @@ class Extension:
 
 
 def extend_tokenizer(tokenizer: Tokenizer, additions: Additions) -> Extension:
-    """Turn rungs of the ladder on, and add words and entities to what is there."""
-    entries = list(dict.fromkeys(_entry(row, tokenizer) for row in additions.words))
+    """Turn on rungs of the ladder and add words and entities to those that a tokenizer has."""
+    entries = list(dict.fromkeys(_vocabulary_entry(row, tokenizer) for row in additions.words))
     known = tuple(entry for entry in entries if tokenizer.id(entry) is not None)
     new = [entry for entry in entries if tokenizer.id(entry) is None]
-    pieces, numbers = _place(tokenizer.pieces, new)
+    pieces, numbers = _assign_ids(tokenizer.pieces, new)
     old = tokenizer.settings.ladder
     ladder = replace(
         old,
@@ -153,16 +149,16 @@ def extend_tokenizer(tokenizer: Tokenizer, additions: Additions) -> Extension:
     )
     extended = Tokenizer(replace(tokenizer.settings, pieces=tuple(pieces), ladder=ladder))
     if additions.entities:
-        # Neither surfaces nor the words for them are read by other entities.
+        # Entities must not apply to the surfaces and words of other entities.
         reader = Tokenizer(replace(extended.settings, ladder=replace(ladder, entities=())))
-        entities = _merge(old.entities, additions.entities, reader)
+        entities = _merge_entities(old.entities, additions.entities, reader)
         extended = Tokenizer(replace(extended.settings, ladder=replace(ladder, entities=entities)))
-    return Extension(extended, dict(zip(numbers, _spell(new, tokenizer), strict=True)), known)
+    return Extension(extended, dict(zip(numbers, _old_ids(new, tokenizer), strict=True)), known)
 
 
-def _entry(row: WordRow, tokenizer: Tokenizer) -> str:
-    """Return the word as the vocabulary is to have it: normalised, with single spaces."""
-    entry = _normalised(row.word, tokenizer)
+def _vocabulary_entry(row: WordRow, tokenizer: Tokenizer) -> str:
+    """Return the vocabulary entry of a word: normalised, with single spaces."""
+    entry = _normalise(row.word, tokenizer)
     flaw = None
     if not entry:
         flaw = "has no character that a text could have"
@@ -177,56 +173,56 @@ def _entry(row: WordRow, tokenizer: Tokenizer) -> str:
     return entry
 
 
-def _normalised(text: str, tokenizer: Tokenizer) -> str:
+def _normalise(text: str, tokenizer: Tokenizer) -> str:
     normalizer = build_normalizer(tokenizer.settings, chinese=False)
     return " ".join(str(normalizer.normalize_str(text)).split())
 
 
-def _place(pieces: Sequence[str], new: Sequence[str]) -> tuple[list[str], list[int]]:
-    """Give each new word an unused entry or, when there are none left, one at the end."""
-    placed = list(pieces)
+def _assign_ids(pieces: Sequence[str], new: Sequence[str]) -> tuple[list[str], list[int]]:
+    """Assign each new word an ``[unused]`` entry or, if none is left, a new id at the end."""
+    extended = list(pieces)
     free = [number for number, piece in enumerate(pieces) if _UNUSED.fullmatch(piece)]
     numbers = [*free[: len(new)], *range(len(pieces), len(pieces) + max(0, len(new) - len(free)))]
-    placed.extend(new[len(free) :])
+    extended.extend(new[len(free) :])
     for number, word in zip(numbers, new, strict=True):
-        placed[number] = word
-    return placed, numbers
+        extended[number] = word
+    return extended, numbers
 
 
-def _spell(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
-    """Return the old ids of each word; of a word that was unknown, those of what is known of it."""
+def _old_ids(words: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, ...]]:
+    """Return the old ids of each word; of an unknown word those of its known pieces and characters."""
     ladder = replace(tokenizer.settings.ladder, characters=True)
-    found = Tokenizer(replace(tokenizer.settings, ladder=ladder)).encode_ids(words)
+    encoded = Tokenizer(replace(tokenizer.settings, ladder=ladder)).encode_ids(words)
     unknown = tokenizer.unknown_id
-    return [tuple(number for number in ids if number != unknown) or (unknown,) for ids in found]
+    return [tuple(number for number in ids if number != unknown) or (unknown,) for ids in encoded]
 
 
-def _merge(old: Sequence[Entity], rows: Sequence[EntityRow], tokenizer: Tokenizer) -> tuple[Entity, ...]:
-    """Put new entities behind the old ones, in whose place they come where the surface is the same."""
-    surfaces = _keys([row.entity.surface for row in rows], tokenizer)
+def _merge_entities(old: Sequence[Entity], rows: Sequence[EntityRow], tokenizer: Tokenizer) -> tuple[Entity, ...]:
+    """Append new entities to the old ones, replacing those with the same surface."""
+    surfaces = _surface_keys([row.entity.surface for row in rows], tokenizer)
     seen: dict[tuple[int | str, ...], EntityRow] = {}
     replacements = tokenizer.encode_ids([row.entity.words for row in rows])
     for row, key, ids in zip(rows, surfaces, replacements, strict=True):
-        _check(row, key, ids, seen, tokenizer)
+        _check_entity(row, key, ids, seen, tokenizer)
         seen.setdefault(key, row)
     kept = [
         entity
-        for entity, key in zip(old, _keys([one.surface for one in old], tokenizer), strict=True)
+        for entity, key in zip(old, _surface_keys([entity.surface for entity in old], tokenizer), strict=True)
         if key not in seen
     ]
     return (*kept, *(row.entity for row in seen.values()))
 
 
-def _keys(surfaces: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int | str, ...]]:
-    """Return what a surface is recognised by: its ids, and itself where one of them is unknown."""
+def _surface_keys(surfaces: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int | str, ...]]:
+    """Return the key of each surface: its ids, and the surface itself if one of them is unknown."""
     unknown = tokenizer.unknown_id
     return [
-        (*ids, _normalised(surface, tokenizer)) if unknown in ids else tuple(ids)
+        (*ids, _normalise(surface, tokenizer)) if unknown in ids else tuple(ids)
         for surface, ids in zip(surfaces, tokenizer.encode_ids(surfaces), strict=True)
     ]
 
 
-def _check(
+def _check_entity(
     row: EntityRow,
     key: tuple[int | str, ...],
     ids: Iterable[int],

@@ -80,7 +80,7 @@ class OOVResolver:
         spelled = [self._spell(text, pieces) for text, pieces in zip(texts, tokens, strict=True)]
         if not self._phrases:
             return spelled
-        places = self._phrases.places([pieces.ids for pieces in spelled])
+        places = self._phrases.candidate_starts([pieces.ids for pieces in spelled])
         return [
             self._put_phrases(text, pieces, some) if some else pieces
             for text, pieces, some in zip(texts, spelled, places, strict=True)
@@ -91,7 +91,7 @@ class OOVResolver:
         spelled = [self._spell_ids(ids) for ids in batch]
         if not self._phrases:
             return spelled
-        places = self._phrases.places([ids or () for ids in spelled])
+        places = self._phrases.candidate_starts([ids or () for ids in spelled])
         return [self._put_ids(ids, some) if ids and some else ids for ids, some in zip(spelled, places, strict=True)]
 
     def _spell(self, text: str, pieces: Pieces) -> Pieces:
