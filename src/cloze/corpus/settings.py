@@ -1,4 +1,4 @@
-"""What can be said about vocabularies, preparation, examples and masks. Light to import: the command line reads it."""
+"""Settings of vocabularies, preparation, examples and masking. Light to import: the CLI loads this for `--help`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,13 +10,13 @@ Objective = Literal["nsp", "sop", "none"]
 Masking = Literal["token", "word", "ngram", "span", "entity", "correction"]
 
 
-# Tokens of a sequence, far more than attention is affordable for.
+# Maximum number of tokens of a sequence, far beyond what attention can afford.
 LONGEST = 32_768
 
 
 @dataclass(frozen=True)
 class VocabularySettings:
-    """How a vocabulary is learned."""
+    """Settings of vocabulary learning."""
 
     size: int = 30_000
     """Entries, the special ones included."""
@@ -48,7 +48,7 @@ class VocabularySettings:
 
 @dataclass(frozen=True)
 class PrepareSettings:
-    """How text becomes a corpus."""
+    """Settings of corpus preparation."""
 
     held_out: float = 0.01
     """Share of documents that training never sees."""
@@ -76,7 +76,7 @@ class PrepareSettings:
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Where text is prepared; the result is the same everywhere."""
+    """Where preparation runs; the result is the same everywhere."""
 
     engine: Literal["local", "slurm", "ray"] = "local"
     """local: processes of this machine; slurm or ray: the jobs of a cluster, with the extra cloze-bert[cluster]."""
@@ -107,12 +107,12 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class ExampleSettings:
-    """How sequences are cut from the text."""
+    """Settings of pre-training examples."""
 
     objective: Objective = "nsp"
     """nsp: is B what follows A; sop: are A and B in order; none: whole sentences, with nothing asked about them."""
     max_length: int = 128
-    # A few sequences are shorter than they might be, because those of the tasks will be.
+    # Share of shorter sequences, to match those of fine-tuning (the published code's short_seq_prob).
     short_share: float = 0.1
     random_share: float = 0.5
     """Share of wrong pairs: random ones for nsp, swapped ones for sop."""
@@ -131,7 +131,7 @@ class ExampleSettings:
 
 @dataclass(frozen=True)
 class MaskSettings:
-    """What is chosen together, and the paper's shares: 15 % chosen; of those 80 % hidden, 10 % replaced, 10 % kept.
+    """Masking unit and shares; by default 15 % are selected, of which 80 % are masked, 10 % replaced and 10 % kept.
 
     For correction the first share gets a similar word instead of ``[MASK]``.
     """
@@ -163,7 +163,7 @@ class MaskSettings:
 
     @property
     def run_shares(self) -> tuple[float, ...]:
-        """How often one word is chosen alone, two together and so on."""
+        """Return the probabilities of selecting 1 word, 2 words, ... together."""
         if self.masking in ("ngram", "correction"):
             return self.ngrams
         if self.masking == "span":
@@ -173,7 +173,7 @@ class MaskSettings:
 
 
 def check_seed(seed: int) -> None:
-    """Refuse what no stream of random numbers can start from: NumPy takes no negative numbers."""
+    """Raise an error for a seed out of range; NumPy rejects negative seeds."""
     if not 0 <= seed < 2**32:
         raise ConfigError(f"seed is {seed}; a whole number from 0 up to 2**32 was expected")
 
