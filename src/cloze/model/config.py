@@ -1,4 +1,4 @@
-"""The shape of an encoder: every number of section 3 of the paper, and the sizes that have names.
+"""Model configuration: the hyperparameters of section 3 of the paper, and named presets.
 
 Field names are ours; ``checkpoint.config_file`` translates them to and from ``config.json``.
 """
@@ -10,23 +10,23 @@ from cloze.errors import ConfigError, did_you_mean
 
 @dataclass(frozen=True)
 class BertConfig:
-    """An encoder's sizes. Defaults are BERT-base, uncased."""
+    """Hyperparameters of an encoder. Defaults are those of BERT-base, uncased."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
     layers: int = 12
     heads: int = 12
     feedforward_size: int = 3072
-    positions: int = 512  # the longest input; positions are learned, so there are no others
+    positions: int = 512  # maximum input length; position embeddings are learned
     segments: int = 2
     activation: str = "gelu"
     dropout: float = 0.1
     attention_dropout: float = 0.1
     norm_epsilon: float = 1e-12
-    initial_deviation: float = 0.02  # of the truncated normal that every weight starts from
+    initial_deviation: float = 0.02  # standard deviation of the truncated normal initialization
     pad_id: int = 0
-    # ALBERT (Lan et al., 2020): narrower tables with a linear map to the hidden size, which None leaves out, and one
-    # layer that is gone through as often as there are layers.
+    # ALBERT (Lan et al., 2020): factorized embeddings of this width (None: not factorized), and one layer whose weights
+    # all layers share.
     embedding_size: int | None = None
     shared_layers: bool = False
 
@@ -42,7 +42,7 @@ class BertConfig:
             *(["embedding_size"] if self.embedding_size is not None else []),
         ):
             value = getattr(self, name)
-            # An upper bound as well: a size from a file is believed before any tensor of that size is seen.
+            # An upper bound as well: a size from a file is used before any tensor confirms it.
             if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= 2**24:
                 raise ConfigError(f"{name} is {value!r}; a whole number from 1 to {2**24} was expected")
         if not isinstance(self.pad_id, int) or isinstance(self.pad_id, bool) or not 0 <= self.pad_id < self.vocab_size:
@@ -61,7 +61,7 @@ class BertConfig:
             if not isinstance(value, int | float) or not 0 < value < 1:
                 raise ConfigError(f"{name} is {value!r}; a small positive number was expected")
         if self.activation not in ACTIVATIONS:
-            hint = did_you_mean(str(self.activation), ACTIVATIONS)  # a file may name anything, even a number
+            hint = did_you_mean(str(self.activation), ACTIVATIONS)  # in a file it may be any value, even a number
             raise ConfigError(f"unknown activation {self.activation!r}{hint}")
         self._check_sharing()
 
@@ -71,7 +71,7 @@ class BertConfig:
         if not self.shared_layers:
             return
         if self.embedding_size is None:
-            # ALBERT's files always have the map from the tables to the layers.
+            # ALBERT checkpoints always have the projection from the embeddings.
             raise ConfigError(
                 "shared_layers without embedding_size; give one, which may be the hidden size "
                 f"({self.hidden_size}) itself"
@@ -86,7 +86,7 @@ class BertConfig:
 
     @property
     def table_width(self) -> int:
-        """Width of the token, segment and position tables."""
+        """Width of the token, segment and position embeddings."""
         return self.hidden_size if self.embedding_size is None else self.embedding_size
 
     @property
@@ -95,7 +95,7 @@ class BertConfig:
         return 1 if self.shared_layers else self.layers
 
 
-# No tensor confirms how often one layer is used, and a file may say anything.
+# Upper bound for shared layers, whose number no tensor confirms.
 DEEPEST_SHARED = 256
 
 # "gelu" is the exact one, x * Phi(x), of the paper's code; the tanh form appears in checkpoints of others.

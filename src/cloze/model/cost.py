@@ -1,4 +1,4 @@
-"""What a training will take, before it is started: parameters, arithmetic and memory, from the sizes alone.
+"""Estimate the cost of training from the configuration alone: parameters, FLOPs and memory.
 
 Dimensions: B sequences, T tokens, H hidden size, E table width, F feed-forward size, A heads, L layers, V vocabulary,
 M chosen positions. Numbers are counted from the encoder's own steps; the tests hold them against real models.
@@ -19,18 +19,18 @@ _FLOAT = 4  # bytes; weights, states and gradients are float32
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one model takes to train on batches of one shape. Bytes are those of float32."""
+    """Training cost of a model for batches of one shape, in float32."""
 
     parameters: int
     flops_per_token: float  # forward and backward, and forward once more where layers are checkpointed
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int  # AdamW's two moments
-    activation_bytes: int  # at the height of a step
+    activation_bytes: int  # peak within a step
 
     @property
     def total_bytes(self) -> int:
-        """All of it at once: a little more than the highest point, since gradients come as activations go."""
+        """Sum of all parts: slightly above the real peak, since activations are freed as gradients are computed."""
         return self.weight_bytes + self.gradient_bytes + self.optimizer_bytes + self.activation_bytes
 
 
@@ -45,7 +45,7 @@ def estimate(
     explicit: bool | None = None,
     checkpointing: bool = False,
 ) -> Estimate:
-    """Count what a training step takes.
+    """Estimate the cost of a training step.
 
     ``chosen`` is the share of tokens that the masked-word head reads. ``explicit`` says whether attention weights are
     written out; they are on a CPU, wherever they have dropout or are bfloat16, and the first is assumed if it is left.
@@ -72,7 +72,7 @@ def estimate(
 def count_parameters(
     config: BertConfig, heads: Collection[HeadName] = (), *, labels: int = 2, pooler: bool | None = None
 ) -> int:
-    """Number of parameters, as ``Bert.parameter_count`` has it once the model is made."""
+    """Return the number of parameters, equal to ``Bert.parameter_count`` of the built model."""
     hidden, width = config.hidden_size, config.table_width
     tables = width * (config.vocab_size + config.positions + config.segments) + 2 * width
     if config.embedding_size is not None:
@@ -135,7 +135,7 @@ def count_flops(
 
 
 def _last_layer_share(heads: Collection[HeadName], length: int, chosen: float) -> float:
-    """Of the last layer's states, how many somebody reads."""
+    """Return the share of the last layer's states that the heads read."""
     if not heads or any(name in ("sbo", "token", "span") for name in heads):
         return 1.0
     firsts = 1 / length if any(name in POOLED_HEADS for name in heads) else 0.0
@@ -213,7 +213,7 @@ def _word_head_activations(config: BertConfig, heads: Collection[HeadName]) -> i
 
 
 def _layer_gradients(config: BertConfig, batch: int, length: int, explicit: bool, share: float = 1.0) -> int:
-    """Bytes of gradients inside a layer: in the feed-forward part or, once that is freed, in attention."""
+    """Return the peak bytes of gradients inside a layer: in the feed-forward part or, once that is freed, attention."""
     inner = round(share * 2 * _FLOAT * batch * length * config.feedforward_size)
     square = _FLOAT * batch * config.heads * length * length if explicit else 0
     return max(inner, 2 * square - inner)

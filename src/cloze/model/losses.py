@@ -1,4 +1,4 @@
-"""The losses of pre-training (appendix A.2 of the paper, and those of ALBERT and SpanBERT) and of the tasks.
+"""Losses of pre-training (appendix A.2 of the paper, ALBERT, SpanBERT) and of fine-tuning tasks.
 
 Dimensions: B sequences, T tokens, H hidden size, V vocabulary, M chosen positions in the batch; N rows of a task.
 """
@@ -15,16 +15,16 @@ from cloze.options import IGNORED
 
 
 def masked_word_logits(model: Backbone, last: Tensor, positions: Tensor) -> Tensor:
-    """Logits of the chosen positions alone: (B, T, H), flat positions (M,) -> (M, V).
+    """Return the MLM logits of the chosen positions only: (B, T, H), flat positions (M,) -> (M, V).
 
-    Six tokens of seven were not chosen; leaving them out of the widest product is the largest single saving of
-    pre-training, and changes no number.
+    About six of seven tokens are not chosen; leaving them out of the widest matrix product is the largest single saving
+    in pre-training and does not change the result.
     """
     return model.heads["mlm"](last.flatten(0, 1)[positions])  # type: ignore[no-any-return]
 
 
 def masked_word_loss(logits: Tensor, targets: Tensor, total: int | None = None) -> Tensor:
-    """Mean cross-entropy over all chosen positions of the batch; zero, with a gradient, where none was chosen.
+    """Return the mean cross-entropy over all chosen positions; zero, with a gradient, if there are none.
 
     For a part of a batch, ``total`` is the number of positions in all of its parts: their losses then add up.
     """
@@ -33,7 +33,7 @@ def masked_word_loss(logits: Tensor, targets: Tensor, total: int | None = None) 
 
 
 def span_boundary_logits(model: Backbone, last: Tensor, boundaries: Tensor) -> Tensor:
-    """Logits of masked tokens by the edges of their spans: (B, T, H), boundaries (M, 3) -> (M, V).
+    """Return the logits of masked tokens given the boundaries of their spans: (B, T, H), boundaries (M, 3) -> (M, V).
 
     A row of ``boundaries`` has the flat position of the token before the span, that of the one after it, and the place
     of the target in the span, from 0.
@@ -49,14 +49,14 @@ def span_boundary_logits(model: Backbone, last: Tensor, boundaries: Tensor) -> T
 def next_sentence_loss(
     model: Backbone, last: Tensor, is_random: Tensor, total: int | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Loss of "does B follow A" and the logits (B, 2); target 1 is a random B."""
+    """Return the next-sentence loss and the logits, (B, 2); target 1 is a random B."""
     return _pair_loss(model, "nsp", last, is_random, total, mask)
 
 
 def sentence_order_loss(
     model: Backbone, last: Tensor, is_swapped: Tensor, total: int | None = None, mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Loss of "are A and B in their order" (ALBERT, section 3.1) and the logits (B, 2); target 1 is a swapped pair."""
+    """Return the sentence-order loss (ALBERT, section 3.1) and the logits, (B, 2); target 1 is a swapped pair."""
     return _pair_loss(model, "sop", last, is_swapped, total, mask)
 
 
@@ -68,22 +68,22 @@ def _pair_loss(
     return summed / (len(labels) if total is None else total), logits
 
 
-# What a place that is no answer has for a logit: no chance at all, and a difference of two such is zero.
+# Logit of positions that cannot be an answer; finite, so that the difference of two is zero and not NaN.
 IMPOSSIBLE = -1e4
 
 
 def task_logits(
     model: Backbone, head: HeadName, last: Tensor, sizes: Sequence[int], real: Tensor | None = None
 ) -> Tensor:
-    """What a task head says, with the alternatives in the last dimension.
+    """Return the logits of a task head, with the classes in the last dimension.
 
-    ``sizes`` tells how many rows of the batch belong to each item: the options of a choice, one elsewhere. ``real`` is
-    (B, T), true at tokens: padding is never an answer, in whatever company a text was read.
+    ``sizes`` is the number of batch rows per item: the options of a choice, otherwise one. ``real`` is (B, T), true at
+    tokens: padding is never an answer, so the result does not depend on the other texts of the batch.
 
     - sequence: (N, labels)
     - token: (N, T, labels)
-    - span: (N, 2, T), the places of start and end
-    - choice: (items, most options), those that an item has not at minus infinity
+    - span: (N, 2, T), start and end positions
+    - choice: (items, most options), missing options at minus infinity
     """
     if head == "token":
         return model.heads["token"](last)  # type: ignore[no-any-return]
@@ -99,10 +99,10 @@ def task_logits(
 
 
 def task_loss(logits: Tensor, targets: Tensor, total: int, weights: Tensor | None = None) -> Tensor:
-    """A part's share of the loss of a batch that has ``total`` targets: the shares of all parts add up to their mean.
+    """Return the contribution of a micro-batch to the mean loss over the ``total`` targets of its batch.
 
-    Indices are one of the alternatives each (``IGNORED``: none is asked), numbers (N,) are squared errors, and numbers
-    (N, labels) are yes or no for each label. ``weights`` says how much each label counts.
+    Integer targets use cross-entropy (``IGNORED`` ones are skipped), float targets (N,) the squared error, and float
+    targets (N, labels) binary cross-entropy per label. ``weights`` are the weights of the labels.
     """
     if not targets.is_floating_point():
         flat, wanted = logits.float().flatten(0, -2), targets.flatten()

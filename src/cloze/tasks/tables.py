@@ -1,4 +1,4 @@
-"""Numbered lines -> records: cells by column name, from CSV, TSV, JSONL and Parquet.
+"""Read tables (CSV, TSV, JSONL, Parquet) as records: cells by column name, with their place in the file.
 
 CSV follows RFC 4180: a quoted cell may hold commas, doubled quotes and line ends, and a record's place is the
 line on which it begins. TSV has no quoting at all, as in GLUE: a quote is a character like any other.
@@ -21,14 +21,14 @@ TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet"})
 
 @dataclass(frozen=True)
 class Record:
-    """One row as its file has it: cells by column; text in CSV and TSV, any value in JSONL and Parquet."""
+    """One row of a table: cells by column; strings in CSV and TSV, any value in JSONL and Parquet."""
 
     place: str
     cells: dict[str, object]
 
 
 class Table(Iterator[Record]):
-    """An open file. ``columns`` is None where each row names its own; a ``RowError`` does not end it."""
+    """An open table. ``columns`` is None if each row names its own; reading can continue after a ``RowError``."""
 
     columns: tuple[str, ...] | None
 
@@ -38,7 +38,7 @@ class Table(Iterator[Record]):
 
 
 class CellTable(Table):
-    """CSV or TSV: a header, then as many cells in each record; lines without a character are passed over."""
+    """CSV or TSV: a header, then records with the same number of cells; empty lines are skipped."""
 
     def __init__(self, path: Path, columns: Sequence[str] | None, *, quoted: bool) -> None:
         self._stream = open_file(path)
@@ -87,7 +87,7 @@ class CellTable(Table):
 
 
 class TabbedRecords(Iterator[list[str]]):
-    """Lines cut at their tabs."""
+    """Lines split at tabs."""
 
     advice = "put one tab between cells and none inside (quotes do not protect one here; in a .csv file they do)"
 
@@ -96,7 +96,7 @@ class TabbedRecords(Iterator[list[str]]):
 
     @property
     def place(self) -> str:
-        """Where the last record is."""
+        """Return the place of the last record."""
         return self._source.place
 
     def __next__(self) -> list[str]:
@@ -104,19 +104,19 @@ class TabbedRecords(Iterator[list[str]]):
 
 
 class QuotedRecords(Iterator[list[str]]):
-    """CSV records, each perhaps of several lines."""
+    """CSV records, which may span several lines."""
 
     advice = "put quotes around a cell that holds a comma"
 
     def __init__(self, source: Lines) -> None:
-        # The csv module bounds cells for the whole process, and low; Lines bounds ours already.
+        # The csv module has a low, process-wide limit on cells; ``Lines`` limits them already.
         csv.field_size_limit(max(csv.field_size_limit(), 2 * lines.LONGEST_LINE))
         self._feed = BoundedLines(source)
         self._parsed = csv.reader(self._feed, strict=True)
 
     @property
     def place(self) -> str:
-        """Where the last record began."""
+        """Return the place where the last record begins."""
         return self._feed.place
 
     def __next__(self) -> list[str]:
@@ -136,16 +136,16 @@ class QuotedRecords(Iterator[list[str]]):
 
 
 class BoundedLines(Iterator[str]):
-    """The lines that the csv module asks for, bounded a record; a generator would not survive a bad one."""
+    """Lines for the csv module, with a limit per record; unlike a generator, it continues after an error."""
 
     def __init__(self, source: Lines) -> None:
         self.place = ""
-        self.flaw: RowError | None = None  # of a line of this record, which is read to its end all the same
+        self.flaw: RowError | None = None  # error in a line of this record, which is still read to its end
         self._source = source
         self._characters = 0
 
     def begin(self) -> None:
-        """Note that the next line begins a record."""
+        """Mark the next line as the start of a record."""
         self.place = f"{self._source.path}:{self._source.number + 1}"
         self.flaw, self._characters = None, 0
 
@@ -161,19 +161,19 @@ class BoundedLines(Iterator[str]):
             return next(self._source)
         except RowError as error:
             if error.line is None and self._characters:
-                raise DataError(str(error)) from error  # where the record ends is not known either
+                raise DataError(str(error)) from error  # the end of the record is unknown, so it cannot be skipped
             if error.line is None:
                 raise
             self.flaw = self.flaw or error
             return error.line
 
     def unclosed(self) -> DataError:
-        """Say that a quote stays open; not a ``RowError``, for what it swallows is more than a row."""
+        """Return the error of an unclosed quote; not a ``RowError``, since it swallows more than one row."""
         return DataError(f'{self.place}: a quote opens in this row and does not close; write "" for a quote in a cell')
 
 
 class JsonTable(Table):
-    """JSONL: an object a line."""
+    """JSONL: one object per line."""
 
     columns = None
 
@@ -204,11 +204,11 @@ class JsonTable(Table):
 
 
 class ParquetTable(Table):
-    """Parquet, a batch of rows at a time; a place is the number of the row."""
+    """Parquet, read in batches; a place is a row number."""
 
     def __init__(self, path: Path) -> None:
         check_is_file(path)
-        import pyarrow  # a quarter of a second, paid by those who bring Parquet
+        import pyarrow  # takes a quarter of a second, so only for Parquet
         from pyarrow import parquet
 
         try:
@@ -236,24 +236,24 @@ class ParquetTable(Table):
                 for cells in batch.to_pylist():
                     number += 1
                     yield Record(f"{path}:{number}", cells)
-        except (pyarrow.ArrowException, OSError, ValueError) as error:  # the last of times finer than Python's
+        except (pyarrow.ArrowException, OSError, ValueError) as error:  # ValueError: timestamps finer than Python's
             raise DataError(
                 f"{path}: cannot be read after row {number} ({str(error).splitlines()[0]}); write it again"
             ) from error
 
 
 def is_table(path: Path) -> bool:
-    """Whether a file is a table by its ending; any other may be a text a line."""
+    """Return whether the file extension is that of a table; other files hold one text per line."""
     return table_ending(path) in TABLES
 
 
 def table_ending(path: Path) -> str:
-    """What tells a file's kind, in lower case, whether or not it is compressed."""
+    """Return the lower-case file extension, without that of a compression."""
     return (Path(path.stem).suffix if path.suffix.lower() in COMPRESSED else path.suffix).lower()
 
 
 def open_table(path: Path, columns: Sequence[str] | None = None) -> Table:
-    """Open a file by its ending; ``columns`` names those of a CSV or TSV file that has no header."""
+    """Open a table by its file extension; ``columns`` names the columns of a CSV or TSV file without a header."""
     kind = table_ending(path)
     match kind:
         case ".csv":

@@ -1,8 +1,8 @@
-"""Questions whose answer is a stretch of a text (section 4.2 and 4.3 of the paper): rows -> windows with targets.
+"""Examples of extractive question answering (sections 4.2 and 4.3 of the paper): windows with start and end targets.
 
-A question comes first, then as much of the context as there is room for; a long context is read in windows that
-overlap. What is to be said of a window is the first and the last token of the answer, or twice 0, which is [CLS],
-where it does not hold the whole answer. If none does, the question is trained as one without an answer, which is told.
+A sequence is the question followed by as much of the context as fits; a long context is read in overlapping windows.
+The targets of a window are the first and the last token of the answer, or 0 and 0, the [CLS] token, if it does not
+contain the whole answer. If no window does, the question is trained as unanswerable, and this is reported.
 """
 
 from bisect import bisect_left, bisect_right

@@ -1,10 +1,10 @@
-"""Answers and what was said -> figures, as the scripts of SQuAD 1.1, SQuAD 2.0 and CMRC 2018 define them.
+"""Metrics of extractive question answering, as in the official scripts of SQuAD 1.1, SQuAD 2.0 and CMRC 2018.
 
-All are shares from 0 to 1, which the scripts print as percentages. Which script is meant is told by the name that it
-gives to answers that are exactly right: exact_match, exact or em.
+All are from 0 to 1; the scripts print percentages. The script is chosen by its name for exact matches: exact_match,
+exact or em.
 
-One departure: CMRC's script cuts what is not Chinese with NLTK. Here words, numbers and other characters are told
-apart, which is the same but for contractions and the like, rare in that text.
+One deviation: CMRC's script tokenizes non-Chinese text with NLTK. Here it is split into words, numbers and other
+characters, which only differs for contractions and the like, rare in that data.
 """
 
 import re
@@ -25,9 +25,9 @@ _SEGMENT = re.compile(r"[\u4e00-\u9fa5]|\d+(?:[.,]\d+)+|[^\W\u4e00-\u9fa5]+|[^\w
 
 @dataclass(frozen=True)
 class AnswerPrediction:
-    """What was said to a question: ``answers`` are the right ones, none where there is none.
+    """The predicted answer to a question (``said``), and its gold answers, none if it is unanswerable.
 
-    ``null_score`` tells by how much no answer is likelier than the best one, as a difference of logits.
+    ``null_score`` is the logit of "no answer" minus that of the best answer.
     """
 
     answers: Sequence[str]
@@ -36,12 +36,12 @@ class AnswerPrediction:
 
 
 def normalized(answer: str) -> str:
-    """An answer in lower case, without punctuation, articles and needless spaces."""
+    """Lower-case an answer and remove punctuation, articles and extra whitespace."""
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
 def squad_scores(predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
-    """Exact match and F1 of SQuAD 1.1."""
+    """Return exact match and F1 of SQuAD 1.1."""
     f1 = [
         max((_bag_f1(normalized(right).split(), _words(prediction)) for right in prediction.answers), default=0.0)
         for prediction in predictions
@@ -50,7 +50,7 @@ def squad_scores(predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
 
 
 def squad2_scores(predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
-    """Exact match and F1 of SQuAD 2.0, also of either kind of questions, and at the best thresholds."""
+    """Return exact match and F1 of SQuAD 2.0: overall, with and without answers, and at the best thresholds."""
     exact, f1 = (
         [exact_match(prediction) for prediction in predictions],
         [word_f1(prediction) for prediction in predictions],
@@ -70,7 +70,7 @@ def squad2_scores(predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
 
 
 def cmrc_scores(predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
-    """Exact match, F1 by the longest common stretch of characters, and their mean, of CMRC 2018."""
+    """Return exact match, F1 by longest common substring, and their mean, of CMRC 2018."""
     f1 = _mean(
         [
             max((_common_substring_f1(right, prediction.said) for right in prediction.answers), default=0.0)
@@ -89,7 +89,7 @@ _SCRIPTS: Mapping[str, Callable[[Sequence[AnswerPrediction]], dict[str, float]]]
 
 
 def score_answers(metrics: Sequence[str], predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
-    """The scores of the script that has these metrics."""
+    """Return the scores of the script that has these metrics."""
     if not predictions:
         raise DataError("there is nothing to score: 0 questions; expected at least one with its answers")
     (script,) = (script for name, script in _SCRIPTS.items() if name in metrics)
@@ -97,13 +97,13 @@ def score_answers(metrics: Sequence[str], predictions: Sequence[AnswerPrediction
 
 
 def is_right(metrics: Sequence[str], prediction: AnswerPrediction) -> bool:
-    """Whether the script that has these metrics counts what was said as exactly right."""
+    """Return whether the prediction is an exact match by the script that has these metrics."""
     (measure,) = (measure for name, measure in _EXACT.items() if name in metrics)
     return measure(prediction) == 1
 
 
 def exact_match(prediction: AnswerPrediction) -> float:
-    """1.0 if what was said is an answer, after normalising; SQuAD 2.0."""
+    """Return 1.0 if the normalized prediction equals a gold answer, else 0.0 (SQuAD 2.0)."""
     return float(normalized(prediction.said) in map(normalized, _gold_answers(prediction)))
 
 
@@ -123,13 +123,13 @@ _EXACT: Mapping[str, Callable[[AnswerPrediction], float]] = {
 
 
 def word_f1(prediction: AnswerPrediction) -> float:
-    """F1 of the words of what was said and of the answer that is most like it; SQuAD 2.0."""
+    """Return the word F1 with the most similar gold answer (SQuAD 2.0)."""
     return max(_bag_f1_or_empty(normalized(right).split(), _words(prediction)) for right in _gold_answers(prediction))
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """The best score, the threshold that the official script names, and one halfway to the next question."""
+    """The best score, the threshold of the official script, and one halfway to the next question."""
 
     score: float
     official: float
@@ -137,10 +137,10 @@ class Threshold:
 
 
 def best_threshold(predictions: Sequence[AnswerPrediction], scores: Sequence[float]) -> Threshold:
-    """Over which null score nothing should be said, for the mean of the scores to be highest.
+    """Find the null score above which to predict "no answer" so that the mean score is highest.
 
-    The script lets one question more have its answer at a time, those first whose null score is least. Where it is
-    best to answer none it names 0.0, whatever the null scores are; ``between`` is right there, too.
+    As the official script does, answer one more question at a time, in the order of their null scores. If it is best
+    to answer none, the script returns 0.0 whatever the null scores are; ``between`` is correct there, too.
     """
     order = sorted(range(len(predictions)), key=lambda index: predictions[index].null_score)
     nulls = [predictions[index].null_score for index in order]
@@ -164,7 +164,7 @@ def _words(prediction: AnswerPrediction) -> list[str]:
 
 
 def _gold_answers(prediction: AnswerPrediction) -> list[str]:
-    """The answers of which something is left after normalising; nothing is the answer where there are none."""
+    """Return the gold answers that are not empty after normalisation, or [""] if there are none."""
     return [answer for answer in prediction.answers if normalized(answer)] or [""]
 
 
@@ -188,7 +188,7 @@ def _without_marks(text: str) -> str:
 def _common_substring_f1(right: str, said: str) -> float:
     first, second = _segments(right), _segments(said)
     longest = 0
-    row = [0] * (len(second) + 1)  # how long the common stretch is that ends at a pair of segments
+    row = [0] * (len(second) + 1)  # length of the common substring that ends at a pair of segments
     for segment in first:
         row = [0, *(row[place] + 1 if segment == other else 0 for place, other in enumerate(second))]
         longest = max(longest, *row)

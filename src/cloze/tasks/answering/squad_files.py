@@ -1,8 +1,8 @@
-"""Files of questions -> rows: SQuAD 1.1 and 2.0 and CMRC 2018 as published, the same form of anybody's, and tables.
+"""Read question-answering data: SQuAD 1.1, SQuAD 2.0 and CMRC 2018 as published, the same JSON format, and tables.
 
-The published files are folders' or single ones, plain or compressed. A place is ``file:id`` in JSON, and ``file:line``
-in tables. Of an answer that does not stand where the file says, the nearest like it nearby is taken, as CMRC's
-offsets are one or two off here and there.
+Published data is a folder or a single file, plain or compressed. A place is ``file:id`` in JSON, and ``file:line`` in
+tables. If an answer is not at its recorded offset, the nearest occurrence close to it is used: some of CMRC's offsets
+are off by one or two.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""Numbered lines -> sentences of words with their tags: the column files of CoNLL and of all who followed.
+"""Read and write CoNLL column files: sentences of words with tags.
 
-A word a line, in the first column, with its tag in the last, or in columns given by their numbers; a blank line between
-sentences; ``-DOCSTART-`` where a document begins. Columns are parted by tabs where a line has one, else by spaces.
-White space of other kinds parts nothing, for the ideographic space is a word of Chinese corpora. Comments, as in
-CoNLL-U, are lines that begin with ``# `` and have no tab, in files whose words do: elsewhere it is a word and its tag.
+One word per line, in the first column, with its tag in the last, or in columns given by number; a blank line between
+sentences; ``-DOCSTART-`` where a document begins. Columns are separated by tabs if it has one, else by spaces. Other
+whitespace does not separate: the ideographic space is a word in Chinese corpora. Comments, as in CoNLL-U, are lines
+that begin with ``# `` and have no tab, in tab-separated files only: in others, ``#`` is a word followed by its tag.
 """
 
 import re
@@ -30,9 +30,10 @@ _COMMENT = "# "
 
 @dataclass
 class Sentence:
-    """Words with their tags, and what stood in the other columns; ``tags`` is empty where there are none.
+    """Words with their tags and the content of the other columns; ``tags`` is empty for untagged files.
 
-    Neighbours in a document have neighbouring numbers as their ``order``; a document's end leaves one out.
+    ``order`` counts sentences and skips a number at the end of a document, so that consecutive numbers mean
+    consecutive sentences of one document.
     """
 
     path: Path
@@ -41,21 +42,21 @@ class Sentence:
     words: list[str] = field(default_factory=list)
     tags: list[str] = field(default_factory=list)
     between: list[str] = field(default_factory=list)
-    one_line: bool = False  # all of it stands on its line, as in JSONL
+    one_line: bool = False  # the whole sentence is on one line, as in JSONL
 
     @property
     def place(self) -> str:
-        """Where it begins."""
+        """Return the place of the first word."""
         return f"{self.path}:{self.line}"
 
     def place_of(self, word: int) -> str:
-        """Where a word of it stands."""
+        """Return the place of a word."""
         return self.place if self.one_line else f"{self.path}:{self.line + word}"
 
 
 @dataclass(frozen=True)
 class Sentences:
-    """What a file holds; ``marked`` tells whether it says where documents begin."""
+    """The sentences of a file; ``marked``: the file marks where documents begin."""
 
     sentences: list[Sentence]
     marked: bool = False
@@ -65,9 +66,14 @@ class Sentences:
 def read_columns(
     path: Path, *, tagged: bool = True, on_bad_row: OnBadRow = "stop", word: int = 1, tag: int = -1
 ) -> Sentences:
-    """Read a column file; a bad line stops it, or costs its sentence. Untagged, all columns but the words' are kept.
+    """Read a column file.
 
-    Columns are counted from 1, or from -1, which is the last.
+    Args:
+        path: The file.
+        tagged: Read tags; otherwise all columns but that of the words are kept as they are.
+        on_bad_row: Stop at a bad line, or skip its sentence.
+        word: Column of the words, counted from 1, or from -1 for the last.
+        tag: Column of the tags.
     """
     reader = _ColumnReader(Path(path), word, tag if tagged else None, on_bad_row)
     found = list(reader)
@@ -77,11 +83,11 @@ def read_columns(
 
 
 def read_column_parts(path: Path, count: int, *, whole: bool, word: int = 1) -> Iterator[Sentences]:
-    """An untagged column file, so many sentences at a time; and more, where a document is to stay ``whole``."""
+    """Yield an untagged column file in parts of ``count`` sentences; more if documents must stay ``whole``."""
     reader = _ColumnReader(path, word, None, on_bad_row="stop")
     part: list[Sentence] = []
     for sentence in reader:
-        # Only the next sentence tells that a document has ended.
+        # The end of a document is known only from the next sentence.
         if len(part) >= count and not (whole and sentence.order == part[-1].order + 1):
             yield Sentences(part, reader.marked)
             part = []
@@ -97,12 +103,12 @@ def _nothing(path: Path, reader: "_ColumnReader") -> DataError:
 
 
 class _ColumnReader:
-    """The good sentences of a file, once; then what was told of the others."""
+    """Iterates over the valid sentences of a file, and counts the others."""
 
     def __init__(self, path: Path, word: int, tag: int | None, on_bad_row: OnBadRow) -> None:
         self.marked = False
         self.skipped = 0
-        self.problem: str | None = None  # the first bad line's
+        self.problem: str | None = None  # error message of the first bad line
         self._path, self._on_bad_row = path, on_bad_row
         self._word, self._tag = word, tag
         self._width: int | None = None
@@ -130,7 +136,7 @@ class _ColumnReader:
             yield sentence
 
     def _next_cells(self, lines: Lines) -> list[str] | None:
-        """The cells of a line, none of a blank one; None at the end. A line that cannot be read has an empty word."""
+        """Return the cells of the next line: [] if blank, None at the end, and an empty word if it cannot be read."""
         try:
             line = next(lines)
             while self._has_comments and line.startswith(_COMMENT) and "\t" not in line:
@@ -147,10 +153,10 @@ class _ColumnReader:
         return _GAP.split(line.strip(" "))
 
     def _add(self, sentence: Sentence, cells: list[str], lines: Lines) -> bool:
-        """Add a word, or say why not."""
+        """Add a word to the sentence; return whether the line is valid."""
         flaw = self._flaw(cells)
         if flaw is not None:
-            if cells != [""]:  # that one has been told
+            if cells != [""]:  # reported already
                 self._refuse(RowError(f"{lines.place}: {flaw}"))
             return False
         sentence.line = sentence.line or lines.number
@@ -187,7 +193,7 @@ class _ColumnReader:
         return None
 
     def _places(self, width: int) -> tuple[int, int | None]:
-        """Where word and tag stand among so many cells."""
+        """Return the cell indices of word and tag in a line of ``width`` cells."""
         word = _place(self._word, width)
         return word, None if self._tag is None else _place(self._tag, width)
 
@@ -202,7 +208,7 @@ def _place(column: int, width: int) -> int:
 
 
 def _words_have_tabs(path: Path) -> bool:
-    """Whether there is a tab in the first line that may be a word's."""
+    """Return whether the first line that may hold a word has a tab."""
     if path.is_fifo():  # which can be read only once
         return False
     with closing(open_file(path)) as stream:
@@ -211,12 +217,12 @@ def _words_have_tabs(path: Path) -> bool:
             no_word = (_COMMENT, DOCUMENT_START)
             found = (line for line in lines if line.strip(" \t") and not line.startswith(no_word))
             return "\t" in next(found, "")
-        except RowError:  # of which reading tells
+        except RowError:  # reported when the line is read
             return False
 
 
 def column_number(name: str, value: str, path: Path) -> int:
-    """The number of a column as a flag gives it."""
+    """Parse the column number of a command-line option."""
     try:
         number = int(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""A tag for each word: of running texts, of sentences given as words, and scored against tagged rows.
+"""Predict a tag per word, for running texts and for sentences given as words, and evaluate against tagged rows.
 
 Dimensions: N words, L labels.
 """

@@ -1,8 +1,8 @@
-"""Tags of words <-> entities, and how both are scored: on ``seqeval``, whose rules are those of CoNLL's own script.
+"""Convert tags to entities, and score both with ``seqeval``, which follows the rules of CoNLL's script.
 
-An entity's tags are its type behind a prefix: B begins it and I goes on (IOB2); E ends it and S is all of it (BIOES).
-The original files of CoNLL begin one with I as well, unless another of the same type ends right before it (IOB1).
-All other tags, such as parts of speech, are plain: each counts for itself.
+Entity tags are a prefix and a type: B begins an entity and I continues it (IOB2); E ends it and S is a single-word one
+(BIOES). In the original CoNLL files an entity begins with I unless one of the same type directly precedes it (IOB1).
+All other tags, such as parts of speech, are plain and scored one by one.
 """
 
 import re
@@ -19,12 +19,12 @@ ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
 PLAIN_METRICS = ("accuracy", "macro_f1")
 
 _ENTITY = re.compile(r"[BIESLUM]-.+", re.DOTALL)
-# BILOU and BMES say the same as BIOES with other letters.
+# BILOU and BMES are BIOES with other letters.
 _SAME = {"L": "E", "U": "S", "M": "I"}
 
 
 class Span(NamedTuple):
-    """An entity: its type, its first word and its last."""
+    """An entity: type, first word, last word."""
 
     label: str
     first: int
@@ -32,18 +32,18 @@ class Span(NamedTuple):
 
 
 def have_entity_prefixes(tags: Iterable[str]) -> bool:
-    """Whether these are tags of entities, not plain ones: some have a prefix."""
+    """Return whether any tag has an entity prefix; otherwise the tags are plain."""
     return any(_ENTITY.fullmatch(tag) for tag in set(tags))
 
 
 def tag_metrics(labels: LabelSet | None) -> tuple[str, ...]:
-    """How these tags are scored; the first metric is the one that counts."""
+    """Return the metrics for these tags; the first one selects models."""
     return ENTITY_METRICS if labels is not None and have_entity_prefixes(labels.names) else PLAIN_METRICS
 
 
 def normalize_tags(sentence: Sentence) -> list[str]:
-    """The tags of entities as IOB2 or BIOES: whatever begins an entity says so. What is no such tag is refused."""
-    unified: list[str] = []
+    """Return entity tags as IOB2 or BIOES; raise a ``RowError`` for a tag that is not an entity tag."""
+    normalized: list[str] = []
     before, kind_before = OUTSIDE, ""
     for word, tag in enumerate(sentence.tags):
         prefix, kind = _parts(tag)
@@ -55,20 +55,20 @@ def normalize_tags(sentence: Sentence) -> list[str]:
         if prefix == "I" and (before in "OES" or kind_before != kind):
             prefix = "B"
         before, kind_before = prefix, kind
-        unified.append(f"{prefix}-{kind}" if kind else OUTSIDE)
-    return unified
+        normalized.append(f"{prefix}-{kind}" if kind else OUTSIDE)
+    return normalized
 
 
 @cache
 def _parts(tag: str) -> tuple[str, str]:
-    """The prefix and the type of an entity's tag; no prefix where it is none."""
+    """Split an entity tag into prefix and type; both are empty if it is not an entity tag."""
     if tag == OUTSIDE:
         return OUTSIDE, ""
     return (_SAME.get(tag[0], tag[0]), tag[2:]) if _ENTITY.fullmatch(tag) else ("", "")
 
 
 def find_tags(sentences: Iterable[Sequence[str]]) -> LabelSet:
-    """The tags of training sentences; of entities also those that some type happens to lack, as dev rows may not."""
+    """Return the tag set of training sentences, with all prefixes of each entity type: dev rows may have others."""
     found = {tag for tags in sentences for tag in tags}
     if not have_entity_prefixes(found):
         return sorted_labels(found)
@@ -78,7 +78,7 @@ def find_tags(sentences: Iterable[Sequence[str]]) -> LabelSet:
 
 
 def find_entities(tags: Sequence[str]) -> list[Span]:
-    """The entities that a sentence's tags tell of, whether or not the sequence is a proper one."""
+    """Return the entities in a tag sequence, which need not be well formed."""
     if not have_entity_prefixes(tags):
         return []
     from seqeval.metrics.sequence_labeling import get_entities
@@ -86,21 +86,25 @@ def find_entities(tags: Sequence[str]) -> list[Span]:
     return [Span(*found) for found in get_entities(list(tags))]
 
 
-def score_tags(labels: LabelSet, expected: Sequence[Sequence[str]], told: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Score the tags of sentences: whole entities of the right type, and single words."""
+def score_tags(
+    labels: LabelSet, expected: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """Score predicted tags: F1, precision and recall of whole entities, and accuracy of words."""
     right = [
-        one == other for row, rows in zip(expected, told, strict=True) for one, other in zip(row, rows, strict=True)
+        one == other
+        for row, rows in zip(expected, predicted, strict=True)
+        for one, other in zip(row, rows, strict=True)
     ]
     accuracy = sum(right) / len(right)
     if not have_entity_prefixes(labels.names):
         from cloze.tasks.metrics import macro_f1
 
-        flat = ([labels.indices[tag] for tags in rows for tag in tags] for rows in (expected, told))
+        flat = ([labels.indices[tag] for tags in rows for tag in tags] for rows in (expected, predicted))
         return {"accuracy": accuracy, "macro_f1": macro_f1(*flat)}
     from seqeval.metrics import f1_score, precision_score, recall_score
 
-    rows = [list(tags) for tags in expected], [list(tags) for tags in told]
+    rows = [list(tags) for tags in expected], [list(tags) for tags in predicted]
     functions = {"f1": f1_score, "precision": precision_score, "recall": recall_score}
-    # Without an entity, told or true, they count as 0.0 and do not warn.
+    # zero_division: without any entity the scores are 0.0, without a warning.
     scores = {name: float(function(*rows, average="micro", zero_division=0)) for name, function in functions.items()}
     return {**scores, "accuracy": accuracy}

@@ -1,7 +1,7 @@
-"""Tasks that ask for a tag of each word: names, parts of speech. Column files as published, and anybody's own.
+"""Examples of tagging tasks (named entities, parts of speech), from published folders and the user's own files.
 
-columns (lines -> words and tags) -> entities (tags -> those of training) -> here (rows with targets) -> tag_windows
-(rows -> sequences) -> items.
+``columns`` reads words and tags, ``entities`` normalizes the tags, this module builds rows with targets, and
+``windows`` turns rows into sequences.
 """
 
 import logging
@@ -50,17 +50,17 @@ class TaggedSentences:
     targets: list[list[int]]
     labels: LabelSet
     places: list[str]
-    between: list[list[str]]  # what stood in the other columns
-    order: list[int]  # neighbours in a document have neighbouring numbers
+    between: list[list[str]]  # content of the other columns
+    order: list[int]  # consecutive numbers: consecutive sentences of one document
     path: Path
-    marked: bool = False  # the file says where documents begin
+    marked: bool = False  # the file marks where documents begin
     skipped: int = 0
 
     def __len__(self) -> int:
         return len(self.words)
 
     def select(self, indices: Sequence[int]) -> "TaggedSentences":
-        """The sentences at these indices, in their order."""
+        """Return the sentences at these indices, in this order."""
         return TaggedSentences(
             words=[self.words[index] for index in indices],
             targets=[self.targets[index] for index in indices],
@@ -89,7 +89,7 @@ class TaggedSentences:
 
 
 def group_neighbours(order: Sequence[int]) -> list[list[int]]:
-    """Indices in groups whose numbers follow one another."""
+    """Group indices whose numbers are consecutive."""
     groups: list[list[int]] = []
     for index, number in enumerate(order):
         if index and number == order[index - 1] + 1:
@@ -100,7 +100,7 @@ def group_neighbours(order: Sequence[int]) -> list[list[int]]:
 
 
 def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Words as running text, and where each stands in it: spaces between, but none in Chinese."""
+    """Join words to a text, without spaces in Chinese, and return it with the span of each word."""
     # Corpora of Chinese go by characters, and part those of a number or an English word, too.
     characters = all(len(word) == 1 for word in words) and any(map(is_ideograph, words))
     text, places = "", list[tuple[int, int]]()
@@ -113,7 +113,7 @@ def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
 
 
 def tag_items(examples: TaggedSentences, tokenizer: Tokenizer, *, context: bool = False) -> list[Item]:
-    """What a model trains on: windows, with a word's tag at its first token and nothing asked elsewhere."""
+    """Return training items: windows with each word's tag at its first token; other tokens are ignored."""
     windows = tag_windows(tokenizer, read_words(tokenizer, examples.words), examples.neighbours if context else None)
     items = []
     for window in windows:
@@ -126,7 +126,7 @@ def tag_items(examples: TaggedSentences, tokenizer: Tokenizer, *, context: bool 
 
 
 def read_published_tags(files: Files, source: Source, split: str, labels: LabelSet | None) -> Read:
-    """A split of a folder of column files."""
+    """Read a split of a published folder of column files."""
     if split not in files:
         raise ConfigError(f"{source.task} has no split {split!r}{did_you_mean(split, files)}")
     if split == "dev" and source.dev is not None:
@@ -242,7 +242,7 @@ def _texts(record: Record, name: str, *, spaced: bool = False) -> list[str]:
 
 
 def find_tag_file(folder: Path, names: Sequence[str]) -> Path | None:
-    """The file of a split, plain or compressed; None if there is none."""
+    """Return the file of a split, plain or compressed; None if there is none."""
     spelled = [folder / f"{name}{ending}" for name in names for ending in ("", *COMPRESSED)]
     return next((path for path in spelled if path.is_file()), None)
 
@@ -257,7 +257,7 @@ def _find(folder: Path, names: Sequence[str]) -> Path:
 
 
 def _read(path: Path, found: Sentences, labels: LabelSet | None, on_bad_row: OnBadRow) -> Read:
-    """Sentences with the indices of their tags, among those of training."""
+    """Convert sentences to examples with tag indices in the training label set."""
     given = labels.names if labels is not None else (tag for one in found.sentences for tag in one.tags)
     read_tags = normalize_tags if have_entity_prefixes(given) else attrgetter("tags")
     told = _keep(found.sentences, read_tags, on_bad_row)

@@ -1,8 +1,8 @@
-"""Sentences as ids -> sequences for a model that tells of each word: what it reads, and the words that it tells of.
+"""Split sentences into windows for token classification, and record which words each window predicts.
 
-A word is told of at its first token. A sentence beyond the model's room is read in overlapping windows, and each word
-is told of where it has the most text around it, so that none is lost or asked for twice. With neighbours, a window
-holds as many whole sentences of a document as it has room for and tells of all of them; the room that is left goes to
+A word is predicted at its first token. A sentence that is too long is read in overlapping windows, and each word is
+predicted in the window that gives it the most context, so that each is predicted exactly once. With document context,
+a window holds as many whole sentences of a document as fit and predicts all of them; the remaining room is filled with
 the text before and after.
 """
 
@@ -14,13 +14,13 @@ from cloze.errors import ConfigError
 from cloze.text import Encoding, Pieces, Tokenizer, window_spans
 from cloze.text.encoding import word_spans
 
-# The ids of a sentence, word by word.
+# Token ids of a sentence, per word.
 WordIds = list[list[int]]
 
 
 @dataclass(frozen=True)
 class Served:
-    """Neighbouring words of a row, from number ``first`` on: the place of each one's first token in the sequence."""
+    """Consecutive words of a row from ``first`` on, with the position of each word's first token in the sequence."""
 
     row: int
     first: int
@@ -29,7 +29,7 @@ class Served:
 
 @dataclass(frozen=True)
 class TagWindow:
-    """A sequence, and the words that it tells of."""
+    """A sequence and the words that it predicts."""
 
     encoding: Encoding
     served: list[Served]
