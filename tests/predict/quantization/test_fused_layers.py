@@ -129,10 +129,14 @@ def test_heads_can_be_left_out(way: str, config: BertConfig) -> None:
 
 def test_pruned_heads_are_gone(way: str, config: BertConfig) -> None:
     model = Model(model_folder(config=config), precision="int8")
+    before = model.embed(TEXTS)
     with model.without_heads([(1, 0)]):
         expected = model.embed(TEXTS)
     model.prune_heads([(1, 0)])
-    assert_same(model.embed(TEXTS), expected, "rounded anew")
+    # The remaining weights are quantized again, with other scales; how they round depends on the processor.
+    tolerance = 0.04 * numpy.abs(expected).max()
+    numpy.testing.assert_allclose(model.embed(TEXTS), expected, rtol=0, atol=tolerance)
+    assert numpy.abs(before - expected).max() > 2 * tolerance, "the head matters"
 
 
 def test_who_trains_looks_or_copies_has_the_layers_themselves(config: BertConfig) -> None:
