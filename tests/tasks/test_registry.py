@@ -11,7 +11,7 @@ from cloze.tasks.classification.kind import LabelledTexts
 from cloze.tasks.registry import find_task, read_examples, read_task
 from cloze.tasks.rows import Source
 from cloze.tasks.tables import is_table
-from cloze.train.finetuning.leakage import read_other_splits, read_own_test
+from cloze.train.finetuning.leakage import read_other_splits, read_test_file
 
 RTE = "index\tsentence1\tsentence2\tlabel\n"
 MNLI = "sentence1\tsentence2\tgold_label\n"
@@ -180,22 +180,22 @@ def test_test_rows_of_own_files_need_no_labels(tmp_path: Path, task: str) -> Non
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     source = Source(task, tmp_path / "train.csv", **columns)  # type: ignore[arg-type]
-    assert [found for _, found in read_own_test(source, path)] == [expected]
+    assert [found for _, found in read_test_file(source, path)] == [expected]
 
 
 def test_test_words_of_own_files_may_be_lists_or_in_a_column_with_a_number(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text('{"words": ["one", "row"]}\n', encoding="utf-8")
-    assert read_own_test(Source("tag", path, text="words"), path) == [(f"{path}:1", ["one row"])]
+    assert read_test_file(Source("tag", path, text="words"), path) == [(f"{path}:1", ["one row"])]
     path = tmp_path / "t.txt"
     path.write_text("1 one\n2 row\n", encoding="utf-8")
-    assert read_own_test(Source("tag", path, text="2"), path) == [(f"{path}:1", ["one row"])]
+    assert read_test_file(Source("tag", path, text="2"), path) == [(f"{path}:1", ["one row"])]
     question = {"question": "who?", "id": "7"}
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"data": [{"paragraphs": [{"context": "one row", "qas": [question]}]}]}), "utf-8")
-    assert read_own_test(Source("answer", path), path) == [(f"{path}:7", ["who?", "one row"])]
+    assert read_test_file(Source("answer", path), path) == [(f"{path}:7", ["who?", "one row"])]
 
 
 def test_published_tasks_have_test_files_of_their_own(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"test is .*t\.csv, but rte has test files of its own, .*; leave it out, or"):
-        read_own_test(Source("rte", folder), folder / "t.csv")
+        read_test_file(Source("rte", folder), folder / "t.csv")

@@ -105,21 +105,21 @@ def finetune(
     print_search(folder, json) if task == "glue" or search.several else print_results(folder, json)
 
 
-def _choose(task: str, how: SearchSettings, similarity: SimilaritySettings) -> Callable[..., Path]:
+def _choose(task: str, search_settings: SearchSettings, similarity: SimilaritySettings) -> Callable[..., Path]:
     """Return the function for one run, a search over several, or all of GLUE."""
     from cloze.tasks.registry import is_unlabelled
 
     check_similarity_settings(task, similarity)
-    if is_unlabelled(task) and how.several:
+    if is_unlabelled(task) and search_settings.several:
         raise ConfigError(f"{task} is one run; leave out --grid, --seeds and --folds")
     if task == "glue":
         from cloze.train.finetuning.glue import finetune_glue
 
-        return partial(finetune_glue, how=how)
-    if how.several:
+        return partial(finetune_glue, search_settings=search_settings)
+    if search_settings.several:
         from cloze.train.finetuning.search import search
 
-        return partial(search, how=how)
+        return partial(search, search_settings=search_settings)
     from cloze.train.finetuning.finetune import finetune
 
     return partial(finetune, similarity=similarity)

@@ -13,7 +13,7 @@ from cloze.errors import RequestError
 from cloze.model import Bert
 from cloze.predict import Model
 from cloze.text import SPECIAL, Tokenizer
-from cloze.train.finetuning.augmentation import ContextualAugmenter, sayable, similar_words
+from cloze.train.finetuning.augmentation import ContextualAugmenter, nearest_words, whole_word_pieces
 from tests.model.made import SMALL
 
 WORDS = ["river", "mill", "winter", "garden", "cold", "old", "house", "time", "the", "and", "go", "says", "a", "year"]
@@ -101,7 +101,11 @@ def test_likelier_words_are_drawn_more_often() -> None:
 
 def test_sayable_pieces() -> None:
     tokenizer = Tokenizer.from_vocabulary(PIECES, lowercase=True)
-    assert [piece for piece, says in zip(PIECES, sayable(tokenizer), strict=True) if says] == [*WORDS, "北", "京"]
+    assert [piece for piece, says in zip(PIECES, whole_word_pieces(tokenizer), strict=True) if says] == [
+        *WORDS,
+        "北",
+        "京",
+    ]
 
 
 def test_model_without_the_head_is_refused(model: Model) -> None:
@@ -118,13 +122,13 @@ def test_similar_words_have_like_vectors(model: Model) -> None:
     table[PIECES.index("##s")] = torch.eye(table.shape[1])[0]
     bert = Bert.fresh(model.bert.config, ["mlm"])
     bert.encoder.embeddings.token.weight = torch.nn.Parameter(table)
-    found = similar_words(Model(ModelFolder(bert, model.tokenizer)), ["river", "winter", "cold", "unknown", "##s", "."])
+    found = nearest_words(Model(ModelFolder(bert, model.tokenizer)), ["river", "winter", "cold", "unknown", "##s", "."])
     assert found == {"river": ["mill", "winter"], "winter": ["mill", "river"], "cold": []}
 
 
 def test_folder_is_left_as_it_was(model: Model, tmp_path: Path) -> None:
     before = {name: tensor.clone() for name, tensor in model.bert.state_dict().items()}
     proposed(model, TEXTS)
-    similar_words(model, WORDS)
+    nearest_words(model, WORDS)
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.bert.state_dict().items())
     model.save(tmp_path / "model")

@@ -62,7 +62,7 @@ def test_rows_to_be_scored_must_not_be_read(base: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     listener, dropping = Listener(), replace(QUICK, overlap="drop", seeds=1)
     run = adapt(source, [domain], base, tmp_path / "run", adaptation=dropping, settings=FAST, progress=listener)
-    assert any(line.endswith("which are left out: 1") for line in listener.said)
+    assert any(line.endswith("because such rows occur in them: 1") for line in listener.said)
     assert dev[3]["text"] not in (run / "domain.txt").read_text(encoding="utf-8")
     assert load(run).task is not None
 
@@ -76,7 +76,7 @@ def test_training_rows_that_hold_what_is_scored_are_not_read(base: Path, tmp_pat
     run = adapt(source, [domain], base, tmp_path / "run", adaptation=once, settings=FAST, progress=listener)
     read = (run / "task-clean.txt").read_text(encoding="utf-8")
     assert read.strip().split("\n\n") == [row["text"] for row in rows if row is not rows[5]]
-    assert "task-clean.txt: documents in which such rows occur, and which are left out: 1" in listener.said
+    assert "task-clean.txt: documents left out because such rows occur in them: 1" in listener.said
 
 
 def test_what_fine_tuning_refuses_is_refused_before_anything_is_read(base: Path, tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ def glue(tmp_path: Path) -> Path:
 
 
 def test_every_task_that_is_there_is_tuned_scored_and_answered(base: Path, glue: Path, tmp_path: Path) -> None:
-    out = finetune_glue(Source("glue", glue), base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
+    out = finetune_glue(
+        Source("glue", glue), base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2)
+    )
     results = Run(out).results()
     assert list(results["tasks"]) == ["sts-b", "rte"]
     assert results["average"] == pytest.approx(sum(one["mean"] for one in results["tasks"].values()) / 2)
@@ -104,7 +106,7 @@ def test_what_cannot_be_is_refused(base: Path, glue: Path, tmp_path: Path) -> No
         finetune_glue(Source("glue", glue), base, tmp_path / "run", settings=FinetuneSettings(calibrate=True))
     assert not (tmp_path / "run").exists(), "nothing of the tasks before it was trained in vain"
     with pytest.raises(ConfigError, match="GLUE has dev sets; leave out --folds"):
-        finetune_glue(Source("glue", glue), base, tmp_path / "run", how=SearchSettings(folds=2))
+        finetune_glue(Source("glue", glue), base, tmp_path / "run", search_settings=SearchSettings(folds=2))
 
 
 @pytest.fixture
@@ -126,7 +128,9 @@ def more_glue(glue: Path) -> Path:
 def test_mismatched_rows_count_for_themselves_and_wnli_does_not_count(
     base: Path, more_glue: Path, tmp_path: Path
 ) -> None:
-    out = finetune_glue(Source("glue", more_glue), base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=1))
+    out = finetune_glue(
+        Source("glue", more_glue), base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=1)
+    )
     results = Run(out).results()
     tasks = results["tasks"]
     assert list(tasks) == ["sts-b", "mnli", "rte", "wnli"]
@@ -143,7 +147,9 @@ def test_mismatched_rows_count_for_themselves_and_wnli_does_not_count(
 def test_wnli_alone_is_its_own_average(base: Path, more_glue: Path, tmp_path: Path) -> None:
     for name in ("RTE", "STS-B", "MNLI"):
         shutil.rmtree(more_glue / name)
-    out = finetune_glue(Source("glue", more_glue), base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=1))
+    out = finetune_glue(
+        Source("glue", more_glue), base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=1)
+    )
     results = Run(out).results()
     assert list(results["tasks"]) == ["wnli"]
     assert results["average"] == results["tasks"]["wnli"]["mean"]

@@ -7,7 +7,7 @@ from pyarrow import parquet
 
 from cloze.corpus.documents import read_documents
 from cloze.errors import DataError
-from cloze.train.finetuning.leakage import overlapping, refuse_overlap, write_without_overlap
+from cloze.train.finetuning.leakage import find_overlap, refuse_overlap, write_without_overlap
 
 TEXT = """The patients were given the drug twice a day for six weeks, and none of them complained.
 
@@ -36,12 +36,12 @@ def text(tmp_path: Path) -> Path:
 )
 def test_what_occurs_is_found(text: Path, row: str) -> None:
     rows = [("a:1", ["entirely different words"]), ("a:2", ["no", row])]
-    assert list(overlapping([text], rows)) == ["a:2"]
+    assert list(find_overlap([text], rows)) == ["a:2"]
 
 
 @pytest.mark.parametrize("row", ["the drug twice", "patients were given the medicine twice a week for", "六周内", ""])
 def test_what_does_not_occur_or_proves_nothing_is_not(text: Path, row: str) -> None:
-    assert list(overlapping([text], [("a:1", [row])])) == []
+    assert list(find_overlap([text], [("a:1", [row])])) == []
 
 
 def test_overlap_is_refused_with_the_places(text: Path) -> None:
@@ -61,7 +61,7 @@ def test_documents_with_such_rows_are_left_out(text: Path, tmp_path: Path) -> No
     assert first == TEXT.splitlines()[:1]
     assert last == TEXT.splitlines()[4:]
     assert write_without_overlap([text], rows, tmp_path / "kept.txt") == 2
-    assert list(overlapping([tmp_path / "kept.txt"], rows)) == []
+    assert list(find_overlap([tmp_path / "kept.txt"], rows)) == []
 
 
 def test_nothing_left_is_no_text(text: Path, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_rows_are_found_in_documents_of_every_kind(tmp_path: Path, name: str) ->
         ("a:2", ["speaks of other things it has nothing to"]),
         ("a:3", ["at all. 患者在治疗"]),
     ]
-    assert list(overlapping([path], rows)) == ["a:1", "a:2"], "each row is a document, and ends where it ends"
+    assert list(find_overlap([path], rows)) == ["a:1", "a:2"], "each row is a document, and ends where it ends"
     with pytest.raises(DataError, match=r"1 rows that are to be scored .*\(a:1\)"):
         refuse_overlap([path], rows[:1])
     kept = tmp_path / "kept.txt"

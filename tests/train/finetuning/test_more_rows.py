@@ -82,7 +82,7 @@ def test_run_tells_how_many_and_never_touches_dev(
     monkeypatch.setattr("cloze.train.finetuning.finetune.evaluate_examples", watched)
     listener = Listener()
     run = finetune(source, base, tmp_path / "run", settings=settings_of(way), progress=listener)
-    assert f"40 training rows were made of 40 by {way}" in listener.said
+    assert f"40 augmented rows from 40 training rows ({way})" in listener.said
     assert scored
     assert all(texts == [row["text"] for row in make_rows(8, 1)] for texts in scored)
     plain = finetune(source, base, tmp_path / "plain", settings=FAST)
@@ -121,7 +121,7 @@ def test_what_cannot_be_made_is_refused(base: Path, source: Source, tmp_path: Pa
         with pytest.raises(ConfigError, match=f"augment is for labels and numbers of texts; this task is to {kind}"):
             finetune(other, base, tmp_path / "run", settings=settings_of("edits", max_length=32))
     tuned = finetune(source, base, tmp_path / "tuned", settings=FAST)
-    message = "augment contextual asks the head mlm for words, and this model has the heads: sequence; start from"
+    message = "augment contextual needs the head mlm, but this model has the heads: sequence; start from"
     with pytest.raises(ConfigError, match=message):
         finetune(source, tuned, tmp_path / "run", settings=settings_of("contextual"))
     with pytest.raises(DataError, match="nowhere"):

@@ -20,7 +20,7 @@ from cloze.tasks.rows import Source
 from cloze.train import optimization as precision_module
 from cloze.train.finetuning import search as search_module
 from cloze.train.finetuning.finetune import finetune_rows
-from cloze.train.finetuning.search import TABLE, Cell, Scored, search
+from cloze.train.finetuning.search import TABLE, Cell, CellResult, search
 from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.optimization import DivergedError
 from cloze.train.run import Run
@@ -43,7 +43,7 @@ def table(run: Path) -> list[dict[str, object]]:
 
 
 def test_seeds_give_mean_spread_and_the_best_model(base: Path, source: Source, tmp_path: Path) -> None:
-    run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=3))
+    run = search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=3))
     rows, results = table(run), Run(run).results()
     scores = [float(row["score"]) for row in rows]  # type: ignore[arg-type]
     assert [row["settings"]["seed"] for row in rows] == [0, 1, 2]  # type: ignore[index]
@@ -61,14 +61,12 @@ def test_seeds_give_mean_spread_and_the_best_model(base: Path, source: Source, t
 def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
     base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, values in (("BATCHES", (4, 8)), ("RATES", (1e-3, 3e-3)), ("EPOCHS", (1, 2))):
+    for name, values in (("BATCH_SIZES", (4, 8)), ("LEARNING_RATES", (1e-3, 3e-3)), ("EPOCHS", (1, 2))):
         monkeypatch.setattr(f"cloze.train.finetuning.search.{name}", values)
-    listener, how = Listener(), SearchSettings(grid=True, seeds=2)
-    run = search(source, base, tmp_path / "run", settings=FAST, how=how, progress=listener)
-    told = (
-        "the grid tries batches, rates and epochs of its own: batch_size 8, learning_rate 0.001, epochs 1 is not used"
-    )
-    assert told in listener.said
+    listener, search_settings = Listener(), SearchSettings(grid=True, seeds=2)
+    run = search(source, base, tmp_path / "run", settings=FAST, search_settings=search_settings, progress=listener)
+    unused = "batch_size 8, learning_rate 0.001, epochs 1"
+    assert f"the grid sets batch size, learning rate and epochs itself; not used: {unused}" in listener.said
     rows = table(run)
     grid = [row for row in rows if row["part"] == "grid"]
     seeds = [row for row in rows if row["part"] == "seeds"]
@@ -81,17 +79,17 @@ def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
 
 
 def test_paper_has_eighteen() -> None:
-    from cloze.train.finetuning.search import BATCHES, EPOCHS, RATES
+    from cloze.train.finetuning.search import BATCH_SIZES, EPOCHS, LEARNING_RATES
 
-    assert (BATCHES, RATES, EPOCHS) == ((16, 32), (5e-5, 3e-5, 2e-5), (2, 3, 4))
+    assert (BATCH_SIZES, LEARNING_RATES, EPOCHS) == ((16, 32), (5e-5, 3e-5, 2e-5), (2, 3, 4))
 
 
 def test_the_grid_of_an_adapter_has_rates_at_which_it_learns(source: Source) -> None:
-    from cloze.train.finetuning.search import FROZEN_RATES, _grid
+    from cloze.train.finetuning.search import FROZEN_LEARNING_RATES, grid_cells
 
-    cells = list(_grid(read_task(source), replace(FAST, adapter="lora")))
+    cells = list(grid_cells(read_task(source), replace(FAST, adapter="lora")))
     assert len(cells) == 18
-    assert {cell.settings.learning_rate for cell in cells} == set(FROZEN_RATES)
+    assert {cell.settings.learning_rate for cell in cells} == set(FROZEN_LEARNING_RATES)
 
 
 def test_questions_of_a_fold_do_not_decide_when_there_is_no_answer(base: Path, tmp_path: Path) -> None:
@@ -101,7 +99,7 @@ def test_questions_of_a_fold_do_not_decide_when_there_is_no_answer(base: Path, t
     ]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    run = search(Source("answer", path), base, tmp_path / "run", settings=FAST, how=SearchSettings(folds=2))
+    run = search(Source("answer", path), base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(folds=2))
     task = load(run).task
     assert task is not None
     assert task.threshold is None
@@ -109,7 +107,7 @@ def test_questions_of_a_fold_do_not_decide_when_there_is_no_answer(base: Path, t
 
 def test_folds_score_every_row_once_and_leave_a_model_of_all(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "rows.csv", make_rows(31)))
-    run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(folds=3))
+    run = search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(folds=3))
     rows = table(run)
     assert [row["results"]["rows"] for row in rows] == [11, 10, 10]  # type: ignore[index]
     assert "On 31 training rows, which tell little of others:" in (run / "model" / "README.md").read_text(
@@ -123,7 +121,7 @@ def test_folds_score_every_row_once_and_leave_a_model_of_all(base: Path, tmp_pat
 
 def test_folds_of_labels_that_take_turns_have_both(tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "rows.csv", make_rows(24)))
-    for cell in search_module._folds(read_task(source, part=False), FAST, 2):
+    for cell in search_module.fold_cells(read_task(source, part=False), FAST, 2):
         for part in (cell.data.train, cell.data.dev):
             assert isinstance(part, LabelledTexts)
             assert sorted(part.targets or ()) == [0] * 6 + [1] * 6
@@ -131,7 +129,7 @@ def test_folds_of_labels_that_take_turns_have_both(tmp_path: Path) -> None:
 
 def test_failed_runs_are_named(base: Path, source: Source, tmp_path: Path) -> None:
     still = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-9, dropout=0.0)
-    run = search(source, base, tmp_path / "run", settings=still, how=SearchSettings(seeds=2))
+    run = search(source, base, tmp_path / "run", settings=still, search_settings=SearchSettings(seeds=2))
     failed = [row["name"] for row in table(run) if row["failed"]]
     assert Run(run).results()["failed"] == failed
     assert failed, "a model that is not trained says one thing of every row, or guesses"
@@ -140,16 +138,16 @@ def test_failed_runs_are_named(base: Path, source: Source, tmp_path: Path) -> No
 def test_a_failed_run_is_not_the_best_however_it_scores(
     base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    score = search_module._scored
+    read_cell_result = search_module.read_cell_result
 
-    def first_says_one_thing(cell: Cell, folder: Path) -> Scored:
-        found = score(cell, folder)
+    def first_says_one_thing(cell: Cell, folder: Path) -> CellResult:
+        result = read_cell_result(cell, folder)
         if cell.settings.seed:
-            return replace(found, failed=None)
-        return replace(found, score=2.0, failed="says 'winter' of every row")
+            return replace(result, failed=None)
+        return replace(result, score=2.0, failed="says 'winter' of every row")
 
-    monkeypatch.setattr(search_module, "_scored", first_says_one_thing)
-    run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
+    monkeypatch.setattr(search_module, "read_cell_result", first_says_one_thing)
+    run = search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
     rows, results = table(run), Run(run).results()
     assert (results["best"], results["most"]) == (rows[1]["name"], 2.0)
     assert results["failed"] == [rows[0]["name"]]
@@ -166,7 +164,7 @@ def test_a_diverging_run_is_named_and_the_others_go_on(
 
     monkeypatch.setattr(search_module, "finetune_rows", tune_or_diverge)
     listener = Listener()
-    asked = partial(search, source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
+    asked = partial(search, source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
     if len(diverging) == 2:
         with pytest.raises(
             DivergedError, match=r"run: every one of 2 trainings diverged; lower --learning-rate, with --fresh$"
@@ -192,9 +190,9 @@ def test_all_cells_compute_in_the_numbers_that_were_chosen_first(
     with monkeypatch.context() as patched:
         patched.setattr(search_module, "finetune_rows", stop)
         with pytest.raises(KeyboardInterrupt):
-            search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
+            search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)  # busy now
-    run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
+    run = search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
     asked = [json.loads(path.read_text(encoding="utf-8")) for path in run.glob("cells/*/run.json")]
     assert [one["precision"] for one in asked] == ["bf16", "bf16"]
 
@@ -214,12 +212,18 @@ def test_impossible_searches_are_refused(options: dict[str, int], message: str) 
 
 def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="leave out --dev or --folds"):
-        search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(folds=2))
+        search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(folds=2))
     few = Source("classify", write(tmp_path / "few.csv", make_rows(4)))
-    with pytest.raises(ConfigError, match="4 rows cannot be parted into 5 folds"):
-        search(few, base, tmp_path / "few", settings=FAST, how=SearchSettings(folds=5))
+    with pytest.raises(ConfigError, match="4 rows cannot be split into 5 folds"):
+        search(few, base, tmp_path / "few", settings=FAST, search_settings=SearchSettings(folds=5))
     with pytest.raises(ConfigError, match="context is for tagging"):
-        search(source, base, tmp_path / "few", settings=replace(FAST, context=True), how=SearchSettings(seeds=2))
+        search(
+            source,
+            base,
+            tmp_path / "few",
+            settings=replace(FAST, context=True),
+            search_settings=SearchSettings(seeds=2),
+        )
     assert not (tmp_path / "few").exists(), "the corrected command may take the same folder"
 
 
@@ -227,7 +231,7 @@ def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Pa
 def test_folds_are_not_looked_at_before_they_are_scored(base: Path, tmp_path: Path, looking: dict[str, Any]) -> None:
     rows = Source("classify", write(tmp_path / "rows.csv", make_rows(12)))
     with pytest.raises(ConfigError, match=f"has not looked at it; leave out --{next(iter(looking))} or --folds"):
-        search(rows, base, tmp_path / "run", settings=replace(FAST, **looking), how=SearchSettings(folds=2))
+        search(rows, base, tmp_path / "run", settings=replace(FAST, **looking), search_settings=SearchSettings(folds=2))
 
 
 def test_a_slash_at_the_end_makes_no_other_model(base: Path, source: Source, tmp_path: Path) -> None:
@@ -238,12 +242,12 @@ def test_a_slash_at_the_end_makes_no_other_model(base: Path, source: Source, tmp
 def test_changed_settings_are_refused_and_a_finished_search_is_left_alone(
     base: Path, source: Source, tmp_path: Path
 ) -> None:
-    run = search(source, base, tmp_path / "run", settings=FAST, how=SearchSettings(seeds=2))
+    run = search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
     before = weights(run)
-    search(source, base, run, settings=FAST, how=SearchSettings(seeds=2), progress=Silent())
+    search(source, base, run, settings=FAST, search_settings=SearchSettings(seeds=2), progress=Silent())
     assert weights(run) == before
     with pytest.raises(ConfigError, match="seeds was 2 and is now 3"):
-        search(source, base, run, settings=FAST, how=SearchSettings(seeds=3))
+        search(source, base, run, settings=FAST, search_settings=SearchSettings(seeds=3))
 
 
 PROGRAM = """
@@ -257,7 +261,7 @@ from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.finetuning.objective import TaskBatches
 train, dev, base, out = map(Path, sys.argv[1:])
 settings = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-3, save_every=2)
-module.BATCHES, module.RATES, module.EPOCHS = (8,), (1e-3, 3e-3), (1,)
+module.BATCH_SIZES, module.LEARNING_RATES, module.EPOCHS = (8,), (1e-3, 3e-3), (1,)
 at = TaskBatches.at
 
 def told(*given, **named):
@@ -265,7 +269,7 @@ def told(*given, **named):
     return at(*given, **named)
 
 TaskBatches.at = told
-search(Source("classify", train, dev), base, out, settings=settings, how=SearchSettings(grid=True, seeds=2))
+search(Source("classify", train, dev), base, out, settings=settings, search_settings=SearchSettings(grid=True, seeds=2))
 """
 
 

@@ -166,8 +166,10 @@ def test_calibration_goes_with_the_adapter(base: Path, source: Source, tmp_path:
 
 
 def test_search_keeps_an_adapter_that_finds_its_base(base: Path, source: Source, tmp_path: Path) -> None:
-    how = SearchSettings(seeds=2)
-    run = search(source, base, tmp_path / "runs" / "search", settings=settings_of("houlsby"), how=how)
+    search_settings = SearchSettings(seeds=2)
+    run = search(
+        source, base, tmp_path / "runs" / "search", settings=settings_of("houlsby"), search_settings=search_settings
+    )
     assert load(run).task is not None
 
 

@@ -1,14 +1,13 @@
-"""Words that could stand for others, as a model has them: what its masked-word head proposes, and like vectors.
+"""Data augmentation: changed copies of training rows, with their labels, where rows are few.
 
-The first is contextual augmentation (Kobayashi, 2018; Wu et al., 2019): some words of a text are hidden, and what the
-model would say in their place stands there in a copy of it.
+Contextual augmentation (Kobayashi, 2018; Wu et al., 2019) masks some words of a text and draws replacements from the
+predictions of the model's masked-word head. The edits of ``tasks/text_edits.py`` replace words by synonyms, which are
+read from a file or taken from the nearest neighbours in the model's token embeddings.
 
-Dimensions: V vocabulary, H hidden size, M hidden words.
+The copies depend on the rows, the seed and the model only, so that a resumed run sees the same rows. Dev rows are never
+changed.
 
-More training rows where there are few: changed copies of those that are there, with their labels.
-
-What is made is a function of the rows, the seed and the model alone, so that a run that goes on sees the same rows. The
-rows for scoring are never touched.
+Dimensions: V vocabulary, H hidden size, M masked words.
 """
 
 from collections.abc import Iterable, Sequence
@@ -33,61 +32,143 @@ from cloze.text.encoding import Word
 from cloze.text.vocabulary import CONTINUATION
 from cloze.train.finetuning.settings import FinetuneSettings
 
-# So many of the likeliest proposals are drawn from, by their probability.
-_PROPOSALS = 10
-# So many words of like vectors stand for a word, and how like they have to be.
-_NEIGHBOURS, _LEAST_COSINE = 5, 0.3
-_WORDS_A_PRODUCT = 512
+# Replacements are drawn from this many most likely pieces.
+_TOP_K = 10
+# Synonyms of a word: at most this many nearest neighbours, with at least this cosine similarity.
+_NEIGHBOURS, _MIN_COSINE = 5, 0.3
+_WORDS_PER_PRODUCT = 512  # words per matrix product, which bounds its memory
+_STREAM = 1  # separates these random numbers from those of order and dropout, which start from the same seed
+
+Proposals = tuple[list[int], list[float]]  # piece ids and their probabilities
 
 
-Proposals = tuple[list[int], list[float]]  # pieces, and how likely each is
+def check_augment(data: TaskData, base: ModelFolder, name: str, settings: FinetuneSettings) -> None:
+    """Check the augmentation settings against the task and the model."""
+    if settings.augment == "none":
+        return
+    assert isinstance(data.train, LabelledTexts), "check_kind rejects other kinds"
+    if settings.synonyms is not None:
+        read_synonyms(Path(settings.synonyms))
+    if settings.augment == "contextual" and "mlm" not in base.model.heads:
+        heads = ", ".join(base.model.head_names) or "none"
+        raise ConfigError(
+            f"{name}: augment contextual needs the head mlm, but this model has the heads: {heads}; "
+            "start from a pre-trained model, or choose edits"
+        )
+
+
+def augment_rows(
+    data: TaskData, base: ModelFolder, settings: FinetuneSettings, device: str | None, progress: Progress
+) -> Examples:
+    """Return the training rows, followed by their augmented copies."""
+    rows = data.train
+    if settings.augment == "none":
+        return rows
+    assert isinstance(rows, LabelledTexts), "check_kind rejects other kinds"
+    texts = [tuple(row) for row in rows.documents()]
+    model = Model(base, device=device)
+    augment = _contextual_copies if settings.augment == "contextual" else _edited_copies
+    copies = augment(texts, model, settings)
+    progress.say(f"{len(copies)} augmented rows from {len(rows)} training rows ({settings.augment})")
+    return _concatenate(rows, copies)
+
+
+def _generator(settings: FinetuneSettings, copy: int, row: int) -> np.random.Generator:
+    """Return the random generator of one copy of one row."""
+    return np.random.default_rng([settings.seed, _STREAM, copy, row])
+
+
+def _contextual_copies(
+    texts: Sequence[tuple[str, ...]], model: Model, settings: FinetuneSettings
+) -> list[tuple[int, tuple[str, ...]]]:
+    """Return (row, texts) of every copy with words replaced by the model's predictions."""
+    augmenter = ContextualAugmenter(model)
+    copies = []
+    for copy in range(settings.augment_copies):
+        generators = [_generator(settings, copy, row) for row in range(len(texts))]
+        augmented = enumerate(augmenter.replace(texts, generators))
+        copies += [(row, new_texts) for row, new_texts in augmented if new_texts is not None]
+    return copies
+
+
+def _edited_copies(
+    texts: Sequence[tuple[str, ...]], model: Model, settings: FinetuneSettings
+) -> list[tuple[int, tuple[str, ...]]]:
+    """Return (row, texts) of every copy with random edits."""
+    if settings.synonyms is not None:
+        synonyms = read_synonyms(Path(settings.synonyms))
+    else:
+        editor = Editor({})
+        words = {word.lower() for row in texts for text in row for word in editor.words(text)}
+        synonyms = nearest_words(model, words)
+    return edit_rows(
+        texts, Editor(synonyms), settings.augment_copies, lambda copy, row: _generator(settings, copy, row)
+    )
+
+
+def _concatenate(rows: LabelledTexts, copies: Sequence[tuple[int, tuple[str, ...]]]) -> LabelledTexts:
+    """Append the copies, each with the target and the place of its row."""
+    assert rows.targets is not None, "training rows have labels"
+    sources = [row for row, _ in copies]
+    return LabelledTexts(
+        texts=rows.texts + [texts[0] for _, texts in copies],
+        pairs=None if rows.pairs is None else rows.pairs + [texts[1] for _, texts in copies],
+        targets=[*rows.targets, *(rows.targets[row] for row in sources)],
+        places=rows.places + [rows.places[row] for row in sources],
+        skipped=rows.skipped,
+    )
 
 
 class ContextualAugmenter:
-    """Makes copies of texts with words that a model itself would say."""
+    """Replaces words of texts by predictions of a model's masked-word head."""
 
     def __init__(self, model: Model, share: float = SHARE) -> None:
         if "mlm" not in model.heads:
-            there = ", ".join(model.heads) or "none"
-            raise RequestError(f"this model has no 'mlm' head (its heads: {there}); load a folder that has one")
+            heads = ", ".join(model.heads) or "none"
+            raise RequestError(f"this model has no 'mlm' head (its heads: {heads}); load a folder that has one")
         self._model, self._share = model, share
-        self._sayable = torch.from_numpy(sayable(model.tokenizer))
+        self._is_word = torch.from_numpy(whole_word_pieces(model.tokenizer))
 
     def replace(
         self, texts: Sequence[tuple[str, ...]], generators: Sequence[np.random.Generator]
     ) -> list[tuple[str, ...] | None]:
-        """A copy of each row, a text or two, with a generator of its own; None where no word can be replaced."""
+        """Return a changed copy of each row of one or two texts, or None if it has no word to replace.
+
+        Args:
+            texts: The rows.
+            generators: One random generator per row.
+        """
         tokenizer = self._model.tokenizer
         encoded = [tokenizer(*row) for row in texts]
         chosen = [
-            self._choose(tokenizer.words(encoding, *row), generator)
+            self._choose_words(tokenizer.words(encoding, *row), generator)
             for row, encoding, generator in zip(texts, encoded, generators, strict=True)
         ]
-        hidden = [_hide(encoding, words, tokenizer) for encoding, words in zip(encoded, chosen, strict=True)]
-        found = self._model.run(hidden, self._propose)
-        rows = zip(texts, chosen, found, generators, strict=True)
+        masked = [_mask_words(encoding, words, tokenizer) for encoding, words in zip(encoded, chosen, strict=True)]
+        proposals = self._model.run(masked, self._propose)
+        rows = zip(texts, chosen, proposals, generators, strict=True)
         return [self._fill(row, words, proposed, generator) for row, words, proposed, generator in rows]
 
-    def _choose(self, words: Sequence[Word], generator: np.random.Generator) -> list[Word]:
-        """Words to hide, in their order: of those that are words and no marks."""
-        real = [word for word in words if any(map(str.isalnum, word.text))]
-        if not real:
+    def _choose_words(self, words: Sequence[Word], generator: np.random.Generator) -> list[Word]:
+        """Choose the words to mask, in text order; never punctuation."""
+        candidates = [word for word in words if any(map(str.isalnum, word.text))]
+        if not candidates:
             return []
-        order = generator.permutation(len(real))[: changes_of(len(real), self._share)]
-        return [real[index] for index in sorted(order.tolist())]
+        order = generator.permutation(len(candidates))[: changes_of(len(candidates), self._share)]
+        return [candidates[index] for index in sorted(order.tolist())]
 
     @torch.inference_mode()
     def _propose(self, batch: Batch) -> list[list[Proposals]]:
-        """The likeliest pieces at each hidden word of each sequence, one more than are needed."""
+        """Return the most likely pieces at each masked word: one more than needed, as the word itself may be one."""
         bert, mask_id = self._model.bert, self._model.tokenizer.mask_id
         last = bert.encode(batch.ids, batch.segments, batch.mask).last
-        found = []
+        proposals = []
         for ids, states in zip(batch.ids, last, strict=True):
-            logits = bert.heads["mlm"](states[ids == mask_id])[:, : len(self._sayable)]
-            shares = logits.cpu().double().masked_fill(~self._sayable, float("-inf")).softmax(-1)  # (M, V)
-            best = shares.topk(min(_PROPOSALS + 1, shares.shape[-1]))
-            found.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
-        return found
+            logits = bert.heads["mlm"](states[ids == mask_id])[:, : len(self._is_word)]
+            probabilities = logits.cpu().double().masked_fill(~self._is_word, float("-inf")).softmax(-1)  # (M, V)
+            best = probabilities.topk(min(_TOP_K + 1, probabilities.shape[-1]))
+            proposals.append(list(zip(best.indices.tolist(), best.values.tolist(), strict=True)))
+        return proposals
 
     def _fill(
         self,
@@ -97,131 +178,57 @@ class ContextualAugmenter:
         generator: np.random.Generator,
     ) -> tuple[str, ...] | None:
         texts = list(row)
-        # From the end, so that the places of the others stay what they are.
-        for word, own in reversed(list(zip(words, proposed, strict=True))):
-            other = self._draw(word, own, generator)
+        # From the end, so that the offsets of earlier words stay valid.
+        for word, proposals in reversed(list(zip(words, proposed, strict=True))):
+            replacement = self._draw(word, proposals, generator)
             text = texts[word.source]
-            texts[word.source] = text[: word.start] + cased_like(word.text, other) + text[word.end :]
+            texts[word.source] = text[: word.start] + cased_like(word.text, replacement) + text[word.end :]
         return tuple(texts) if words else None
 
-    def _draw(self, word: Word, proposed: Proposals, generator: np.random.Generator) -> str:
-        """One of the likeliest pieces, never the word itself."""
-        pieces = [(self._model.tokenizer.piece(number), share) for number, share in zip(*proposed, strict=True)]
-        others = [(piece, share) for piece, share in pieces if piece.lower() != word.text.lower()][:_PROPOSALS]
-        weights = np.array([share for _, share in others])
+    def _draw(self, word: Word, proposals: Proposals, generator: np.random.Generator) -> str:
+        """Draw one of the most likely pieces by its probability; never the word itself."""
+        pieces = [(self._model.tokenizer.piece(number), weight) for number, weight in zip(*proposals, strict=True)]
+        others = [(piece, weight) for piece, weight in pieces if piece.lower() != word.text.lower()][:_TOP_K]
+        weights = np.array([weight for _, weight in others])
         return others[int(generator.choice(len(others), p=weights / weights.sum()))][0]
 
 
-def sayable(tokenizer: Tokenizer) -> NDArray[np.bool_]:
-    """Which pieces are words of their own, (V,): no special tokens, no unused ones, no ends of words, no marks."""
+def whole_word_pieces(tokenizer: Tokenizer) -> NDArray[np.bool_]:
+    """Return which pieces are whole words, (V,): not special or unused tokens, continuations or punctuation."""
     return np.array([piece.isalnum() and not piece.startswith(CONTINUATION) for piece in tokenizer.pieces])
 
 
-def _hide(encoding: Encoding, words: Sequence[Word], tokenizer: Tokenizer) -> Encoding:
-    """The sequence with one [MASK] for each of these words, however many pieces it had."""
+def _mask_words(encoding: Encoding, words: Sequence[Word], tokenizer: Tokenizer) -> Encoding:
+    """Replace each of these words by one [MASK], however many pieces it has."""
     starts = {word.first for word in words}
-    inner = {word.first + place for word in words for place in range(1, len(word.ids))}
-    kept = [place for place in range(len(encoding.ids)) if place not in inner]
+    continuations = {word.first + offset for word in words for offset in range(1, len(word.ids))}
+    kept = [index for index in range(len(encoding.ids)) if index not in continuations]
     return Encoding(
-        [tokenizer.mask_id if place in starts else encoding.ids[place] for place in kept],
-        [encoding.segments[place] for place in kept],
-        [encoding.tokens[place] for place in kept],
-        [encoding.offsets[place] for place in kept],
-        [encoding.sources[place] for place in kept],
+        [tokenizer.mask_id if index in starts else encoding.ids[index] for index in kept],
+        [encoding.segments[index] for index in kept],
+        [encoding.tokens[index] for index in kept],
+        [encoding.offsets[index] for index in kept],
+        [encoding.sources[index] for index in kept],
     )
 
 
 @torch.inference_mode()
-def similar_words(model: Model, words: Iterable[str]) -> dict[str, list[str]]:
-    """The words whose vectors in the model's own table are most like those of each of these that is one piece."""
+def nearest_words(model: Model, words: Iterable[str]) -> dict[str, list[str]]:
+    """Return, for each word that is a single piece, its nearest neighbours among the model's token embeddings."""
     tokenizer = model.tokenizer
-    usable = np.flatnonzero(sayable(tokenizer))
-    allowed = set(usable.tolist())
-    known = {word: number for word in words if (number := tokenizer.id(word)) is not None and number in allowed}
+    whole_words = np.flatnonzero(whole_word_pieces(tokenizer))
+    allowed = set(whole_words.tolist())
+    ids = {word: number for word in words if (number := tokenizer.id(word)) is not None and number in allowed}
     table = functional.normalize(model.bert.token_table.weight.float(), dim=-1)  # (V, H)
-    candidates = torch.from_numpy(usable).to(table.device)
-    found: dict[str, list[str]] = {}
-    asked = sorted(known)
-    for start in range(0, len(asked), _WORDS_A_PRODUCT):
-        group = asked[start : start + _WORDS_A_PRODUCT]
-        cosines = table[[known[word] for word in group]] @ table[candidates].T
-        best = cosines.topk(min(_NEIGHBOURS + 1, len(usable)))
-        for word, values, places in zip(group, best.values.tolist(), best.indices.tolist(), strict=True):
-            close = [place for place, value in zip(places, values, strict=True) if value >= _LEAST_COSINE]
-            near = [tokenizer.piece(int(usable[place])) for place in close]
-            found[word] = [other for other in near if other.lower() != word.lower()][:_NEIGHBOURS]
-    return found
-
-
-_STREAM = 1  # apart from the streams of order and dropout, which start from the same seed
-
-
-def check_augment(data: TaskData, base: ModelFolder, name: str, settings: FinetuneSettings) -> None:
-    """Refuse what cannot be made, before anything is."""
-    if settings.augment == "none":
-        return
-    assert isinstance(data.train, LabelledTexts), "other kinds were refused"
-    if settings.synonyms is not None:
-        read_synonyms(Path(settings.synonyms))
-    if settings.augment == "contextual" and "mlm" not in base.model.heads:
-        there = ", ".join(base.model.head_names) or "none"
-        raise ConfigError(
-            f"{name}: augment contextual asks the head mlm for words, and this model has the heads: {there}; "
-            "start from a pre-trained model, or choose edits"
-        )
-
-
-def augment_rows(
-    data: TaskData, base: ModelFolder, settings: FinetuneSettings, device: str | None, progress: Progress
-) -> Examples:
-    """The training rows and, behind them, those that were made of them."""
-    rows = data.train
-    if settings.augment == "none":
-        return rows
-    assert isinstance(rows, LabelledTexts), "others were refused"
-    texts = [tuple(row) for row in rows.documents()]
-    model = Model(base, device=device)
-    make = _contextual if settings.augment == "contextual" else _edited
-    made = make(texts, model, settings)
-    progress.say(f"{len(made)} training rows were made of {len(rows)} by {settings.augment}")
-    return _joined(rows, made)
-
-
-def _generator(settings: FinetuneSettings, copy: int, row: int) -> np.random.Generator:
-    return np.random.default_rng([settings.seed, _STREAM, copy, row])
-
-
-def _contextual(
-    texts: Sequence[tuple[str, ...]], model: Model, settings: FinetuneSettings
-) -> list[tuple[int, tuple[str, ...]]]:
-    proposer = ContextualAugmenter(model)
-    made = []
-    for copy in range(settings.augment_copies):
-        generators = [_generator(settings, copy, row) for row in range(len(texts))]
-        found = enumerate(proposer.replace(texts, generators))
-        made += [(row, told) for row, told in found if told is not None]
-    return made
-
-
-def _edited(
-    texts: Sequence[tuple[str, ...]], model: Model, settings: FinetuneSettings
-) -> list[tuple[int, tuple[str, ...]]]:
-    if settings.synonyms is not None:
-        similar = read_synonyms(Path(settings.synonyms))
-    else:
-        plain = Editor({})
-        similar = similar_words(model, {word.lower() for row in texts for text in row for word in plain.words(text)})
-    return edit_rows(texts, Editor(similar), settings.augment_copies, lambda copy, row: _generator(settings, copy, row))
-
-
-def _joined(rows: LabelledTexts, made: Sequence[tuple[int, tuple[str, ...]]]) -> LabelledTexts:
-    """The rows with the made ones, each with the label and the place of the row that it is from."""
-    assert rows.targets is not None, "training rows have labels"
-    numbers = [row for row, _ in made]
-    return LabelledTexts(
-        texts=rows.texts + [texts[0] for _, texts in made],
-        pairs=None if rows.pairs is None else rows.pairs + [texts[1] for _, texts in made],
-        targets=[*rows.targets, *(rows.targets[row] for row in numbers)],
-        places=rows.places + [rows.places[row] for row in numbers],
-        skipped=rows.skipped,
-    )
+    candidates = torch.from_numpy(whole_words).to(table.device)
+    neighbours: dict[str, list[str]] = {}
+    known = sorted(ids)
+    for start in range(0, len(known), _WORDS_PER_PRODUCT):
+        group = known[start : start + _WORDS_PER_PRODUCT]
+        cosines = table[[ids[word] for word in group]] @ table[candidates].T
+        best = cosines.topk(min(_NEIGHBOURS + 1, len(whole_words)))
+        for word, values, indices in zip(group, best.values.tolist(), best.indices.tolist(), strict=True):
+            close = [index for index, value in zip(indices, values, strict=True) if value >= _MIN_COSINE]
+            pieces = [tokenizer.piece(int(whole_words[index])) for index in close]
+            neighbours[word] = [piece for piece in pieces if piece.lower() != word.lower()][:_NEIGHBOURS]
+    return neighbours

@@ -1,6 +1,7 @@
-"""What a task, a model and settings have to do with each other, found out before a run's folder is made.
+"""Check that a task, a model and settings fit together, before a run's folder is created.
 
-A run writes down what it was asked to do, and then refuses anything else: what can never be must not get that far.
+A run records its settings and is only resumed with the same ones, so settings that can never work must be rejected
+before anything is recorded.
 """
 
 from dataclasses import fields
@@ -13,15 +14,15 @@ from cloze.tasks.registry import TaskData
 from cloze.train.finetuning.augmentation import check_augment
 from cloze.train.finetuning.settings import FinetuneSettings
 
-# What is understood where there are no labels to learn: similarity, correction.
-_WITHOUT_LABELS = {
+# The settings that training without labels (similarity, correction) supports.
+_LABEL_FREE_SETTINGS = {
     *("epochs", "batch_size", "max_length", "learning_rate", "warmup", "weight_decay", "dropout"),
     *("patience", "freeze_layers", "layer_decay", "precision", "save_every", "seed"),
 }
 
 
 def check_task(data: TaskData, model: str | Path, settings: FinetuneSettings) -> ModelFolder:
-    """The model that these rows are to be learned by, if it can learn them so."""
+    """Load the model to fine-tune and check that it and the settings fit the rows."""
     check_kind(data.kind, settings)
     base = load_folder(find_source(model))
     check_length(settings.max_length, base)
@@ -30,25 +31,25 @@ def check_task(data: TaskData, model: str | Path, settings: FinetuneSettings) ->
 
 
 def check_length(length: int, base: ModelFolder) -> None:
-    """Refuse more tokens than a model has positions for."""
-    most = base.model.config.positions
-    if base.model.capabilities.has_positions and length > most:
+    """Reject a length beyond the model's positions."""
+    positions = base.model.config.positions
+    if base.model.capabilities.has_positions and length > positions:
         raise ConfigError(
-            f"max_length is {length}, but the model reads at most {most} tokens; "
+            f"max_length is {length}, but the model reads at most {positions} tokens; "
             "use that, or give it more with cloze extend --positions"
         )
 
 
 def check_label_free_settings(settings: FinetuneSettings, task: str) -> None:
-    """Refuse what training without labels would silently leave undone."""
+    """Reject settings that training without labels would silently ignore."""
     for field in fields(settings):
         value = getattr(settings, field.name)
-        if field.name not in _WITHOUT_LABELS and value != field.default:
-            raise ConfigError(f"{field.name} is {value!r}, which training for {task} does not know; leave it out")
+        if field.name not in _LABEL_FREE_SETTINGS and value != field.default:
+            raise ConfigError(f"{field.name} is {value!r}, which training for {task} does not support; leave it out")
 
 
 def check_kind(kind: TaskKind, settings: FinetuneSettings) -> None:
-    """Refuse what this kind of task would silently leave undone."""
+    """Reject settings that this kind of task would silently ignore."""
     if settings.context and "context" not in kind.settings:
         raise ConfigError(f"context is for tagging, whose rows are sentences of documents; this task is to {kind}")
     if settings.calibrate and kind.calibrate is None:

@@ -1,12 +1,12 @@
-"""``cloze adapt``: a model reads the field's text, then the task's own, and is fine-tuned (Gururangan et al. 2020).
+"""``cloze adapt``: domain-adaptive and task-adaptive pre-training before fine-tuning (Gururangan et al., 2020).
 
-Four starts are fine-tuned over the same seeds: the model as it is, after the field, after the task, after both. The
-table says what each step brought, and the best model stays. Every step is a run of its own in the run's folder, so that
-the same command goes on wherever it stopped.
+Four models are fine-tuned over the same seeds: the given model, and the model after further pre-training on the text
+of the domain, on the task's training texts, and on both. The results list what each step gained, and the best model is
+kept. Every step is a run of its own in the run's folder, so that the same command resumes it.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from cloze.train.finetuning.checks import check_task
 from cloze.train.finetuning.leakage import (
     Rows,
     read_other_splits,
-    read_own_test,
+    read_test_file,
     refuse_overlap,
     write_without_overlap,
 )
@@ -35,6 +35,7 @@ from cloze.train.run import Run
 from cloze.train.settings import PrecisionName
 
 _LOOKING = "looking for dev and test rows in the text"
+# The starts that are compared, as the results name them.
 DIRECT, DOMAIN, TASK, BOTH = "direct", "domain", "task", "domain + task"
 
 
@@ -51,51 +52,61 @@ def adapt(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Adapt, fine-tune and compare; return the run's folder. ``test`` has more rows that must not have been read."""
+    """Adapt a model to a domain and a task, fine-tune it from each start, and compare.
+
+    Args:
+        source: The task and its files.
+        domain: Text files of the domain, without labels.
+        model: The model folder to start from.
+        out: The run's folder.
+        test: A file with more rows that the text must not contain.
+        adaptation: Steps of further pre-training, seeds, and what to do about leakage.
+        settings: How to fine-tune.
+        device: Where to train.
+        fresh: Delete a run that is there.
+        progress: Where progress is reported.
+
+    Returns:
+        The run's folder.
+    """
     adaptation, progress = adaptation or AdaptSettings(), progress or Silent()
     settings = settings or FinetuneSettings()
     data, texts = read_task(source), [Path(text) for text in domain]
-    others = _read_others(source, test, adaptation)
-    check_task(data, model, settings)  # what fine-tuning would refuse after all that reading
+    test_rows = _read_test_rows(source, test, adaptation)
+    check_task(data, model, settings)  # what fine-tuning would reject, before the long pre-training
     if adaptation.overlap == "refuse":
         progress.say(_LOOKING)
-        refuse_overlap(texts, _scored(data, others))
-    asked = {
+        refuse_overlap(texts, _evaluation_rows(data, test_rows))
+    recorded = {
         "command": "adapt",
         "model": str(Path(model)),
         "domain": [str(text) for text in texts],
         **source.recorded(),
+        "test": None if test is None else str(test),
     }
-    asked["test"] = None if test is None else str(test)
-    run = Run.open(Path(out), asked | asdict(adaptation) | asdict(settings), fresh=fresh)
+    run = Run.open(Path(out), recorded | asdict(adaptation) | asdict(settings), fresh=fresh)
     if run.finished:
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
-    if adaptation.overlap == "drop":
-        texts = [_without_overlap(texts, _scored(data, others), run.folder / "domain.txt", progress)]
-    steps = _Steps(run.folder, adaptation, settings.precision, device, progress)
-    task_text = _write_task_text(data, run.folder / "task.txt")
-    if adaptation.overlap != "allow":
-        # Training rows are learned from in any case; to read those that hold what is scored would be a head start.
-        clean = run.folder / "task-clean.txt"
-        task_text = _without_overlap([task_text], _scored(data, others), clean, progress)
+    texts, task_text = _write_texts(texts, data, test_rows, run.folder, adaptation, progress)
+    pretrainer = _FurtherPretraining(run.folder, adaptation, settings.precision, device, progress)
     starts: dict[str, str | Path] = {DIRECT: model}
-    starts[DOMAIN] = steps.read(texts, model, "domain", adaptation.domain_steps)
-    starts[TASK] = steps.read([task_text], model, "task", adaptation.task_steps)
-    starts[BOTH] = steps.read([task_text], starts[DOMAIN], "domain-task", adaptation.task_steps)
-    how = SearchSettings(seeds=adaptation.seeds)
-    rows: dict[str, dict[str, Any]] = {}
+    starts[DOMAIN] = pretrainer.pretrain(texts, model, "domain", adaptation.domain_steps)
+    starts[TASK] = pretrainer.pretrain([task_text], model, "task", adaptation.task_steps)
+    starts[BOTH] = pretrainer.pretrain([task_text], starts[DOMAIN], "domain-task", adaptation.task_steps)
+    results: dict[str, dict[str, Any]] = {}
     for name, start in starts.items():
         progress.say(f"{name}:")
-        place = run.folder / "tuned" / name.replace(" + ", "-")
-        tuned = search(source, start, place, settings=settings, how=how, device=device, progress=progress)
-        rows[name] = {"folder": str(tuned.relative_to(run.folder)), **Run(tuned).results()}
-    _finish(run, rows, data.metrics[0])
+        out = run.folder / "tuned" / name.replace(" + ", "-")
+        seeds = SearchSettings(seeds=adaptation.seeds)
+        tuned = search(source, start, out, settings=settings, search_settings=seeds, device=device, progress=progress)
+        results[name] = {"folder": str(tuned.relative_to(run.folder)), **Run(tuned).results()}
+    _finish(run, results, data.metrics[0])
     return run.folder
 
 
-class _Steps:
-    """Readings of text without labels, each prepared and pre-trained in a folder of its own."""
+class _FurtherPretraining:
+    """Further pre-training on text without labels; each step has its own prepared corpus and run."""
 
     def __init__(
         self, folder: Path, settings: AdaptSettings, precision: PrecisionName, device: str | None, progress: Progress
@@ -103,62 +114,83 @@ class _Steps:
         self._folder, self._settings, self._precision = folder, settings, precision
         self._device, self._progress = device, progress
 
-    def read(self, texts: Sequence[Path], model: str | Path, name: str, steps: int) -> Path:
-        """Further pre-training of a model on some text."""
-        self._progress.say(f"reading: {name}")
-        found = find_model(find_source(model))
-        if found is None:
+    def pretrain(self, texts: Sequence[Path], model: str | Path, name: str, steps: int) -> Path:
+        """Prepare the text files and pre-train the model on them; return the run's folder."""
+        self._progress.say(f"pre-training: {name}")
+        model_folder = find_model(find_source(model))
+        if model_folder is None:
             raise CheckpointError(
                 f"{model}: not a model folder; give one that pretrain, finetune or convert has written"
             )
-        prepared = PrepareSettings(held_out=self._settings.held_out)
-        data = prepare(texts, found[0], self._folder / f"{name}-text", settings=prepared, progress=self._progress)
+        preparation = PrepareSettings(held_out=self._settings.held_out)
+        corpus = self._folder / f"{name}-text"
+        data = prepare(texts, model_folder[0], corpus, settings=preparation, progress=self._progress)
         settings = self._settings.pretraining(steps, self._precision)
-        place = self._folder / name
-        return pretrain(data, place, model=model, settings=settings, device=self._device, progress=self._progress)
+        out = self._folder / name
+        return pretrain(data, out, model=model, settings=settings, device=self._device, progress=self._progress)
 
 
-def _read_others(source: Source, test: str | Path | None, adaptation: AdaptSettings) -> list[PlacedTexts]:
-    """Rows that a model may be scored on later, besides the dev rows."""
+def _read_test_rows(source: Source, test: str | Path | None, adaptation: AdaptSettings) -> list[PlacedTexts]:
+    """Read the rows besides the dev rows that the model may be evaluated on later."""
     if test is None:
         return [] if adaptation.overlap == "allow" else read_other_splits(source)
     if adaptation.overlap == "allow":
         raise ConfigError(f"test is {test}, but with --overlap allow nothing is looked for; leave out one of them")
-    return read_own_test(source, Path(test))
+    return read_test_file(source, Path(test))
 
 
-def _scored(data: TaskData, others: Sequence[PlacedTexts]) -> Iterator[PlacedTexts]:
-    """All rows that a model may be scored on."""
+def _evaluation_rows(data: TaskData, test_rows: Sequence[PlacedTexts]) -> Iterator[PlacedTexts]:
+    """Yield all rows that the model may be evaluated on."""
     yield from zip(data.dev.places, data.dev.documents(), strict=True)
-    yield from others
+    yield from test_rows
 
 
-def _without_overlap(texts: Sequence[Path], scored: Rows, path: Path, progress: Progress) -> Path:
-    """The text without documents in which rows occur that will be scored, as a file, which is there if it is whole."""
+def _write_texts(
+    texts: list[Path],
+    data: TaskData,
+    test_rows: Sequence[PlacedTexts],
+    folder: Path,
+    adaptation: AdaptSettings,
+    progress: Progress,
+) -> tuple[list[Path], Path]:
+    """Return the domain's text files and the task's; as the settings say, without documents that leak."""
+    if adaptation.overlap == "drop":
+        texts = [_without_overlap(texts, _evaluation_rows(data, test_rows), folder / "domain.txt", progress)]
+    task_text = _write_task_text(data, folder / "task.txt")
+    if adaptation.overlap != "allow":
+        # Fine-tuning sees these training rows in any case; pre-training on evaluation text would favour some starts.
+        clean = folder / "task-clean.txt"
+        task_text = _without_overlap([task_text], _evaluation_rows(data, test_rows), clean, progress)
+    return texts, task_text
+
+
+def _without_overlap(texts: Sequence[Path], rows: Rows, path: Path, progress: Progress) -> Path:
+    """Write the documents in which none of the rows occurs to ``path``, unless it exists: it is written atomically."""
     if not path.is_file():
         progress.say(_LOOKING)
-        dropped = write_without_overlap(texts, scored, path)
-        progress.say(f"{path.name}: documents in which such rows occur, and which are left out: {dropped:,}")
+        dropped = write_without_overlap(texts, rows, path)
+        progress.say(f"{path.name}: documents left out because such rows occur in them: {dropped:,}")
     return path
 
 
 def _write_task_text(data: TaskData, path: Path) -> Path:
-    """The training rows' texts as a text file, a row a document."""
+    """Write the training rows' texts to a text file, one document per row."""
     documents = ["\n".join(" ".join(text.split()) for text in texts) for texts in data.train.documents()]
     with replaced_file(path) as temporary:
         temporary.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
     return path
 
 
-def _finish(run: Run, rows: dict[str, dict[str, Any]], metric: str) -> None:
-    before = rows[DIRECT]["mean"]
+def _finish(run: Run, results: Mapping[str, Mapping[str, Any]], metric: str) -> None:
+    """Write what each start reached, and copy the best model into the run's folder."""
+    baseline = results[DIRECT]["mean"]
     table = {
-        name: {key: row[key] for key in ("mean", "deviation", "runs", "least", "most", "failed")}
-        | {"brought": row["mean"] - before}
-        for name, row in rows.items()
+        name: {key: result[key] for key in ("mean", "deviation", "runs", "least", "most", "failed")}
+        | {"brought": result["mean"] - baseline}
+        for name, result in results.items()
     }
-    best = max(rows, key=lambda name: rows[name]["mean"])
+    best = max(results, key=lambda name: results[name]["mean"])
     run.write_results({"metric": metric, "starts": table, "best": best})
-    chosen = Run(run.folder / rows[best]["folder"]).model_folder
+    chosen = Run(run.folder / results[best]["folder"]).model_folder
     with replaced_folder(run.model_folder) as temporary:
         shutil.copytree(chosen, temporary, dirs_exist_ok=True)

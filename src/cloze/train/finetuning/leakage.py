@@ -1,12 +1,10 @@
-"""Do rows that will be scored occur in the text that a model is adapted on? Then its scores would mean little.
+"""Data leakage: find evaluation rows that occur in the text of domain adaptation.
 
-Texts are compared word by word, whatever their case, marks and spaces; each Chinese character is a word. A row occurs
-if any eight words of it do, one after the other, or all of it where it is shorter. Fewer than four words prove nothing.
-Text in JSONL and Parquet files is read as preparation reads it: in JSON, a Chinese character may be six letters.
+Scores on rows that the model has read beforehand would be too high. Texts are compared by word n-grams, ignoring case,
+punctuation and whitespace; each Chinese character is a word. A row occurs in a document if any eight consecutive words
+of it do, or all of its words if it has fewer. Rows of fewer than four words are ignored: they occur by chance.
 
-The rows besides those of training and dev: what a model must not have read beforehand.
-
-Their labels, if they bear any, are nothing to whoever looks for their texts elsewhere.
+JSONL and Parquet files are parsed as ``cloze prepare`` parses them, since JSON may escape a character as six letters.
 """
 
 import re
@@ -22,42 +20,41 @@ from cloze.tasks.registry import find_task
 from cloze.tasks.rows import Source
 
 _WORD = re.compile(r"[㐀-䶿一-鿿]|[^\W_]+")
-_LONGEST, _SHORTEST = 8, 4
-_SHOWN = 3
-# The column of JSONL and Parquet files, which is the one that is prepared afterwards.
+_MAX_WORDS, _MIN_WORDS = 8, 4  # length of the n-grams
+_SHOWN = 3  # places in the error message
+# The column of JSONL and Parquet files; the same that is prepared afterwards.
 _COLUMN = PrepareSettings.text
 
-
-Rows = Iterable[tuple[str, Sequence[str]]]  # each a place and its texts
+Rows = Iterable[tuple[str, Sequence[str]]]  # (place, texts) of each row
 
 
 def refuse_overlap(texts: Sequence[Path], rows: Rows) -> None:
-    """Raise if rows occur in text files."""
-    found = list(overlapping(texts, rows))
-    if found:
-        shown = ", ".join(found[:_SHOWN]) + (", ..." if len(found) > _SHOWN else "")
+    """Raise ``DataError`` if rows occur in text files."""
+    places = list(find_overlap(texts, rows))
+    if places:
+        shown = ", ".join(places[:_SHOWN]) + (", ..." if len(places) > _SHOWN else "")
         raise DataError(
-            f"{len(found)} rows that are to be scored occur in the text to adapt on ({shown}); give --overlap drop to "
-            "leave the documents out in which they do, or --overlap allow if the scores need not be honest"
+            f"{len(places)} rows that are to be scored occur in the text to adapt on ({shown}); give --overlap drop to "
+            "leave out the documents in which they occur, or --overlap allow to accept scores that are too high"
         )
 
 
-def overlapping(texts: Sequence[Path], rows: Rows) -> Iterator[str]:
+def find_overlap(texts: Sequence[Path], rows: Rows) -> Iterator[str]:
     """Yield the places of rows that occur in the texts, in the order of the rows."""
-    sought = _Sought(rows)
-    met = set[str]()
+    index = _NgramIndex(rows)
+    overlapping = set[str]()
     for document in read_any_documents(texts, _COLUMN):
-        met |= sought.met(document)
-    return (place for place in sought.places if place in met)
+        overlapping |= index.find(document)
+    return (place for place in index.places if place in overlapping)
 
 
 def write_without_overlap(texts: Sequence[Path], rows: Rows, path: Path) -> int:
-    """Write the documents in which no row occurs, and return how many were left out."""
-    sought, dropped = _Sought(rows), 0
-    # Half of a character, which JSON can hold, is none that a file can.
+    """Write the documents in which no row occurs, and return how many were dropped."""
+    index, dropped = _NgramIndex(rows), 0
+    # errors="replace": JSON can hold a lone surrogate, which UTF-8 cannot.
     with replaced_file(path) as temporary, temporary.open("w", encoding="utf-8", errors="replace") as file:
         for document in read_any_documents(texts, _COLUMN):
-            if sought.met(document):
+            if index.find(document):
                 dropped += 1
             else:
                 file.write("\n".join(document) + "\n\n")
@@ -67,51 +64,51 @@ def write_without_overlap(texts: Sequence[Path], rows: Rows, path: Path) -> int:
     return dropped
 
 
-class _Sought:
-    """Rows that are looked for, by the words that tell them."""
+class _NgramIndex:
+    """An index from the word n-grams of rows to the places of the rows."""
 
     def __init__(self, rows: Rows) -> None:
-        self._rows: dict[tuple[str, ...], list[str]] = {}
-        for place, parts in rows:
-            for part in parts:
-                words = _words(part)
-                for shingle in _shingles(words, min(_LONGEST, len(words))) if len(words) >= _SHORTEST else ():
-                    self._rows.setdefault(shingle, []).append(place)
-        self._lengths = sorted({len(shingle) for shingle in self._rows})
+        self._places: dict[tuple[str, ...], list[str]] = {}
+        for place, texts in rows:
+            for text in texts:
+                words = _words(text)
+                for ngram in _ngrams(words, min(_MAX_WORDS, len(words))) if len(words) >= _MIN_WORDS else ():
+                    self._places.setdefault(ngram, []).append(place)
+        self._lengths = sorted({len(ngram) for ngram in self._places})
 
     @property
     def places(self) -> Iterable[str]:
-        """Of all rows that can be found, each once."""
-        return dict.fromkeys(place for told in self._rows.values() for place in told)
+        """The places of all indexed rows, each once, in the order of the rows."""
+        return dict.fromkeys(place for places in self._places.values() for place in places)
 
-    def met(self, document: Sequence[str]) -> set[str]:
-        """The places of the rows that occur in a document."""
+    def find(self, document: Sequence[str]) -> set[str]:
+        """Return the places of the rows that occur in a document."""
         words = _words(" ".join(document))
-        shingles = (shingle for length in self._lengths for shingle in _shingles(words, length))
-        return {place for shingle in shingles for place in self._rows.get(shingle, ())}
+        ngrams = (ngram for length in self._lengths for ngram in _ngrams(words, length))
+        return {place for ngram in ngrams for place in self._places.get(ngram, ())}
 
 
 def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def _shingles(words: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
+def _ngrams(words: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
     return zip(*(words[start:] for start in range(length)), strict=False)
 
 
 def read_other_splits(source: Source) -> list[PlacedTexts]:
-    """Return the rows of the published splits that exist; none of the user's own files, nor of a single one."""
+    """Return the rows of a published task's splits other than train and dev, without their labels."""
     spec = find_task(source.task)
     return spec.read_other_splits(source) if spec.published and source.data.is_dir() else []
 
 
-def read_own_test(source: Source, path: Path) -> list[PlacedTexts]:
-    """Return the rows of the user's own test file, which has the columns of the training file but for its labels."""
+def read_test_file(source: Source, path: Path) -> list[PlacedTexts]:
+    """Return the rows of the user's test file, which has the columns of the training file, with or without labels."""
     spec = find_task(source.task)
     if spec.published:
         raise ConfigError(
-            f"test is {path}, but {source.task} has test files of its own, which are looked at where they are; "
-            f"leave it out, or take {spec.kind} for files of yours"
+            f"test is {path}, but {source.task} has test files of its own, which are checked anyway; "
+            f"leave it out, or use the task {spec.kind} for your own files"
         )
     assert spec.kind.read_texts is not None, "a kind with labels reads texts without them"
     return spec.kind.read_texts(source, path)

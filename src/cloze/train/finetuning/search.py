@@ -1,10 +1,8 @@
-"""The search of the paper (appendix A.3): a grid of settings, then the best of them over several seeds; or k folds.
+"""Hyperparameter search (appendix A.3 of the paper): a grid, then several seeds of its best cell; or k folds.
 
-Each cell is a run of its own below RUN/cells, which goes on where it stopped; what it scored is written down in
-RUN/search.json once it is over, and its model is kept only while no other is better. So the whole can be killed at any
-point, and the same command ends with the same table and the same model.
-
-A search as a picture: the grid's cells by rate and epochs, and the seeds or folds as points with their mean.
+Every cell is a run of its own below RUN/cells and resumes like any run. Its score is written to RUN/search.json when it
+ends, and its model is kept only while no other is better. The search can therefore be killed at any point: the same
+command ends with the same table and the same model.
 """
 
 import shutil
@@ -30,73 +28,18 @@ from cloze.train.recipe import finetuning_precision
 from cloze.train.run import Run
 from cloze.train.settings import PrecisionName
 
-
-def draw_search(rows: Sequence["Scored"], metric: str, path: Path) -> None:
-    """Write a PNG."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    grid = [row for row in rows if row.part == "grid"]
-    others = [row for row in rows if row.part != "grid"]
-    batches = sorted({row.settings["batch_size"] for row in grid})
-    figure, axes = pyplot.subplots(
-        1, len(batches) + 1, figsize=(4.2 * (len(batches) + 1), 3.8), layout="constrained", squeeze=False
-    )
-    limits = (min(row.score for row in rows), max(row.score for row in rows))
-    for axis, batch in zip(axes[0], batches, strict=False):
-        _cells(axis, [row for row in grid if row.settings["batch_size"] == batch], limits)
-        axis.set_title(f"batch {batch}")
-    _points(axes[0][-1], others, metric)
-    with replaced_file(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
-    pyplot.close(figure)
-
-
-def _cells(axis: Any, rows: Sequence["Scored"], limits: tuple[float, float]) -> None:
-    rates = sorted({row.settings["learning_rate"] for row in rows})
-    epochs = sorted({row.settings["epochs"] for row in rows})
-    table = [[_of(rows, rate, epoch) for epoch in epochs] for rate in rates]
-    axis.imshow(table, cmap="viridis", vmin=limits[0], vmax=limits[1], aspect="auto")
-    axis.set_xticks(range(len(epochs)), epochs)
-    axis.set_yticks(range(len(rates)), [f"{rate:g}" for rate in rates])
-    axis.set_xlabel("epochs")
-    axis.set_ylabel("learning rate")
-    middle = sum(limits) / 2
-    for line, values in enumerate(table):
-        for column, value in enumerate(values):
-            colour = "black" if value > middle else "white"
-            axis.text(column, line, f"{value:.3f}", ha="center", va="center", color=colour)
-
-
-def _of(rows: Sequence["Scored"], rate: float, epochs: int) -> float:
-    return next(row.score for row in rows if (row.settings["learning_rate"], row.settings["epochs"]) == (rate, epochs))
-
-
-def _points(axis: Any, rows: Sequence["Scored"], metric: str) -> None:
-    scores = [row.score for row in rows]
-    colours = ["tab:red" if row.failed else "tab:blue" for row in rows]
-    axis.scatter(range(1, len(scores) + 1), scores, c=colours)
-    axis.axhline(mean(scores), color="tab:gray", linestyle="--", label=f"mean {mean(scores):.4f}")
-    axis.set_xticks(range(1, len(scores) + 1))
-    axis.set_xlabel("fold" if rows[0].part == "folds" else "seed (red: failed)")
-    axis.set_ylabel(metric)
-    axis.legend()
-
-
 TABLE = "search.json"
 CELLS = "cells"
-WHOLE = "all-rows"
+ALL_ROWS = "all-rows"
 DIVERGED = "diverged"
-BATCHES, RATES, EPOCHS = (16, 32), (5e-5, 3e-5, 2e-5), (2, 3, 4)
-# Where the model itself is frozen, what is new can take larger steps, and needs them.
-FROZEN_RATES = (3e-3, 1e-3, 3e-4)
+BATCH_SIZES, LEARNING_RATES, EPOCHS = (16, 32), (5e-5, 3e-5, 2e-5), (2, 3, 4)
+# New layers on a frozen model start at random: they tolerate, and need, larger learning rates.
+FROZEN_LEARNING_RATES = (3e-3, 1e-3, 3e-4)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a search: its name, its settings, its part ("grid", "seeds" or "folds") and its rows."""
+    """One run of a search: its name, its part ("grid", "seeds", "folds" or "whole"), its settings and its rows."""
 
     name: str
     part: str
@@ -105,19 +48,19 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Scored:
-    """What came out of a cell."""
+class CellResult:
+    """The result of a cell, as it is written to the table."""
 
     name: str
     part: str
-    score: float  # by the metric that counts
+    score: float  # by the task's main metric
     results: Mapping[str, Any]
-    failed: str | None  # why it counts as failed: its training never left the start, or went astray
+    failed: str | None  # why the cell counts as failed: it predicts the same for all rows, or it diverged
     settings: Mapping[str, Any]
 
     @property
     def diverged(self) -> bool:
-        """Whether there is no model."""
+        """Whether the training diverged and left no model."""
         return self.failed == DIVERGED
 
 
@@ -127,48 +70,116 @@ def search(
     out: str | Path,
     *,
     settings: FinetuneSettings | None = None,
-    how: SearchSettings | None = None,
+    search_settings: SearchSettings | None = None,
     device: str | None = None,
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Run the grid, the seeds or the folds, and leave the best model in the run's folder.
+    """Run a grid, several seeds or k folds, and keep the best model in the run's folder.
 
-    Folds are scores of rows that their model has not seen; the model that is left is trained on all rows, and what to
-    expect of it is the mean over the folds.
+    A fold is scored by a model that has not been trained on it. After k folds, the model that is kept is trained on all
+    rows; its expected score is the mean over the folds.
+
+    Args:
+        source: The task and its files.
+        model: The model folder to start from.
+        out: The run's folder.
+        settings: How to train each cell; a grid replaces batch size, learning rate and epochs.
+        search_settings: Whether to run a grid, how many seeds, how many folds.
+        device: Where to train.
+        fresh: Delete a run that is there.
+        progress: Where progress is reported.
+
+    Returns:
+        The run's folder.
     """
-    settings, how, progress = settings or FinetuneSettings(), how or SearchSettings(), progress or Silent()
-    data = _read(source, settings, how)
+    settings, progress = settings or FinetuneSettings(), progress or Silent()
+    plan = search_settings or SearchSettings()
+    data = _read_rows(source, settings, plan)
     check_task(data, model, settings)
     for note in data.notes:
         progress.say(note)
-    asked = {"command": "search", "model": str(Path(model)), **source.recorded(), "rows": len(data.train)}
-    asked["content"] = fingerprint(data.train, data.dev)
-    run = Run.open(Path(out), asked | asdict(how) | asdict(settings), fresh=fresh)
+    recorded = {"command": "search", "model": str(Path(model)), **source.recorded(), "rows": len(data.train)}
+    recorded["content"] = fingerprint(data.train, data.dev)
+    run = Run.open(Path(out), recorded | asdict(plan) | asdict(settings), fresh=fresh)
     if run.finished:
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
 
-    found = _Table(run.folder, progress, settings, device)
-    settings = replace(settings, precision=found.precision)
-    score = _Scoring(source, model, run.folder, device, progress, fit=not how.folds)
-    if how.folds:
-        found.fill(_folds(data, settings, how.folds), score)
-        if score(Cell(WHOLE, "whole", settings, data)).diverged:
+    table = _ResultTable(run.folder, progress, settings, device)
+    settings = replace(settings, precision=table.precision)
+    train_cell = _CellTrainer(source, model, run.folder, device, progress, fit=not plan.folds)
+    if plan.folds:
+        table.fill(fold_cells(data, settings, plan.folds), train_cell)
+        if train_cell(Cell(ALL_ROWS, "whole", settings, data)).diverged:
             raise DivergedError(f"{run.folder}: the training on all rows diverged; lower --learning-rate, with --fresh")
     else:
-        if how.grid:
-            _tell_unused(settings, progress)
-            found.fill(_grid(data, settings), score)
-            settings = replace(settings, **_varied(found.best("grid").settings))
-        found.fill(_seeds(data, settings, how), score)
-    _finish(run, found, data.metrics[0], "folds" if how.folds else "seeds")
+        if plan.grid:
+            _report_unused(settings, progress)
+            table.fill(grid_cells(data, settings), train_cell)
+            settings = replace(settings, **_grid_values(table.best("grid").settings))
+        table.fill(_seed_cells(data, settings, plan), train_cell)
+    _finish(run, table, data.metrics[0], "folds" if plan.folds else "seeds")
     return run.folder
 
 
+def _read_rows(source: Source, settings: FinetuneSettings, plan: SearchSettings) -> TaskData:
+    """Read the rows; folds are made of all of them, without splitting off a dev set."""
+    if plan.folds and source.dev is not None:
+        raise ConfigError("folds are for rows without a dev set; leave out --dev or --folds")
+    if plan.folds and (settings.patience or settings.calibrate):
+        flag = "--patience" if settings.patience else "--calibrate"
+        raise ConfigError(f"a fold is scored by a model that has not looked at it; leave out {flag} or --folds")
+    data = read_task(source, part=not plan.folds)
+    if len(data.train) < plan.folds:
+        raise ConfigError(f"{len(data.train)} rows cannot be split into {plan.folds} folds")
+    return data
+
+
+def _report_unused(settings: FinetuneSettings, progress: Progress) -> None:
+    """Report the given settings that the grid replaces by its own values."""
+    given = _grid_values(asdict(settings))
+    unused = [f"{name} {value:g}" for name, value in given.items() if value != getattr(FinetuneSettings, name)]
+    if unused:
+        progress.say(f"the grid sets batch size, learning rate and epochs itself; not used: {', '.join(unused)}")
+
+
+def grid_cells(data: TaskData, settings: FinetuneSettings) -> Iterator[Cell]:
+    """Yield the cells of the paper's grid; with larger learning rates if the model is frozen."""
+    rates = LEARNING_RATES if settings.trains_all else FROZEN_LEARNING_RATES
+    for batch_size, rate, epochs in product(BATCH_SIZES, rates, EPOCHS):
+        cell_settings = replace(settings, batch_size=batch_size, learning_rate=rate, epochs=epochs)
+        yield Cell(_cell_name(cell_settings), "grid", cell_settings, data)
+
+
+def _seed_cells(data: TaskData, settings: FinetuneSettings, plan: SearchSettings) -> Iterator[Cell]:
+    for seed in range(settings.seed, settings.seed + plan.seeds):
+        cell_settings = replace(settings, seed=seed)
+        # The grid has already run the first seed of its best cell: the same name reuses that result.
+        in_grid = plan.grid and seed == settings.seed
+        name = _cell_name(cell_settings) if in_grid else f"{_cell_name(cell_settings)}-seed-{seed}"
+        yield Cell(name, "seeds", cell_settings, data)
+
+
+def fold_cells(data: TaskData, settings: FinetuneSettings, folds: int) -> Iterator[Cell]:
+    """Yield one cell per fold, which is scored by a model that was trained on the others."""
+    for fold in range(folds):
+        train, dev = split_fold(data.train, fold, folds)
+        yield Cell(f"fold-{fold + 1}-of-{folds}", "folds", settings, replace(data, train=train, dev=dev))
+
+
+def _cell_name(settings: FinetuneSettings) -> str:
+    return f"batch-{settings.batch_size}-rate-{settings.peak_rate:g}-epochs-{settings.epochs}"
+
+
+def _grid_values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that the grid varies."""
+    return {name: settings[name] for name in ("batch_size", "learning_rate", "epochs")}
+
+
 @dataclass(frozen=True)
-class _Scoring:
-    """Trains cells from one start on one task, each in a folder of its own."""
+class _CellTrainer:
+    """Trains cells from one model on one task, each in its own folder."""
 
     source: Source
     model: str | Path
@@ -177,7 +188,7 @@ class _Scoring:
     progress: Progress
     fit: bool
 
-    def __call__(self, cell: Cell) -> Scored:
+    def __call__(self, cell: Cell) -> CellResult:
         folder = self.folder / CELLS / cell.name
         try:
             finetune_rows(
@@ -192,110 +203,56 @@ class _Scoring:
             )
         except DivergedError as error:
             self.progress.say(f"{cell.name}: {error}")
-            return _diverged(cell)
-        return _scored(cell, folder)
+            # There is no model to score: the score is 0.
+            return CellResult(cell.name, cell.part, 0.0, {}, DIVERGED, _recorded_settings(cell))
+        return read_cell_result(cell, folder)
 
 
-def _read(source: Source, settings: FinetuneSettings, how: SearchSettings) -> TaskData:
-    """The rows; folds are made of all of them, and of nothing that has been looked at."""
-    if how.folds and source.dev is not None:
-        raise ConfigError("folds are for rows without a dev set; leave out --dev or --folds")
-    if how.folds and (settings.patience or settings.calibrate):
-        asked_too = "--patience" if settings.patience else "--calibrate"
-        raise ConfigError(f"a fold is scored by a model that has not looked at it; leave out {asked_too} or --folds")
-    data = read_task(source, part=not how.folds)
-    if len(data.train) < how.folds:
-        raise ConfigError(f"{len(data.train)} rows cannot be parted into {how.folds} folds")
-    return data
-
-
-def _tell_unused(settings: FinetuneSettings, progress: Progress) -> None:
-    """Say what was asked for and is not done, since the grid has values of its own."""
-    given = _varied(asdict(settings))
-    unused = [f"{name} {value:g}" for name, value in given.items() if value != getattr(FinetuneSettings, name)]
-    if unused:
-        progress.say(f"the grid tries batches, rates and epochs of its own: {', '.join(unused)} is not used")
-
-
-def _grid(data: TaskData, settings: FinetuneSettings) -> Iterator[Cell]:
-    rates = RATES if settings.trains_all else FROZEN_RATES
-    for batch, rate, epochs in product(BATCHES, rates, EPOCHS):
-        changed = replace(settings, batch_size=batch, learning_rate=rate, epochs=epochs)
-        yield Cell(_name(changed), "grid", changed, data)
-
-
-def _seeds(data: TaskData, settings: FinetuneSettings, how: SearchSettings) -> Iterator[Cell]:
-    for seed in range(settings.seed, settings.seed + how.seeds):
-        changed = replace(settings, seed=seed)
-        # The first seed of a cell of the grid has been run already.
-        name = _name(changed) if how.grid and seed == settings.seed else f"{_name(changed)}-seed-{seed}"
-        yield Cell(name, "seeds", changed, data)
-
-
-def _folds(data: TaskData, settings: FinetuneSettings, folds: int) -> Iterator[Cell]:
-    """Each fold is scored by a model that was trained on the others."""
-    for fold in range(folds):
-        train, dev = split_fold(data.train, fold, folds)
-        parted = replace(data, train=train, dev=dev)
-        yield Cell(f"fold-{fold + 1}-of-{folds}", "folds", settings, parted)
-
-
-def _name(settings: FinetuneSettings) -> str:
-    return f"batch-{settings.batch_size}-rate-{settings.peak_rate:g}-epochs-{settings.epochs}"
-
-
-def _varied(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: settings[name] for name in ("batch_size", "learning_rate", "epochs")}
-
-
-def _scored(cell: Cell, folder: Path) -> Scored:
+def read_cell_result(cell: Cell, folder: Path) -> CellResult:
+    """Return the result of a finished cell from its run's folder."""
     results = Run(folder).results()
     score = float(results[cell.data.metrics[0]])
-    return Scored(cell.name, cell.part, score, results, results.get("degenerate"), _told_settings(cell))
+    return CellResult(cell.name, cell.part, score, results, results.get("degenerate"), _recorded_settings(cell))
 
 
-def _diverged(cell: Cell) -> Scored:
-    """It has no model to score, which is worth nothing."""
-    return Scored(cell.name, cell.part, 0.0, {}, DIVERGED, _told_settings(cell))
+def _recorded_settings(cell: Cell) -> dict[str, Any]:
+    values = _grid_values(asdict(cell.settings))
+    return {**values, "learning_rate": cell.settings.peak_rate, "seed": cell.settings.seed}
 
 
-def _told_settings(cell: Cell) -> dict[str, Any]:
-    return {**_varied(asdict(cell.settings)), "learning_rate": cell.settings.peak_rate, "seed": cell.settings.seed}
-
-
-class _Table:
-    """What has been scored so far, on disk; only the best model stays."""
+class _ResultTable:
+    """The results so far, kept on disk. Only the best model of each part is kept."""
 
     def __init__(self, folder: Path, progress: Progress, settings: FinetuneSettings, device: str | None) -> None:
         self._folder, self._progress = folder, progress
         self._path = folder / TABLE
-        kept = read_json(self._path) if self._path.is_file() else None
-        self.rows = [Scored(**row) for row in kept["cells"]] if kept else []
-        # What was measured to be faster at first: all cells are to be computed alike, whenever each is run. (The first
-        # searches left it to each.)
-        if kept is not None:
-            self.precision: PrecisionName = kept.get("precision", settings.precision)
+        saved = read_json(self._path) if self._path.is_file() else None
+        self.rows = [CellResult(**row) for row in saved["cells"]] if saved else []
+        # With precision "auto", the choice is measured once and recorded, so that all cells use the same one, also
+        # after a restart. (Tables of early versions do not record it.)
+        if saved is not None:
+            self.precision: PrecisionName = saved.get("precision", settings.precision)
         else:
             self.precision = finetuning_precision(settings, choose_device(device)).name
             self._write()
 
-    def fill(self, cells: Iterator[Cell], score: Callable[[Cell], Scored]) -> None:
-        """Run the cells that are not there yet."""
+    def fill(self, cells: Iterator[Cell], train_cell: Callable[[Cell], CellResult]) -> None:
+        """Run the cells that have no result yet."""
         for cell in cells:
             if any((row.name, row.part) == (cell.name, cell.part) for row in self.rows):
                 continue
-            known = next((row for row in self.rows if row.name == cell.name), None)
-            row = replace(known, part=cell.part) if known else score(cell)
+            same_run = next((row for row in self.rows if row.name == cell.name), None)
+            row = replace(same_run, part=cell.part) if same_run else train_cell(cell)
             self.rows.append(row)
             self._write()
             self._progress.say(f"{cell.name}: {row.score:.4f}{' (failed)' if row.failed else ''}")
-            self._forget_models()
+            self._remove_models()
 
-    def best(self, part: str) -> Scored:
-        """The best cell of a part, a failed one only if all have failed; the first of equals.
+    def best(self, part: str) -> CellResult:
+        """Return the best cell of a part, the first of equals; a failed one only if all have failed.
 
-        Who says the same of every row may well score best: on MRPC, "yes" to all of them has a higher F1 than many a
-        model that has learned something.
+        A model that predicts the same label for every row may well have the best score: on MRPC, "yes" to all rows has
+        a higher F1 than many models that have learned something.
         """
         rows = [row for row in self.rows if row.part == part]
         return max(rows, key=lambda row: (not row.diverged, row.failed is None, row.score))
@@ -303,30 +260,31 @@ class _Table:
     def _write(self) -> None:
         replace_json(self._path, {"precision": self.precision, "cells": [asdict(row) for row in self.rows]})
 
-    def _forget_models(self) -> None:
-        """Remove all models but the best one of each part, which is all that can still be asked for."""
-        kept = {self.best(part).name for part in {row.part for row in self.rows}}
+    def _remove_models(self) -> None:
+        """Remove all models but the best one of each part; no other can be needed later."""
+        best_names = {self.best(part).name for part in {row.part for row in self.rows}}
         for row in self.rows:
-            if row.name not in kept:
+            if row.name not in best_names:
                 shutil.rmtree(Run(self._folder / CELLS / row.name).model_folder, ignore_errors=True)
 
 
-def _finish(run: Run, found: _Table, metric: str, part: str) -> None:
-    rows = [row for row in found.rows if row.part == part]
-    best = found.best(part)
+def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
+    """Write the summary and the figure, then move the kept model, whose presence marks the run as finished."""
+    rows = [row for row in table.rows if row.part == part]
+    best = table.best(part)
     if best.diverged:
         raise DivergedError(
             f"{run.folder}: every one of {len(rows)} trainings diverged; lower --learning-rate, with --fresh"
         )
-    chosen = WHOLE if part == "folds" else best.name
-    found_best = {"best": best.name, "best_results": best.results, "kept": chosen}
-    run.write_results({"metric": metric, **summary(rows), **found_best})
-    draw_search(found.rows, metric, run.folder / "search.png")
-    Run(run.folder / CELLS / chosen).model_folder.rename(run.model_folder)
+    kept = ALL_ROWS if part == "folds" else best.name
+    best_cell = {"best": best.name, "best_results": best.results, "kept": kept}
+    run.write_results({"metric": metric, **summarize(rows), **best_cell})
+    draw_search(table.rows, metric, run.folder / "search.png")
+    Run(run.folder / CELLS / kept).model_folder.rename(run.model_folder)
 
 
-def summary(rows: Sequence[Scored]) -> dict[str, Any]:
-    """Mean and spread over runs that differ in the seed, or the fold, alone; failed ones are named and counted in."""
+def summarize(rows: Sequence[CellResult]) -> dict[str, Any]:
+    """Return mean and spread over runs that differ only in the seed or the fold. Failed runs count, and are listed."""
     scores = [row.score for row in rows]
     return {
         "runs": len(scores),
@@ -337,3 +295,53 @@ def summary(rows: Sequence[Scored]) -> dict[str, Any]:
         "most": max(scores),
         "failed": [row.name for row in rows if row.failed],
     }
+
+
+def draw_search(rows: Sequence[CellResult], metric: str, path: Path) -> None:
+    """Draw a PNG: a heat map of the grid per batch size, and the seeds or folds as points with their mean."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    grid = [row for row in rows if row.part == "grid"]
+    repeats = [row for row in rows if row.part != "grid"]
+    batch_sizes = sorted({row.settings["batch_size"] for row in grid})
+    columns = len(batch_sizes) + 1
+    figure, axes = pyplot.subplots(1, columns, figsize=(4.2 * columns, 3.8), layout="constrained", squeeze=False)
+    limits = (min(row.score for row in rows), max(row.score for row in rows))
+    for axis, batch_size in zip(axes[0], batch_sizes, strict=False):
+        _draw_heat_map(axis, [row for row in grid if row.settings["batch_size"] == batch_size], limits)
+        axis.set_title(f"batch {batch_size}")
+    _draw_points(axes[0][-1], repeats, metric)
+    with replaced_file(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)
+    pyplot.close(figure)
+
+
+def _draw_heat_map(axis: Any, rows: Sequence[CellResult], limits: tuple[float, float]) -> None:
+    scores = {(row.settings["learning_rate"], row.settings["epochs"]): row.score for row in reversed(rows)}
+    rates = sorted({rate for rate, _ in scores})
+    epochs = sorted({epoch for _, epoch in scores})
+    table = [[scores[rate, epoch] for epoch in epochs] for rate in rates]
+    axis.imshow(table, cmap="viridis", vmin=limits[0], vmax=limits[1], aspect="auto")
+    axis.set_xticks(range(len(epochs)), epochs)
+    axis.set_yticks(range(len(rates)), [f"{rate:g}" for rate in rates])
+    axis.set_xlabel("epochs")
+    axis.set_ylabel("learning rate")
+    middle = sum(limits) / 2
+    for line, values in enumerate(table):
+        for column, value in enumerate(values):
+            colour = "black" if value > middle else "white"
+            axis.text(column, line, f"{value:.3f}", ha="center", va="center", color=colour)
+
+
+def _draw_points(axis: Any, rows: Sequence[CellResult], metric: str) -> None:
+    scores = [row.score for row in rows]
+    colours = ["tab:red" if row.failed else "tab:blue" for row in rows]
+    axis.scatter(range(1, len(scores) + 1), scores, c=colours)
+    axis.axhline(mean(scores), color="tab:gray", linestyle="--", label=f"mean {mean(scores):.4f}")
+    axis.set_xticks(range(1, len(scores) + 1))
+    axis.set_xlabel("fold" if rows[0].part == "folds" else "seed (red: failed)")
+    axis.set_ylabel(metric)
+    axis.legend()
