@@ -199,3 +199,31 @@ def test_import_table_is_the_one_that_is_held() -> None:
     documented = {name: set(re.findall(r"`(\w+)`", allowed)) for name, allowed in rows if not allowed.startswith("all")}
     assert documented == {name: MAY_IMPORT[name] for name in MAY_IMPORT.keys() - {"demo", "cli"}}
     assert {name for name, allowed in rows if allowed.startswith("all")} == {"demo", "cli"}
+
+
+PYTHON_FILE = re.compile(r"(?<![\w/.*-])((?:\w+/)*\w+\.py)\b")
+# Histories name files as they were.
+HISTORIES = {"CHANGELOG.md", "findings.md", *(path.name for path in EXPERIMENTS)}
+
+
+# Scripts of the original BERT code, and the name that no module here has.
+ELSEWHERE = {"run_classifier.py", "run_squad.py", "utils.py"}
+
+
+def missing_files(text: str, *folders: Path, below: Path) -> list[str]:
+    """Return the Python files that a text names and that are neither in the folders nor, by base name, below one."""
+    known = ELSEWHERE | {path.name for path in below.rglob("*.py")}
+    names = set(PYTHON_FILE.findall(text)) - known
+    return sorted(name for name in names if not any((folder / name).exists() for folder in folders))
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if path.name not in HISTORIES], ids=name_of)
+def test_python_files_that_a_document_names_exist(path: Path) -> None:
+    text = re.sub(r"```(?:sh|python|console|py)\n.*?```", "", path.read_text("utf-8"), flags=re.DOTALL)
+    assert missing_files(text, ROOT, SOURCES, SOURCES.parent, below=SOURCES) == []
+
+
+@pytest.mark.parametrize("path", sorted(SOURCES.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCES)))
+def test_python_files_that_a_module_names_exist(path: Path) -> None:
+    parents = [parent for parent in path.parents if SOURCES in (parent, *parent.parents)]
+    assert missing_files(path.read_text("utf-8"), ROOT, *parents, below=path.parent) == []
