@@ -50,7 +50,7 @@ def test_losses_are_those_of_transformers(base: Path, tmp_path: Path) -> None:
     tokenizer = ours.tokenizer.with_max_length(12)  # so that some sentences are read in windows
     items = tag_items(found.examples, tokenizer)  # type: ignore[arg-type]
     assert len(items) > 90
-    batches = TaskBatches(items, BATCH, 0, tokenizer.pad_id, torch.device("cpu"), labels_tokens=True)
+    batches = TaskBatches(items, BATCH, 0, tokenizer.pad_id, torch.device("cpu"), token_targets=True)
     theirs = BertForTokenClassification.from_pretrained(tmp_path / "start")
     check(ours, theirs, batches, tmp_path / "run", labelled_loss, change=0.2)
 

@@ -20,7 +20,7 @@ from cloze.tasks.rows import Source
 from cloze.train import optimization as precision_module
 from cloze.train.finetuning import finetune as module
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.finetuning.mean_teacher import distance
+from cloze.train.finetuning.mean_teacher import logits_distance
 from cloze.train.finetuning.objective import TaskObjective
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.finetuning.similarity import contrast
@@ -111,7 +111,7 @@ def test_cosines_are_never_rounded() -> None:
 
 def test_own_teacher_counts_the_same_in_any_company() -> None:
     said, taught = torch.randn(2, 1, 2, 5, generator=torch.Generator().manual_seed(0))
-    alone = distance(said, taught, torch.tensor([[1, 2]]), 2)
+    alone = logits_distance(said, taught, torch.tensor([[1, 2]]), 2)
     one, other = (functional.pad(answer, (0, 7), value=IMPOSSIBLE) for answer in (said, taught))
-    assert torch.equal(distance(one, other, torch.tensor([[1, 2]]), 2), alone)
-    assert distance(one, other, torch.tensor([[IGNORED, 2]]), 1).item() > 0
+    assert torch.equal(logits_distance(one, other, torch.tensor([[1, 2]]), 2), alone)
+    assert logits_distance(one, other, torch.tensor([[IGNORED, 2]]), 1).item() > 0

@@ -15,7 +15,7 @@ from cloze.model.batch import Batch
 from cloze.model.losses import task_logits
 from cloze.options import IGNORED, FeatureHead, Features
 from cloze.tasks.registry import head_of
-from cloze.train.distillation.objective import DistillBatch, DistillObjective, answer_loss, match_layers
+from cloze.train.distillation.objective import DistillBatch, DistillObjective, logits_loss, match_layers
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.distillation.students import layers_to_take, with_layers
 from cloze.train.finetuning.objective import TaskBatch
@@ -286,6 +286,6 @@ def test_temperature_of_a_large_number_compares_the_logits_themselves() -> None:
     own = torch.tensor([[draw.gauss(0, 1) for _ in range(4)] for _ in range(3)], requires_grad=True)
     wanted = torch.tensor([[draw.gauss(0, 1) for _ in range(4)] for _ in range(3)])
     batch = DistillBatch(TaskBatch(Batch(torch.zeros(3, 1), torch.zeros(3, 1), None), torch.zeros(3).long(), (1, 1, 1)))
-    (slope,) = torch.autograd.grad(answer_loss(own, wanted, batch, 3, 1000.0), own)
+    (slope,) = torch.autograd.grad(logits_loss(own, wanted, batch, 3, 1000.0), own)
     difference = (own - own.mean(-1, keepdim=True)) - (wanted - wanted.mean(-1, keepdim=True))
     assert torch.allclose(slope, difference.detach() / 4 / 3, atol=1e-3)

@@ -16,7 +16,7 @@ from cloze.predict import load
 from cloze.tasks.registry import head_of
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.finetuning.mean_teacher import MeanTeacherObjective, distance, with_mean_teacher
+from cloze.train.finetuning.mean_teacher import MeanTeacherObjective, logits_distance, with_mean_teacher
 from cloze.train.finetuning.objective import TaskObjective
 from cloze.train.finetuning.settings import FinetuneSettings
 from tests.train.distillation.test_objective import KINDS, make_batch, make_teacher
@@ -74,13 +74,13 @@ def test_both_losses_for_every_kind(kind: str) -> None:
 
 def test_distance_by_hand() -> None:
     said, taught = torch.tensor([[1.0, 2.0], [0.0, 5.0]]), torch.tensor([[0.0, 4.0], [0.0, 5.0]])
-    assert distance(said, taught, torch.tensor([0, 1]), 2).item() == pytest.approx((1 + 4) / 2 / 2)
-    assert distance(said, taught, torch.tensor([IGNORED, 1]), 1).item() == 0.0
-    assert distance(said[:, :1], taught[:, :1], torch.tensor([0.5, 1.0]), 2).item() == pytest.approx(0.5)
+    assert logits_distance(said, taught, torch.tensor([0, 1]), 2).item() == pytest.approx((1 + 4) / 2 / 2)
+    assert logits_distance(said, taught, torch.tensor([IGNORED, 1]), 1).item() == 0.0
+    assert logits_distance(said[:, :1], taught[:, :1], torch.tensor([0.5, 1.0]), 2).item() == pytest.approx(0.5)
     flags = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    assert distance(said, taught, flags, 4).item() == pytest.approx(5 / 4)
+    assert logits_distance(said, taught, flags, 4).item() == pytest.approx(5 / 4)
     lacking = torch.tensor([[1.0, float("-inf")]])
-    assert distance(lacking, lacking + 2, torch.tensor([0]), 1).item() == pytest.approx(4)  # one option counts
+    assert logits_distance(lacking, lacking + 2, torch.tensor([0]), 1).item() == pytest.approx(4)  # one option counts
 
 
 def test_weight_of_nothing_changes_nothing(base: Path, source: Source, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def test_rows_are_drawn_at_random_and_stand_by_length() -> None:
 
 
 def test_texts_of_like_length_go_together_where_they_are_compared() -> None:
-    assert padding(make(items(400), batch=8, like_lengths=True)) < 0.1
+    assert padding(make(items(400), batch=8, similar_lengths=True)) < 0.1
 
 
 def test_parts_are_the_whole() -> None:
@@ -66,7 +66,7 @@ def test_parts_are_the_whole() -> None:
 
 def test_labels_of_tokens_are_padded_and_counted() -> None:
     rows = [Item((encoding(3),), [IGNORED, 1, 2]), Item((encoding(5),), [IGNORED, 0, IGNORED, 1, IGNORED])]
-    batch = make(rows, labels_tokens=True).at(0)
+    batch = make(rows, token_targets=True).at(0)
     assert batch.targets.shape == (2, 5)
     assert batch.counts == {"targets": 4}
     short = batch.targets[batch.inputs.real.sum(1).argmin()]

@@ -232,7 +232,7 @@ def test_kept_states_teach_what_computed_ones_do(
     count = 0
     computed = finetune(source, base, tmp_path / "computed", settings=replace(settings, epochs=3), progress=listener)
     assert count == 3 * 36 + 4 * 4
-    assert "frozen states would take 0.0 GiB: they are computed anew in every epoch" in listener.said
+    assert "frozen states would take 0.0 GiB: they are recomputed in every epoch" in listener.said
     texts = [row["text"] for row in make_rows(6, seed=2)]
     assert load(kept).logits(texts) == pytest.approx(load(computed).logits(texts), abs=1e-4)
 

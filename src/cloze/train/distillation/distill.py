@@ -1,9 +1,8 @@
-"""``cloze distill``: a smaller model learns a task from a larger one that was fine-tuned to it.
+"""``cloze distill``: knowledge distillation of a fine-tuned teacher into a smaller student.
 
-The loop and the run are those of fine-tuning; the rows are held to the teacher's labels and read as the teacher reads
-them. The student that is saved is a model folder like any other.
-
-What a distillation came to: size, speed and score of teacher and student, side by side.
+Training loop and run are those of fine-tuning. The rows must have the teacher's labels, and are encoded as the teacher
+encodes them. The student is saved as a model folder, with a report that compares size, speed and score of
+teacher and student.
 """
 
 import time
@@ -38,55 +37,9 @@ from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import CURVES, Run, draw_curves
 
-# How many dev rows are read for measuring the speed, and how often by each of both in turn.
+# Dev rows and rounds of the speed measurement.
 _ROWS, _ROUNDS = 256, 3
 _WEIGHTS = "model.safetensors"
-
-
-def compare(
-    teacher: Model, student: Model, folder: Path, data: TaskData, scores: Mapping[str, float]
-) -> dict[str, Any]:
-    """The figures of both; ``folder`` is where the student was saved, ``scores`` are what it reached on dev."""
-    taught = evaluate_examples(teacher, data.kind, data.dev, data.metrics).metrics
-    speeds = measure_speeds(teacher, student, data)
-    return {
-        "metric": data.metrics[0],
-        "kept": share_kept(scores[data.metrics[0]], taught[data.metrics[0]]),
-        "teacher": _described(teacher.bert, None, speeds[0], taught),
-        "student": _described(student.bert, folder, speeds[1], scores),
-    }
-
-
-def share_kept(score: float, taught: float) -> float | None:
-    """The student's score as a share of its teacher's; None where that is nothing to have a share of."""
-    return score / taught if taught > 0 else None
-
-
-def measure_speeds(teacher: Model, student: Model, data: TaskData) -> tuple[float, float]:
-    """Rows a second of both, in turn, so that whatever else the machine does is the same for both."""
-    rows: Examples = data.dev.select(range(min(len(data.dev), _ROWS)))
-    best = [float("inf"), float("inf")]
-    for _ in range(_ROUNDS):
-        for number, model in enumerate((teacher, student)):
-            start = time.perf_counter()
-            evaluate_examples(model, data.kind, rows, data.metrics)
-            best[number] = min(best[number], time.perf_counter() - start)
-    return len(rows) / best[0], len(rows) / best[1]
-
-
-def _described(bert: Backbone, folder: Path | None, speed: float, scores: Mapping[str, float]) -> dict[str, Any]:
-    # The teacher's own files may be of any form and hold more than a model: what it would take is what counts.
-    weights = 4 * bert.parameter_count() if folder is None else (folder / _WEIGHTS).stat().st_size
-    return {
-        "layers": bert.config.layers,
-        "hidden_size": bert.config.hidden_size,
-        "parameters": bert.parameter_count(),
-        "bytes": weights,
-        "rows_per_second": round(speed, 1),
-        "scores": dict(scores),
-    }
-
-
 REPORT = "distillation.json"
 _PARTIAL = "model.partial"
 
@@ -102,7 +55,21 @@ def distill(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Distil a fine-tuned model into a smaller one and return the run's folder. The same call goes on."""
+    """Distil a fine-tuned model into a smaller one; the same call resumes a run that was stopped.
+
+    Args:
+        source: The task and its files.
+        model: The fine-tuned teacher.
+        out: The run's folder.
+        unlabelled: A file with more texts, without labels, that the teacher labels.
+        settings: The student, the weights of the losses, and how to train.
+        device: Where to train.
+        fresh: Delete a run that is there.
+        progress: Where progress is reported.
+
+    Returns:
+        The run's folder.
+    """
     settings, progress = settings or DistillSettings(), progress or Silent()
     teacher = _load_teacher(model, source)
     assert teacher.task is not None
@@ -113,31 +80,21 @@ def distill(
     texts = None if unlabelled is None else read_unlabelled(Path(unlabelled), source, data)
     if texts is not None and not settings.logits_weight:
         raise ConfigError("logits_weight is 0, but rows without labels teach nothing else; leave out --unlabelled")
-    recorded = {
-        "command": "distill",
-        "model": str(Path(model)),
-        **source.recorded(),
-        "unlabelled": None if unlabelled is None else str(unlabelled),
-        "rows": len(data.train),
-        "unlabelled_rows": 0 if texts is None else len(texts),
-        # Rows or a teacher that have changed meanwhile would be mixed in.
-        "content": fingerprint(data.train, data.dev, *([] if texts is None else [texts])),
-        "teacher": any_fingerprint(find_source(model)),
-    }
+    recorded = _recorded(source, model, unlabelled, data, texts)
     teacher_model, student_model = Model(teacher, device=device), Model(student, device=device)
     finetuning = _finetune_settings(teacher, settings)
     parts = TrainingParts(
         recorded=recorded | asdict(settings),
         settings=finetuning,
         model=student_model,
+        # Attention is compared in padded batches: texts of similar length need little padding.
         batches=lambda: _batches(
             data,
             texts,
             student_model,
             finetuning,
             progress,
-            # Attention is compared in padded batches: texts of similar length need little padding.
-            like_lengths=compares_attention(student_model.bert, teacher_model.bert, settings),
+            similar_lengths=compares_attention(student_model.bert, teacher_model.bert, settings),
         ),
         objective=lambda: DistillObjective(student_model.bert, teacher_model.bert, student_model.heads[0], settings).to(
             student_model.device
@@ -149,26 +106,43 @@ def distill(
     return run_training(parts, out, fresh=fresh, progress=progress)
 
 
+def _recorded(
+    source: Source, model: str | Path, unlabelled: str | Path | None, data: TaskData, texts: LabelledTexts | None
+) -> dict[str, Any]:
+    """Return the facts that a resumed run is compared by."""
+    return {
+        "command": "distill",
+        "model": str(Path(model)),
+        **source.recorded(),
+        "unlabelled": None if unlabelled is None else str(unlabelled),
+        "rows": len(data.train),
+        "unlabelled_rows": 0 if texts is None else len(texts),
+        # A run must not be resumed with changed rows or a changed teacher.
+        "content": fingerprint(data.train, data.dev, *([] if texts is None else [texts])),
+        "teacher": any_fingerprint(find_source(model)),
+    }
+
+
 def _load_teacher(model: str | Path, source: Source) -> ModelFolder:
-    """The teacher with whatever is attached to it; low-rank changes become part of its layers."""
+    """Load the teacher with its adapter; LoRA is merged into its layers."""
     kind = find_task(source.task).kind
-    found = load_any(find_source(model))
-    task = found.task
-    if task is None or task.kind != kind.name or kind.head not in found.model.head_names:
-        there = f"does {task.kind}" if task else f"has the heads: {', '.join(found.model.head_names) or 'none'}"
-        raise RequestError(f"{model}: {source.task} needs a teacher fine-tuned to {kind}; this one {there}")
-    merges = found.adapter is not None and found.adapter.attachment.kind == "lora"
-    return replace(found, model=without_attachment(found.model) if merges else found.model, adapter=None)
+    teacher = load_any(find_source(model))
+    task = teacher.task
+    if task is None or task.kind != kind.name or kind.head not in teacher.model.head_names:
+        actual = f"does {task.kind}" if task else f"has the heads: {', '.join(teacher.model.head_names) or 'none'}"
+        raise RequestError(f"{model}: {source.task} needs a teacher fine-tuned to {kind}; this one {actual}")
+    has_lora = teacher.adapter is not None and teacher.adapter.attachment.kind == "lora"
+    return replace(teacher, model=without_attachment(teacher.model) if has_lora else teacher.model, adapter=None)
 
 
 def _start(teacher: ModelFolder, settings: DistillSettings, progress: Progress) -> ModelFolder:
-    """A student that reads as its teacher does."""
+    """Create the student, with the teacher's tokenizer and labels."""
     assert teacher.task is not None
     bert = make_student(teacher, settings)
     heads = bert.config.heads, teacher.model.config.heads
     if settings.attention_weight and heads[0] != heads[1]:
         progress.say(f"the student has {heads[0]} heads and the teacher {heads[1]}: attention is not compared")
-    # What was fitted to the teacher's own answers is not the student's.
+    # Temperature and threshold were fitted to the teacher's predictions, not to the student's.
     task = replace(teacher.task, temperature=TaskLabels.temperature, threshold=TaskLabels.threshold)
     return ModelFolder(bert, teacher.tokenizer, task)
 
@@ -185,7 +159,7 @@ def _batches(
     settings: FinetuneSettings,
     progress: Progress,
     *,
-    like_lengths: bool,
+    similar_lengths: bool,
 ) -> DistillBatches:
     tokenizer = student.tokenizer
     assert data.kind.items is not None, "a kind with labels makes items"
@@ -194,7 +168,9 @@ def _batches(
         items += data.kind.items(texts, tokenizer, settings, progress)
         skipped = f"; {texts.skipped} bad ones were skipped" if texts.skipped else ""
         progress.say(f"{len(texts)} rows without labels are read as well{skipped}")
-    batches = make_batches(items, data.kind, tokenizer, settings, student.device, progress, like_lengths=like_lengths)
+    batches = make_batches(
+        items, data.kind, tokenizer, settings, student.device, progress, similar_lengths=similar_lengths
+    )
     return DistillBatches(batches)
 
 
@@ -224,3 +200,47 @@ def _finish(
     replace_json(run.folder / REPORT, compare(teacher, student, partial, data, evaluation.metrics))
     partial.rename(run.model_folder)
     run.clear()
+
+
+def compare(
+    teacher: Model, student: Model, folder: Path, data: TaskData, scores: Mapping[str, float]
+) -> dict[str, Any]:
+    """Compare teacher and student; ``folder`` holds the saved student, ``scores`` are its dev scores."""
+    teacher_scores = evaluate_examples(teacher, data.kind, data.dev, data.metrics).metrics
+    speeds = measure_speeds(teacher, student, data)
+    return {
+        "metric": data.metrics[0],
+        "kept": share_kept(scores[data.metrics[0]], teacher_scores[data.metrics[0]]),
+        "teacher": _describe(teacher.bert, None, speeds[0], teacher_scores),
+        "student": _describe(student.bert, folder, speeds[1], scores),
+    }
+
+
+def share_kept(score: float, teacher_score: float) -> float | None:
+    """Return the student's score as a share of the teacher's, or None if that is not positive."""
+    return score / teacher_score if teacher_score > 0 else None
+
+
+def measure_speeds(teacher: Model, student: Model, data: TaskData) -> tuple[float, float]:
+    """Return rows per second of both; they take turns, so that other load on the machine affects both alike."""
+    rows: Examples = data.dev.select(range(min(len(data.dev), _ROWS)))
+    best = [float("inf"), float("inf")]
+    for _ in range(_ROUNDS):
+        for number, model in enumerate((teacher, student)):
+            start = time.perf_counter()
+            evaluate_examples(model, data.kind, rows, data.metrics)
+            best[number] = min(best[number], time.perf_counter() - start)
+    return len(rows) / best[0], len(rows) / best[1]
+
+
+def _describe(bert: Backbone, folder: Path | None, speed: float, scores: Mapping[str, float]) -> dict[str, Any]:
+    # The teacher's files may have any format and hold more than the model: count its float32 size.
+    size = 4 * bert.parameter_count() if folder is None else (folder / _WEIGHTS).stat().st_size
+    return {
+        "layers": bert.config.layers,
+        "hidden_size": bert.config.hidden_size,
+        "parameters": bert.parameter_count(),
+        "bytes": size,
+        "rows_per_second": round(speed, 1),
+        "scores": dict(scores),
+    }

@@ -1,6 +1,6 @@
-"""What a student minimises: its distance from the labels, and from what its teacher says, thinks and looks at.
+"""Distillation loss: distance from the labels and from the teacher's logits, hidden states and attention.
 
-Answers are compared at a temperature (Hinton et al., 2015), hidden states and attention layer by layer (Sun et al.,
+Logits are compared at a temperature (Hinton et al., 2015), hidden states and attention layer by layer (Sun et al.,
 2019, "Patient knowledge distillation"; Jiao et al., 2020, "TinyBERT").
 
 Dimensions: B sequences, T tokens, H hidden size, A heads, L layers; N items.
@@ -21,50 +21,50 @@ from cloze.train.distillation.settings import DistillSettings
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, count_targets
 from cloze.train.loop import ObjectiveOutput
 
-# Below this an attention weight is nothing: padding has exactly 0, whose logarithm is none.
-_LEAST = 1e-9
+# Lower bound of attention weights: they are exactly 0 at padding, which has no logarithm.
+_MIN_ATTENTION = 1e-9
 
 
 @dataclass(frozen=True)
 class DistillBatch:
-    """A batch of which some rows may have no labels: they are told by their targets, which are none."""
+    """A batch in which some rows may have no labels; their targets are IGNORED or NaN."""
 
     task: TaskBatch
 
     @property
-    def known(self) -> Tensor:
-        """The items with labels, (N,)."""
+    def labelled(self) -> Tensor:
+        """True at the items with labels, (N,)."""
         targets = self.task.targets
-        there = ~targets.isnan() if targets.is_floating_point() else targets.ne(IGNORED)
-        return there if there.ndim == 1 else there.any(-1)
+        present = ~targets.isnan() if targets.is_floating_point() else targets.ne(IGNORED)
+        return present if present.ndim == 1 else present.any(-1)
 
     @property
-    def asked(self) -> Tensor:
-        """Where an answer is asked for, with a label or without, as the targets are laid out."""
+    def predicted(self) -> Tensor:
+        """True where the model predicts, with a label or without; in the shape of the targets."""
         targets = self.task.targets
-        # A label for each token, or two places of an answer; elsewhere an item without a label is asked as well.
+        # One label per token, or start and end of an answer. Other targets are predicted for unlabelled items too.
         if targets.ndim == 2 and not targets.is_floating_point():
             return targets.ne(IGNORED)
         return torch.ones_like(targets, dtype=torch.bool)
 
     @property
-    def read(self) -> Tensor:
-        """The real tokens of the items with labels, (B, T)."""
-        sizes = torch.tensor(self.task.sizes, device=self.known.device)
-        return self.task.inputs.real & self.known.repeat_interleave(sizes)[:, None]
+    def labelled_tokens(self) -> Tensor:
+        """True at the non-padding tokens of the items with labels, (B, T)."""
+        sizes = torch.tensor(self.task.sizes, device=self.labelled.device)
+        return self.task.inputs.real & self.labelled.repeat_interleave(sizes)[:, None]
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What the losses are means over."""
+        """The numbers of targets, predictions and tokens that the losses are averaged over."""
         return {
-            "targets": count_targets(self.task.targets[self.known]),
-            "asked": int(self.asked.sum()),
-            "tokens": int(self.read.sum()),
+            "targets": count_targets(self.task.targets[self.labelled]),
+            "predicted": int(self.predicted.sum()),
+            "tokens": int(self.labelled_tokens.sum()),
         }
 
     @property
     def token_count(self) -> int:
-        """Real tokens, padding not counted."""
+        """The number of tokens without padding."""
         return self.task.token_count
 
 
@@ -76,12 +76,12 @@ class DistillBatches:
         self.steps_per_epoch = batches.steps_per_epoch
 
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> DistillBatch:
-        """A part of the batch of a step, counted from 0."""
+        """Return one of ``parts`` parts of the batch of a step; steps and parts are counted from 0."""
         return DistillBatch(self._batches.at(step, part, parts, progress))
 
 
 class DistillObjective(nn.Module):
-    """The sum of four losses, each by its weight; those whose weight is 0 are not computed."""
+    """The weighted sum of four losses: labels, logits, states and attention. Those with weight 0 are not computed."""
 
     def __init__(self, student: Backbone, teacher: Backbone, head: HeadName, settings: DistillSettings) -> None:
         super().__init__()
@@ -90,35 +90,39 @@ class DistillObjective(nn.Module):
         self._teacher = (teacher.eval(),)
         self._states = settings.states_weight > 0
         self._attention = compares_attention(student, teacher, settings)
-        self._places = match_layers(student.config.layers, teacher.config.layers)
+        self._teacher_layers = match_layers(student.config.layers, teacher.config.layers)
         widths = student.config.hidden_size, teacher.config.hidden_size
         self.to_teacher = nn.Linear(*widths) if self._states and widths[0] != widths[1] else None
         if self.to_teacher is not None:
             generator = torch.Generator().manual_seed(settings.seed)
-            # Wide enough for states of the student's size to arrive with the teacher's.
+            # This standard deviation keeps the scale of the states.
             initialise(self.to_teacher, widths[0] ** -0.5, generator)
 
     def forward(self, batch: DistillBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
-        """This part's share of the losses of a batch."""
-        settings, task, known = self.settings, batch.task, batch.known
-        said, output = self._ask(self.model, task)
+        """Return this part's share of the losses of a batch."""
+        settings, task, labelled = self.settings, batch.task, batch.labelled
+        logits, output = self._run(self.model, task)
         losses = {}
         if settings.labels_weight:
-            losses["labels"] = task_loss(said[known], task.targets[known], totals["targets"])
+            losses["labels"] = task_loss(logits[labelled], task.targets[labelled], totals["targets"])
         if settings.logits_weight or self._states or self._attention:
             with torch.no_grad():
-                taught, shown = self._ask(self._teacher[0], task)
+                teacher_logits, teacher_output = self._run(self._teacher[0], task)
             if settings.logits_weight:
-                losses["logits"] = answer_loss(said, taught, batch, totals["asked"], settings.temperature)
+                losses["logits"] = logits_loss(logits, teacher_logits, batch, totals["predicted"], settings.temperature)
             if self._states:
-                losses["states"] = self._states_loss(output, shown, batch.read) / max(1, totals["tokens"])
+                losses["states"] = self._states_loss(output, teacher_output, batch.labelled_tokens) / max(
+                    1, totals["tokens"]
+                )
             if self._attention:
-                losses["attention"] = self._attention_loss(output, shown, batch.read) / max(1, totals["tokens"])
+                losses["attention"] = self._attention_loss(output, teacher_output, batch.labelled_tokens) / max(
+                    1, totals["tokens"]
+                )
         weighted = [getattr(settings, f"{name}_weight") * loss for name, loss in losses.items()]
         return ObjectiveOutput(torch.stack(weighted).sum(), {f"{name}_loss": loss for name, loss in losses.items()})
 
-    def _ask(self, model: Backbone, task: TaskBatch) -> tuple[Tensor, EncoderOutput]:
-        """What a model says, and the states and attention that it came to it by."""
+    def _run(self, model: Backbone, task: TaskBatch) -> tuple[Tensor, EncoderOutput]:
+        """Return the logits, and the hidden states and attention where they are compared."""
         inputs, reader = task.inputs, model.reader
         output: EncoderOutput = model.encoder(
             inputs.ids,
@@ -131,53 +135,53 @@ class DistillObjective(nn.Module):
         read = output.last if reader is None else reader.read(reader.choose(output), inputs.real)
         return task_logits(model, self.head, read, task.sizes, inputs.real), output
 
-    def _states_loss(self, output: EncoderOutput, shown: EncoderOutput, read: Tensor) -> Tensor:
-        """The squared difference of a state's numbers, a mean over layers and numbers, summed over tokens."""
+    def _states_loss(self, output: EncoderOutput, teacher_output: EncoderOutput, tokens: Tensor) -> Tensor:
+        """Return the squared error of the hidden states, averaged over layers and dimensions, summed over tokens."""
         total = output.last.new_zeros(())
-        for layer, place in enumerate(self._places, start=1):
-            own = output.states[layer][read]  # (tokens, H)
-            mapped = own if self.to_teacher is None else self.to_teacher(own)
-            wanted = shown.states[place][read]
+        for layer, teacher_layer in enumerate(self._teacher_layers, start=1):
+            states = output.states[layer][tokens]  # (tokens, H)
+            mapped = states if self.to_teacher is None else self.to_teacher(states)
+            wanted = teacher_output.states[teacher_layer][tokens]
             total = total + functional.mse_loss(mapped, wanted, reduction="sum") / wanted.shape[-1]
-        return total / len(self._places)
+        return total / len(self._teacher_layers)
 
-    def _attention_loss(self, output: EncoderOutput, shown: EncoderOutput, read: Tensor) -> Tensor:
-        """KL of the student's attention from its teacher's, a mean over layers and heads, summed over tokens."""
+    def _attention_loss(self, output: EncoderOutput, teacher_output: EncoderOutput, tokens: Tensor) -> Tensor:
+        """Return the KL divergence of the attention, averaged over layers and heads, summed over tokens."""
         total = output.last.new_zeros(())
-        for layer, place in enumerate(self._places):
-            own = output.attentions[layer].transpose(1, 2)[read]  # (B, A, T, T) -> (tokens, A, T)
-            wanted = shown.attentions[place - 1].transpose(1, 2)[read]
-            difference = wanted.clamp(min=_LEAST).log() - own.clamp(min=_LEAST).log()
+        for layer, teacher_layer in enumerate(self._teacher_layers):
+            attention = output.attentions[layer].transpose(1, 2)[tokens]  # (B, A, T, T) -> (tokens, A, T)
+            wanted = teacher_output.attentions[teacher_layer - 1].transpose(1, 2)[tokens]
+            difference = wanted.clamp(min=_MIN_ATTENTION).log() - attention.clamp(min=_MIN_ATTENTION).log()
             total = total + (wanted * difference).sum() / wanted.shape[1]
-        return total / len(self._places)
+        return total / len(self._teacher_layers)
 
 
 def compares_attention(student: Backbone, teacher: Backbone, settings: DistillSettings) -> bool:
-    """Whether heads are to look where the teacher's do; there must be as many of them."""
+    """Return whether attention is compared, which needs the same number of heads in both models."""
     return settings.attention_weight > 0 and student.config.heads == teacher.config.heads
 
 
 def match_layers(student: int, teacher: int) -> list[int]:
-    """The teacher's layer, counted from 1, that each of the student's is to be like: evenly, the last like the last."""
+    """Return the teacher's layer, counted from 1, for each student layer: evenly spaced, last matched with last."""
     return [-(-number * teacher // student) for number in range(1, student + 1)]
 
 
-def answer_loss(said: Tensor, taught: Tensor, batch: DistillBatch, total: int, temperature: float) -> Tensor:
-    """A part's share of how far a student's answers are from its teacher's, in a batch with ``total`` answers.
+def logits_loss(logits: Tensor, teacher_logits: Tensor, batch: DistillBatch, total: int, temperature: float) -> Tensor:
+    """Return a part's share of the distance between the logits, in a batch with ``total`` predictions.
 
-    The square of the temperature makes up for gradients that shrink with it (Hinton et al., 2015, section 2).
+    The square of the temperature compensates for gradients that shrink with it (Hinton et al., 2015, section 2).
     """
-    targets, asked = batch.task.targets, batch.asked
-    said, taught = said.float(), taught.float()
+    targets, predicted = batch.task.targets, batch.predicted
+    logits, teacher_logits = logits.float(), teacher_logits.float()
     if not targets.is_floating_point():
-        logs = (said[asked] / temperature).log_softmax(-1)
-        wanted = (taught[asked] / temperature).softmax(-1)
-        # Options that an item has not are at minus infinity, and 0 times that would be no number.
+        logs = (logits[predicted] / temperature).log_softmax(-1)
+        wanted = (teacher_logits[predicted] / temperature).softmax(-1)
+        # Missing choices have logit -inf, and 0 * -inf would be NaN.
         summed = -(wanted * logs.masked_fill(logs.isinf(), 0.0)).sum() * temperature**2
     elif targets.ndim == 1:
-        summed = functional.mse_loss(said, taught, reduction="sum")
+        summed = functional.mse_loss(logits, teacher_logits, reduction="sum")
     else:
-        wanted = (taught / temperature).sigmoid()
-        scaled = functional.binary_cross_entropy_with_logits(said / temperature, wanted, reduction="sum")
+        wanted = (teacher_logits / temperature).sigmoid()
+        scaled = functional.binary_cross_entropy_with_logits(logits / temperature, wanted, reduction="sum")
         summed = scaled * temperature**2
     return summed / max(1, total)

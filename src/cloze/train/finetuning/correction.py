@@ -97,7 +97,7 @@ def finetune_correction(
         settings=settings,
         model=wrapped,
         batches=lambda: TaskBatches(
-            items, settings.batch_size, settings.seed, tuned.tokenizer.pad_id, wrapped.device, labels_tokens=True
+            items, settings.batch_size, settings.seed, tuned.tokenizer.pad_id, wrapped.device, token_targets=True
         ),
         objective=lambda: CorrectionObjective(wrapped.bert),
         metric="correction_f1",

@@ -1,4 +1,4 @@
-"""``cloze finetune``: one more layer on [CLS], and all of the model trained a little (section 4 of the paper)."""
+"""``cloze finetune``: add a task head to a pre-trained model and train it on labelled rows (section 4 of the paper)."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
@@ -123,32 +123,42 @@ def finetune_rows(
     base = check_task(data, model, settings)
     tuned = _start(base, str(model), data, settings, progress)
     wrapped = Model(tuned, device=device)
-    weights = balanced_weights(data) if settings.class_weights == "balanced" else None
     recorded = _recorded(source, model, data)
-
-    def batches() -> TaskBatches:
-        rows = augment_rows(data, base, settings, device, progress)
-        assert data.kind.items is not None, "a kind with labels makes items"
-        items = data.kind.items(rows, tuned.tokenizer, settings, progress)
-        built = make_batches(items, data.kind, tuned.tokenizer, settings, choose_device(device), progress)
-        cache_frozen_states(wrapped.bert, built.items, tuned.tokenizer.pad_id, progress)
-        return built
-
-    def objective() -> nn.Module:
-        task = TaskObjective(wrapped.bert, wrapped.heads[0], weights).to(wrapped.device)
-        return with_mean_teacher(task, settings.mean_teacher, settings.teacher_decay)
-
     parts = TrainingParts(
         recorded=recorded | asdict(settings),
         settings=settings,
         model=wrapped,
-        batches=batches,
-        objective=objective,
+        batches=lambda: _batches(data, base, wrapped, settings, device, progress),
+        objective=lambda: _objective(data, wrapped, settings),
         metric=data.metrics[0],
         score=lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
         finish=lambda run, used: _finish(run, wrapped, tuned, data, used, recorded, fit=fit),
     )
     return run_training(parts, out, fresh=fresh, progress=progress)
+
+
+def _batches(
+    data: TaskData,
+    base: ModelFolder,
+    wrapped: Model,
+    settings: FinetuneSettings,
+    device: str | None,
+    progress: Progress,
+) -> TaskBatches:
+    """Augment and encode the training rows; for a frozen model, compute its states."""
+    rows = augment_rows(data, base, settings, device, progress)
+    assert data.kind.items is not None, "a kind with labels makes items"
+    tokenizer = wrapped.tokenizer
+    items = data.kind.items(rows, tokenizer, settings, progress)
+    batches = make_batches(items, data.kind, tokenizer, settings, choose_device(device), progress)
+    cache_frozen_states(wrapped.bert, batches.items, tokenizer.pad_id, progress)
+    return batches
+
+
+def _objective(data: TaskData, wrapped: Model, settings: FinetuneSettings) -> nn.Module:
+    weights = balanced_weights(data) if settings.class_weights == "balanced" else None
+    objective = TaskObjective(wrapped.bert, wrapped.heads[0], weights).to(wrapped.device)
+    return with_mean_teacher(objective, settings.mean_teacher, settings.teacher_decay)
 
 
 def _recorded(source: Mapping[str, Any], model: str | Path, data: TaskData) -> dict[str, Any]:
@@ -191,7 +201,7 @@ def make_batches(
     device: torch.device,
     progress: Progress,
     *,
-    like_lengths: bool = False,
+    similar_lengths: bool = False,
 ) -> TaskBatches:
     """Return batches of training items, and report how many of them were truncated."""
     report_truncated(items, tokenizer.max_length, progress, kind.item_noun)
@@ -201,8 +211,8 @@ def make_batches(
         settings.seed,
         tokenizer.pad_id,
         device,
-        labels_tokens=kind.targets == "token_indices",
-        like_lengths=like_lengths,
+        token_targets=kind.targets == "token_indices",
+        similar_lengths=similar_lengths,
     )
 
 

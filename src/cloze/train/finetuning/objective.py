@@ -1,14 +1,11 @@
-"""What fine-tuning minimises, whatever the kind of task.
+"""Batches and loss of supervised fine-tuning, for every kind of task.
 
-Items of a task -> batches, in a new order every epoch.
-
-Rows of a batch are drawn at random and stand by length: padding is not computed (``model/packing.py``), but for a
-little of it in attention, between neighbours. Batches of like length would need none, and teach worse: short texts are
-often of another kind than long ones, and a batch of them pulls one way (a point of F1 on CoNLL, docs/findings.md).
+The items of a task are shuffled into batches in a new order every epoch. The rows of a batch are drawn at random and
+sorted by length: most padding is not computed (``model/packing.py``), except a little in attention. Batches of rows of
+similar length would need no padding at all, but train worse: short texts often differ in kind from long ones, which
+biases the gradient of such a batch (one point of F1 on CoNLL, docs/findings.md).
 
 Dimensions: B rows of a batch, T tokens, N items.
-
-How much each label counts, where some are rare.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,68 +26,76 @@ from cloze.tasks.examples import Item
 from cloze.tasks.registry import TaskData
 from cloze.train.loop import ObjectiveOutput
 
-# Where they are to be of like length, so many batches are cut from neighbours; their rows are drawn from all.
-_CUT_TOGETHER = 50
+# With similar lengths, the rows of this many batches are drawn at random, sorted by length and cut into batches.
+_BATCHES_PER_BUCKET = 50
 
 
 @dataclass(frozen=True)
 class TaskBatch:
-    """Texts and what should be said of them."""
+    """The inputs of a batch and their targets."""
 
     inputs: Batch
-    targets: Tensor  # (N,), (N, labels), (N, 2) or (N, T), as the head has it
+    targets: Tensor  # (N,), (N, labels), (N, 2) or (N, T), depending on the head
     sizes: tuple[int, ...]  # rows of the inputs that belong to each item
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """What the loss is a mean over."""
+        """The number of targets that the loss is averaged over."""
         return {"targets": count_targets(self.targets)}
 
     @property
     def token_count(self) -> int:
-        """Real tokens, padding not counted."""
+        """The number of tokens without padding."""
         return int(self.inputs.real.sum())
 
 
 def count_targets(targets: Tensor) -> int:
-    """Those that are asked for: of labels, all but the ignored; of numbers all, whatever they are."""
+    """Return the number of targets: labels that are not ignored, or all numbers."""
     return targets.numel() if targets.is_floating_point() else int(targets.ne(IGNORED).sum())
 
 
-def report_truncated(items: Sequence[Item], longest: int, progress: Progress, what: str = "texts") -> None:
-    """Say how much of what a model trains on was cut."""
-    cut = sum(any(encoding.dropped for encoding in item.encodings) for item in items)
-    if cut:
-        progress.say(f"{cut} of {len(items)} training {what} are longer than {longest} tokens and are cut")
+def report_truncated(items: Sequence[Item], max_length: int, progress: Progress, noun: str = "texts") -> None:
+    """Report how many of the training items were truncated; ``noun`` is what an item is called."""
+    truncated = sum(any(encoding.dropped for encoding in item.encodings) for item in items)
+    if truncated:
+        progress.say(f"{truncated} of {len(items)} training {noun} are longer than {max_length} tokens and are cut")
 
 
 class TaskBatches:
-    """Batches of a training set: their order is a function of (seed, epoch) alone."""
+    """Shuffled batches of a training set; the order depends on the seed and the epoch only."""
 
     def __init__(
         self,
         items: Sequence[Item],
-        batch: int,
+        batch_size: int,
         seed: int,
         pad_id: int,
         device: torch.device,
         *,
-        labels_tokens: bool = False,
-        like_lengths: bool = False,
+        token_targets: bool = False,
+        similar_lengths: bool = False,
     ) -> None:
-        """``labels_tokens``: a target has an entry a token, and is padded with it.
+        """Create the batches.
 
-        ``like_lengths``: rows of a batch are of like length, for objectives that compare them, or need them padded.
+        Args:
+            items: The encoded training rows and their targets.
+            batch_size: Items per batch.
+            seed: Seed of the order.
+            pad_id: The id of the padding token.
+            device: Where the tensors are put.
+            token_targets: Whether a target has one entry per token, and is padded like its tokens.
+            similar_lengths: Whether to put rows of similar length into a batch, for objectives that compare rows with
+                each other or need padded batches.
         """
-        self.items, self._batch, self._seed = items, batch, seed
-        self._cut_together = _CUT_TOGETHER if like_lengths else 1
-        self._pad_id, self._device, self._labels_tokens = pad_id, device, labels_tokens
+        self.items, self._batch_size, self._seed = items, batch_size, seed
+        self._batches_per_bucket = _BATCHES_PER_BUCKET if similar_lengths else 1
+        self._pad_id, self._device, self._token_targets = pad_id, device, token_targets
         self._lengths = np.array([sum(len(encoding.ids) for encoding in item.encodings) for item in items])
-        self.steps_per_epoch = -(-len(items) // batch)
+        self.steps_per_epoch = -(-len(items) // batch_size)
         self._epoch, self._batches = -1, list[NDArray[np.int64]]()
 
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch:  # noqa: ARG002
-        """A part of the batch of a step, counted from 0."""
+        """Return one of ``parts`` parts of the batch of a step; steps and parts are counted from 0."""
         epoch, index = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch, self._batches = epoch, self._shuffled(epoch)
@@ -98,19 +103,19 @@ class TaskBatches:
         return self._collate([self.items[row] for row in rows])
 
     def _shuffled(self, epoch: int) -> list[NDArray[np.int64]]:
-        """Rows at random; those of a batch, or of some batches, by length; and these batches at random again."""
+        """Shuffle the rows, sort each bucket by length, cut it into batches, and shuffle the batches."""
         generator = np.random.default_rng([self._seed, epoch])
         order = generator.permutation(len(self.items))
-        together = self._cut_together * self._batch
-        groups = np.split(order, range(together, len(order), together))
-        near = np.concatenate([group[np.argsort(self._lengths[group], kind="stable")] for group in groups])
-        batches = np.split(near, range(self._batch, len(near), self._batch))
+        bucket_size = self._batches_per_bucket * self._batch_size
+        buckets = np.split(order, range(bucket_size, len(order), bucket_size))
+        by_length = np.concatenate([bucket[np.argsort(self._lengths[bucket], kind="stable")] for bucket in buckets])
+        batches = np.split(by_length, range(self._batch_size, len(by_length), self._batch_size))
         return [batches[index] for index in generator.permutation(len(batches))]
 
     def _collate(self, items: Sequence[Item]) -> TaskBatch:
         encodings = [encoding for item in items for encoding in item.encodings]
         inputs = collate(encodings, self._pad_id, self._device)
-        if self._labels_tokens:
+        if self._token_targets:
             targets = torch.full(inputs.ids.shape, IGNORED)
             for row, item in enumerate(items):
                 labels = torch.tensor(item.target)
@@ -121,42 +126,42 @@ class TaskBatches:
 
 
 class TaskObjective(nn.Module):
-    """Cross-entropy of labels, places or options; squared error of numbers."""
+    """Cross-entropy of labels, answer positions or choices; squared error of numbers."""
 
     weights: Tensor | None
 
     def __init__(self, model: Backbone, head: HeadName, weights: Tensor | None = None) -> None:
-        """``weights`` says how much each label counts."""
+        """Create the objective; ``weights`` are class weights, one per label."""
         super().__init__()
         self.model, self.head = model, head
-        # Not part of a checkpoint: it follows from the training rows.
+        # Not part of a checkpoint: the weights are computed from the training rows.
         self.register_buffer("weights", weights, persistent=False)
 
     def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
-        """This part's share of the loss of a batch."""
+        """Return this part's share of the loss of a batch that has ``totals`` targets."""
         return ObjectiveOutput(task_loss(self.logits(batch), batch.targets, totals["targets"], self.weights))
 
     def logits(self, batch: TaskBatch) -> Tensor:
-        """What the model says."""
+        """Return the head's logits."""
         inputs = batch.inputs
         needed = self.model.needed_by(self.head, inputs.ids, inputs.mask)
         last = self.model(inputs.ids, inputs.segments, inputs.mask, needed).last
-        # The head is little work, and an answer rounded to bfloat16 has two digits.
+        # In float32: the head is cheap, and bfloat16 would round its logits to two digits.
         with torch.autocast(last.device.type, enabled=False):
             return task_logits(self.model, self.head, last.float(), batch.sizes, inputs.real)
 
 
 def balanced_weights(data: TaskData) -> Tensor:
-    """Weights by which every label counts as much as any other, whatever its share of the rows.
+    """Return class weights by which every label has the same total weight, however rare it is.
 
-    Of labels that exclude each other, rows / (labels * rows with it), whose mean over the rows is 1. Of labels that do
-    not, how many rows are without it for each that has it.
+    For single-label tasks, rows / (labels * rows with the label), whose mean over the rows is 1. For multi-label tasks,
+    the ratio of rows without the label to rows with it.
     """
     assert data.labels is not None
-    assert isinstance(data.train, LabelledTexts), "other kinds were refused"
+    assert isinstance(data.train, LabelledTexts), "check_kind rejects other kinds"
     rows = len(data.train)
     if data.kind.targets == "flags":
-        having = torch.tensor(data.train.targets).sum(0).clamp(min=1)
-        return (rows - having).clamp(min=1) / having
+        positives = torch.tensor(data.train.targets).sum(0).clamp(min=1)
+        return (rows - positives).clamp(min=1) / positives
     counts = torch.bincount(torch.tensor(data.train.targets), minlength=len(data.labels)).clamp(min=1)
     return rows / (len(data.labels) * counts)

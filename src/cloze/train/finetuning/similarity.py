@@ -167,7 +167,9 @@ def _batches(
     seconds = firsts if data.partners is None else tokenizer.encode_batch(data.partners)
     items = [Item(both, 0) for both in zip(firsts, seconds, strict=True)]
     report_truncated(items, tokenizer.max_length, progress)
-    return TaskBatches(items, settings.batch_size, settings.seed, tokenizer.pad_id, wrapped.device, like_lengths=True)
+    return TaskBatches(
+        items, settings.batch_size, settings.seed, tokenizer.pad_id, wrapped.device, similar_lengths=True
+    )
 
 
 def _score(model: Model, data: SimilarityData) -> dict[str, float]:

@@ -1,7 +1,7 @@
-"""What of a model is trained: all of it, its upper layers, an adapter, or a head on frozen states.
+"""Choose the trainable parameters: the whole model, its upper layers, an adapter, or a head on frozen states.
 
-Each is a choice that is made before the one loop: what is to be attached is attached, and what stays as it is asks for
-no gradient, so that the optimizer never sees it.
+The choice is made before the training loop: adapters are attached, and frozen parameters have ``requires_grad`` off, so
+that the optimizer never sees them.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,25 @@ from cloze.progress import Progress
 from cloze.tasks.examples import Item
 from cloze.train.finetuning.settings import FinetuneSettings
 
-# At most 4 % of the parameters are trained, of MiniLM and of BERT-base alike.
+# Bottleneck size or rank: at most 4 % of the parameters are trained, of MiniLM as of BERT-base.
 SIZES = {"houlsby": 64, "lora": 8}
-# How much frozen states may take: those of more rows are computed anew whenever they are needed.
+# Bytes for cached frozen states; if they need more, they are recomputed in every epoch.
 STATES_BUDGET = 2 * 2**30
 
 
 def prepare(bert: Backbone, settings: FinetuneSettings) -> Attachment | None:
-    """Attach what is to be attached to a model with the head of a task, and freeze what is to stay as it is.
+    """Attach the adapter or frozen-feature head that the settings choose, or freeze the lowest layers.
 
-    An adapter brings a copy of the pooler, which it trains with the head that reads it. Houlsby's code leaves it
-    frozen, which only works if it has learned something: many models were trained without a task for it, and its small
-    random numbers then hide the states from the head (docs/findings.md).
+    An adapter has its own copy of the pooler, which is trained with the head. Houlsby's code leaves the pooler frozen,
+    which only works if it was trained: many models were pre-trained without a sentence objective, and a pooler with
+    small random weights then hides the hidden states from the head (docs/findings.md).
+
+    Args:
+        bert: A model with the head of the task.
+        settings: How to train.
+
+    Returns:
+        What was attached; None if the model itself is trained.
     """
     (head,) = bert.head_names
     kind: AttachmentKind | None = "features" if settings.frozen else settings.adapter
@@ -67,24 +74,24 @@ def freeze_lowest(bert: Backbone, layers: int) -> None:
 
 
 def cache_frozen_states(bert: Backbone, items: Sequence[Item], pad_id: int, progress: Progress) -> None:
-    """Compute the frozen states of training rows once, if they find room; a model that is trained needs none."""
+    """Compute the frozen states of the training rows once if they fit into the budget; do nothing for other models."""
     reader = bert.reader
     if reader is None:
         return
-    encodings = {key(one.ids, one.segments): one for item in items for one in item.encodings}
+    encodings = {key(encoding.ids, encoding.segments): encoding for item in items for encoding in item.encodings}
     tokens = sum(len(encoding.ids) for encoding in encodings.values())
     size = tokens * reader.count * bert.config.hidden_size * 4
     if size > STATES_BUDGET:
-        progress.say(f"frozen states would take {size / 2**30:.1f} GiB: they are computed anew in every epoch")
+        progress.say(f"frozen states would take {size / 2**30:.1f} GiB: they are recomputed in every epoch")
         return
 
     def step(batch: Batch) -> list[Tensor]:
-        states = reader.states(bert.encode, batch.ids, batch.segments, batch.mask)
+        padded = reader.states(bert.encode, batch.ids, batch.segments, batch.mask)
         lengths = batch.real.sum(1).tolist()
-        return [row[:, :length].clone() for row, length in zip(states, lengths, strict=True)]
+        return [row[:, :length].clone() for row, length in zip(padded, lengths, strict=True)]
 
     bert.eval()
     device = next(bert.parameters()).device
-    # In an order that follows from the rows alone: a run that goes on sees the same numbers to the bit.
-    found = run_batched(list(encodings.values()), pad_id, torch.device(device), step)
-    reader.kept = dict(zip(encodings, found, strict=True))
+    # The order depends on the rows only: a resumed run computes bit-identical states.
+    states = run_batched(list(encodings.values()), pad_id, torch.device(device), step)
+    reader.kept = dict(zip(encodings, states, strict=True))
