@@ -31,10 +31,10 @@ from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
 from tests.model.made import SMALL
 from tests.train.finetuning.test_finetune import LEARNING, make_rows, write
+from tests.train.finetuning.test_finetune_options import several
 from tests.train.finetuning.test_trainable import write_tags
 from tests.train.made import Listener, interrupted_at, make_bert
 from tests.train.pretraining.test_pretrain import weights
-from tests.train.test_finetune_options import several
 from tests.train.test_parity_choose import make_choices
 
 QUICK = DistillSettings(epochs=1, batch_size=8, learning_rate=1e-3)

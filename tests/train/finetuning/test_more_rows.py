@@ -18,9 +18,9 @@ from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.settings import FinetuneSettings
 from tests.train.distillation.test_distill import make_source
 from tests.train.finetuning.test_finetune import FAST, make_rows, write
+from tests.train.finetuning.test_finetune_options import several
 from tests.train.made import Listener
 from tests.train.pretraining.test_pretrain import weights
-from tests.train.test_finetune_options import several
 
 WAYS = ["contextual", "edits"]
 
