@@ -38,9 +38,9 @@ class FaultSettings:
 
 def break_model(batcher: Batcher) -> None:
     """Let texts that name a fault cause it."""
-    compute = batcher._compute
+    compute = batcher._compute_batch
 
-    def faulty(kind: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
+    def faulty(key: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
         said = " ".join(str(text) for text, _ in inputs)
         if "raises" in said:
             raise RuntimeError("a fault that was made")
@@ -48,7 +48,7 @@ def break_model(batcher: Batcher) -> None:
             raise PanicError("a panic that was made")
         if "no memory" in said:
             raise MemoryError
-        results = list(compute(kind, inputs, check))
+        results = list(compute(key, inputs, check))
         if "loses results" in said:
             return results[1:]
         return [
@@ -60,8 +60,8 @@ def break_model(batcher: Batcher) -> None:
     from cloze.serve.errors import ModelFailedError
     from cloze.serve.operations import NOT_FINITE, is_finite
 
-    batcher._compute = lambda kind, inputs, check: [
-        one if is_finite(one) else ModelFailedError(NOT_FINITE) for one in faulty(kind, inputs, check)
+    batcher._compute_batch = lambda key, inputs, check: [
+        one if is_finite(one) else ModelFailedError(NOT_FINITE) for one in faulty(key, inputs, check)
     ]
 
 

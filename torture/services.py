@@ -110,7 +110,7 @@ def running(settings: ServiceSettings, *, precision: PrecisionName = "fp32") -> 
         yield Running(service)
     finally:
         service.models.drain(10)
-        service.reader.close()
+        service.tokenizer_pool.close()
 
 
 @contextlib.contextmanager

@@ -1,10 +1,17 @@
-"""Work around a processor feature that some virtual machines announce but do not provide.
+"""The device to compute on, and a processor feature that some virtual machines announce but do not provide.
 
-Light to import: ``import cloze`` calls this, because oneDNN reads the setting when it first multiplies.
+Light to import, without torch: ``import cloze`` calls ``avoid_hidden_tiles``, because oneDNN reads its setting when it
+first multiplies.
 """
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cloze.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
 
 # The CPUID leaf that describes AMX tiles; oneDNN configures its tiles by it.
 TILE_PAGE = 0x1D
@@ -41,3 +48,26 @@ def _first_processor(cpuinfo: Path) -> dict[str, str]:
     except OSError:
         return {}
     return fields
+
+
+def choose_device(name: str | None) -> "torch.device":
+    """Return the device with this name; by default CUDA, MPS or the CPU, the first that is available.
+
+    Raises:
+        ConfigError: There is no such device on this machine.
+    """
+    import torch
+
+    if name is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        probe = torch.zeros(1, device=name)
+        probe.item()  # fails on "meta", which has no memory
+        return probe.device
+    # ImportError: some devices need a package that is not installed.
+    except (RuntimeError, AssertionError, ImportError) as error:
+        raise ConfigError(
+            f"device {name!r} is not available on this machine; use 'cpu', or leave --device out"
+        ) from error

@@ -31,7 +31,7 @@ class Machine:
         self.ill = False
         self.probed = 0
 
-    def compute(self, kind: BatchKey, inputs: Sequence[Any], check: Check) -> list[Any]:
+    def compute(self, key: BatchKey, inputs: Sequence[Any], check: Check) -> list[Any]:
         self.go.wait(10)
         self.batches.append(list(inputs))
         for value, error in ((13, ValueError("unlucky")), (14, PanicError("panic")), (15, RequestError("too odd"))):
@@ -224,7 +224,7 @@ def test_speed_is_that_of_tokens_not_of_batches(
     now = 0.0
     monkeypatch.setattr("cloze.serve.batcher.time.monotonic", lambda: now)
 
-    def compute(kind: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
+    def compute(key: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
         nonlocal now
         now += 0.01 if len(inputs) == 1 else 0.02
         return inputs
@@ -299,7 +299,7 @@ def test_draining_finishes_what_waits(machine: Machine, metrics: Metrics) -> Non
 def test_work_that_nobody_waits_for_ends(machine: Machine, metrics: Metrics) -> None:
     started = threading.Event()
 
-    def compute(kind: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
+    def compute(key: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
         end = time.monotonic() + 30
         while 7 in inputs and time.monotonic() < end:  # many passes through a model
             started.set()

@@ -231,14 +231,14 @@ def test_who_leaves_is_not_computed_for(folders: dict[str, str], monkeypatch: py
 
 def block_forward(batcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on a batch waits until ``RELEASE`` is set."""
-    compute = batcher._compute
+    compute = batcher._compute_batch
     RELEASE.clear()
 
     def waiting(*arguments: Any) -> Any:
         RELEASE.wait(10)
         return compute(*arguments)
 
-    monkeypatch.setattr(batcher, "_compute", waiting)
+    monkeypatch.setattr(batcher, "_compute_batch", waiting)
 
 
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/encode", "/tag"])

@@ -11,7 +11,7 @@ from cloze.predict import Model, load
 from cloze.predict.preprocessing import read_texts
 from cloze.serve.batcher import BatchKey
 from cloze.serve.errors import ModelFailedError
-from cloze.serve.operations import abilities, compute, is_finite
+from cloze.serve.operations import abilities, is_finite, run_operation
 from tests.model.made import model_folder
 
 # What needs no head.
@@ -36,7 +36,7 @@ def test_a_model_without_numbers_fails(folders: dict[str, str]) -> None:
     broken = load(folders["base"])
     with torch.no_grad():
         next(broken.bert.parameters())[:] = float("nan")
-    results = compute(broken, BatchKey("embed"), [("a cat", read_texts(broken.tokenizer, ["a cat"])[0])] * 2)
+    results = run_operation(broken, BatchKey("embed"), [("a cat", read_texts(broken.tokenizer, ["a cat"])[0])] * 2)
     assert [type(result) for result in results] == [ModelFailedError, ModelFailedError]
 
 
@@ -44,7 +44,7 @@ def test_labels_that_mean_nothing_are_refused() -> None:
     unnamed = Model(model_folder(["sequence"]))
     message = "^this model's folder does not say what its labels mean; fine-tune it with cloze$"
     with pytest.raises(RequestError, match=message):
-        compute(unnamed, BatchKey("classify"), [("a cat", read_texts(unnamed.tokenizer, ["a cat"])[0])])
+        run_operation(unnamed, BatchKey("classify"), [("a cat", read_texts(unnamed.tokenizer, ["a cat"])[0])])
 
 
 def test_heads_allow(models: dict[str, Model]) -> None:

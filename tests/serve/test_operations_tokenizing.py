@@ -16,14 +16,14 @@ from torture.services import Running, running
 from cloze.checkpoint import TaskLabels
 from cloze.predict import Model, load
 from cloze.serve.batcher import AbandonedError
-from cloze.serve.operations import AT_ONCE
 from cloze.serve.settings import Limits, ServiceSettings
+from cloze.serve.tokenization import INLINE_CHARACTERS
 from cloze.tasks.answering.examples import read_contexts
 from cloze.text import Tokenizer
 from tests.model.made import SMALL, model_folder, saved
 from tests.serve.conftest import error_of
 
-LONG = "the cat sat on a mat. a dog ran. " * (AT_ONCE // 30 + 1)
+LONG = "the cat sat on a mat. a dog ran. " * (INLINE_CHARACTERS // 30 + 1)
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_long_texts_are_read_by_threads_of_their_own(
     path: str, served: Running, readings: list[tuple[str, str]]
 ) -> None:
     assert served.post(path, {"texts": f"[MASK] {LONG}"}).status_code == 200
-    assert [thread.split("_")[0] for _, thread in readings] == ["reader"]
+    assert [thread.split("_")[0] for _, thread in readings] == ["tokenizer"]
 
 
 def test_pairs_and_single_texts_share_batches(served: Running, models: dict[str, Model]) -> None:
@@ -175,7 +175,7 @@ def test_many_passes_end_when_the_time_is_over(folders: dict[str, str], monkeypa
         for _ in range(1000):
             passes.append(1)
             time.sleep(0.01)
-            model._pause()
+            model._before_batch()
         return []
 
     monkeypatch.setattr("cloze.predict.corrector.Corrector.correct", lambda self, texts: slow(self._model, texts))

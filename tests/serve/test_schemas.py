@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from cloze.serve import schemas as forms
+from cloze.serve import schemas
 from cloze.serve.errors import InvalidRequestError
-from cloze.serve.schemas import MOST_TOLD, check
+from cloze.serve.schemas import MOST_REPORTED, check
 from cloze.serve.settings import Limits
 
 SIZE = Limits().body
@@ -26,19 +26,19 @@ def filled(before: bytes, part: bytes, after: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("form", "before", "part", "after"),
     [
-        (forms.EmbedForm, b'{"texts":[', b"0", b"]}"),
-        (forms.EmbedForm, b'{"texts":"a","pairs":[', b"0", b"]}"),
-        (forms.EmbedForm, b'{"texts":"a","layer":[', b"{}", b"]}"),
-        (forms.RerankForm, b'{"query":"a","texts":[', b"0", b"]}"),
-        (forms.TagForm, b'{"texts":[', b"0", b"]}"),
-        (forms.TagForm, b'{"texts":[', b"[0]", b"]}"),
-        (forms.TagForm, b'{"texts":[[', b"0", b"]]}"),
-        (forms.ChooseForm, b'{"prompt":"a","options":[', b"0", b"]}"),
-        (forms.CorrectForm, b'{"texts":"a","protected":[', b"0", b"]}"),
-        (forms.OpenAIForm, b'{"input":[', b"{}", b"]}"),
-        (forms.OpenAIForm, b'{"input":[[', b"{}", b"]]}"),
-        (forms.EncodeForm, b'{"texts":[', b"0", b"]}"),
-        (forms.EncodeForm, b'{"texts":[[', b"0", b"]]}"),
+        (schemas.EmbedForm, b'{"texts":[', b"0", b"]}"),
+        (schemas.EmbedForm, b'{"texts":"a","pairs":[', b"0", b"]}"),
+        (schemas.EmbedForm, b'{"texts":"a","layer":[', b"{}", b"]}"),
+        (schemas.RerankForm, b'{"query":"a","texts":[', b"0", b"]}"),
+        (schemas.TagForm, b'{"texts":[', b"0", b"]}"),
+        (schemas.TagForm, b'{"texts":[', b"[0]", b"]}"),
+        (schemas.TagForm, b'{"texts":[[', b"0", b"]]}"),
+        (schemas.ChooseForm, b'{"prompt":"a","options":[', b"0", b"]}"),
+        (schemas.CorrectForm, b'{"texts":"a","protected":[', b"0", b"]}"),
+        (schemas.OpenAIForm, b'{"input":[', b"{}", b"]}"),
+        (schemas.OpenAIForm, b'{"input":[[', b"{}", b"]]}"),
+        (schemas.EncodeForm, b'{"texts":[', b"0", b"]}"),
+        (schemas.EncodeForm, b'{"texts":[[', b"0", b"]]}"),
     ],
 )
 def test_a_list_is_refused_at_its_first_mistake(
@@ -62,17 +62,17 @@ def peak_of(body: bytes, form: type[BaseModel]) -> tuple[str, int]:
 
 def test_unknown_keys_by_the_hundred_thousand() -> None:
     keys = b",".join(b'"%06x":0' % number for number in range(SIZE // 12))
-    message, peak = peak_of(b"{" + keys + b"}", forms.FillForm)
+    message, peak = peak_of(b"{" + keys + b"}", schemas.FillForm)
     assert message == "the body: 166667 mistakes, most of them unknown keys; known are model, texts, top, joint"
     assert peak < MOST_MEMORY  # a dictionary for each would be more than a hundred megabytes
 
 
 def test_some_unknown_keys_are_named() -> None:
-    body: dict[str, Any] = {"texts": "a", **{f"key{number}": 0 for number in range(MOST_TOLD)}}
-    assert peak_of(json.dumps(body).encode(), forms.FillForm)[0].startswith("unknown key 'key0'")
+    body: dict[str, Any] = {"texts": "a", **{f"key{number}": 0 for number in range(MOST_REPORTED)}}
+    assert peak_of(json.dumps(body).encode(), schemas.FillForm)[0].startswith("unknown key 'key0'")
 
 
 def test_the_first_mistake_of_many_is_named() -> None:
-    message, peak = peak_of(filled(b'{"texts":[', b"0", b"]}"), forms.EmbedForm)
+    message, peak = peak_of(filled(b'{"texts":[', b"0", b"]}"), schemas.EmbedForm)
     assert message == "texts.str: Input should be a valid string"
     assert peak < MOST_MEMORY

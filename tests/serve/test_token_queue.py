@@ -59,7 +59,7 @@ def test_kinds_do_not_mix() -> None:
     kinds = [EMBED, BatchKey("embed", "adapter"), BatchKey("embed", None, (("layer", 1),)), EMBED]
     for kind in kinds:
         queue.put(job(5, kind=kind))
-    batches = [[item.job.kind for item in queue.take(100, wait=0)] for _ in range(3)]
+    batches = [[item.job.key for item in queue.take(100, wait=0)] for _ in range(3)]
     assert batches == [[kinds[0], kinds[0]], [kinds[1]], [kinds[2]]]
 
 

@@ -1,6 +1,6 @@
 """Sequences -> padded batches of similar length within a token budget -> results in input order.
 
-Also the choice of the device, and the results of a text's windows -> the result of the text.
+Also merges the results of a text's windows into the result of the text.
 
 Dimensions: B sequences, T tokens.
 """
@@ -15,18 +15,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloze.errors import ConfigError
-
 Result = TypeVar("Result")
 
-# Tokens a batch, without padding. On CPUs small batches keep the activations in the cache; accelerators want more.
+# Tokens per batch, without padding. On CPUs small batches keep the activations in the cache; accelerators need more.
 TOKEN_BUDGET = 1024
 ACCELERATOR_BUDGET = 16384
-# What one more batch costs, in tokens: its weights are read from memory once more. Padding that costs more is saved by
-# beginning another batch.
+# Overhead of a batch, in tokens: each batch reads the weights from memory once more. If there are more padding tokens
+# than this, it is cheaper to start another batch.
 BATCH_COST = 32
-# On a CPU padding is not computed (model/packing.py), and takes memory alone: so many times that of the tokens.
-HOLES = 3
+# On a CPU, padding is not computed (model/packing.py) but takes memory: up to 3 padding tokens per token of the budget.
+PADDING_RATIO = 3
 
 
 class TokenSequence(Protocol):
@@ -51,7 +49,7 @@ class Batch:
 
     @property
     def real(self) -> Tensor:
-        """The mask; all true where it was left out."""
+        """Return the mask; all true if nothing is padded."""
         return torch.ones_like(self.ids, dtype=torch.bool) if self.mask is None else self.mask
 
 
@@ -77,14 +75,14 @@ def _pad(real: NDArray[np.bool_], rows: Sequence[Sequence[int]], padding: int) -
 
 
 def batch_limits(device: torch.device) -> tuple[int, int]:
-    """How many tokens a batch should have on a device, and how much padding beside them."""
+    """Return the maximum tokens per batch on a device, and the maximum padding tokens beside them."""
     if device.type == "cpu":
-        return TOKEN_BUDGET, HOLES * TOKEN_BUDGET
+        return TOKEN_BUDGET, PADDING_RATIO * TOKEN_BUDGET
     return ACCELERATOR_BUDGET, BATCH_COST
 
 
 def batches(lengths: Sequence[int], budget: int = TOKEN_BUDGET, padding: int = BATCH_COST) -> Iterator[list[int]]:
-    """Indices of texts that go together: neighbours in length, at most ``budget`` tokens and so much ``padding``."""
+    """Yield the indices of each batch: similar lengths, at most ``budget`` tokens and ``padding`` padding tokens."""
     order = sorted(range(len(lengths)), key=lambda index: lengths[index])
     batch: list[int] = []
     real = 0
@@ -105,7 +103,11 @@ def run_batched(
     device: torch.device,
     step: Callable[[Batch], Sequence[Result]],
 ) -> list[Result]:
-    """Apply ``step`` to batches and return one result a text, in the order of the texts."""
+    """Apply ``step`` to batches of similar length and return one result per sequence, in input order.
+
+    The service's batcher has grouped requests by length already. Batches are formed again here because one input may
+    have become several sequences (windows, masked copies), and because callers without a batcher pass any number.
+    """
     if len(encodings) == 1:
         return list(step(collate(encodings, pad_id, device)))
     results: dict[int, Result] = {}
@@ -115,28 +117,11 @@ def run_batched(
     return [results[index] for index in range(len(encodings))]
 
 
-def choose_device(name: str | None) -> torch.device:
-    """The device with this name, or the best one that is there."""
-    if name is None:
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    try:
-        probe = torch.zeros(1, device=name)
-        probe.item()  # fails on "meta", which has no memory
-        return probe.device
-    # ImportError: some devices are packages of their own.
-    except (RuntimeError, AssertionError, ImportError) as error:
-        raise ConfigError(
-            f"device {name!r} is not available on this machine; use 'cpu', or leave --device out"
-        ) from error
-
-
 Floats = NDArray[np.float32]
 
 
 def join_vectors(windows: Sequence[Sequence[TokenSequence]], rows: Sequence[Floats], *, normalize: bool) -> Floats:
-    """The mean of each text's windows, weighted by their tokens; of length one where single vectors are, too."""
+    """Average the vectors of each text's windows, weighted by their tokens; ``normalize``: scale to unit norm."""
     vectors = np.stack(rows)
     if len(vectors) == len(windows):
         return vectors
@@ -148,11 +133,11 @@ def join_vectors(windows: Sequence[Sequence[TokenSequence]], rows: Sequence[Floa
 
 
 def join_logits(windows: Sequence[Sequence[TokenSequence]], rows: Sequence[Floats]) -> Floats:
-    """The mean of each text's windows, which count the same: each has seen enough to have an opinion."""
+    """Average the logits of each text's windows, with equal weights: even a short last window is a full prediction."""
     counts = np.array([[len(text)] for text in windows], np.float32)
     return (_sums(windows, np.stack(rows)) / counts).astype(np.float32)
 
 
 def _sums(windows: Sequence[Sequence[TokenSequence]], values: Floats) -> Floats:
-    """What belongs to the windows of one text, added up: (windows, D) -> (texts, D)."""
+    """Sum the rows of each text's windows: (windows, D) -> (texts, D)."""
     return np.add.reduceat(values, np.cumsum([0, *map(len, windows[:-1])]))

@@ -1,6 +1,7 @@
 """Folder + text -> results."""
 
-from cloze.model.batch import batch_limits, choose_device
+from cloze.hardware import choose_device
+from cloze.model.batch import batch_limits
 from cloze.predict.evaluation import evaluate, evaluate_examples
 from cloze.predict.model import Model, load
 from cloze.predict.results import Attention, Corrected, Correction, Filled, FilledTogether, Score

@@ -1,6 +1,7 @@
-"""A model to ask: ``cloze.load(folder)`` and its methods.
+"""``cloze.load(folder)`` and the ``Model`` that it returns, with one method per kind of prediction.
 
-Results do not depend on the neighbours in a batch, and every method says so clearly when the folder lacks its head.
+The result of a text does not depend on the rest of its batch. A method raises ``RequestError`` if the folder lacks the
+head that it needs.
 """
 
 import logging
@@ -17,13 +18,14 @@ from cloze.checkpoint import EmbeddingSettings, ModelFolder, Pooling, find_sourc
 from cloze.checkpoint.adapter_folder import AttachedAdapters
 from cloze.checkpoint.folder import fingerprint
 from cloze.errors import RequestError
+from cloze.hardware import choose_device
 from cloze.model import Backbone, EncoderOutput, HeadName
-from cloze.model.batch import Batch, Result, choose_device, collate, join_logits, join_vectors, run_batched
+from cloze.model.batch import Batch, Result, collate, join_logits, join_vectors, run_batched
 from cloze.model.surgery import Head, prune_heads, without_heads
 from cloze.models import SHIPPED_MODEL
 from cloze.options import LongTexts, PrecisionName
 from cloze.predict.embeddings.pooling import layer_indices, make_vectors
-from cloze.predict.fill_mask import Floats, fill_blanks
+from cloze.predict.fill_mask import Floats, fill_blanks, fill_together, score_texts
 from cloze.predict.preprocessing import read_blanks, read_texts, require_head, require_task
 from cloze.predict.quantization.precision import precision_of, set_precision, use_products
 from cloze.predict.results import Attention, Corrected, Filled, FilledTogether, Score
@@ -52,7 +54,7 @@ def load(
 ) -> "Model":
     """Load a model folder (ours, any HF BERT, or a TensorFlow checkpoint), a hub name when online, or the shipped one.
 
-    An adapter's folder is loaded on the base that it was trained on; ``base`` says where that is if it has moved.
+    An adapter's folder is loaded on the base that it was trained on; ``base`` is its path if it has moved.
     ``precision`` is fp32, whose numbers equal other libraries', bf16, int8, or auto: the fastest that is near enough.
     """
     folder = load_any(find_source(source), base)
@@ -68,7 +70,7 @@ class Model:
         self, folder: ModelFolder, *, device: str | None = None, precision: PrecisionName | None = None
     ) -> None:
         self._folder, self._adapters = folder, AttachedAdapters(folder)
-        self._pause: Callable[[], object] = bool
+        self._before_batch: Callable[[], object] | None = None
         self._corrector: Corrector | None = None
         self.device = choose_device(device)
         self.bert: Backbone = folder.model.to(self.device).eval()
@@ -77,7 +79,7 @@ class Model:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Text -> ids, as this model was trained to read it."""
+        """The tokenizer that this model was trained with."""
         return self._folder.tokenizer
 
     @property
@@ -87,17 +89,17 @@ class Model:
 
     @property
     def task(self) -> TaskLabels | None:
-        """What a fine-tuned head's outputs mean."""
+        """Labels and settings of the fine-tuned head; None if there is none."""
         return self._folder.task
 
     @property
     def kind(self) -> TaskKind | None:
-        """The kind of task that the model was fine-tuned for."""
+        """The kind of task that the model was fine-tuned for; None if it was not."""
         return None if self.task is None else find_kind(self.task.kind)
 
     @property
     def correcting(self) -> float | None:
-        """From which threshold on a model corrects that was fine-tuned to it; None of all others."""
+        """Confidence threshold of a model that was fine-tuned for correction; None for all other models."""
         return self._folder.correcting
 
     @property
@@ -107,12 +109,12 @@ class Model:
 
     @property
     def precision(self) -> PrecisionName:
-        """In which numbers the layers compute."""
+        """The precision in which the layers compute."""
         return precision_of(self.bert)
 
     @property
     def fingerprint(self) -> str:
-        """What tells this model from all that answer otherwise: its weights, its words, and how it makes vectors."""
+        """A hash of all that decides the results: the weights, the vocabulary and the embedding settings."""
         return fingerprint(self._folder)
 
     def save(self, folder: str | Path) -> None:
@@ -122,11 +124,11 @@ class Model:
     # -- adapters ----------------------------------------------------------------------------------------------------
 
     def attach(self, name: str, folder: str | Path) -> None:
-        """Load an adapter that was trained on this base; ``use(name)`` puts it into its place."""
+        """Load an adapter that was trained on this base; ``use(name)`` activates it."""
         self._adapters.attach(name, find_source(folder), self.device)
 
     def use(self, name: str | None) -> None:
-        """Answer with this adapter from now on; with None, as the base. Not while another thread is asking."""
+        """Activate an adapter; with None, the base model. Not safe while another thread uses the model."""
         self._folder = self._adapters.use(name)
 
     # -- pre-training heads ------------------------------------------------------------------------------------------
@@ -136,23 +138,19 @@ class Model:
         return self.fill_all([text], top)[0]
 
     def fill_all(self, texts: Sequence[str], top: int = 5) -> list[list[list[Filled]]]:
-        """The best words for each ``[MASK]`` of each text, as ``fill`` gives them."""
+        """The best words for each ``[MASK]`` of each text, as ``fill`` returns them."""
         require_head(self.bert, "mlm")
-        read = read_blanks(self.tokenizer, texts, top)
-        self.warn_truncated(read)
-        return fill_blanks(self, read, top)
+        encodings = read_blanks(self.tokenizer, texts, top)
+        self.warn_truncated(encodings)
+        return fill_blanks(self, encodings, top)
 
     def fill_together(self, text: str, top: int = 5, rounds: int = 2) -> list[FilledTogether]:
         """The best ways to fill all ``[MASK]`` of a text so that the words fit each other, best first."""
-        from cloze.predict.fill_mask import fill_together
-
         require_head(self.bert, "mlm")
         return fill_together(self, text, top, rounds)
 
     def score(self, texts: Sequence[str]) -> list[Score]:
-        """How likely each text is: the log-probability of every token, hidden in turn."""
-        from cloze.predict.fill_mask import score_texts
-
+        """The pseudo-log-likelihood of each text: the log-probability of every token when it is masked."""
         require_head(self.bert, "mlm")
         return score_texts(self, texts)
 
@@ -165,7 +163,7 @@ class Model:
 
     @property
     def corrector(self) -> "Corrector":
-        """What corrects as the folder says; made once: to list what words are near to takes longer than a text."""
+        """The corrector with the folder's settings. Created once: its index of similar words takes long to build."""
         from cloze.predict.corrector import Corrector
 
         self._corrector = self._corrector or Corrector(self)
@@ -207,9 +205,9 @@ class Model:
         layer: int | Sequence[int] = -1,
         long_texts: LongTexts = "cut",
     ) -> Floats:
-        """One vector a text, (N, H), pooled as the folder says unless ``pooling`` does; of several layers, the mean.
+        """One vector per text, (N, H). ``pooling`` overrides the folder's; several layers are averaged.
 
-        Of a text that is read in windows it is the mean of theirs, weighted by their tokens.
+        The vector of a text that is split into windows is the mean of theirs, weighted by their tokens.
         """
         return self.embed_encoded(self._encode_long(texts, pairs, long_texts), pooling, layer)
 
@@ -220,7 +218,7 @@ class Model:
         pooling: Pooling | None = None,
         layer: int | Sequence[int] = -1,
     ) -> Floats:
-        """As ``embed``, of texts that are sequences already: for each text one, or its windows."""
+        """Like ``embed``, for texts that are tokenized already: one sequence per text, or its windows."""
         layers = layer_indices(layer, self.bert.config.layers)
         size = self.bert.config.hidden_size
         make = make_vectors(self.embedding, pooling, size, last=layers == (self.bert.config.layers,))
@@ -234,9 +232,9 @@ class Model:
         return join_vectors(windows, rows, normalize=make.normalize)
 
     def whiten(self, texts: Sequence[str], dimensions: int | None = None, pooling: Pooling | None = None) -> "Model":
-        """The same model with vectors that are whitened as these texts want it, in fewer dimensions if asked.
+        """The same model with whitened vectors, optionally in fewer dimensions; the whitening is fitted on these texts.
 
-        With another ``pooling`` than the folder's, nothing is left of what that does with its vectors.
+        With another ``pooling`` than the folder's, the folder's other embedding settings are dropped.
         """
         from cloze.predict.embeddings.whitening import with_whitening
 
@@ -269,13 +267,13 @@ class Model:
         return Attention(encoding.tokens, encoding.segments, weights, (self, text, pair))
 
     def without_heads(self, heads: Collection[Head]) -> AbstractContextManager[None]:
-        """Answer without these attention heads, each a (layer, head), for as long as the block lasts."""
+        """Disable these attention heads, each a (layer, head), while the block runs."""
         return without_heads(self.bert, heads)
 
     def prune_heads(self, heads: Collection[Head]) -> None:
         """Remove attention heads for good; the folder keeps its shapes, and loads wherever it did."""
         prune_heads(self.bert, heads)
-        # Layers in fewer bits answer by copies of their weights, which know nothing of it yet.
+        # Layers of lower precision compute with copies of the weights, which must be made again.
         use_products(self.bert, self.precision, {})
 
     # -- fine-tuned heads --------------------------------------------------------------------------------------------
@@ -304,13 +302,13 @@ class Model:
         return kind.respond(self, self._encode_long(texts, pairs, self.task.long_texts if self.task else "cut"), {})
 
     def logits(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
-        """The sequence head's raw outputs, (N, labels); of a text that is read in windows, their mean."""
+        """The sequence head's raw outputs, (N, labels); for a text that is split into windows, their mean."""
         require_head(self.bert, "sequence")
         return self.logits_encoded(self._encode_long(texts, pairs, self.task.long_texts if self.task else "cut"))
 
     @torch.inference_mode()
     def logits_encoded(self, windows: Sequence[Sequence[Encoding]]) -> Floats:
-        """As ``logits``, of texts that are sequences already: for each text one, or its windows."""
+        """Like ``logits``, for texts that are tokenized already: one sequence per text, or its windows."""
         require_head(self.bert, "sequence")
 
         def step(batch: Batch) -> list[Floats]:
@@ -326,16 +324,16 @@ class Model:
         return tag_texts(self, texts)
 
     def answer(self, question: str, context: str, top: int = 1, longest: int | None = None) -> list[Answer]:
-        """The best answers to a question that a text has, or that it has none, best first.
+        """The best answers to a question in a text, best first; "no answer" is one of them where the model allows it.
 
-        None has more than ``longest`` tokens; without it, what the model was fine-tuned with, or 30.
+        An answer has at most ``longest`` tokens; by default, as the model was fine-tuned, or 30.
         """
         return self.answer_all([question], [context], top, longest)[0]
 
     def answer_all(
         self, questions: Sequence[str], contexts: Sequence[str], top: int = 1, longest: int | None = None
     ) -> list[list[Answer]]:
-        """The best answers to each question, as ``answer`` gives them."""
+        """The best answers to each question, as ``answer`` returns them."""
         require_head(self.bert, "span")
         return answer_all(self, questions, contexts, top, longest)
 
@@ -344,7 +342,7 @@ class Model:
         return self.choose_all([prompt], [options])[0]
 
     def choose_all(self, prompts: Sequence[str], options: Sequence[Sequence[str]]) -> list[list[Option]]:
-        """The options of each prompt, as ``choose`` gives them."""
+        """The options of each prompt, as ``choose`` returns them."""
         require_head(self.bert, "choice")
         return choose_all(self, prompts, options)
 
@@ -369,22 +367,23 @@ class Model:
         return collate(encodings, self.tokenizer.pad_id, self.device)
 
     def run(self, encodings: Sequence[Encoding], step: Callable[[Batch], Sequence[Result]]) -> list[Result]:
-        """Apply ``step`` to batches and return one result a sequence, in their order."""
+        """Apply ``step`` to batches of the sequences and return one result per sequence, in input order."""
 
-        def paused(batch: Batch) -> Sequence[Result]:
-            self._pause()
+        def checked_step(batch: Batch) -> Sequence[Result]:
+            if self._before_batch is not None:
+                self._before_batch()
             return step(batch)
 
-        return run_batched(encodings, self.tokenizer.pad_id, self.device, paused)
+        return run_batched(encodings, self.tokenizer.pad_id, self.device, checked_step)
 
     @contextmanager
-    def paused(self, pause: Callable[[], object]) -> Iterator[None]:
-        """Call ``pause`` before every batch for as long as the block lasts; what it raises ends the work."""
-        self._pause = pause
+    def before_each_batch(self, check: Callable[[], object]) -> Iterator[None]:
+        """Call ``check`` before each batch while the block runs; an exception that it raises stops the computation."""
+        self._before_batch = check
         try:
             yield
         finally:
-            self._pause = bool
+            self._before_batch = None
 
     def _pooled_logits(self, head: HeadName, batch: Batch) -> Tensor:
         """Return the float32 logits, (B, labels), of a head that reads the pooled vector."""

@@ -52,24 +52,24 @@ class AccessMiddleware:
             return
         metrics, start, status = self._service.metrics, time.monotonic(), 0
 
-        async def answer(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                last = [(b"connection", b"close")] if self._service.draining else []
-                message["headers"] = [*message["headers"], *HEADERS, *last]
+                closing = [(b"connection", b"close")] if self._service.draining else []
+                message["headers"] = [*message["headers"], *HEADERS, *closing]
             await send(message)
 
         self.in_flight += 1
         metrics.in_flight.set(self.in_flight)
         try:
             self._check(scope)
-            await self._app(scope, receive, answer)
-        except ServiceError as refusal:
+            await self._app(scope, receive, send_with_headers)
+        except ServiceError as error:
             asks_for_page = _header(scope, b"accept").startswith("text/html")
-            await error_response(refusal, password=asks_for_page)(scope, receive, answer)
+            await error_response(error, password=asks_for_page)(scope, receive, send_with_headers)
         except Exception:
-            logger.exception("a defect of cloze, at %s", scope["path"][:80])  # the app has answered
+            logger.exception("a defect of cloze, at %s", scope["path"][:80])  # the app has sent the response
         finally:
             self.in_flight -= 1
             metrics.in_flight.set(self.in_flight)

@@ -44,15 +44,15 @@ class BatchKey:
     options: tuple[tuple[str, Hashable], ...] = ()
 
 
-# Maps inputs with one key to results. It must call the check now and then, which raises if nobody waits any more.
-Compute = Callable[[BatchKey, Sequence[Any], Check], Sequence[Any]]
+# Maps inputs with one key to results. It must call the check regularly, which raises if no client waits any more.
+ComputeBatch = Callable[[BatchKey, Sequence[Any], Check], Sequence[Any]]
 
 
 @dataclass(eq=False)
 class Job:
     """One request: its inputs, the tokens of each, and its deadline."""
 
-    kind: BatchKey
+    key: BatchKey
     inputs: Sequence[Any]
     lengths: Sequence[int]
     deadline: float
@@ -107,7 +107,7 @@ class TokenQueue:
         with self._changed:
             if self.closed or not self.has_room(job.tokens):
                 raise QueueFullError
-            lane = self._lanes.setdefault(job.kind, deque())
+            lane = self._lanes.setdefault(job.key, deque())
             for index, length in enumerate(job.lengths):
                 self._number += 1
                 lane.append(Item(job, index, length, self._number, now))
@@ -157,11 +157,11 @@ class TokenQueue:
     def _oldest(self) -> deque[Item] | None:
         """Return the lane whose first item has waited longest; drop items that no longer wait."""
         now = time.monotonic()
-        for kind, lane in list(self._lanes.items()):
+        for key, lane in list(self._lanes.items()):
             while lane and not _waits(lane[0], now):
                 self._drop(lane.popleft())
             if not lane:
-                del self._lanes[kind]
+                del self._lanes[key]
         return min(self._lanes.values(), key=lambda lane: lane[0].number, default=None)
 
     def _drop(self, item: Item) -> None:
@@ -175,8 +175,8 @@ class TokenQueue:
         job.waiting = 0
 
     def _sweep(self) -> None:
-        lanes = {kind: deque(item for item in lane if _waits(item)) for kind, lane in self._lanes.items()}
-        self._lanes = {kind: lane for kind, lane in lanes.items() if lane}
+        lanes = {key: deque(item for item in lane if _waits(item)) for key, lane in self._lanes.items()}
+        self._lanes = {key: lane for key, lane in lanes.items() if lane}
         self._stale = 0
 
 
@@ -214,7 +214,7 @@ class Batcher:
     def __init__(
         self,
         name: str,
-        compute: Compute,
+        compute_batch: ComputeBatch,
         probe: Callable[[], object],
         metrics: Metrics,
         *,
@@ -224,7 +224,7 @@ class Batcher:
         patience: float = math.inf,
         within: float = math.inf,
     ) -> None:
-        self.name, self._compute, self._probe, self._metrics = name, compute, probe, metrics
+        self.name, self._compute_batch, self._probe, self._metrics = name, compute_batch, probe, metrics
         self._budget, self._padding, self.queue = budget, padding, TokenQueue(bound)
         self._patience, self._within = patience, within
         self.succeeded: float | None = None  # time of the last successful forward pass
@@ -325,23 +325,23 @@ class Batcher:
         start = time.monotonic()
         for item in batch:
             self._waited.observe(start - item.queued)
-        kind, tokens = batch[0].job.kind, sum(item.length for item in batch)
+        key, tokens = batch[0].job.key, sum(item.length for item in batch)
         self._work_began, self._at_work = start, tokens
-        results = self._results(kind, batch)
+        results = self._compute_results(key, batch)
         seconds, self._at_work = time.monotonic() - start, 0
-        self._metrics.inference_seconds.labels(self.name, kind.operation).observe(seconds)
+        self._metrics.inference_seconds.labels(self.name, key.operation).observe(seconds)
         self._sizes.observe(tokens)
         self._tokens.inc(tokens)
         for item, result in zip(batch, results, strict=True):
-            _give(item, result)
+            _deliver(item, result)
         # Sums, not rates: a full batch says more about how fast the queue empties than a batch of one text.
         self._done = KEPT * self._done + tokens
         self._spent = KEPT * self._spent + time.monotonic() - start
 
-    def _results(self, kind: BatchKey, batch: list[Item]) -> list[Any]:
+    def _compute_results(self, key: BatchKey, batch: list[Item]) -> list[Any]:
         """Compute a result for each item, together, or job by job if that fails."""
         try:
-            return self._together(kind, batch)
+            return self._compute_together(key, batch)
         except AbandonedError as error:
             return [error] * len(batch)
         except RequestError as error:
@@ -351,18 +351,18 @@ class Batcher:
         # Anything else: a bug, no memory, or a panic of a Rust library, which is no Exception. The thread must survive.
         except BaseException as error:
             self._failures.inc()
-            logger.exception("%s: a batch of %d failed (%s)", self.name, len(batch), kind.operation)
+            logger.exception("%s: a batch of %d failed (%s)", self.name, len(batch), key.operation)
             jobs = _by_job(batch)
             if len(jobs) == 1:
                 message = f"the model failed on this ({type(error).__name__}); the log tells more"
                 return [ModelFailedError(message)] * len(batch)
         results: dict[int, Any] = {}
         for items in jobs:
-            results |= dict(zip(map(id, items), self._results(kind, items), strict=True))
+            results |= dict(zip(map(id, items), self._compute_results(key, items), strict=True))
         return [results[id(item)] for item in batch]
 
-    def _together(self, kind: BatchKey, batch: list[Item]) -> list[Any]:
-        results = list(self._compute(kind, [item.value for item in batch], lambda: _check_wanted(batch)))
+    def _compute_together(self, key: BatchKey, batch: list[Item]) -> list[Any]:
+        results = list(self._compute_batch(key, [item.value for item in batch], lambda: _check_wanted(batch)))
         if len(results) != len(batch):
             raise RuntimeError(f"{len(results)} results for {len(batch)} inputs")
         if any(isinstance(result, ModelFailedError) for result in results):
@@ -386,7 +386,7 @@ def _by_job(batch: list[Item]) -> list[list[Item]]:
     return list(groups.values())
 
 
-def _give(item: Item, result: Any) -> None:
+def _deliver(item: Item, result: Any) -> None:
     """Add a result to its job; complete the job's future with the last one."""
     job = item.job
     if job.future.done():

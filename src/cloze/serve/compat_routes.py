@@ -7,7 +7,7 @@ import numpy as np
 from fastapi import APIRouter, Request, Response
 from numpy.typing import NDArray
 
-from cloze.serve import schemas as forms
+from cloze.serve import schemas
 from cloze.serve.errors import InvalidRequestError
 from cloze.serve.models import ServedModel
 from cloze.serve.service import Service, add_post_route, json_response
@@ -19,7 +19,7 @@ TRUNCATED = "x-cloze-truncated"
 router = APIRouter()
 
 
-async def embeddings(service: Service, request: Request, form: forms.OpenAIForm) -> Any:
+async def embeddings(service: Service, request: Request, form: schemas.OpenAIForm) -> Any:
     """OpenAI's ``/v1/embeddings``."""
     served = service.models.find(form.model, "embed")
     texts = await _texts(service, served, form.input)
@@ -30,19 +30,19 @@ async def embeddings(service: Service, request: Request, form: forms.OpenAIForm)
             "dimensions",
         )
     inputs = [(text, None) for text in texts]
-    answered = await service.predict(request, form.model, "embed", inputs, [[text] for text in texts])
-    written = _base64 if form.encoding_format == "base64" else _numbers
-    tokens, truncated = answered.usage.tokens, answered.usage.truncated
-    told = {
+    result = await service.predict(request, form.model, "embed", inputs, [[text] for text in texts])
+    encode_vector = _base64 if form.encoding_format == "base64" else _numbers
+    tokens, truncated = result.usage.tokens, result.usage.truncated
+    body = {
         "object": "list",
-        "model": answered.served.name,
+        "model": result.served.name,
         "data": [
-            {"object": "embedding", "index": index, "embedding": written(vector)}
-            for index, vector in enumerate(answered.results)
+            {"object": "embedding", "index": index, "embedding": encode_vector(vector)}
+            for index, vector in enumerate(result.results)
         ],
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "truncated": truncated},
     }
-    return _cut_told(told, truncated)
+    return _with_truncation_header(body, truncated)
 
 
 def _numbers(vector: NDArray[np.float32]) -> list[float]:
@@ -64,7 +64,7 @@ async def _texts(
         return [text for text in given if isinstance(text, str)]
     rows = [row for row in given if isinstance(row, list)] or [[one for one in given if isinstance(one, int)]]
     ids = service.check_size([[row] for row in rows])
-    texts: list[str] = await service.reader.run(CHARACTERS_PER_ID * ids, _decode, served, rows)
+    texts: list[str] = await service.tokenizer_pool.run(CHARACTERS_PER_ID * ids, _decode, served, rows)
     return texts
 
 
@@ -89,21 +89,21 @@ def _decoded(served: ServedModel, ids: list[int]) -> str:
     return text
 
 
-async def encode(service: Service, request: Request, form: forms.EncodeForm) -> Any:
+async def encode(service: Service, request: Request, form: schemas.EncodeForm) -> Any:
     """bert-as-service's ``/encode``."""
     if form.texts and form.is_tokenized == isinstance(form.texts[0], str):
         raise InvalidRequestError("is_tokenized goes with lists of tokens, and only with them", "is_tokenized")
     # Join word pieces: "##ing" continues the previous piece.
     texts = [text if isinstance(text, str) else " ".join(text).replace(" ##", "") for text in form.texts]
     inputs = [(text, None) for text in texts]
-    answered = await service.predict(request, form.model, "embed", inputs, [[text] for text in texts])
-    told = {"id": form.id, "status": 200, "result": [vector.tolist() for vector in answered.results]}
-    return _cut_told(told, answered.usage.truncated)
+    result = await service.predict(request, form.model, "embed", inputs, [[text] for text in texts])
+    body = {"id": form.id, "status": 200, "result": [vector.tolist() for vector in result.results]}
+    return _with_truncation_header(body, result.usage.truncated)
 
 
-def _cut_told(answer: dict[str, Any], truncated: int) -> Response:
+def _with_truncation_header(body: dict[str, Any], truncated: int) -> Response:
     """Return a response whose header says how many texts were truncated, since the body has no field for it."""
-    return json_response(answer, {TRUNCATED: str(truncated)})
+    return json_response(body, {TRUNCATED: str(truncated)})
 
 
 def _listed(one: ServedModel) -> dict[str, Any]:
@@ -125,5 +125,5 @@ async def one_model(request: Request, name: str) -> Response:
     return json_response(_listed(service.models.find(name, "embed")))
 
 
-add_post_route(router, "/v1/embeddings", forms.OpenAIForm, embeddings, "openai")
-add_post_route(router, "/encode", forms.EncodeForm, encode, "bert-as-service")
+add_post_route(router, "/v1/embeddings", schemas.OpenAIForm, embeddings, "openai")
+add_post_route(router, "/encode", schemas.EncodeForm, encode, "bert-as-service")

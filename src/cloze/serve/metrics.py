@@ -23,7 +23,7 @@ class Metrics:
             registry=own,
         )
         self.in_flight = Gauge("cloze_requests_in_flight", "Requests that are being answered.", registry=own)
-        self.reading_seconds = Histogram(
+        self.tokenization_seconds = Histogram(
             "cloze_tokenization_seconds", "Reading the texts of a request.", buckets=_SECONDS, registry=own
         )
         self.queue_seconds = Histogram(

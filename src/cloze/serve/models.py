@@ -12,7 +12,7 @@ from cloze.predict.preprocessing import read_texts
 from cloze.serve.batcher import Batcher, BatchKey, Check
 from cloze.serve.errors import InvalidRequestError, NotFoundError
 from cloze.serve.metrics import Metrics
-from cloze.serve.operations import abilities, compute
+from cloze.serve.operations import abilities, run_operation
 from cloze.serve.settings import ServiceSettings
 
 # Share of the timeout in which a new job must be expected to finish, at the current throughput, which may drop.
@@ -103,18 +103,18 @@ class ModelWorker:
         self._model = model
         self._adapter: str | None = None
 
-    def compute(self, kind: BatchKey, inputs: Sequence[Any], check: Check) -> list[Any]:
+    def run_batch(self, key: BatchKey, inputs: Sequence[Any], check: Check) -> list[Any]:
         """Switch to the adapter of the batch and compute its results."""
-        if kind.adapter != self._adapter:
-            self._model.use(kind.adapter)
-            self._adapter = kind.adapter
-        with self._model.paused(check):
-            return compute(self._model, kind, inputs)
+        if key.adapter != self._adapter:
+            self._model.use(key.adapter)
+            self._adapter = key.adapter
+        with self._model.before_each_batch(check):
+            return run_operation(self._model, key, inputs)
 
     def probe(self) -> None:
         """Compute one embedding; raise if the model fails."""
         (windows,) = read_texts(self._model.tokenizer, [PROBE_TEXT])
-        (result,) = self.compute(PROBE, [(PROBE_TEXT, windows)], lambda: None)
+        (result,) = self.run_batch(PROBE, [(PROBE_TEXT, windows)], lambda: None)
         if isinstance(result, Exception):
             raise result
 
@@ -131,7 +131,7 @@ def load_models(
         limits = settings.limits
         batcher = Batcher(
             name,
-            worker.compute,
+            worker.run_batch,
             worker.probe,
             metrics,
             bound=limits.queue,

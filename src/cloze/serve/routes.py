@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter, Request
 
-from cloze.serve import schemas as forms
+from cloze.serve import schemas
 from cloze.serve.errors import InvalidRequestError, TooLargeError
 from cloze.serve.service import Service, ServiceResult, add_post_route
 from cloze.tasks.answering.kind import ANSWER
@@ -13,72 +13,73 @@ from cloze.tasks.choice.kind import CHOOSE
 from cloze.tasks.classification.kind import CLASSIFY
 from cloze.tasks.tagging.kind import TAG
 
-# Protected words times characters: each word is looked for at each of them, and nobody else has a turn meanwhile.
+# Maximum of (protected words) x (characters). The search for the words takes time proportional to it, in the model's
+# thread, where all other requests wait.
 MOST_LOOKED_FOR = 1_000_000
 
 
-async def embed(service: Service, request: Request, form: forms.EmbedForm) -> Any:
+async def embed(service: Service, request: Request, form: schemas.EmbedForm) -> Any:
     """One vector a text."""
     inputs = _pairs(form.texts, form.pairs)
     layer = form.layer if isinstance(form.layer, int) else tuple(form.layer)
     options = {"pooling": form.pooling, "layer": layer, "long_texts": form.long_texts}
-    answered = await service.predict(request, form.model, "embed", inputs, _parts(inputs), **options)
-    return _told(answered, vectors=[vector.tolist() for vector in answered.results])
+    result = await service.predict(request, form.model, "embed", inputs, _parts(inputs), **options)
+    return _response_body(result, vectors=[vector.tolist() for vector in result.results])
 
 
-async def rerank(service: Service, request: Request, form: forms.RerankForm) -> Any:
+async def rerank(service: Service, request: Request, form: schemas.RerankForm) -> Any:
     """The texts by the cosine of their vectors with the query's, the nearest first."""
     if not form.texts:
         raise InvalidRequestError("there is no text; give at least one", "no_text")
     inputs = _pairs([form.query, *form.texts], None)
-    answered = await service.predict(request, form.model, "embed", inputs, _parts(inputs))
-    vectors = np.stack(answered.results).astype(np.float64)
+    result = await service.predict(request, form.model, "embed", inputs, _parts(inputs))
+    vectors = np.stack(result.results).astype(np.float64)
     # A vector of zeros is near to nothing.
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     scores = vectors[1:] @ vectors[0]
     order = np.argsort(-scores, kind="stable")[: form.top]
     results = [{"index": int(index), "score": float(scores[index]), "text": form.texts[index]} for index in order]
-    return _told(answered, results=results)
+    return _response_body(result, results=results)
 
 
-async def fill(service: Service, request: Request, form: forms.FillForm) -> Any:
+async def fill(service: Service, request: Request, form: schemas.FillForm) -> Any:
     """The best words for each [MASK] of each text, or the best ways to fill all of a text's."""
     texts = _listed(form.texts)
     service.check_proposals(texts, form.top, joint=form.joint)
     return await _each(service, request, form, "fill", texts, top=form.top, joint=form.joint)
 
 
-async def classify(service: Service, request: Request, form: forms.ClassifyForm) -> Any:
+async def classify(service: Service, request: Request, form: schemas.ClassifyForm) -> Any:
     """A label, labels or a number for each text."""
     inputs = _pairs(form.texts, form.pairs)
-    answered = await service.predict(request, form.model, CLASSIFY.operation, inputs, _parts(inputs))
-    return _told(answered, results=answered.results)
+    result = await service.predict(request, form.model, CLASSIFY.operation, inputs, _parts(inputs))
+    return _response_body(result, results=result.results)
 
 
-async def tag(service: Service, request: Request, form: forms.TagForm) -> Any:
+async def tag(service: Service, request: Request, form: schemas.TagForm) -> Any:
     """The words and the names of each text."""
     texts = [form.texts] if isinstance(form.texts, str) else form.texts
     parts = [[text if isinstance(text, str) else " ".join(text)] for text in texts]
     worded = bool(texts) and not isinstance(texts[0], str)
-    answered = await service.predict(request, form.model, TAG.operation, texts, parts, worded=worded)
-    return _told(answered, results=answered.results)
+    result = await service.predict(request, form.model, TAG.operation, texts, parts, worded=worded)
+    return _response_body(result, results=result.results)
 
 
-async def answer(service: Service, request: Request, form: forms.AnswerForm) -> Any:
+async def answer(service: Service, request: Request, form: schemas.AnswerForm) -> Any:
     """Where in the context the answer stands."""
     inputs = [(form.question, form.context)]
-    answered = await service.predict(request, form.model, ANSWER.operation, inputs, _parts(inputs), top=form.top)
-    return _told(answered, answers=answered.results[0])
+    result = await service.predict(request, form.model, ANSWER.operation, inputs, _parts(inputs), top=form.top)
+    return _response_body(result, answers=result.results[0])
 
 
-async def choose(service: Service, request: Request, form: forms.ChooseForm) -> Any:
+async def choose(service: Service, request: Request, form: schemas.ChooseForm) -> Any:
     """The options, the one that fits best first."""
     parts = [[text for option in form.options for text in (form.prompt, option)]]
-    answered = await service.predict(request, form.model, CHOOSE.operation, [(form.prompt, form.options)], parts)
-    return _told(answered, options=answered.results[0])
+    result = await service.predict(request, form.model, CHOOSE.operation, [(form.prompt, form.options)], parts)
+    return _response_body(result, options=result.results[0])
 
 
-async def correct(service: Service, request: Request, form: forms.CorrectForm) -> Any:
+async def correct(service: Service, request: Request, form: schemas.CorrectForm) -> Any:
     """Each text as it should read."""
     texts, words = _listed(form.texts), len(form.protected)
     characters = sum(map(len, texts))
@@ -92,31 +93,31 @@ async def correct(service: Service, request: Request, form: forms.CorrectForm) -
     return await _each(service, request, form, "correct", texts, **options)
 
 
-async def tokenize(service: Service, request: Request, form: forms.TokenizeForm) -> Any:  # noqa: ARG001 (as all here)
+async def tokenize(service: Service, request: Request, form: schemas.TokenizeForm) -> Any:  # noqa: ARG001 (as all here)
     """What the model reads: pieces, ids, and where they stand in the text."""
     served = service.models.find(form.model, "embed")
     inputs = _pairs(form.texts, form.pairs)
     characters = service.check_size(_parts(inputs))
     texts, pairs = [text for text, _ in inputs], None if form.pairs is None else [pair for _, pair in inputs]
-    encodings = await service.reader.run(characters, served.tokenizer.encode_batch, texts, pairs)
+    encodings = await service.tokenizer_pool.run(characters, served.tokenizer.encode_batch, texts, pairs)
     results = [
         {
-            "tokens": one.tokens,
-            "ids": one.ids,
-            "segments": one.segments,
-            "offsets": one.offsets,
-            "truncated": one.dropped > 0,
+            "tokens": encoding.tokens,
+            "ids": encoding.ids,
+            "segments": encoding.segments,
+            "offsets": encoding.offsets,
+            "truncated": encoding.dropped > 0,
         }
-        for one in encodings
+        for encoding in encodings
     ]
     return {"model": served.name, "results": results}
 
 
 async def _each(
-    service: Service, request: Request, form: forms.Form, operation: str, texts: list[str], **options: Any
+    service: Service, request: Request, form: schemas.Form, operation: str, texts: list[str], **options: Any
 ) -> Any:
-    answered = await service.predict(request, form.model, operation, texts, [[text] for text in texts], **options)
-    return _told(answered, results=answered.results)
+    result = await service.predict(request, form.model, operation, texts, [[text] for text in texts], **options)
+    return _response_body(result, results=result.results)
 
 
 def _listed(texts: str | list[str]) -> list[str]:
@@ -139,19 +140,19 @@ def _parts(inputs: list[tuple[str, Any]]) -> list[list[str]]:
     return [[text] if pair is None else [text, pair] for text, pair in inputs]
 
 
-def _told(answered: ServiceResult, **results: Any) -> dict[str, Any]:
-    """Results with who gave them, and what they cost."""
-    usage = {"tokens": answered.usage.tokens, "truncated": answered.usage.truncated}
-    return {"model": answered.served.name, **results, "usage": usage}
+def _response_body(result: ServiceResult, **results: Any) -> dict[str, Any]:
+    """Return the results with the name of the model that computed them and the tokens used."""
+    usage = {"tokens": result.usage.tokens, "truncated": result.usage.truncated}
+    return {"model": result.served.name, **results, "usage": usage}
 
 
 router = APIRouter()
-add_post_route(router, "/embed", forms.EmbedForm, embed, "models")
-add_post_route(router, "/rerank", forms.RerankForm, rerank, "models")
-add_post_route(router, "/fill", forms.FillForm, fill, "models")
-add_post_route(router, "/classify", forms.ClassifyForm, classify, "models")
-add_post_route(router, "/tag", forms.TagForm, tag, "models")
-add_post_route(router, "/answer", forms.AnswerForm, answer, "models")
-add_post_route(router, "/choose", forms.ChooseForm, choose, "models")
-add_post_route(router, "/correct", forms.CorrectForm, correct, "models")
-add_post_route(router, "/tokenize", forms.TokenizeForm, tokenize, "models")
+add_post_route(router, "/embed", schemas.EmbedForm, embed, "models")
+add_post_route(router, "/rerank", schemas.RerankForm, rerank, "models")
+add_post_route(router, "/fill", schemas.FillForm, fill, "models")
+add_post_route(router, "/classify", schemas.ClassifyForm, classify, "models")
+add_post_route(router, "/tag", schemas.TagForm, tag, "models")
+add_post_route(router, "/answer", schemas.AnswerForm, answer, "models")
+add_post_route(router, "/choose", schemas.ChooseForm, choose, "models")
+add_post_route(router, "/correct", schemas.CorrectForm, correct, "models")
+add_post_route(router, "/tokenize", schemas.TokenizeForm, tokenize, "models")

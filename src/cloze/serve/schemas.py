@@ -1,9 +1,7 @@
-"""What each route takes, as it is checked and as ``/docs`` tells it.
+"""The schema of each route's body, and reading a body: bounded in bytes and time, then validated in one step.
 
-Bodies of requests -> checked values: bounded in bytes and time while they come, then parsed in one step.
-
-The raw bytes are validated as they are. A body that was first decoded and then validated could hold half a character
-(a lone surrogate), which later fails where it is written.
+``/docs`` shows the schemas. The raw bytes are validated without decoding them first: a decoded string could hold half a
+character (a lone surrogate), which would fail later, when it is written.
 """
 
 import asyncio
@@ -17,7 +15,7 @@ from cloze.options import LongTexts
 from cloze.serve.errors import DeadlineError, InvalidRequestError, OverloadedError, TooLargeError
 from cloze.serve.settings import Limits
 
-# The first bad item of a list is enough to refuse it: a body has room for a million of them.
+# ``fail_fast``: validation stops at the first bad item of a list, since a body has room for a million of them.
 Strings = Annotated[list[str], Field(fail_fast=True)]
 Ids = Annotated[list[int], Field(fail_fast=True)]
 
@@ -25,12 +23,12 @@ Name = Annotated[str | None, Field(default=None, max_length=200, description="A 
 Texts = Annotated[str | Strings, Field(description="One text, or several.")]
 Top = Annotated[int, Field(ge=1, le=100)]
 Layer = Annotated[int, Field(ge=-1000, le=1000)]
-# The states of each are held at once; a large BERT has 25, embeddings included.
+# The states of all of them are in memory at once; a large BERT has 25, embeddings included.
 Layers = Annotated[list[Layer], Field(max_length=32, fail_fast=True)]
 
 
 class Form(BaseModel):
-    """Exactly these keys, exactly these types."""
+    """Base of our own routes' bodies: unknown keys are rejected, and types are not converted."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -164,18 +162,23 @@ class EncodeForm(BaseModel):
 
 AnyForm = TypeVar("AnyForm", bound=BaseModel)
 
-# Mistakes of one body that are looked at. Lists end at their first (see forms.py), so that only keys can be more.
-MOST_TOLD = 100
+# Maximum mistakes of one body that are reported singly. Lists stop at their first (``fail_fast`` above), so that only
+# unknown keys can exceed it.
+MOST_REPORTED = 100
 
 
 class Bodies:
-    """Reads bodies; all that are held at one time are bounded as well."""
+    """Reads request bodies; the total size of those in memory is bounded as well."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits, self._held = limits, 0
 
     async def read(self, request: Request, form: type[AnyForm]) -> AnyForm:
-        """The body as a form, or a refusal."""
+        """Read and validate the body of a request.
+
+        Raises:
+            ServiceError: The body is too large, too slow, or not valid.
+        """
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced[:20]) > self._limits.body:
             raise self._too_large()
@@ -207,7 +210,7 @@ class Bodies:
 
 
 def check(body: bytes, form: type[AnyForm]) -> AnyForm:
-    """Parse and validate; the message names the first thing that is wrong, and nothing of the body is echoed."""
+    """Parse and validate a body. The error message names the first mistake and does not echo the body."""
     try:
         return form.model_validate_json(body)
     except ValidationError as error:
@@ -215,8 +218,8 @@ def check(body: bytes, form: type[AnyForm]) -> AnyForm:
 
 
 def explain(error: ValidationError, form: type[BaseModel]) -> str:
-    """One line for what is wrong."""
-    if (count := error.error_count()) > MOST_TOLD:  # to ask for the first would make a dictionary of each
+    """Return one line that describes the first mistake."""
+    if (count := error.error_count()) > MOST_REPORTED:  # ``errors()`` would make a dictionary of each
         return f"the body: {count} mistakes, most of them unknown keys; known are {', '.join(form.model_fields)}"
     first = error.errors(include_input=False, include_url=False)[0]
     if not first["loc"] or first["type"] == "json_invalid":

@@ -23,9 +23,9 @@ from cloze.serve.batcher import AbandonedError, Batcher, BatchKey, Job
 from cloze.serve.errors import DeadlineError, InvalidRequestError, ServiceError, TooLargeError, error_body
 from cloze.serve.metrics import Metrics
 from cloze.serve.models import ModelRegistry, ServedModel
-from cloze.serve.operations import Read, Reader, Usage, read
 from cloze.serve.schemas import Bodies
 from cloze.serve.settings import ServiceSettings
+from cloze.serve.tokenization import TokenizedInputs, TokenizerPool, Usage, tokenize
 
 CHARACTERS_PER_WORD = 6  # including the space
 
@@ -73,7 +73,7 @@ class Service:
 
     def __init__(self, settings: ServiceSettings, models: ModelRegistry, metrics: Metrics) -> None:
         self.settings, self.models, self.metrics = settings, models, metrics
-        self.bodies, self.reader = Bodies(settings.limits), Reader(metrics)
+        self.bodies, self.tokenizer_pool = Bodies(settings.limits), TokenizerPool(metrics)
         self.draining = False
         self.ended = True  # after shutdown: whether all model threads have ended
 
@@ -103,7 +103,9 @@ class Service:
         deadline = time.monotonic() + self.settings.limits.timeout
         served = self.models.find(name, operation)
         characters = self.check_size(parts)
-        tokenized: Read = await self.reader.run(characters, read, served, operation, inputs, parts, options)
+        tokenized: TokenizedInputs = await self.tokenizer_pool.run(
+            characters, tokenize, served, operation, inputs, parts, options
+        )
         usage, bound = tokenized.usage, served.batcher.queue.bound
         if usage.tokens > bound:
             raise TooLargeError(
@@ -191,8 +193,8 @@ def add_post_route(router: APIRouter, path: str, form: type[Body], handler: Hand
         service: Service = request.app.state.service
         body = await service.bodies.read(request, form)
         try:
-            answer = await handler(service, request, body)
-            return answer if isinstance(answer, Response) else json_response(answer)
+            result = await handler(service, request, body)
+            return result if isinstance(result, Response) else json_response(result)
         except ServiceError:
             raise
         except RequestError as error:  # raised by the model for this input

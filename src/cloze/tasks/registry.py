@@ -91,6 +91,10 @@ class TaskSpec:
     read_other_splits: Callable[[Source], list[PlacedTexts]] = _none
     published: bool = True
 
+    def metrics_for(self, labels: LabelSet | None) -> tuple[str, ...]:
+        """Return the metrics for these labels; for some kinds the labels decide (entity tags or plain tags)."""
+        return self.metrics if self.kind.label_metrics is None else self.kind.label_metrics(labels)
+
 
 def _published_texts(task: PublishedTask) -> TaskSpec:
     return TaskSpec(
@@ -191,8 +195,7 @@ def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = No
     else:
         dev, _ = spec.read(source, "dev", labels)
         notes += _skipped("dev", dev)
-    metrics = spec.metrics if spec.kind.label_metrics is None else spec.kind.label_metrics(labels)
-    return TaskData(spec.kind, metrics, labels, train, dev, notes)
+    return TaskData(spec.kind, spec.metrics_for(labels), labels, train, dev, notes)
 
 
 def read_examples(source: Source, labels: Sequence[str] | None, split: str = "dev") -> Examples:

@@ -102,7 +102,7 @@ def train_with_evaluation(
 
     def evaluate(check_signals: Callable[[], None]) -> Mapping[str, float]:
         # In float32 at any training precision: the scores are those of the model that is saved.
-        with model.paused(check_signals), torch.autocast(model.device.type, enabled=False):
+        with model.before_each_batch(check_signals), torch.autocast(model.device.type, enabled=False):
             scores = parts.score()
         if stopping is not None:
             stopping.update(scores[parts.metric])

@@ -3,6 +3,7 @@ import json
 import os
 import random
 import signal
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,12 @@ from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.errors import CheckpointError, ConfigError, DataError
 from cloze.interrupts import Interrupted
 from cloze.model import Bert
-from cloze.predict import Model, evaluate, load
+from cloze.predict import Evaluation, Model, evaluate, evaluate_examples, load
+from cloze.tasks.examples import Examples
+from cloze.tasks.kind import TaskKind
+from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
+from cloze.tasks.tagging.entities import ENTITY_METRICS, PLAIN_METRICS
 from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.settings import FinetuneSettings
@@ -235,6 +240,29 @@ def test_dev_rows_are_scored_and_not_those_of_training(base: Path, tmp_path: Pat
     assert evaluate(run, source).places == [f"{dev}:{line}" for line in range(2, 9)]
     with pytest.raises(ConfigError, match="files of your own have no split 'test'; leave it out"):
         evaluate(run, source, split="test")
+
+
+@pytest.mark.parametrize(("tags", "metrics"), [("B-X O", ENTITY_METRICS), ("NOUN VERB", PLAIN_METRICS)])
+def test_a_tagger_is_scored_by_the_metrics_of_its_fine_tuning(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tags: str, metrics: tuple[str, ...]
+) -> None:
+    first, second = tags.split()
+    path = tmp_path / "rows.txt"
+    path.write_text(f"winter {first}\ngarden {second}\n\n" * 20, encoding="utf-8")
+    source = Source("tag", path, path)
+    run = finetune(source, base, tmp_path / "run", settings=FAST)
+    results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
+    requested = []
+
+    def watched(model: Model, kind: TaskKind, examples: Examples, metrics: Sequence[str]) -> Evaluation:
+        requested.append(metrics)
+        return evaluate_examples(model, kind, examples, metrics)
+
+    monkeypatch.setattr("cloze.predict.evaluation.evaluate_examples", watched)
+    scores = evaluate(run, source).metrics
+    assert requested == [read_task(source).metrics] == [metrics]
+    assert scores == {name: results[name] for name in scores}
+    assert set(metrics) <= scores.keys()
 
 
 def test_a_signal_is_heard_while_dev_rows_are_scored(

@@ -8,7 +8,7 @@ from typing import Any
 from cloze.errors import ConfigError, DataError
 from cloze.files import replace_json
 from cloze.predict import evaluate, load
-from cloze.predict.evaluation import write_submission
+from cloze.predict.submission import write_submission
 from cloze.progress import Progress, Silent
 from cloze.tasks.classification.published import GLUE, PublishedTask, find_split
 from cloze.tasks.registry import find_task

@@ -1,0 +1,173 @@
+"""Tokenize the inputs of a request before they are queued, in a bounded pool of threads beside the event loop.
+
+There are two cases. Where the operation takes whole texts (embed, fill, classify), each text is tokenized once, here:
+what is queued is the text together with its token sequences. Where the operation splits its texts itself (tag, answer,
+choose, correct, inspect), the texts are queued unchanged, and their tokens are only counted. The counts are what the
+queue is bounded by.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cloze.options import LongTexts
+from cloze.predict.fill_mask import count_blanks, most_passes
+from cloze.predict.preprocessing import count_corrected, count_windows, count_words, read_blanks, read_texts
+from cloze.serve.errors import OverloadedError
+from cloze.serve.metrics import Metrics
+from cloze.tasks.kind import TaskKind
+from cloze.tasks.registry import labelled_kinds
+
+if TYPE_CHECKING:
+    from cloze.serve.models import ServedModel
+
+# Joint filling: how many times each blank is filled again, given the words chosen for the others.
+ROUNDS = 2
+# Requests of at most this many characters are tokenized on the event loop: handing them to a thread takes longer.
+INLINE_CHARACTERS = 500
+# Maximum number of characters that may wait for the threads.
+PENDING_CHARACTERS = 2_000_000
+SPECIAL = 3  # [CLS] and two [SEP]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token count of each input, and how many inputs were truncated."""
+
+    lengths: list[int]
+    truncated: int
+
+    @property
+    def tokens(self) -> int:
+        """Return the tokens of all inputs."""
+        return sum(self.lengths)
+
+
+@dataclass(frozen=True)
+class TokenizedInputs:
+    """Inputs in the form that the operation takes, and their token counts."""
+
+    inputs: Sequence[Any]
+    usage: Usage
+
+
+class TokenizerPool:
+    """Two threads that tokenize, and a limit on the characters that wait for them."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
+        self._pending = 0
+        self._seconds = metrics.tokenization_seconds
+
+    async def run(self, characters: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function that tokenizes, in a thread unless its input is short.
+
+        Args:
+            characters: Size of its input.
+            function: The function to call.
+            *arguments: Its arguments.
+
+        Raises:
+            OverloadedError: Too many characters wait for the threads already.
+        """
+        start = time.monotonic()
+        if characters <= INLINE_CHARACTERS:
+            result = function(*arguments)
+        elif self._pending + characters > PENDING_CHARACTERS:
+            raise OverloadedError("too many texts wait to be read; try again in 1 s", retry_after=1)
+        else:
+            self._pending += characters
+            try:
+                result = await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+            finally:
+                self._pending -= characters
+        self._seconds.observe(time.monotonic() - start)
+        return result
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._pool.shutdown(cancel_futures=True)
+
+
+def task_kind(operation: str) -> TaskKind | None:
+    """Return the first kind of task that has this operation; None if every model has it, such as embed."""
+    return next((kind for kind in labelled_kinds() if kind.operation == operation), None)
+
+
+def tokenize(
+    served: "ServedModel",
+    operation: str,
+    inputs: Sequence[Any],
+    parts: Sequence[Sequence[str]],
+    options: Mapping[str, Any],
+) -> TokenizedInputs:
+    """Tokenize inputs, or count their tokens, as the operation requires.
+
+    Args:
+        served: The model.
+        operation: What will be computed, such as "embed".
+        inputs: The inputs of the operation.
+        parts: The texts of each input.
+        options: Options of the operation.
+    """
+    kind = task_kind(operation)
+    if kind is not None and kind.inputs == "texts":
+        return _tokenize_texts(served, inputs, served.long_texts)
+    if kind is not None and kind.inputs == "words":
+        return TokenizedInputs(inputs, Usage(_count_tagged(served, inputs, worded=options["worded"]), 0))
+    if operation == "embed":
+        return _tokenize_texts(served, inputs, options.get("long_texts", "cut"))
+    if operation == "fill":
+        return _tokenize_blanks(served, inputs, options)
+    if operation == "correct":
+        lengths = count_corrected(served.tokenizer, inputs, seen=served.corrects_as_seen)
+        return TokenizedInputs(inputs, Usage(lengths, 0))
+    return TokenizedInputs(inputs, _count_tokens(served, kind, parts))
+
+
+def _tokenize_texts(served: "ServedModel", inputs: Sequence[Any], long_texts: LongTexts) -> TokenizedInputs:
+    texts, pairs = zip(*inputs, strict=True)
+    paired = None if pairs[0] is None else pairs
+    windows = read_texts(served.tokenizer, texts, paired, long_texts, segments=served.segments)
+    lengths = [sum(len(window.ids) for window in text) for text in windows]
+    usage = Usage(lengths, sum(text[0].dropped > 0 for text in windows))
+    return TokenizedInputs(list(zip(texts, windows, strict=True)), usage)
+
+
+def _tokenize_blanks(served: "ServedModel", texts: Sequence[str], options: Mapping[str, Any]) -> TokenizedInputs:
+    """Tokenize texts with blanks; filling several blanks jointly takes several forward passes."""
+    sequences = read_blanks(served.tokenizer, texts, options["top"])
+    lengths = [len(sequence.ids) for sequence in sequences]
+    if options["joint"]:
+        passes = [most_passes(count_blanks(text), options["top"], ROUNDS) for text in texts]
+        lengths = [length * count for length, count in zip(lengths, passes, strict=True)]
+    usage = Usage(lengths, sum(sequence.dropped > 0 for sequence in sequences))
+    return TokenizedInputs(list(zip(texts, sequences, strict=True)), usage)
+
+
+def _count_tagged(served: "ServedModel", inputs: Sequence[Any], *, worded: bool) -> list[int]:
+    """Count the tokens of texts, or of sentences given as words; long ones are split into half-overlapping windows."""
+    tokenizer = served.tokenizer
+    counts = count_words(tokenizer, inputs) if worded else [len(ids) for ids in tokenizer.encode_ids(inputs)]
+    lengths = [count + SPECIAL - 1 for count in counts]
+    return [length if length <= served.longest else 2 * length for length in lengths]
+
+
+def _count_tokens(served: "ServedModel", kind: TaskKind | None, parts: Sequence[Sequence[str]]) -> Usage:
+    """Count the tokens in the forward passes of each input."""
+    counts = iter(served.tokenizer.encode_ids([text for texts in parts for text in texts]))
+    counted = [_count_input(served, kind, [len(next(counts)) for _ in texts]) for texts in parts]
+    return Usage([length for length, _ in counted], sum(cut for _, cut in counted))
+
+
+def _count_input(served: "ServedModel", kind: TaskKind | None, counts: Sequence[int]) -> tuple[int, bool]:
+    """Count the tokens of one input whose texts have these token counts; also return whether it is truncated."""
+    length = sum(counts) + SPECIAL - (len(counts) == 1)
+    if kind is not None and kind.inputs == "question":
+        return count_windows(served.tokenizer, *counts)
+    # Each option is a sequence of its own, together with the prompt.
+    limit = served.longest * (len(counts) // 2 if kind is not None and kind.inputs == "options" else 1)
+    return min(length, limit), length > limit
