@@ -74,13 +74,13 @@ def with_ids(encoding: Encoding, changed: Mapping[int, int]) -> Encoding:
 def blank_logs(model: "Model", encodings: Iterator[Encoding]) -> Iterator[Floats]:
     """Yield the log-probabilities of all pieces at each ``[MASK]`` of each sequence: (M, V)."""
     mask_id = model.tokenizer.mask_id
-    groups = _groups(encodings, lambda one: one.ids.count(mask_id), _HELD, model.bert.config.vocab_size)
+    groups = _groups(encodings, lambda encoding: encoding.ids.count(mask_id), _HELD, model.bert.config.vocab_size)
     return _logs(model, groups, lambda batch: batch.ids == mask_id)
 
 
 def seen_logs(model: "Model", encodings: Iterator[Encoding]) -> Iterator[Floats]:
     """Yield the log-probabilities of all pieces at each token of each unmasked sequence: (T, V)."""
-    groups = _groups(encodings, lambda one: len(one.ids), _HELD_WHOLE, model.bert.config.vocab_size)
+    groups = _groups(encodings, lambda encoding: len(encoding.ids), _HELD_WHOLE, model.bert.config.vocab_size)
     return _logs(model, groups, lambda batch: batch.real)
 
 

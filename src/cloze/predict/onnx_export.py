@@ -1,9 +1,9 @@
-"""A model -> an ONNX graph, for runtimes that know nothing of PyTorch.
+"""Export a model as an ONNX graph, for runtimes without PyTorch.
 
-    inputs    input_ids, attention_mask, token_type_ids: whole numbers of 64 bits, (B, T), any B and T
+    inputs    input_ids, attention_mask, token_type_ids: int64, (B, T), any B and T
     outputs   last_hidden_state (B, T, H), and logits where the model has a task head
 
-The names are those of other exporters, so that what reads theirs reads this. Beside it lie the tokenizer's files.
+Inputs and outputs have the names that other exporters use. The tokenizer's files are written beside the graph.
 
 Dimensions: B sequences, T tokens, H hidden size.
 """
@@ -27,7 +27,7 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 class _Graph(nn.Module):
-    """The way from ids to states and logits."""
+    """The exported computation: ids -> states, and logits if there is a task head."""
 
     def __init__(self, bert: Backbone, head: HeadName | None) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class _Graph(nn.Module):
         last = self.bert(ids, segments, mask.bool()).last
         if self.head is None:
             return (last,)
-        read = self.bert.pooled(last, mask.bool()) if self.head in POOLED_HEADS else last
-        logits = self.bert.heads[self.head](read)
+        head_input = self.bert.pooled(last, mask.bool()) if self.head in POOLED_HEADS else last
+        logits = self.bert.heads[self.head](head_input)
         if self.head == "span":
             logits = torch.stack(logits, -1)  # (B, T, 2): start, end
         return last, logits
@@ -66,7 +66,7 @@ def export_onnx(contents: ModelFolder, out: Path) -> Path:
 def _export(graph: nn.Module, outputs: list[str], positions: int, path: Path) -> None:
     count, length = torch.export.Dim("sequences"), torch.export.Dim("tokens", max=positions)
     ids = torch.zeros(2, min(8, positions), dtype=torch.int64)
-    # It talks to itself: of packages that are not there, and that nothing here needs.
+    # The exporter warns of optional packages that are not installed and not needed here.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(), torch.no_grad():  # not for prediction: no packing of tokens
         warnings.simplefilter("ignore")

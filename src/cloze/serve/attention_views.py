@@ -68,7 +68,7 @@ class AttentionCache:
         """Add a text, evict the oldest beyond the size limit, and return the text's name."""
         name = secrets.token_urlsafe(16)
         self._records[name] = record
-        while len(self._records) > 1 and sum(one.steps.nbytes for one in self._records.values()) > self._most:
+        while len(self._records) > 1 and sum(kept.steps.nbytes for kept in self._records.values()) > self._most:
             self._records.popitem(last=False)
         return name
 

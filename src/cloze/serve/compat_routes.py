@@ -62,7 +62,7 @@ async def _texts(
         return [given]
     if not given or isinstance(given[0], str):
         return [text for text in given if isinstance(text, str)]
-    rows = [row for row in given if isinstance(row, list)] or [[one for one in given if isinstance(one, int)]]
+    rows = [row for row in given if isinstance(row, list)] or [[id_ for id_ in given if isinstance(id_, int)]]
     ids = service.check_size([[row] for row in rows])
     texts: list[str] = await service.tokenizer_pool.run(CHARACTERS_PER_ID * ids, _decode, served, rows)
     return texts
@@ -106,23 +106,25 @@ def _with_truncation_header(body: dict[str, Any], truncated: int) -> Response:
     return json_response(body, {TRUNCATED: str(truncated)})
 
 
-def _listed(one: ServedModel) -> dict[str, Any]:
-    parent = None if one.adapter is None else one.base
-    return {"id": one.name, "object": "model", "created": one.created, "owned_by": "cloze", "parent": parent}
+def _describe_model(served: ServedModel) -> dict[str, Any]:
+    parent = None if served.adapter is None else served.base
+    return {"id": served.name, "object": "model", "created": served.created, "owned_by": "cloze", "parent": parent}
 
 
 @router.get("/v1/models", tags=["openai"], summary="The models and adapters that there are.")
 async def models(request: Request) -> Response:
     """OpenAI's list."""
     service: Service = request.app.state.service
-    return json_response({"object": "list", "data": [_listed(one) for one in service.models.served.values()]})
+    return json_response(
+        {"object": "list", "data": [_describe_model(served) for served in service.models.served.values()]}
+    )
 
 
 @router.get("/v1/models/{name:path}", tags=["openai"], summary="One of the models.")
 async def one_model(request: Request, name: str) -> Response:
     """OpenAI's single entry."""
     service: Service = request.app.state.service
-    return json_response(_listed(service.models.find(name, "embed")))
+    return json_response(_describe_model(service.models.find(name, "embed")))
 
 
 add_post_route(router, "/v1/embeddings", schemas.OpenAIForm, embeddings, "openai")

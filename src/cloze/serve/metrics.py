@@ -11,49 +11,49 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        own = self.registry
+        registry = self.registry
         self.requests = Counter(
-            "cloze_requests", "Answers given, by route and status.", ["route", "status"], registry=own
+            "cloze_requests", "Answers given, by route and status.", ["route", "status"], registry=registry
         )
         self.request_seconds = Histogram(
             "cloze_request_seconds",
             "From a request's first byte to the end of its answer.",
             ["route"],
             buckets=_SECONDS,
-            registry=own,
+            registry=registry,
         )
-        self.in_flight = Gauge("cloze_requests_in_flight", "Requests that are being answered.", registry=own)
+        self.in_flight = Gauge("cloze_requests_in_flight", "Requests that are being answered.", registry=registry)
         self.tokenization_seconds = Histogram(
-            "cloze_tokenization_seconds", "Reading the texts of a request.", buckets=_SECONDS, registry=own
+            "cloze_tokenization_seconds", "Reading the texts of a request.", buckets=_SECONDS, registry=registry
         )
         self.queue_seconds = Histogram(
             "cloze_queue_seconds",
             "What an input waited before it was computed.",
             ["model"],
             buckets=_SECONDS,
-            registry=own,
+            registry=registry,
         )
-        self.queue_tokens = Gauge("cloze_queue_tokens", "Tokens that wait.", ["model"], registry=own)
+        self.queue_tokens = Gauge("cloze_queue_tokens", "Tokens that wait.", ["model"], registry=registry)
         self.inference_seconds = Histogram(
-            "cloze_inference_seconds", "Computing a batch.", ["model", "operation"], buckets=_SECONDS, registry=own
+            "cloze_inference_seconds", "Computing a batch.", ["model", "operation"], buckets=_SECONDS, registry=registry
         )
         self.batch_tokens = Histogram(
-            "cloze_batch_tokens", "Tokens of a batch.", ["model"], buckets=_TOKENS, registry=own
+            "cloze_batch_tokens", "Tokens of a batch.", ["model"], buckets=_TOKENS, registry=registry
         )
-        self.tokens = Counter("cloze_tokens", "Tokens computed.", ["model"], registry=own)
+        self.tokens = Counter("cloze_tokens", "Tokens computed.", ["model"], registry=registry)
         self.failures = Counter(
             "cloze_batch_failures",
             "Batches on which a model failed: an exception, or no numbers.",
             ["model"],
-            registry=own,
+            registry=registry,
         )
         self.dropped = Counter(
             "cloze_dropped",
             "Requests given up before their end: the client left, or the time was over.",
             ["why"],
-            registry=own,
+            registry=registry,
         )
-        ProcessCollector(registry=own)  # memory, descriptors, CPU
+        ProcessCollector(registry=registry)  # memory, descriptors, CPU
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

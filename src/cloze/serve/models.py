@@ -48,8 +48,8 @@ class ModelRegistry:
     """All served models, and the batchers that compute for them."""
 
     def __init__(self, served: Sequence[ServedModel]) -> None:
-        self.served = {one.name: one for one in served}
-        self.batchers = list({id(one.batcher): one.batcher for one in served}.values())
+        self.served = {model.name: model for model in served}
+        self.batchers = list({id(model.batcher): model.batcher for model in served}.values())
 
     def find(self, name: str | None, operation: str) -> ServedModel:
         """Return the model with this name, or the first that supports the operation.
@@ -58,7 +58,7 @@ class ModelRegistry:
             NotFoundError: There is no model with this name.
             InvalidRequestError: The model does not support the operation.
         """
-        able = [one for one in self.served.values() if operation in one.abilities]
+        able = [model for model in self.served.values() if operation in model.abilities]
         if name is None:
             if able:
                 return able[0]
@@ -71,7 +71,7 @@ class ModelRegistry:
             )
         if operation not in self.served[name].abilities:
             heads = ", ".join(self.served[name].description["heads"]) or "none"
-            others = ", ".join(one.name for one in able) or "none"
+            others = ", ".join(model.name for model in able) or "none"
             raise InvalidRequestError(
                 f"model {name!r} cannot {operation} (its heads: {heads}); models that can: {others}", "unable"
             )

@@ -1,4 +1,4 @@
-"""Our own routes, one for each thing that a model does."""
+"""Our own routes, one per operation of a model."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ MOST_LOOKED_FOR = 1_000_000
 
 
 async def embed(service: Service, request: Request, form: schemas.EmbedForm) -> Any:
-    """One vector a text."""
+    """Return one vector per text."""
     inputs = _pairs(form.texts, form.pairs)
     layer = form.layer if isinstance(form.layer, int) else tuple(form.layer)
     options = {"pooling": form.pooling, "layer": layer, "long_texts": form.long_texts}
@@ -28,13 +28,13 @@ async def embed(service: Service, request: Request, form: schemas.EmbedForm) -> 
 
 
 async def rerank(service: Service, request: Request, form: schemas.RerankForm) -> Any:
-    """The texts by the cosine of their vectors with the query's, the nearest first."""
+    """Return the texts ordered by cosine similarity to the query, the most similar first."""
     if not form.texts:
         raise InvalidRequestError("there is no text; give at least one", "no_text")
     inputs = _pairs([form.query, *form.texts], None)
     result = await service.predict(request, form.model, "embed", inputs, _parts(inputs))
     vectors = np.stack(result.results).astype(np.float64)
-    # A vector of zeros is near to nothing.
+    # The maximum avoids a division by zero: a vector of zeros has similarity 0 to everything.
     vectors /= np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
     scores = vectors[1:] @ vectors[0]
     order = np.argsort(-scores, kind="stable")[: form.top]
@@ -43,21 +43,21 @@ async def rerank(service: Service, request: Request, form: schemas.RerankForm) -
 
 
 async def fill(service: Service, request: Request, form: schemas.FillForm) -> Any:
-    """The best words for each [MASK] of each text, or the best ways to fill all of a text's."""
+    """Return the best words for each [MASK], or the best joint fillings of each text."""
     texts = _listed(form.texts)
     service.check_proposals(texts, form.top, joint=form.joint)
     return await _each(service, request, form, "fill", texts, top=form.top, joint=form.joint)
 
 
 async def classify(service: Service, request: Request, form: schemas.ClassifyForm) -> Any:
-    """A label, labels or a number for each text."""
+    """Return a label, labels or a number per text."""
     inputs = _pairs(form.texts, form.pairs)
     result = await service.predict(request, form.model, CLASSIFY.operation, inputs, _parts(inputs))
     return _response_body(result, results=result.results)
 
 
 async def tag(service: Service, request: Request, form: schemas.TagForm) -> Any:
-    """The words and the names of each text."""
+    """Return the tagged words and the entities of each text."""
     texts = [form.texts] if isinstance(form.texts, str) else form.texts
     parts = [[text if isinstance(text, str) else " ".join(text)] for text in texts]
     worded = bool(texts) and not isinstance(texts[0], str)
@@ -66,21 +66,21 @@ async def tag(service: Service, request: Request, form: schemas.TagForm) -> Any:
 
 
 async def answer(service: Service, request: Request, form: schemas.AnswerForm) -> Any:
-    """Where in the context the answer stands."""
+    """Return the best answers to the question in the context."""
     inputs = [(form.question, form.context)]
     result = await service.predict(request, form.model, ANSWER.operation, inputs, _parts(inputs), top=form.top)
     return _response_body(result, answers=result.results[0])
 
 
 async def choose(service: Service, request: Request, form: schemas.ChooseForm) -> Any:
-    """The options, the one that fits best first."""
+    """Return the options, the best first."""
     parts = [[text for option in form.options for text in (form.prompt, option)]]
     result = await service.predict(request, form.model, CHOOSE.operation, [(form.prompt, form.options)], parts)
     return _response_body(result, options=result.results[0])
 
 
 async def correct(service: Service, request: Request, form: schemas.CorrectForm) -> Any:
-    """Each text as it should read."""
+    """Return each text with its corrections."""
     texts, words = _listed(form.texts), len(form.protected)
     characters = sum(map(len, texts))
     if words * characters > MOST_LOOKED_FOR:
@@ -94,7 +94,7 @@ async def correct(service: Service, request: Request, form: schemas.CorrectForm)
 
 
 async def tokenize(service: Service, request: Request, form: schemas.TokenizeForm) -> Any:  # noqa: ARG001 (as all here)
-    """What the model reads: pieces, ids, and where they stand in the text."""
+    """Return the tokens of each text, their ids, and their offsets in the text."""
     served = service.models.find(form.model, "embed")
     inputs = _pairs(form.texts, form.pairs)
     characters = service.check_size(_parts(inputs))
