@@ -82,7 +82,7 @@ def make_app(service: Service) -> AccessMiddleware:
         service.models.start()
         yield
         service.ended = service.models.drain(DRAIN_SECONDS)
-        service.reader.close()
+        service.tokenizer_pool.close()
 
     app = FastAPI(
         title="cloze",
