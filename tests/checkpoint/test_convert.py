@@ -317,9 +317,7 @@ def test_card_says_how_far(start: WordStart, begun: str, tmp_path: Path) -> None
     source = saved(model_folder(["mlm"]), tmp_path / "model")
     extend(source, tmp_path / "more", segments=3, start=start)
     text = (tmp_path / "more" / "README.md").read_text(encoding="utf-8")
-    assert (
-        f"Extended by cloze: 32 to 32 positions, 2 to 3 segments. New ones started as {begun}, and mean" in text
-    )
+    assert f"Extended by cloze: 32 to 32 positions, 2 to 3 segments. New ones started as {begun}, and mean" in text
     assert "## Words" not in text
     rows = load_folder(tmp_path / "more").model.state_dict()["encoder.embeddings.segment.weight"]
     assert torch.equal(rows[2], rows[1]) == (start == "pieces")

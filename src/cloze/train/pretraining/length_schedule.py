@@ -1,4 +1,4 @@
-"""The batches of a run: short sequences first, long ones at the end (appendix A.2: 90 % at 128 tokens, 10 % at 512)."""
+"""Sequence-length schedule: short sequences first, long ones at the end (appendix A.2: 90 % at 128, 10 % at 512)."""
 
 from copy import copy
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from cloze.train.settings import PretrainSettings
 
 @dataclass(frozen=True)
 class LengthSchedule:
-    """One or two sources of batches, by how far the training is."""
+    """Batches of short sequences, then, from a share ``long_from`` of the training on, of long ones."""
 
     short: PretrainingBatches
     long: PretrainingBatches | None
@@ -24,7 +24,7 @@ class LengthSchedule:
 
     @classmethod
     def open(cls, data: Path, tokenizer: Tokenizer, settings: PretrainSettings, tables: WordTables) -> "LengthSchedule":
-        """The batches of a prepared corpus."""
+        """Open the batches of a prepared corpus."""
         corpus = Corpus.open(data)
 
         def batches(*, long: bool) -> PretrainingBatches:
@@ -43,7 +43,7 @@ class LengthSchedule:
         return cls(batches(long=False), long, 1 - settings.long_share)
 
     def check(self, processes: int, accumulate: int) -> None:
-        """Refuse what would end the training at its first step, or hours later where the second phase begins."""
+        """Refuse settings that would fail at the first step, or hours later when the second phase begins."""
         fewest, batch = processes * accumulate, self.short.batch_size
         share = f"{processes} processes with {accumulate} parts each share"
         if fewest > batch:
@@ -57,23 +57,23 @@ class LengthSchedule:
                 f"batch_size is {batch}, which is {self.long.batch_size} of the long sequences, but {share} them; "
                 f"use a --batch-size of at least {enough}"
             )
-        copy(self.long).at(0)  # what it has planned is not kept until it is needed
+        copy(self.long).at(0)  # on a copy, so that its plan of an epoch is not kept in memory until the second phase
 
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> PretrainingBatch:
-        """A part of the batch of a step, counted from 0."""
-        return self._now(progress).at(step, part, parts)
+        """Return a part of the batch of a step; steps and parts are counted from 0."""
+        return self._phase(progress).at(step, part, parts)
 
-    def _now(self, progress: float) -> PretrainingBatches:
+    def _phase(self, progress: float) -> PretrainingBatches:
         return self.long if self.long is not None and progress >= self.long_from else self.short
 
 
 def open_tables(data: Path, tokenizer: Tokenizer, settings: PretrainSettings) -> WordTables:
-    """The words that the settings' way of masking needs."""
+    """Open the word lists that the masking strategy needs."""
     return open_word_tables(data, tokenizer, settings.masking, settings.entities, settings.similar, settings.seed)
 
 
 def flops_per_token(bert: Backbone, settings: PretrainSettings, long: float) -> float:
-    """Operations that a token costs in a step, where so large a share of all tokens is of the second phase."""
+    """Return the operations per token of a training step; ``long`` is the share of tokens in the second phase."""
     short_cost, long_cost = (
         count_flops(
             bert.config, bert.head_names, length, chosen=settings.mask_rate, checkpointing=settings.checkpointing

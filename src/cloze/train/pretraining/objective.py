@@ -1,4 +1,4 @@
-"""What pre-training minimises: masked words, and beside them sentences (appendix A.2) or span boundaries (SpanBERT)."""
+"""The pre-training loss: masked language modelling plus, by setting, NSP or SOP (appendix A.2) and SpanBERT's SBO."""
 
 from collections.abc import Mapping
 
@@ -22,7 +22,7 @@ _SENTENCE_LOSSES = {"nsp": next_sentence_loss, "sop": sentence_order_loss}
 
 
 def pretraining_heads(settings: PretrainSettings) -> tuple[HeadName, ...]:
-    """The heads that a setting trains."""
+    """Return the heads that these settings train."""
     heads: list[HeadName] = ["mlm"]
     if settings.objective != "none":
         heads.append(settings.objective)
@@ -40,18 +40,18 @@ class PretrainingObjective(nn.Module):
         self._sentence = next((name for name in heads if name in ("nsp", "sop")), None)
         self._boundary = "sbo" in heads
         if self._sentence is None and model.pooler is not None:
-            # Nothing asks it, so that nothing should change it.
+            # Without a sentence objective no loss reads the pooler; weight decay must not change it either.
             model.pooler.requires_grad_(False)
 
     def forward(self, batch: PretrainingBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
-        """This part's share of the losses and accuracies of a batch with so many words and pairs."""
+        """Return the loss and metrics of a part of a batch; ``totals`` counts the whole batch, so that parts add up."""
         ids, segments, positions, targets = (
             self._tensor(array) for array in (batch.ids, batch.segments, batch.positions, batch.targets)
         )
         mask = self._mask(batch)
         last = self.model(ids, segments, mask, self._needed(ids, positions, mask)).last
         words = max(1, totals["words"])
-        # Float32 from here on: what the loss needs, and where a CPU finds the largest five times as fast.
+        # Float32: the loss needs it, and argmax over the vocabulary is five times as fast on a CPU as in bfloat16.
         logits = masked_word_logits(self.model, last, positions).float()
         loss = masked_word_loss(logits, targets, words)
         metrics = {"mlm_loss": loss, "mlm_accuracy": _hits(logits, targets) / words}
@@ -71,7 +71,7 @@ class PretrainingObjective(nn.Module):
         return ObjectiveOutput(loss, metrics)
 
     def _needed(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor | None:
-        """The places that the heads read. Boundaries of spans may be any, one several times: then all are computed."""
+        """Return the positions that the heads read; None for all, as span boundaries may be anywhere."""
         if self._boundary:
             return None
         if self._sentence is None:
@@ -83,7 +83,7 @@ class PretrainingObjective(nn.Module):
         return torch.from_numpy(array).to(self.device)
 
     def _mask(self, batch: PretrainingBatch) -> Tensor | None:
-        """(B, T), true at real tokens; None, which is faster, where there is no padding at all."""
+        """Return the padding mask, (B, T), True at real tokens; None, which is faster, if nothing is padded."""
         length = batch.ids.shape[1]
         if int(batch.lengths.min()) == length:
             return None

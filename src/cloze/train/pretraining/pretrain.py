@@ -1,16 +1,13 @@
-"""``cloze pretrain``: masked words and sentences (section 3.1), from scratch or from a model.
+"""Pre-training (``cloze pretrain``; section 3.1 of the paper): from scratch, or further from a model.
 
-The model card of a pre-trained model: what it is, what it was made from and how, how well it does.
+shards -> ``LengthSchedule`` (batches) -> ``PretrainingObjective`` (loss) -> ``train`` (the loop) -> model folder
 """
 
 import hashlib
-import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from cloze import __version__
 from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_model, find_source, load_folder
 from cloze.checkpoint.pooling_files import read_embedding
 from cloze.corpus.shards import read_manifest, verify_corpus
@@ -26,83 +23,11 @@ from cloze.train.memory import keep_freed_memory, return_freed_memory
 from cloze.train.optimization import Precision, measure_peak
 from cloze.train.pretraining.held_out import evaluate_held_out, open_held_out
 from cloze.train.pretraining.length_schedule import LengthSchedule, flops_per_token, open_tables
+from cloze.train.pretraining.model_card import pretraining_card
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
 from cloze.train.recipe import open_run
 from cloze.train.run import Run, TensorBoardLogger
 from cloze.train.settings import MAY_CHANGE, PretrainSettings
-
-_OBJECTIVES = {
-    "nsp": "masked language modelling and next-sentence prediction",
-    "sop": "masked language modelling and sentence-order prediction",
-    "none": "masked language modelling on full sentences",
-}
-# Of a corpus, that the card names.
-_MOST_FILES = 10
-
-
-def pretraining_card(
-    bert: Backbone,
-    tokenizer: Tokenizer,
-    settings: PretrainSettings,
-    manifest: Mapping[str, Any],
-    results: Mapping[str, float],
-    model: str | Path | None = None,
-) -> str:
-    """The card, as Markdown; ``model`` is where it began."""
-    train = manifest["splits"]["train"]
-    scores = {name: value for name, value in results.items() if name.startswith("held_out_")}
-    told = (
-        "\n".join(f"- {name}: {value:.4f}" for name, value in scores.items()) or "- none: too little text was held out"
-    )
-    length = f"{settings.max_length} tokens" + (f", then {settings.long_length}" if settings.long_length else "")
-    cut = (
-        f", in sequences of {settings.max_length} tokens (long: {settings.long_length})" if settings.long_length else ""
-    )
-    return (
-        f"# BERT, {bert.config.layers} layers, hidden size {bert.config.hidden_size}\n\n"
-        f"Pre-trained with cloze {__version__} by {_OBJECTIVES[settings.objective]}"
-        f"{' and the boundaries of spans' if settings.boundary else ''}"
-        f"{f', further from {model}' if model else ', from scratch'}.\n\n"
-        f"- parameters: {bert.parameter_count():,}\n"
-        f"- longest input: {tokenizer.max_length} tokens\n"
-        f"- vocabulary: {tokenizer.size:,} pieces, {'uncased' if tokenizer.lowercase else 'cased'}\n"
-        f"- text: {train['tokens']:,} tokens in {train['documents']:,} documents\n"
-        f"- files: {_files(manifest['recipe']['texts'])}\n"
-        f"- training: {int(results['steps']):,} steps of {settings.batch_size} sequences of {length}, "
-        f"{results['hours']:.2f} hours, {int(results['tokens_seen']):,} tokens seen\n"
-        f"- masking: {settings.masking}, {settings.mask_rate:.0%} of tokens, "
-        f"{'/'.join(f'{100 * share:g}' for share in settings.mask_mix)}"
-        f"{f', {settings.static} frozen variants' if settings.static else ''}\n"
-        f"- peak learning rate {settings.learning_rate:g}, warm-up {settings.warmup:.0%}, "
-        f"weight decay {settings.weight_decay:g}, dropout {bert.config.dropout:g}, seed {settings.seed}, "
-        f"computed in {settings.precision}\n\n"
-        "The command, where `DATA` is the folder of those files as `cloze prepare` wrote it, and `RUN` a new one:\n\n"
-        f"```console\n{pretraining_command(settings, model)}\n```\n\n"
-        f"Held-out documents{cut}:\n\n{told}\n"
-    )
-
-
-def pretraining_command(settings: PretrainSettings, model: str | Path | None = None) -> str:
-    """The line that a shell reads as these settings: every flag whose value is not the default.
-
-    Folders of the corpus and the run lie elsewhere on every machine, and are named by words that stand for them.
-    """
-    words = ["cloze", "pretrain", "DATA", "--out", "RUN", *(["--model", str(model)] if model else [])]
-    for field in fields(settings):
-        value = getattr(settings, field.name)
-        if value == field.default:
-            continue
-        words.append(f"--{field.name.replace('_', '-')}")
-        if value is not True:
-            words += map(str, value if isinstance(value, tuple) else (value,))
-    return shlex.join(words)
-
-
-def _files(texts: Sequence[tuple[str, str]]) -> str:
-    """The files of a corpus and the beginning of the SHA-256 of each, or of some if they are many."""
-    shown = [f"`{name}` ({digest[:12]})" for name, digest in texts[:_MOST_FILES]]
-    more = len(texts) - len(shown)
-    return ", ".join(shown) + (f" and {more:,} more" if more else "")
 
 
 def pretrain(
@@ -115,9 +40,18 @@ def pretrain(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Pre-train on a prepared corpus and return the run's folder. The same call goes on where another stopped.
+    """Pre-train on a prepared corpus and return the run's folder; calling it again resumes an unfinished run.
 
-    Started by torchrun, every process calls this, and they train one model together.
+    Under torchrun every process calls this, and they train one model together.
+
+    Args:
+        data: A folder written by ``prepare``.
+        out: The run's folder.
+        model: A model to train further; None to start from scratch.
+        settings: Shape, objective, masking and training settings.
+        device: Where to compute; by default an accelerator if there is one.
+        fresh: Delete a run that is there and start over.
+        progress: Receives messages and the progress of the training.
     """
     settings, progress = settings or PretrainSettings(), progress or Silent()
     group = ProcessGroup.join(choose_device(device))
@@ -136,7 +70,7 @@ def _pretrain(
     progress: Progress,
     group: ProcessGroup,
 ) -> Path:
-    read_manifest(data)  # a folder that is no corpus should be called just that
+    read_manifest(data)  # fails early, with a clear message, if this is no prepared corpus
     if group.is_main:
         verify_corpus(data)
     start = None if model is None else find_source(model)
@@ -165,7 +99,10 @@ def _pretrain(
 def start_model(
     tokenizer: Tokenizer, settings: PretrainSettings, model: Path | None, progress: Progress
 ) -> tuple[Backbone, Tokenizer]:
-    """A fresh model of the preset, or the one to go on with; its tokenizer ends where its positions were trained."""
+    """Return a new model of the preset, or the model to train further, and its tokenizer.
+
+    The tokenizer truncates at the longest sequence that the model has been trained on.
+    """
     heads = pretraining_heads(settings)
     if model is None:
         bert, longest = _fresh(tokenizer, settings), settings.longest
@@ -207,20 +144,20 @@ def _fresh(tokenizer: Tokenizer, settings: PretrainSettings) -> Backbone:
 
 
 def _refuse_shape(model: Path, config: BertConfig, settings: PretrainSettings) -> None:
-    """Refuse a shape that is not the model's; the recipe that it was made by names its own, and goes on with it."""
+    """Refuse settings that would change the shape of a given model; repeating its own shape, as recipes do, is fine."""
     other_width = settings.embedding_size not in (None, config.embedding_size)
     if other_width or (settings.shared_layers and not config.shared_layers):
         raise ConfigError(f"--model {model} has its shape already; shared_layers and embedding_size are of new models")
 
 
 def _recorded(data: Path, model: str | Path | None, settings: PretrainSettings) -> dict[str, Any]:
-    """What the run was asked to do, for comparing with what it is asked next time."""
+    """Return what the result depends on; resuming compares it with what was recorded."""
     values = {name: value for name, value in asdict(settings).items() if name not in MAY_CHANGE}
     for name in ("entities", "similar"):
         path: Path | None = values[name]
-        # By content: a file that has changed gives other masks, one that was moved does not.
+        # By content: a changed file gives other masks, a moved one does not.
         values[name] = None if path is None else _fingerprint(path)
-    # What tells one prepared corpus from another, wherever it lies.
+    # Identifies the prepared corpus by its contents, not by its path.
     corpus = read_manifest(data)["recipe"]
     return {"command": "pretrain", "data": corpus, "model": str(Path(model)) if model else None, **values}
 
@@ -253,7 +190,7 @@ def _trainer_options(
 def _finish(
     run: Run, data: Path, bert: Backbone, tokenizer: Tokenizer, settings: PretrainSettings, model: str | Path | None
 ) -> None:
-    """Write the results, and end the run."""
+    """Write results, model card and model folder."""
     results = run_results(run.metrics())
     run.write_results(results)
     card = pretraining_card(bert, tokenizer, settings, read_manifest(data), results, model)
@@ -261,20 +198,20 @@ def _finish(
 
 
 def _embedding(model: str | Path | None) -> EmbeddingSettings:
-    """How the model that it started from makes vectors, but for what was fitted to its own states."""
+    """Return the pooling of the model that training started from, without projections fitted to its states."""
     found = None if model is None else find_model(find_source(model))
     return EmbeddingSettings() if found is None else replace(read_embedding(found[0]), projections=())
 
 
 def run_results(metrics: list[dict[str, float]]) -> dict[str, float]:
-    """The newest value of each figure that a run ends with."""
+    """Return the last value of each metric that a run reports at its end."""
     newest = {name: value for row in metrics for name, value in row.items()}
     kept = {name: value for name, value in newest.items() if name.startswith("held_out_")}
     return {"steps": newest["step"], "hours": newest["seconds"] / 3600, "tokens_seen": newest["tokens_seen"], **kept}
 
 
 def _plain(bert: Backbone) -> Backbone:
-    """A copy with whole tensors on the CPU, whoever holds which share of them; every process has to ask."""
+    """Return a copy with full tensors on the CPU; with sharded parameters every process must call this."""
     plain = Bert(bert.config, bert.head_names, labels=bert.labels, pooler=bert.pooler is not None)
     plain.load_state_dict({name: tensor.cpu() for name, tensor in full_state_dict(bert).items()})
     return plain.eval()
