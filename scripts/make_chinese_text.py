@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
-from cloze.tasks.correction.kind import read_corrections
+from cloze.tasks.correction.examples import read_corrections
 
 # Characters of each corpus, at most.
 CORPORA = {"zh_weekly": 10**9, "zh_apachecn_ds": 700_000, "zh_laws": 300_000, "zh_classics_modern": 4_000_000}

@@ -18,7 +18,7 @@ ALLOWED = {
     ("cli/__init__.py", "choose"): "names of commands",
     ("cli/prediction.py", "answer"): "a column of the output",
     ("cli/tagging.py", "tag"): "a column of the output",
-    ("tasks/choice/kind.py", "answer"): "a column of ARC",
+    ("tasks/choice/examples.py", "answer"): "a column of ARC",
     **{
         (f"{module}.py", "correction"): "a way to mask"
         for module in (

@@ -117,7 +117,7 @@ def evaluate_correction(
     """Evaluate corrections of texts with mistakes against the correct texts."""
     from cloze.files import replace_json
     from cloze.predict import load
-    from cloze.tasks.correction.kind import correction_columns, read_corrections
+    from cloze.tasks.correction.examples import correction_columns, read_corrections
     from cloze.tasks.correction.metrics import score_corrections
 
     expected = read_corrections(data, *correction_columns(rows.text, rows.label), rows.on_bad_row)

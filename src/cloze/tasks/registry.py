@@ -14,8 +14,10 @@ from cloze.errors import ConfigError, did_you_mean
 from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.answering.kind import read_other_splits as read_other_questions
 from cloze.tasks.answering.squad_files import CMRC, SQUAD, SQUAD2, read_squad
-from cloze.tasks.choice.kind import CHOOSE, read_arc, read_arc_test, read_swag
-from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS, read_other_splits, read_published_texts
+from cloze.tasks.choice.examples import read_arc, read_swag
+from cloze.tasks.choice.kind import CHOOSE, read_arc_test
+from cloze.tasks.classification.examples import read_other_splits, read_published_texts
+from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS
 from cloze.tasks.classification.published import CHINESE, GLUE, PublishedTask, task_key
 from cloze.tasks.correction.kind import CORRECTION
 from cloze.tasks.examples import Examples, LabelSet, split_dev

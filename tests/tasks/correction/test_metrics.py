@@ -7,7 +7,8 @@ import pytest
 from sklearn.metrics import precision_recall_fscore_support
 
 from cloze.errors import DataError
-from cloze.tasks.correction.kind import Corrections, CorrectionSettings, read_corrections
+from cloze.tasks.correction.examples import Corrections, read_corrections
+from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.correction.metrics import applied, choose_threshold, find_edits, score_corrections
 
 # Of two sentences without a mistake one is changed; of two with mistakes both are found, and one is put right.

@@ -18,7 +18,8 @@ from cloze.lines import RowError
 from cloze.model import Bert, HeadName
 from cloze.options import AdapterKind, Features
 from cloze.predict import load
-from cloze.tasks.classification.kind import CLASSIFY, LabelledTexts
+from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import CLASSIFY
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData
 from cloze.tasks.rows import Source

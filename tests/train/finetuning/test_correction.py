@@ -16,7 +16,8 @@ from cloze.model import Bert, BertConfig
 from cloze.model.surgery import with_heads
 from cloze.options import IGNORED
 from cloze.predict import load
-from cloze.tasks.correction.kind import Corrections, CorrectionSettings
+from cloze.tasks.correction.examples import Corrections
+from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.correction import (

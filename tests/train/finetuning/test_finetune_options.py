@@ -13,7 +13,8 @@ from transformers import BertForSequenceClassification
 from cloze.errors import ConfigError
 from cloze.interrupts import Interrupted
 from cloze.predict import load
-from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS, LabelledTexts
+from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData
 from cloze.tasks.rows import Source

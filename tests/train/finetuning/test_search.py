@@ -14,7 +14,7 @@ import pytest
 from cloze.errors import ConfigError
 from cloze.predict import load
 from cloze.progress import Silent
-from cloze.tasks.classification.kind import LabelledTexts
+from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
 from cloze.train import optimization as precision_module

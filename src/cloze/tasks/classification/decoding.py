@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.errors import ConfigError, RequestError
-from cloze.tasks.classification.kind import MULTILABEL, LabelledTexts
+from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import MULTILABEL
 from cloze.tasks.examples import Examples, LabelSet
 from cloze.tasks.kind import Predictor, TaskLabels
 from cloze.tasks.metrics import confusion, score

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cloze.errors import ConfigError
-from cloze.tasks.classification.kind import LabelledTexts, read_own_texts
+from cloze.tasks.classification.examples import LabelledTexts, read_own_texts
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.metrics import spearman
 from cloze.tasks.rows import RowSettings

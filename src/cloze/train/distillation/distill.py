@@ -25,7 +25,7 @@ from cloze.model import Backbone
 from cloze.model.adapters import without_attachment
 from cloze.predict import Model, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
-from cloze.tasks.classification.kind import LabelledTexts
+from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.examples import Examples, LabelSet, fingerprint
 from cloze.tasks.registry import TaskData, find_task, read_task
 from cloze.tasks.rows import Source

@@ -13,7 +13,7 @@ from cloze.corpus.documents import read_lines
 from cloze.errors import ConfigError, DataError
 from cloze.model import Backbone, Bert, BertConfig, HeadName, preset
 from cloze.model.surgery import with_heads
-from cloze.tasks.classification.kind import LabelledTexts
+from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.registry import TaskData, find_published, head_of
 from cloze.tasks.rows import Source, read_rows
 from cloze.tasks.tables import is_table

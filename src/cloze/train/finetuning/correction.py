@@ -23,13 +23,8 @@ from cloze.options import IGNORED
 from cloze.predict import Model
 from cloze.predict.corrector import proposed_changes
 from cloze.progress import Progress, Silent
-from cloze.tasks.correction.kind import (
-    CORRECTION,
-    Corrections,
-    CorrectionSettings,
-    correction_columns,
-    read_corrections,
-)
+from cloze.tasks.correction.examples import Corrections, correction_columns, read_corrections
+from cloze.tasks.correction.kind import CORRECTION, CorrectionSettings
 from cloze.tasks.correction.metrics import applied, choose_threshold, score_corrections
 from cloze.tasks.examples import Item, fingerprint, split_dev
 from cloze.tasks.rows import Source

@@ -1,0 +1,227 @@
+"""Rows -> prompts with options -> training items, one sequence per option (section 4.4 of the paper).
+
+Files: SWAG and ARC as published, and the user's own tables.
+
+- SWAG: train.csv and val.csv; the prompt is ``sent1``, an option the start of the second sentence with an ending.
+- ARC: the published JSONL, or CSV without a header (question, four options, answer). Answers are letters or, in some
+  exams, numbers from 1. The CSV in circulation lacks the options of some questions, or the right one of five: these
+  rows are skipped and counted by default.
+- Own tables: options are columns, or a list in one column. The right option is given by its letter (A is the first),
+  its number from 0, or its own text; a row in which these mean different options is refused.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cloze.errors import DataError
+from cloze.lines import RowError
+from cloze.tasks.answering.squad_files import find_file
+from cloze.tasks.examples import Item, LabelSet, Read, Rows
+from cloze.tasks.rows import SEVERAL, OnBadRow, Row, RowFile, Source, read_rows
+from cloze.text import Encoding, Tokenizer
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One row; ``target`` is the index of the option that fits, None where the row has no label."""
+
+    place: str
+    prompt: str
+    options: tuple[str, ...]
+    target: int | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The prompt and its options."""
+        return [self.prompt, *self.options]
+
+
+class Choices(Rows[Choice]):
+    """Rows of prompts with options; rows may differ in the number of options."""
+
+
+def choice_items(examples: Choices, tokenizer: Tokenizer) -> list[Item]:
+    """Return one item per row: the prompt with each option, and the index of the right one."""
+    encoded = encode_options(tokenizer, [row.prompt for row in examples.rows], [row.options for row in examples.rows])
+    targets = [row.target for row in examples.rows]
+    assert None not in targets, "training rows have labels"
+    return [Item(tuple(one), target) for one, target in zip(encoded, targets, strict=True) if target is not None]
+
+
+def encode_options(
+    tokenizer: Tokenizer, prompts: Sequence[str], options: Sequence[Sequence[str]]
+) -> list[list[Encoding]]:
+    """``[CLS] prompt [SEP] option [SEP]`` for every option of every prompt."""
+    firsts = [prompt for prompt, own in zip(prompts, options, strict=True) for _ in own]
+    encoded = iter(tokenizer.encode_batch(firsts, [option for own in options for option in own]))
+    return [[next(encoded) for _ in own] for own in options]
+
+
+SWAG = {"train": "train.csv", "dev": "val.csv"}
+SWAG_ENDINGS = ("ending0", "ending1", "ending2", "ending3")
+ARC_COLUMNS = ("question", "A", "B", "C", "D", "answer")
+ARC_SETS = ("ARC-Easy", "ARC-Challenge")
+ARC_SPLITS = {"train": "Train", "dev": "Dev", "test": "Test"}
+
+
+def read_swag(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
+    """A split of SWAG."""
+    rows = read_rows(
+        find_file(source, split, SWAG), text="sent1", label="label", on_bad_row=source.on_bad_row or "stop"
+    )
+    return Read(_gather(rows, _swag_choice, source.on_bad_row))
+
+
+def read_arc(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
+    """A split of ARC, of a folder with one of its two sets, or a file."""
+    on_bad_row = source.on_bad_row or "skip"
+    path = find_file(source, split, arc_files(source.data))
+    if ".jsonl" in path.suffixes:
+        return Read(
+            _gather(read_rows(path, text="id", label="answerKey", on_bad_row=on_bad_row), _arc_json, on_bad_row)
+        )
+    rows = read_rows(path, text="question", label="answer", header=ARC_COLUMNS, on_bad_row=on_bad_row)
+    return Read(_gather(rows, _arc_choice, on_bad_row))
+
+
+def read_own_choices(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
+    """Read the user's own table, by column name."""
+    path = source.dev if split == "dev" and source.dev is not None else source.data
+    rows = read_rows(path, text=source.text, label=source.label, on_bad_row=source.on_bad_row or "stop")
+    columns = option_columns(source.options)
+    return Read(_gather(rows, lambda row: _own_choice(row, columns, source.label), source.on_bad_row))
+
+
+def read_prompts(source: Source, path: Path) -> Choices:
+    """Read the prompts and options of a user's own table, with or without labels."""
+    rows = read_rows(path, text=source.text, on_bad_row=source.on_bad_row or "stop")
+    columns = option_columns(source.options)
+    return _gather(rows, lambda row: Choice(row.place, row.text, _options(row, columns)), source.on_bad_row)
+
+
+def each_unlabelled_choice(path: Path, text: str, options: str) -> Iterator[tuple[Choice, Mapping[str, object]]]:
+    """One after the other, as they are read: a prompt with its options, and all columns of its row."""
+    columns = option_columns(options)
+    for row in read_rows(path, text=text):
+        yield Choice(row.place, row.text, _options(row, columns)), row.fields
+
+
+def option_columns(names: str) -> tuple[str, ...]:
+    """The columns that a flag names."""
+    return tuple(name for part in names.split(",") if (name := part.strip()))
+
+
+def arc_files(folder: Path) -> dict[str, str]:
+    """The published names, of the set whose files are there."""
+    found = [name for name in ARC_SETS if folder.is_dir() and any(folder.glob(f"{name}-*.jsonl*"))]
+    if len(found) > 1:
+        raise DataError(f"{folder} has files of both {' and '.join(ARC_SETS)}; name a file (and another with --dev)")
+    return {split: f"{(found or ARC_SETS)[0]}-{name}.jsonl" for split, name in ARC_SPLITS.items()}
+
+
+def _swag_choice(row: Row) -> Choice:
+    start, endings = row.fields.get("sent2") or "", _options(row, SWAG_ENDINGS)
+    options = tuple(f"{start} {ending}".strip() for ending in endings)
+    return Choice(row.place, row.text, options, _number(row.label or "", len(options), row.place))
+
+
+def _arc_choice(row: Row) -> Choice:
+    options = _options(row, ARC_COLUMNS[1:5])
+    return Choice(row.place, row.text, options, _key(row.label or "", "ABCD"[: len(options)], row.place))
+
+
+def _arc_json(row: Row) -> Choice:
+    question = row.fields.get("question")
+    stem = question.get("stem") if isinstance(question, dict) else None
+    choices = question.get("choices") if isinstance(question, dict) else None
+    if not isinstance(stem, str) or not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
+        raise RowError(f"{row.place}: 'question' is {question!r:.40}; expected an object with stem and choices")
+    options = _checked([one.get("text") for one in choices], row.place)
+    return Choice(
+        row.place, stem, options, _key(row.label or "", [str(one.get("label")) for one in choices], row.place)
+    )
+
+
+def _own_choice(row: Row, columns: Sequence[str], label: str) -> Choice:
+    options = _options(row, columns)
+    value = row.fields[label]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return Choice(row.place, row.text, options, _number(str(value), len(options), row.place))
+    return Choice(row.place, row.text, options, _named(row.label or "", options, row.place))
+
+
+def _options(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
+    """The options of a row: one a column, of which the last may be empty, or all in one column."""
+    for name in columns:
+        if name not in row.fields:
+            raise RowError(
+                f"{row.place}: no {name!r} here; it has: {', '.join(row.fields)}; name the options with --options"
+            )
+    if len(columns) > 1:
+        cells = [row.fields[name] for name in columns]
+        while cells and cells[-1] in (None, ""):
+            cells.pop()
+        return _checked(cells, row.place)
+    value = row.fields[columns[0]]
+    return _checked(value if isinstance(value, list) else str(value).split(SEVERAL), row.place)
+
+
+def _checked(options: Sequence[object], place: str) -> tuple[str, ...]:
+    texts = tuple(option.strip() for option in options if isinstance(option, str) and option.strip())
+    if len(texts) != len(options):
+        raise RowError(f"{place}: the options are {list(options)!r:.60}; expected texts, none of them empty")
+    if len(texts) < 2:
+        raise RowError(f"{place}: {len(texts)} options; expected at least 2 (in one column, with | between)")
+    return texts
+
+
+def _number(label: str, count: int, place: str) -> int:
+    if not label.isdecimal() or int(label) >= count:
+        raise RowError(f"{place}: label {label!r} names none of the {count} options; expected 0 to {count - 1}")
+    return int(label)
+
+
+def _key(label: str, keys: Sequence[str], place: str) -> int:
+    """The option with this key, or with the number in its place, as some exams have it."""
+    if label in keys:
+        return keys.index(label)
+    if label.isdecimal() and 1 <= int(label) <= len(keys):
+        return int(label) - 1
+    raise RowError(f"{place}: label {label!r} names none of the {len(keys)} options; expected {', '.join(keys)}")
+
+
+def _named(label: str, options: Sequence[str], place: str) -> int:
+    """The option that is meant by a letter, a number or its text."""
+    meant = {index for index, option in enumerate(options) if option == label}
+    if label.isdecimal() and int(label) < len(options):
+        meant.add(int(label))
+    if len(label) == 1 and label.isascii() and label.isalpha() and ord(label.upper()) - ord("A") < len(options):
+        meant.add(ord(label.upper()) - ord("A"))
+    if len(meant) == 1:
+        return meant.pop()
+    if not meant:
+        raise RowError(
+            f"{place}: label {label!r:.40} names none of the {len(options)} options; expected a letter from A, "
+            "a number from 0, or the text of an option"
+        )
+    raise RowError(
+        f"{place}: label {label!r:.40} may mean the options {', '.join(map(str, sorted(meant)))} (counted from 0); "
+        "name the option in another way: by letter, number or text"
+    )
+
+
+def _gather(rows: RowFile, make: Callable[[Row], Choice], on_bad_row: OnBadRow | None) -> Choices:
+    """Keep the rows that are good, and count the others."""
+    good: list[Choice] = []
+    skipped, problem = 0, ""
+    for row in rows:
+        try:
+            good.append(make(row))
+        except RowError as error:
+            if on_bad_row != "skip":
+                raise
+            skipped, problem = skipped + 1, problem or str(error)
+    if not good:
+        raise DataError(f"{rows.path}: all of its {skipped} rows are bad; the first: {problem}")
+    return Choices(good, skipped + rows.skipped)
