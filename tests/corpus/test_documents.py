@@ -9,7 +9,15 @@ import pyarrow
 import pytest
 
 import cloze.corpus.documents as module
-from cloze.corpus.documents import Span, TextStream, cut_paragraph, format_of, read_documents, read_lines, read_text
+from cloze.corpus.documents import (
+    FileRange,
+    TextStream,
+    cut_paragraph,
+    format_of,
+    read_documents,
+    read_lines,
+    read_text,
+)
 from cloze.errors import DataError
 
 
@@ -29,7 +37,7 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
 def documents_of_file(path: Path, size: int, start: int = 0, first: int = 1) -> dict[int, list[str]]:
     """Paragraphs by the number of the line where their document starts."""
     with closing(TextStream(path)) as stream:
-        found = list(read_text(stream, Span(start, size, first)))
+        found = list(read_text(stream, FileRange(start, size, first)))
     return {number: [one.text for one in group] for number, group in groupby(found, lambda one: one.document)}
 
 
@@ -64,7 +72,7 @@ def test_a_stream_goes_forward_and_back(tmp_path: Path, ending: str) -> None:
         with pytest.raises(
             DataError, match=r"text\.txt.*: ends at byte [34],[06]00,000, but had 4,000,00[01] when the work began"
         ):
-            list(read_text(stream, Span(4_000_000, 4_000_001, 1)))
+            list(read_text(stream, FileRange(4_000_000, 4_000_001, 1)))
 
 
 def test_mark_and_carriage_returns_are_no_text(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cloze.corpus.sampling import Ids, Plan, plan_full_sentences
+from cloze.corpus.sampling import EpochPlan, Ids, plan_full_sentences
 from cloze.corpus.settings import ExampleSettings
 from cloze.corpus.shards import Corpus
 from tests.corpus.made_corpora import make_corpus
@@ -9,7 +9,7 @@ from tests.corpus.made_corpora import make_corpus
 SETTINGS = ExampleSettings("none", max_length=64)
 
 
-def make_plan(corpus: Corpus, seed: int = 0) -> Plan:
+def make_plan(corpus: Corpus, seed: int = 0) -> EpochPlan:
     return plan_full_sentences(corpus, SETTINGS, np.random.default_rng(seed))
 
 
@@ -19,7 +19,7 @@ def corpus() -> Corpus:
     return make_corpus(generator.integers(1, 20, 400).tolist(), (1, 40))
 
 
-def tokens_of(plan: Plan) -> Ids:
+def tokens_of(plan: EpochPlan) -> Ids:
     return np.concatenate([np.arange(start, stop) for start, stop, _ in plan.chunks.tolist()])
 
 

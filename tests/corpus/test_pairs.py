@@ -6,7 +6,7 @@ import pytest
 from scipy.stats import ks_2samp
 
 from cloze.corpus import sampling as module
-from cloze.corpus.sampling import Ids, Plan, plan_next_sentences, plan_sentence_order
+from cloze.corpus.sampling import EpochPlan, Ids, plan_next_sentences, plan_sentence_order
 from cloze.corpus.settings import ExampleSettings
 from cloze.corpus.shards import Corpus
 from cloze.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ ROOM = LENGTH - 3
 A_START, A_STOP, B_START, B_STOP, IS_RANDOM = range(5)
 
 
-def table(plan: Plan) -> Ids:
+def table(plan: EpochPlan) -> Ids:
     """Both segments and the label of each example: (E, 5)."""
     assert plan.chunks[:, 2].tolist() == [0, 1] * plan.count
     assert plan.rows.tolist() == list(range(0, 2 * plan.count + 1, 2))

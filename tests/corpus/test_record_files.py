@@ -8,7 +8,7 @@ import pytest
 from pyarrow import parquet
 
 import cloze.corpus.record_files as module
-from cloze.corpus.documents import Paragraph, PartReader
+from cloze.corpus.documents import Paragraph, ParagraphReader
 from cloze.corpus.preparation.shard_plan import survey
 from cloze.errors import DataError
 
@@ -18,7 +18,7 @@ PARAGRAPHS = [Paragraph(1, "One."), Paragraph(1, "Two."), Paragraph(1, "Three äº
 
 def read(path: Path, column: str = "text", skip: bool = False) -> tuple[list[Paragraph], int]:
     """All paragraphs of a file, and how many rows were bad."""
-    reader = PartReader([path], column, skip)
+    reader = ParagraphReader([path], column, skip)
     found = [paragraph for _, paragraph in reader.read(tuple(survey(path, 0, column, 10**6)))]
     reader.close()
     return found, reader.bad_rows
@@ -49,7 +49,7 @@ def test_parquet_is_cut_between_row_groups(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [f"Row {number}." for number in range(1, 101)], row_group_size=10)
     segments = survey(path, 0, "text", 200)
     assert len(segments) > 3
-    reader = PartReader([path], "text", False)
+    reader = ParagraphReader([path], "text", False)
     assert [paragraph for _, paragraph in reader.read(tuple(segments))] == [
         Paragraph(number, f"Row {number}.") for number in range(1, 101)
     ]

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cloze.corpus.sampling import Plan, Sequences, assemble
+from cloze.corpus.sampling import EpochPlan, Sequences, assemble
 from cloze.corpus.shards import Corpus
 from tests.corpus.made_corpora import FIRST_ENDING, FIRST_WORD, made_tokenizer
 
@@ -13,7 +13,7 @@ TOKENS = [A, A + 1, END, A + 2, A + 3, A + 4, END + 1, END + 2, A + 5, A + 6, A 
 STARTS = [token < END for token in TOKENS]
 CORPUS = Corpus.from_documents([[TOKENS[:5], TOKENS[5:8]], [TOKENS[8:]]], STARTS)
 # The first example is two chunks, the second one, the third is cut inside of words.
-PLAN = Plan(
+PLAN = EpochPlan(
     chunks=np.array([[0, 3, 0], [5, 8, 1], [8, 12, 0], [6, 7, 0], [2, 4, 1], [11, 12, 1]]),
     rows=np.array([0, 2, 3, 6]),
     labels=np.zeros(3, np.int64),

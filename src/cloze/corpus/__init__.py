@@ -1,1 +1,1 @@
-"""Ids -> training examples: documents, shards, sentence pairs, masking, batches."""
+"""Text files -> pre-training batches: documents, vocabulary, shards of ids, sentence pairs, masking, batches."""

@@ -13,8 +13,8 @@ import numpy as np
 
 from cloze.corpus.masking import STREAMS, Fates, Masker
 from cloze.corpus.sampling import (
+    EpochPlan,
     Ids,
-    Plan,
     Sequences,
     assemble,
     plan_full_sentences,
@@ -55,14 +55,14 @@ class PretrainingBatch:
     @property
     def counts(self) -> dict[str, int]:
         """Numbers of terms that the losses are averaged over."""
-        return {"words": len(self.targets), "pairs": len(self.labels)}
+        return {"masked_tokens": len(self.targets), "pairs": len(self.labels)}
 
 
 @dataclass(frozen=True)
 class Examples:
     """The planned examples of a part of a batch."""
 
-    plan: Plan
+    plan: EpochPlan
     numbers: Ids  # (B,) examples of the plan
     counters: Ids  # (B, 3) counter of the random generator for each row
     width: int  # T
@@ -88,7 +88,7 @@ class PretrainingBatches:
         Args:
             corpus: One split of a prepared corpus.
             tokenizer: The tokenizer that it was prepared with.
-            batch: Sequences per step.
+            batch_size: Sequences per step.
             examples: How sequences are sampled.
             masks: How tokens are masked.
             seed: Seed of everything random.
@@ -107,7 +107,7 @@ class PretrainingBatches:
         self.masker = Masker(tokenizer, masks, tables)
         self._key = np.random.SeedSequence([seed, _MASKS]).generate_state(2, np.uint64)
         self._epoch, self._variant = -1, -1
-        self._plan: Plan
+        self._plan: EpochPlan
         self._order: Ids
         self._sizes: list[int] = []  # batches in each epoch planned so far
 

@@ -3,9 +3,9 @@
 A plain text file holds a sentence or a paragraph per line, with a blank line between documents. A JSONL or Parquet file
 holds a document per row (``corpus/record_files.py``). All but Parquet may be compressed (``.gz``, ``.xz``, ``.zst``).
 
-A file is read in spans that begin and end between documents, and a span paragraph by paragraph, at most a megabyte of
-one at a time, so that memory grows neither with the file nor with a document. ``PartReader`` reads lists of spans, of
-any of the formats.
+A file is read in ranges that begin and end between documents. A range is read paragraph by paragraph, at most a
+megabyte of one at a time, so that memory grows neither with the file nor with a document. ``ParagraphReader`` reads
+several ranges of several files, in any of the formats.
 """
 
 import codecs
@@ -30,7 +30,7 @@ _SKIPPED_AT_ONCE = 2**20
 _READ_AT_ONCE = 2**18
 
 
-class Span(NamedTuple):
+class FileRange(NamedTuple):
     """A range of a file: bytes of its (decompressed) text, or row groups of a Parquet file.
 
     ``first`` is the number of the first line or row; documents are identified by such numbers.
@@ -43,7 +43,7 @@ class Span(NamedTuple):
 
 # A stop beyond the end of any file: for reading a file once, from start to end.
 TO_THE_END = sys.maxsize
-WHOLE = Span(0, TO_THE_END, 1)
+WHOLE = FileRange(0, TO_THE_END, 1)
 
 
 class Paragraph(NamedTuple):
@@ -53,16 +53,16 @@ class Paragraph(NamedTuple):
     text: str
 
 
-class Segment(NamedTuple):
-    """A span of file number ``file``, of about ``size`` bytes of text."""
+class CorpusSlice(NamedTuple):
+    """A range of file number ``file`` of the corpus, with about ``size`` bytes of text."""
 
     file: int
-    span: Span
+    range: FileRange
     size: int
 
 
-# What becomes one shard.
-Part = tuple[Segment, ...]
+# The text that becomes one shard.
+ShardText = tuple[CorpusSlice, ...]
 
 Format = Literal["text", "jsonl", "parquet"]
 
@@ -173,10 +173,10 @@ class TextStream:
         self.position += len(data)
         return data
 
-    def check_end(self, span: Span) -> None:
-        """Raise an error if the file ends inside a span, which means that it has become shorter."""
-        if span.stop != TO_THE_END:
-            raise self.cut_short(span.stop)
+    def check_end(self, file_range: FileRange) -> None:
+        """Raise an error if the file ends inside a range, which means that it has become shorter."""
+        if file_range.stop != TO_THE_END:
+            raise self.cut_short(file_range.stop)
 
     def cut_short(self, place: int) -> DataError:
         """Return the error for a file that has become shorter."""
@@ -192,10 +192,10 @@ class TextStream:
         self._file = None
 
 
-def read_text(stream: TextStream, span: Span) -> Iterator[Paragraph]:
-    """Yield the paragraphs of a span of a plain text file."""
+def read_text(stream: TextStream, file_range: FileRange) -> Iterator[Paragraph]:
+    """Yield the paragraphs of a range of a plain text file."""
     document: int | None = None
-    for number, text in _numbered_lines(stream, span):
+    for number, text in _numbered_lines(stream, file_range):
         if not text:
             document = None
             continue
@@ -226,14 +226,14 @@ def _cut_place(text: str, start: int) -> int:
     return space if space >= 0 else latest
 
 
-def _numbered_lines(stream: TextStream, span: Span) -> Iterator[tuple[int, str]]:
+def _numbered_lines(stream: TextStream, file_range: FileRange) -> Iterator[tuple[int, str]]:
     """Yield (line number, stripped text); a long line in several pieces, a blank line as an empty string."""
-    stream.go_to(span.start)
-    number = span.first
-    while stream.position < span.stop:
-        block = stream.read(min(_READ_AT_ONCE, LONGEST_PARAGRAPH, span.stop - stream.position))
+    stream.go_to(file_range.start)
+    number = file_range.first
+    while stream.position < file_range.stop:
+        block = stream.read(min(_READ_AT_ONCE, LONGEST_PARAGRAPH, file_range.stop - stream.position))
         if not block:
-            stream.check_end(span)
+            stream.check_end(file_range)
             return
         if number == 1:
             block = block.removeprefix(UTF8_MARK)
@@ -298,8 +298,11 @@ def _not_utf8(path: Path, number: int, place: int) -> DataError:
     )
 
 
-class PartReader:
-    """Reads parts of files in any format; keeps the last file open, because the next part often continues it."""
+class ParagraphReader:
+    """Reads the text of shards from files in any format.
+
+    It keeps the last file open, because the next shard often continues it.
+    """
 
     def __init__(self, paths: Sequence[Path], column: str, skip_bad_rows: bool) -> None:
         self._paths = paths
@@ -308,26 +311,26 @@ class PartReader:
         self._stream: TextStream | None = None
         self.bad_rows = 0
 
-    def read(self, part: Part) -> Iterator[tuple[int, Paragraph]]:
-        """Yield (file number, paragraph) for a part, and count its bad rows in ``bad_rows``."""
+    def read(self, text: ShardText) -> Iterator[tuple[int, Paragraph]]:
+        """Yield (file number, paragraph) for the text of a shard, and count its bad rows in ``bad_rows``."""
         self.bad_rows = 0
         try:
-            for segment in part:
-                for paragraph in self._read_segment(segment):
-                    yield segment.file, paragraph
+            for piece in text:
+                for paragraph in self._read_slice(piece):
+                    yield piece.file, paragraph
         except BaseException:  # including GeneratorExit: a reader that stops halfway does not return
             self.close()
             raise
 
-    def _read_segment(self, segment: Segment) -> Iterator[Paragraph]:
-        path, form = self._paths[segment.file], format_of(self._paths[segment.file])
+    def _read_slice(self, piece: CorpusSlice) -> Iterator[Paragraph]:
+        path, form = self._paths[piece.file], format_of(self._paths[piece.file])
         if form == "text":
-            return read_text(self._open(path), segment.span)
+            return read_text(self._open(path), piece.range)
         from cloze.corpus import record_files  # not at the top: it imports this module, and most corpora are plain text
 
         if form == "parquet":
-            return record_files.read_parquet(path, segment.span, self._column, self._on_bad_row)
-        return record_files.read_jsonl(self._open(path), segment.span, self._column, self._on_bad_row)
+            return record_files.read_parquet(path, piece.range, self._column, self._on_bad_row)
+        return record_files.read_jsonl(self._open(path), piece.range, self._column, self._on_bad_row)
 
     def _open(self, path: Path) -> TextStream:
         if self._stream is None or self._stream.path != path:
@@ -349,16 +352,16 @@ class PartReader:
 
 def read_paragraphs(paths: Sequence[Path], column: str, *, skip_bad_rows: bool = False) -> Iterator[str]:
     """Yield the paragraphs of files of any format, regardless of documents."""
-    with closing(PartReader(paths, column, skip_bad_rows)) as reader:
+    with closing(ParagraphReader(paths, column, skip_bad_rows)) as reader:
         for file in range(len(paths)):
-            for _, paragraph in reader.read((Segment(file, WHOLE, 0),)):
+            for _, paragraph in reader.read((CorpusSlice(file, WHOLE, 0),)):
                 yield paragraph.text
 
 
 def read_any_documents(paths: Sequence[Path], column: str) -> Iterator[list[str]]:
     """Yield the documents of files of any format, each as the list of its paragraphs."""
-    with closing(PartReader(paths, column, skip_bad_rows=False)) as reader:
+    with closing(ParagraphReader(paths, column, skip_bad_rows=False)) as reader:
         for file in range(len(paths)):
-            paragraphs = reader.read((Segment(file, WHOLE, 0),))
+            paragraphs = reader.read((CorpusSlice(file, WHOLE, 0),))
             for _, document in groupby(paragraphs, lambda numbered: numbered[1].document):
                 yield [paragraph.text for _, paragraph in document]

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from cloze.corpus.documents import Paragraph, Span, TextStream, cut_paragraph, named_errors
+from cloze.corpus.documents import FileRange, Paragraph, TextStream, cut_paragraph, named_errors
 from cloze.errors import DataError, did_you_mean
 from cloze.lines import UTF8_MARK, RowError
 
@@ -22,14 +22,14 @@ _PARQUET_BUFFER = 2**20
 OnBadRow = Callable[[RowError], None]
 
 
-def read_jsonl(stream: TextStream, span: Span, column: str, on_bad_row: OnBadRow) -> Iterator[Paragraph]:
-    """Yield the paragraphs of a span of a JSONL file."""
-    stream.go_to(span.start)
-    number = span.first
-    while stream.position < span.stop:
+def read_jsonl(stream: TextStream, file_range: FileRange, column: str, on_bad_row: OnBadRow) -> Iterator[Paragraph]:
+    """Yield the paragraphs of a range of a JSONL file."""
+    stream.go_to(file_range.start)
+    number = file_range.first
+    while stream.position < file_range.stop:
         line = stream.readline(LONGEST_ROW + 1)
         if not line:
-            stream.check_end(span)
+            stream.check_end(file_range)
             return
         try:
             yield from _paragraphs(number, _parse(stream, number, line, column))
@@ -68,11 +68,11 @@ def _parse(stream: TextStream, number: int, line: bytes, column: str) -> str:
     return _checked(place, column, row[column])
 
 
-def read_parquet(path: Path, span: Span, column: str, on_bad_row: OnBadRow) -> Iterator[Paragraph]:
+def read_parquet(path: Path, file_range: FileRange, column: str, on_bad_row: OnBadRow) -> Iterator[Paragraph]:
     """Yield the paragraphs of some row groups of a Parquet file; only a few rows are in memory at once."""
     with open_parquet(path, column) as file:
-        number = span.first
-        groups = list(range(span.start, min(span.stop, file.num_row_groups)))
+        number = file_range.first
+        groups = list(range(file_range.start, min(file_range.stop, file.num_row_groups)))
         for batch in file.iter_batches(_ROWS_AT_ONCE, row_groups=groups, columns=[column]):
             for value in batch.column(0):
                 try:

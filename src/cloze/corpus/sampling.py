@@ -11,8 +11,8 @@ followed by ``[SEP]``: two chunks for sentence pairs, one or more for full sente
           next one continues after a ``[SEP]``; everything is segment 0
 
 Both kinds of pairs walk through each document by the algorithm of the original ``create_pretraining_data``: collect
-sentences up to the target length, and split them in two at a random sentence. With nsp, a random B leaves the sentences
-that it replaces to the next example.
+sentences up to the target length, and split them in two at a random sentence. With nsp, if B is
+random, the sentences that would have been the true B start the next example.
 
 Dimensions: B sequences, T tokens, E examples of an epoch, C chunks.
 """
@@ -44,7 +44,7 @@ _DOCUMENT, _START, _MIDDLE, _STOP, _TARGET, _WRONG = range(6)
 
 
 @dataclass(frozen=True)
-class Plan:
+class EpochPlan:
     """The examples of an epoch, in the order of the corpus."""
 
     chunks: Ids  # (C, 3): first token, one after the last token, segment
@@ -82,7 +82,7 @@ def drawing(generator: np.random.Generator) -> Callable[[], float]:
     return chain.from_iterable(blocks).__next__
 
 
-def plan_next_sentences(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> Plan:
+def plan_next_sentences(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> EpochPlan:
     """Plan an epoch of next-sentence prediction: every sentence is used once, as A or as the true B."""
     if corpus.document_count < 2:
         raise DataError(
@@ -99,7 +99,7 @@ def plan_next_sentences(corpus: Corpus, settings: ExampleSettings, generator: np
     return _plan(first, second, walk[:, _WRONG], tossed, settings, generator)
 
 
-def plan_sentence_order(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> Plan:
+def plan_sentence_order(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> EpochPlan:
     """Plan an epoch of sentence order: every sentence is used once, and ``random_share`` of the pairs are swapped.
 
     ALBERT's code gives a single sentence (the last of its document, or a long one) a random partner and labels the pair
@@ -202,11 +202,11 @@ def _random_segments(corpus: Corpus, documents: Ids, wanted: Ids, generator: np.
 
 def _plan(
     first: Ids, second: Ids, labels: Ids, tossed: Flags, settings: ExampleSettings, generator: np.random.Generator
-) -> Plan:
+) -> EpochPlan:
     first, second = _truncate(first, second, settings.max_length - SPECIAL_TOKENS, generator)
     chunks = np.zeros((len(first), 2, 3), np.int64)
     chunks[:, 0, :2], chunks[:, 1, :2], chunks[:, 1, 2] = first, second, 1
-    return Plan(chunks.reshape(-1, 3), np.arange(0, 2 * len(first) + 1, 2), labels.copy(), tossed)
+    return EpochPlan(chunks.reshape(-1, 3), np.arange(0, 2 * len(first) + 1, 2), labels.copy(), tossed)
 
 
 def _truncate(first: Ids, second: Ids, room: int, generator: np.random.Generator) -> tuple[Ids, Ids]:
@@ -232,7 +232,7 @@ def _shared(first: Ids, second: Ids, room: int) -> tuple[Ids, Ids]:
     return kept_first, kept_second
 
 
-def plan_full_sentences(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> Plan:
+def plan_full_sentences(corpus: Corpus, settings: ExampleSettings, generator: np.random.Generator) -> EpochPlan:
     """Plan an epoch of full sentences: every token is used once. A sentence longer than a sequence is cut.
 
     The order of documents is new in every epoch. Within a long document the sequences repeat, as RoBERTa's do, and only
@@ -257,7 +257,7 @@ def plan_full_sentences(corpus: Corpus, settings: ExampleSettings, generator: np
             start = stop
     if left < room:
         rows.append(len(chunks) // 3)
-    return Plan(np.array(chunks).reshape(-1, 3), np.array(rows), np.zeros(0, np.int64), np.zeros(0, bool))
+    return EpochPlan(np.array(chunks).reshape(-1, 3), np.array(rows), np.zeros(0, np.int64), np.zeros(0, bool))
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,9 @@ class Sequences:
     starts: Flags  # (B, T) first tokens of words; also true where not free
 
 
-def assemble(corpus: Corpus, tokenizer: Tokenizer, plan: Plan, examples: Ids, *, width: int, words: bool) -> Sequences:
+def assemble(
+    corpus: Corpus, tokenizer: Tokenizer, plan: EpochPlan, examples: Ids, *, width: int, words: bool
+) -> Sequences:
     """Read the tokens of some examples of a plan.
 
     Args:

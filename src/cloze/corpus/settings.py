@@ -29,7 +29,7 @@ class VocabularySettings:
     unused: int | None = None
     """Entries for words to be added later; 99 in the published layout, none in the compact one if left out."""
     workers: int | None = None
-    """Processes that count words; one a core if left out. The result is the same."""
+    """Processes that count words; one per core if left out. The result is the same."""
     text: str = "text"
     """The column with the texts, in JSONL and Parquet files."""
     on_bad_row: Literal["stop", "skip"] = "stop"
@@ -59,11 +59,11 @@ class PrepareSettings:
     on_bad_row: Literal["stop", "skip"] = "stop"
     """A row of JSONL or Parquet that cannot be read: stop, or skip and count; plain text that is not UTF-8 stops."""
     words: Path | None = None
-    """A file of Chinese words, one a line, that are words beside those of the segmenter's dictionary."""
+    """A file of Chinese words, one per line, to be added to the segmenter's dictionary."""
     lines: Literal["paragraphs", "sentences"] = "paragraphs"
     """What a line holds: paragraphs are split into sentences; sentences are left as they are."""
     duplicates: Literal["keep", "exact", "near"] = "keep"
-    """keep; exact: drop documents that were there before but for case and spaces; near: drop those nearly so, too."""
+    """keep; exact: drop repeated documents, ignoring case and spaces; near: drop near-duplicates, too."""
     shard_size: float = 32.0
     """Megabytes of text in a shard, about: the work that is lost with a worker; of Parquet, a row group at least."""
 
@@ -81,7 +81,7 @@ class EngineSettings:
     engine: Literal["local", "slurm", "ray"] = "local"
     """local: processes of this machine; slurm or ray: the jobs of a cluster, with the extra cloze-bert[cluster]."""
     workers: int | None = None
-    """Processes, or jobs at once; one a core here, and as many as the cluster gives, if left out."""
+    """Processes, or jobs at once; if left out, one per core, or as many as the cluster gives."""
     partition: str | None = None
     """The partition that Slurm runs the jobs in."""
     time: str = "04:00:00"
@@ -110,7 +110,7 @@ class ExampleSettings:
     """Settings of pre-training examples."""
 
     objective: Objective = "nsp"
-    """nsp: is B what follows A; sop: are A and B in order; none: whole sentences, with nothing asked about them."""
+    """nsp: is B what follows A; sop: are A and B in order; none: whole sentences, masked words only."""
     max_length: int = 128
     # Share of shorter sequences, to match those of fine-tuning (the published code's short_seq_prob).
     short_share: float = 0.1

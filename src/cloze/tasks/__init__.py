@@ -2,8 +2,9 @@
 
 - ``kind.py`` defines ``TaskKind``; ``registry.py`` is the table of kinds and finds tasks by name.
 - ``tables.py`` (files -> records) and ``rows.py`` (records -> text, pair, label) read the user's files.
-- ``examples.py`` (examples, labels, splits), ``metrics.py`` and ``evaluation.py`` (scores, reports) are shared.
-- Each folder: ``kind.py`` (the descriptor), reading and examples, and ``decoding.py`` (logits -> results, scores).
+- ``examples.py`` (examples, labels, splits), ``metrics.py`` and ``reports.py`` (scores, reports) are shared.
+- Each folder: ``kind.py`` (the descriptor), ``examples.py`` (rows -> examples -> training items) and ``decoding.py``
+  (logits -> results, scores), where the kind needs them.
 
-Only ``decoding.py`` modules import torch.
+Only the ``decoding.py`` modules need torch, directly or through ``cloze.model``; descriptors import them when called.
 """

@@ -1,8 +1,9 @@
 """Examples of a task: rows, their targets, the labels they use, and how rows are split into training and dev parts.
 
-Splits: files have an order of their own, such as alternating labels, and every tenth row of those has one label. So
-rows are dealt in an order drawn with a fixed seed: the same rows are always split in the same way. Rows with labels are
-dealt label by label, so that every part has its share of each. Within a part, rows keep the order of the file.
+Splits: rows are assigned in a random order, because the order of a file may be regular: if labels alternate, every
+tenth row has the same label. The seed is fixed, so that the same rows are always split in the same way. Rows with
+labels are stratified: both parts have about the same share of each label. Within a part, rows keep the order of the
+file.
 """
 
 import hashlib
@@ -35,7 +36,7 @@ class Examples(Protocol):
 
     @property
     def places(self) -> Sequence[str]:
-        """Where each row stands in its file."""
+        """Position of each row: its file and line."""
 
     @property
     def skipped(self) -> int:
@@ -72,31 +73,31 @@ def _without_place(row: object) -> object:
     return row if not is_dataclass(row) else [getattr(row, one.name) for one in fields(row) if one.name != "place"]
 
 
-class Row(Protocol):
-    """One row of a task."""
+class Example(Protocol):
+    """One example of a task, for kinds that have a class for it."""
 
     @property
     def place(self) -> str:
-        """Where it stands in its file."""
+        """Its position: file and line."""
 
     @property
     def texts(self) -> list[str]:
         """Its texts, without the label."""
 
 
-AnyRow = TypeVar("AnyRow", bound=Row)
+AnyExample = TypeVar("AnyExample", bound=Example)
 
 
 @dataclass(frozen=True)
-class Rows(Generic[AnyRow]):
-    """The examples of a kind that has a class for its rows."""
+class ExampleList(Generic[AnyExample]):
+    """The ``Examples`` of a kind that has a class for one example."""
 
-    rows: list[AnyRow]
+    rows: list[AnyExample]
     skipped: int = 0  # rows that could not be used
 
     @property
     def places(self) -> list[str]:
-        """Where each row is from."""
+        """Position of each row: its file and line."""
         return [row.place for row in self.rows]
 
     def __len__(self) -> int:

@@ -30,8 +30,8 @@ from cloze.tasks.tagging.kind import TAG, read_test_split
 if TYPE_CHECKING:
     from cloze.model import HeadName
 
-# In the order in which messages list them. Of the kinds that share a head, the first is what a folder without further
-# information is taken for.
+# In the order in which messages list them. Several kinds may share a head: a model folder that does not record its kind
+# is read as the first kind with its head.
 KINDS: dict[str, TaskKind] = {
     kind.name: kind for kind in (CLASSIFY, MULTILABEL, REGRESS, TAG, ANSWER, CHOOSE, SIMILARITY, CORRECTION)
 }

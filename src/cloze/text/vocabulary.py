@@ -1,4 +1,4 @@
-"""Text -> vocabulary: the WordPiece pieces that a model knows, learned from word counts and stored in ``vocab.txt``.
+"""Word counts -> vocabulary: the WordPiece pieces that a model knows, stored in ``vocab.txt``.
 
 WordPiece (Devlin et al. 2019, section 3, "Input/Output Representations"; Wu et al. 2016, section 4.1). A piece is a
 whole word or the start of one; with ``##`` in front it continues a word. Learning takes the characters of the text and

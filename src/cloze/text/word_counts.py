@@ -1,10 +1,11 @@
 """Texts -> word counts: the first step of learning a vocabulary, in memory that does not grow with the text.
 
     texts  -> blocks          of about 250,000 characters, each ending at a word end
-    blocks -> count tables    ``WordCounter`` counts whitespace-separated runs, most of which recur; splits them into
-                              BERT's words when that table is full, and emits the sorted words when that one is full
-    tables -> ``WordCounts``  ``SortedTables`` keeps them in anonymous temporary files, which vanish with the process
-                              however it ends, and adds them up by merging
+    blocks -> count tables    ``WordCounter`` has two tables. The first counts whitespace-separated runs, most of which
+                              recur. When it is full, its runs are split into BERT's words, which the second table
+                              counts. When the second is full, it is sorted and emitted.
+    tables -> ``WordCounts``  ``SortedTables`` keeps them in anonymous temporary files, which disappear with the
+                              process however it ends, and adds them up by merging
 
 Several worker processes may count. The counts are exact, and do not depend on how the text is cut into blocks or on
 which worker counts which block.

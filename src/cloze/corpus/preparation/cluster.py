@@ -63,8 +63,8 @@ def make_on_cluster(
     """Submit jobs for the missing ones of ``count`` shards, and return when all exist."""
     logs = folder / CLUSTER
     # Rerun completed jobs whose shard is missing.
-    for part in missing():
-        (logs / _COMPLETIONS / f"{part:05d}").unlink(missing_ok=True)
+    for shard in missing():
+        (logs / _COMPLETIONS / f"{shard:05d}").unlink(missing_ok=True)
     if settings.engine == "slurm":
         _run_on_slurm(folder, count, missing, settings, progress)
     else:

@@ -1,6 +1,6 @@
 """Deduplication: which documents ``cloze prepare`` drops because an earlier one is the same, or nearly so.
 
-Workers hash the documents of every part and write the hashes to files. Then one process compares all hashes in the
+Workers hash the documents of every shard and write the hashes to files. Then one process compares all hashes in the
 order of the text and keeps the first of each group of duplicates, so that the choice depends on the text alone.
 
 ``exact``: the same words in the same order, ignoring case and whitespace; 16 bytes of BLAKE2 per document.
@@ -111,12 +111,12 @@ def keep_first(hash_files: Sequence[Path], kind: Literal["exact", "near"], scrat
     """Decide which documents to keep: the first of every group of duplicates.
 
     Args:
-        hash_files: The hashes of each part's documents, in the order of the text.
+        hash_files: The hashes of each shard's documents, in the order of the text.
         kind: What they were hashed with: ``ExactHasher`` or ``NearHasher``.
         scratch: A file to write all hashes to; it is removed afterwards.
 
     Returns:
-        For each part, whether each of its documents is kept.
+        For each shard, whether each of its documents is kept.
     """
     width = 16 if kind == "exact" else BANDS * ROWS * 4  # bytes per document
     counts = []

@@ -1,10 +1,11 @@
 """Sentences -> ids and word starts, the content of a shard.
 
-``text.segmentation.encode_words`` is the reference. This module gives the same results several times faster for
-sentences of well-known characters only, on which BERT's tokenizer and the segmenter agree: these split at whitespace
-and punctuation, or where the segmenter splits, and the ids of each word are cached. Arrow splits the text and finds the
-distinct words, so that Python handles each word once per block, not once per occurrence. All other sentences, and all
-sentences if an OOV ladder is on, take the reference path. A test compares the two.
+``text.segmentation.encode_words`` is the reference. This module has a fast path with the same
+results for sentences that consist only of well-known characters, those that BERT's tokenizer and the segmenter treat
+alike. The fast path splits such a sentence at whitespace and punctuation, and Chinese where the segmenter does, and it
+caches the ids of each word. Arrow splits the text and finds the distinct words, so that Python handles each word once
+per block, not once per occurrence. All other sentences, and all sentences if an OOV ladder is on, take the reference
+path. A test compares the two.
 """
 
 import re

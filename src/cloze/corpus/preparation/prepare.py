@@ -1,9 +1,13 @@
 """``cloze prepare``: text -> sentences -> ids -> a folder that training maps into memory.
 
-The text is divided into parts (``plan.py``), and each part becomes a shard in the work folder ``OUT.partial``
-(``shard_maker.py``), made by worker processes or by cluster jobs. A shard appears there complete or not at all, so that
-the same command, whatever has stopped it, makes only the shards that are missing. When all exist, the manifest is
-written and the work folder is renamed to ``OUT``.
+The text is divided among shards (``shard_plan.py``), which worker processes or cluster jobs write to the work folder
+``OUT.partial`` (``shard_maker.py``). A shard appears there complete or not at all, so that after an interruption the
+same command makes only the missing shards. When all exist, the manifest is written and the work folder is renamed to
+``OUT``.
+
+Every step is a list of tasks: ``_Work._run`` -> ``run_tasks`` -> ``PreparationRunner`` (in a worker process, or in this
+one) -> ``survey``, which plans, or ``ShardMaker.hash`` and ``ShardMaker.make``. Cluster jobs call ``ShardMaker``
+directly.
 """
 
 import json
@@ -14,7 +18,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from cloze.corpus.documents import Part, Segment, Span, is_compressed
+from cloze.corpus.documents import CorpusSlice, FileRange, ShardText, is_compressed
 from cloze.corpus.preparation.cluster import CLUSTER, check_engine, make_on_cluster
 from cloze.corpus.preparation.deduplicate import keep_first
 from cloze.corpus.preparation.shard_maker import (
@@ -31,7 +35,7 @@ from cloze.corpus.preparation.shard_plan import (
     HASHES,
     PLAN,
     WORDS,
-    Plan,
+    ShardPlan,
     check_is_corpus,
     check_same,
     differences,
@@ -126,7 +130,7 @@ class _Work:
         self._paths = paths
         self._engine = engine
         self._progress = progress
-        self._plan: Plan | None = None
+        self._plan: ShardPlan | None = None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -167,8 +171,8 @@ class _Work:
         try:
             yield
         except Interrupted as error:
-            count = 0 if self._plan is None else len(self._plan.parts) - len(self._missing(self._plan))
-            of = "" if self._plan is None else f" of {len(self._plan.parts)}"
+            count = 0 if self._plan is None else len(self._plan.texts) - len(self._missing(self._plan))
+            of = "" if self._plan is None else f" of {len(self._plan.texts)}"
             message = f"stopped; {count}{of} shards are finished and kept; the same command goes on"
             raise Interrupted(error.number, message) from None
 
@@ -178,9 +182,11 @@ class _Work:
         digests = {task["path"]: digest for task, digest in self._run(tasks, "fingerprints", None)}
         return [[path.name, digests[str(path)]] for path in self._paths]
 
-    def plan(self, recipe: dict[str, Any], tokenizer: Tokenizer, settings: PrepareSettings, *, fresh: bool) -> Plan:
+    def plan(
+        self, recipe: dict[str, Any], tokenizer: Tokenizer, settings: PrepareSettings, *, fresh: bool
+    ) -> ShardPlan:
         """Return the plan of interrupted work if there is one, otherwise a new plan."""
-        saved = Plan.read(self.folder) if (self.folder / PLAN).is_file() else None
+        saved = ShardPlan.read(self.folder) if (self.folder / PLAN).is_file() else None
         changes = differences(saved.recipe, recipe) if saved else ""
         if changes and not fresh:
             raise DataError(
@@ -189,18 +195,18 @@ class _Work:
             )
         # With --fresh too, because that command may be the one that was interrupted; existing shards are verified.
         if saved is not None and not changes:
-            self._plan = Plan([path.resolve() for path in self._paths], saved.parts, recipe, saved.dtype)
+            self._plan = ShardPlan([path.resolve() for path in self._paths], saved.texts, recipe, saved.dtype)
         elif (self.folder / MANIFEST).is_file() and saved is None and read_manifest(self.folder)["recipe"] == recipe:
             # Killed between the last two steps: only the renaming is missing.
-            parts: list[Part] = [()] * len(read_manifest(self.folder)["shards"])
-            self._plan = Plan([], parts, recipe, read_manifest(self.folder)["dtype"])
+            texts: list[ShardText] = [()] * len(read_manifest(self.folder)["shards"])
+            self._plan = ShardPlan([], texts, recipe, read_manifest(self.folder)["dtype"])
         else:
             self._plan = self._new_plan(recipe, tokenizer, settings)
         with atomic_file(self.folder / PLAN) as temporary:
             write_json(temporary, self._plan.as_json())
         return self._plan
 
-    def _new_plan(self, recipe: dict[str, Any], tokenizer: Tokenizer, settings: PrepareSettings) -> Plan:
+    def _new_plan(self, recipe: dict[str, Any], tokenizer: Tokenizer, settings: PrepareSettings) -> ShardPlan:
         with disk_errors(self.folder):
             for path in self.folder.iterdir():
                 if path.name != LOCK:
@@ -210,61 +216,63 @@ class _Work:
             if settings.words is not None:
                 shutil.copyfile(settings.words, self.folder / WORDS)
         size = max(1, int(settings.shard_size * 10**6))
-        parts = gather(self._survey(settings.text, size), size)
-        return Plan([path.resolve() for path in self._paths], parts, recipe, id_type(tokenizer))
+        texts = gather(self._survey(settings.text, size), size)
+        return ShardPlan([path.resolve() for path in self._paths], texts, recipe, id_type(tokenizer))
 
-    def _survey(self, column: str, size: int) -> list[Segment]:
+    def _survey(self, column: str, size: int) -> list[CorpusSlice]:
         tasks: list[Task] = [
-            {"do": "survey", "path": str(path), "file": file, "column": column, "size_of_part": size}
+            {"do": "survey", "path": str(path), "file": file, "column": column, "slice_size": size}
             for file, path in enumerate(self._paths)
         ]
         compressed = any(map(is_compressed, self._paths))
         total = None if compressed else sum(path.stat().st_size for path in self._paths)
         by_file = {task["file"]: result for task, result in self._run(tasks, "reading (bytes)", total)}
-        segments = (segment for file in range(len(tasks)) for segment in by_file[file])
-        return [Segment(file, Span(*span), bytes_) for file, span, bytes_ in segments]
+        slices = (piece for file in range(len(tasks)) for piece in by_file[file])
+        return [CorpusSlice(file, FileRange(*limits), size) for file, limits, size in slices]
 
-    def find_duplicates(self, plan: Plan) -> None:
-        """Write which documents of every part are kept, unless duplicates are kept too."""
-        kind, last = plan.recipe["duplicates"], len(plan.parts) - 1
+    def find_duplicates(self, plan: ShardPlan) -> None:
+        """Write which documents of every shard are kept, unless duplicates are kept too."""
+        kind, last = plan.recipe["duplicates"], len(plan.texts) - 1
         if kind == "keep" or not self._missing(plan) or kept_path(self.folder, last).exists():
             return
         with disk_errors(self.folder):
             (self.folder / HASHES).mkdir(exist_ok=True)
-        self._run_parts(plan, "hash", range(len(plan.parts)), "looking for duplicates (bytes)")
+        self._run_for_shards(plan, "hash", range(len(plan.texts)), "looking for duplicates (bytes)")
         with disk_errors(self.folder):
             kept = keep_first(
-                [hashes_path(self.folder, part) for part in range(len(plan.parts))], kind, self.folder / HASHES / "all"
+                [hashes_path(self.folder, shard) for shard in range(len(plan.texts))],
+                kind,
+                self.folder / HASHES / "all",
             )
-            for part, flags in enumerate(kept):  # in order: the last file says that all exist
-                with atomic_file(kept_path(self.folder, part)) as temporary:
+            for shard, flags in enumerate(kept):  # in order: the last file says that all exist
+                with atomic_file(kept_path(self.folder, shard)) as temporary:
                     flags.tofile(temporary)
 
-    def make_shards(self, plan: Plan) -> None:
+    def make_shards(self, plan: ShardPlan) -> None:
         """Make the shards that are missing."""
         missing = self._missing(plan)
-        if missing and len(missing) < len(plan.parts):
-            self._progress.say(f"going on: {len(plan.parts) - len(missing)} of {len(plan.parts)} shards are there")
+        if missing and len(missing) < len(plan.texts):
+            self._progress.say(f"going on: {len(plan.texts) - len(missing)} of {len(plan.texts)} shards are there")
         if missing and self._engine.engine != "local":
-            make_on_cluster(self.folder, len(plan.parts), lambda: self._missing(plan), self._engine, self._progress)
+            make_on_cluster(self.folder, len(plan.texts), lambda: self._missing(plan), self._engine, self._progress)
             return
         self._remove_temporary()
-        self._run_parts(plan, "shard", missing, "preparing (bytes)")
+        self._run_for_shards(plan, "shard", missing, "preparing (bytes)")
 
     def _remove_temporary(self) -> None:
         """Remove what killed processes have left unfinished."""
         for path in [*self.folder.glob("*.tmp"), *self.folder.glob("*/*.tmp")]:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
-    def _missing(self, plan: Plan) -> list[int]:
+    def _missing(self, plan: ShardPlan) -> list[int]:
         shards = self.folder / SHARDS
-        numbers = range(len(plan.parts))
-        return [part for part in numbers if read_shard_info(shards / shard_name(part), plan.dtype) is None]
+        numbers = range(len(plan.texts))
+        return [shard for shard in numbers if read_shard_info(shards / shard_name(shard), plan.dtype) is None]
 
-    def _run_parts(self, plan: Plan, kind: str, parts: Sequence[int], stage: str) -> None:
-        sizes = {part: plan.size(part) for part in parts}
+    def _run_for_shards(self, plan: ShardPlan, kind: str, shards: Sequence[int], stage: str) -> None:
+        sizes = {shard: plan.size(shard) for shard in shards}
         tasks: list[Task] = [
-            {"do": kind, "folder": str(self.folder.resolve()), "part": part, "size": sizes[part]} for part in parts
+            {"do": kind, "folder": str(self.folder.resolve()), "shard": shard, "size": sizes[shard]} for shard in shards
         ]
         self._run(tasks, stage, sum(sizes.values()))
 
@@ -278,10 +286,10 @@ class _Work:
         meter.finish()
         return results
 
-    def finish(self, plan: Plan, folder: Path) -> None:
+    def finish(self, plan: ShardPlan, folder: Path) -> None:
         """Write the manifest, remove what only the work needed, and give the corpus its name."""
         shards = [
-            read_shard_info(self.folder / SHARDS / shard_name(part), plan.dtype) for part in range(len(plan.parts))
+            read_shard_info(self.folder / SHARDS / shard_name(shard), plan.dtype) for shard in range(len(plan.texts))
         ]
         infos = [shard for shard in shards if shard is not None]
         if len(infos) < len(shards):

@@ -1,4 +1,4 @@
-"""One part of the text -> one shard: sentences, ids, word starts, and which documents are held out.
+"""The text of one shard -> the shard: sentences, ids, word starts, and which documents are held out.
 
 This is the unit of work of ``cloze prepare``, whether a worker process or a cluster job does it. All it needs is in the
 text files and in the work folder: the plan, the vocabulary, the user's words, and the flags of documents to keep.
@@ -22,10 +22,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.corpus.documents import Paragraph, PartReader, named_errors
+from cloze.corpus.documents import Paragraph, ParagraphReader, named_errors
 from cloze.corpus.preparation.deduplicate import ExactHasher, NearHasher
 from cloze.corpus.preparation.encode import EncodedSentences, SentenceEncoder
-from cloze.corpus.preparation.shard_plan import WORDS, Plan, hashes_path, kept_path, shard_name, survey
+from cloze.corpus.preparation.shard_plan import WORDS, ShardPlan, hashes_path, kept_path, shard_name, survey
 from cloze.corpus.shards import ARRAYS, OFFSETS, SHARDS, SPLITS, Split, array_path, expected_sizes, file_digest
 from cloze.errors import ClozeError, DataError
 from cloze.files import flush, flush_tree, read_json, write_json
@@ -53,22 +53,22 @@ class ShardMaker:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._plan = Plan.read(folder)
+        self._plan = ShardPlan.read(folder)
         recipe = self._plan.recipe
         self._tokenizer = Tokenizer.from_folder(folder)
         dictionary = folder / WORDS if recipe["words"] else None
         self._encoder = SentenceEncoder(
             self._tokenizer, WordSplitter(dictionary), has_dictionary=dictionary is not None
         )
-        self._reader = PartReader(self._plan.paths, recipe["column"], recipe["on_bad_row"] == "skip")
+        self._reader = ParagraphReader(self._plan.paths, recipe["column"], recipe["on_bad_row"] == "skip")
 
-    def make(self, part: int, report: Report = lambda _: None) -> None:
-        """Make the shard of a part unless it exists; ``report`` is called with bytes of text as they are done."""
-        folder = self._folder / SHARDS / shard_name(part)
+    def make(self, shard: int, report: Report = lambda _: None) -> None:
+        """Make a shard unless it exists; ``report`` is called with bytes of text as they are done."""
+        folder = self._folder / SHARDS / shard_name(shard)
         if read_shard_info(folder, self._plan.dtype) is not None:
             return
         shutil.rmtree(folder, ignore_errors=True)  # whatever is there is damaged
-        keep = self._kept(part)
+        keep = self._kept(shard)
         with atomic_shard(folder) as temporary, ExitStack() as files:
             writers = {
                 split: SplitWriter(temporary, split, self._plan.dtype, self._tokenizer.unknown_id, files)
@@ -76,7 +76,7 @@ class ShardMaker:
             }
             buffer = _SentenceBuffer(self._encoder, writers, splits=self._plan.recipe["lines"] == "paragraphs")
             dropped = 0
-            for index, (place, paragraphs) in enumerate(self._documents(part, report)):
+            for index, (place, paragraphs) in enumerate(self._documents(shard, report)):
                 if keep is not None and not keep[index]:
                     dropped += 1
                     continue
@@ -84,15 +84,15 @@ class ShardMaker:
                 buffer.add("held_out" if held_out else "train", paragraphs)
             buffer.write()
             counts = {split: writer.finish() for split, writer in writers.items()}
-            write_shard_info(temporary, shard_name(part), counts, self._reader.bad_rows, dropped)
+            write_shard_info(temporary, shard_name(shard), counts, self._reader.bad_rows, dropped)
 
-    def hash(self, part: int, report: Report = lambda _: None) -> None:
-        """Write the hashes of a part's documents, by which duplicates are found."""
-        path = hashes_path(self._folder, part)
+    def hash(self, shard: int, report: Report = lambda _: None) -> None:
+        """Write the hashes of a shard's documents, by which duplicates are found."""
+        path = hashes_path(self._folder, shard)
         if path.exists():
             return
         hasher = ExactHasher() if self._plan.recipe["duplicates"] == "exact" else NearHasher()
-        for _, paragraphs in self._documents(part, report):
+        for _, paragraphs in self._documents(shard, report):
             hasher.add(paragraphs)
         with atomic_file(path) as temporary:
             hasher.finish().tofile(temporary)
@@ -101,15 +101,15 @@ class ShardMaker:
         """Release the files."""
         self._reader.close()
 
-    def _documents(self, part: int, report: Report) -> Iterator[tuple[Place, Iterator[str]]]:
+    def _documents(self, shard: int, report: Report) -> Iterator[tuple[Place, Iterator[str]]]:
         """Yield the place and the paragraphs of each document; read the paragraphs before the next document."""
-        for place, paragraphs in groupby(self._reader.read(self._plan.parts[part]), _place):
+        for place, paragraphs in groupby(self._reader.read(self._plan.texts[shard]), _place):
             yield place, _reported(paragraphs, report)
 
-    def _kept(self, part: int) -> NDArray[np.bool_] | None:
+    def _kept(self, shard: int) -> NDArray[np.bool_] | None:
         if self._plan.recipe["duplicates"] == "keep":
             return None
-        return np.fromfile(kept_path(self._folder, part), bool)
+        return np.fromfile(kept_path(self._folder, shard), bool)
 
 
 def is_held_out(place: Place, seed: int, share: float) -> bool:
@@ -349,11 +349,11 @@ class PreparationRunner:
                 with named_errors(path):
                     return file_digest(path)
             case "survey":
-                return survey(Path(task["path"]), task["file"], task["column"], task["size_of_part"], report)
+                return survey(Path(task["path"]), task["file"], task["column"], task["slice_size"], report)
             case "hash":
-                return self._maker(task["folder"]).hash(task["part"], report)
+                return self._maker(task["folder"]).hash(task["shard"], report)
             case "shard":
-                return self._maker(task["folder"]).make(task["part"], report)
+                return self._maker(task["folder"]).make(task["shard"], report)
         raise AssertionError(task)
 
     def _maker(self, folder: str) -> ShardMaker:
@@ -377,6 +377,6 @@ class PreparationRunner:
 
 def describe(task: Task) -> str:
     """Describe a task in words."""
-    if "part" in task:
-        return f"shard {task['part']:05d}" if task["do"] == "shard" else f"the hashes of shard {task['part']:05d}"
+    if "shard" in task:
+        return f"shard {task['shard']:05d}" if task["do"] == "shard" else f"the hashes of shard {task['shard']:05d}"
     return f"reading {task['path']}"

@@ -1,7 +1,7 @@
-"""The plan of a preparation: which parts of which files become which shard, and what the result depends on.
+"""The plan of a preparation: which slices of which files become which shard, and what the result depends on.
 
-Parts depend on the files and on the shard size alone: a file is cut after the first document that ends beyond the size,
-and smaller segments are combined with those that follow. So the shards are the same whoever makes them, and however
+Slices depend on the files and on the shard size alone: a file is cut after the first document that ends beyond the
+size, and smaller slices are combined with those that follow. So the shards do not depend on who makes them, or on how
 often the work is interrupted. The recipe is stored with the corpus, and compared before existing work is reused.
 """
 
@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from cloze.corpus.documents import LONGEST_PARAGRAPH, Part, Segment, Span, format_of, open_text
+from cloze.corpus.documents import LONGEST_PARAGRAPH, CorpusSlice, FileRange, ShardText, format_of, open_text
 from cloze.corpus.record_files import open_parquet
 from cloze.corpus.settings import PrepareSettings
 from cloze.corpus.shards import MANIFEST, file_digest, read_manifest
@@ -30,23 +30,23 @@ _REPORT_EVERY = 2**22  # bytes
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """What to do: every worker and every cluster job reads it from the work folder."""
 
     paths: list[Path]
-    parts: list[Part]
+    texts: list[ShardText]  # of each shard
     recipe: dict[str, Any]
     dtype: str
 
     @classmethod
-    def read(cls, folder: Path) -> "Plan":
+    def read(cls, folder: Path) -> "ShardPlan":
         """Read the plan of a work folder."""
         values = read_json(folder / PLAN, DataError, OUR_JSON_LIMIT)
-        parts = [
-            tuple(Segment(file, Span(start, stop, first), size) for file, start, stop, first, size in part)
-            for part in values["parts"]
+        texts = [
+            tuple(CorpusSlice(file, FileRange(start, stop, first), size) for file, start, stop, first, size in text)
+            for text in values["parts"]
         ]
-        return cls([Path(path) for path in values["paths"]], parts, values["recipe"], values["dtype"])
+        return cls([Path(path) for path in values["paths"]], texts, values["recipe"], values["dtype"])
 
     def as_json(self) -> dict[str, Any]:
         """Return the form that ``read`` reads."""
@@ -54,37 +54,37 @@ class Plan:
             "recipe": self.recipe,
             "dtype": self.dtype,
             "paths": [str(path) for path in self.paths],
-            "parts": [[[segment.file, *segment.span, segment.size] for segment in part] for part in self.parts],
+            "parts": [[[piece.file, *piece.range, piece.size] for piece in text] for text in self.texts],
         }
 
-    def size(self, part: int) -> int:
-        """Return the approximate number of bytes of text in a part."""
-        return sum(segment.size for segment in self.parts[part])
+    def size(self, shard: int) -> int:
+        """Return the approximate number of bytes of text of a shard."""
+        return sum(piece.size for piece in self.texts[shard])
 
 
-def shard_name(part: int) -> str:
-    """Return the name of a part's shard."""
-    return f"{part:05d}"
+def shard_name(shard: int) -> str:
+    """Return the name of a shard, by its number."""
+    return f"{shard:05d}"
 
 
-def hashes_path(folder: Path, part: int) -> Path:
-    """Return the file of the hashes of a part's documents."""
-    return folder / HASHES / f"{shard_name(part)}.hashes"
+def hashes_path(folder: Path, shard: int) -> Path:
+    """Return the file of the hashes of a shard's documents."""
+    return folder / HASHES / f"{shard_name(shard)}.hashes"
 
 
-def kept_path(folder: Path, part: int) -> Path:
-    """Return the file that flags which documents of a part are kept."""
-    return folder / HASHES / f"{shard_name(part)}.kept"
+def kept_path(folder: Path, shard: int) -> Path:
+    """Return the file that flags which documents of a shard are kept."""
+    return folder / HASHES / f"{shard_name(shard)}.kept"
 
 
-def survey(path: Path, file: int, column: str, size: int, report: Report = lambda _: None) -> list[Segment]:
-    """Cut one file into segments of about ``size`` bytes; ``report`` is called with bytes as they are read."""
+def survey(path: Path, file: int, column: str, size: int, report: Report = lambda _: None) -> list[CorpusSlice]:
+    """Cut one file into slices of about ``size`` bytes; ``report`` is called with bytes as they are read."""
     if format_of(path) == "parquet":
         return list(_survey_parquet(path, file, column, size))
     return list(_survey_lines(path, file, size, report))
 
 
-def _survey_lines(path: Path, file: int, size: int, report: Report) -> Iterator[Segment]:
+def _survey_lines(path: Path, file: int, size: int, report: Report) -> Iterator[CorpusSlice]:
     every_line = format_of(path) == "jsonl"
     start = position = reported = 0
     number = first = 1
@@ -95,21 +95,21 @@ def _survey_lines(path: Path, file: int, size: int, report: Report) -> Iterator[
             was_inside, inside = inside, not line.endswith(b"\n")
             number += not inside
             if position - start >= size and not inside and (every_line or (not was_inside and _is_blank(line))):
-                yield Segment(file, Span(start, position, first), position - start)
+                yield CorpusSlice(file, FileRange(start, position, first), position - start)
                 start, first = position, number
             if position - reported >= _REPORT_EVERY:
                 report(position - reported)
                 reported = position
     report(position - reported)
     if start < position:
-        yield Segment(file, Span(start, position, first), position - start)
+        yield CorpusSlice(file, FileRange(start, position, first), position - start)
 
 
 def _is_blank(line: bytes) -> bool:
     return not line.decode("utf-8", "replace").strip()
 
 
-def _survey_parquet(path: Path, file: int, column: str, size: int) -> Iterator[Segment]:
+def _survey_parquet(path: Path, file: int, column: str, size: int) -> Iterator[CorpusSlice]:
     with open_parquet(path, column) as opened:
         metadata = opened.metadata
         place = next(index for index in range(metadata.num_columns) if metadata.schema.column(index).path == column)
@@ -118,22 +118,22 @@ def _survey_parquet(path: Path, file: int, column: str, size: int) -> Iterator[S
             pending += metadata.row_group(group).column(place).total_uncompressed_size
             row += metadata.row_group(group).num_rows
             if pending >= size or group == metadata.num_row_groups - 1:
-                yield Segment(file, Span(start, group + 1, first), pending)
+                yield CorpusSlice(file, FileRange(start, group + 1, first), pending)
                 start, first, pending = group + 1, row, 0
 
 
-def gather(segments: Iterable[Segment], size: int) -> list[Part]:
-    """Combine small segments, so that a hundred thousand small files do not become as many shards."""
-    parts: list[Part] = []
-    pending: list[Segment] = []
+def gather(slices: Iterable[CorpusSlice], size: int) -> list[ShardText]:
+    """Combine small slices, so that a hundred thousand small files do not become as many shards."""
+    texts: list[ShardText] = []
+    pending: list[CorpusSlice] = []
     waiting = 0
-    for segment in segments:
-        pending.append(segment)
-        waiting += segment.size
+    for piece in slices:
+        pending.append(piece)
+        waiting += piece.size
         if 2 * waiting >= size:
-            parts.append(tuple(pending))
+            texts.append(tuple(pending))
             pending, waiting = [], 0
-    return [*parts, tuple(pending)] if pending else parts
+    return [*texts, tuple(pending)] if pending else texts
 
 
 def make_recipe(texts: list[list[str]], tokenizer: Tokenizer, settings: PrepareSettings) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from cloze.errors import RequestError
 from cloze.progress import Progress
-from cloze.tasks.examples import Item, Rows
+from cloze.tasks.examples import ExampleList, Item
 from cloze.text import Encoding, Pieces, Tokenizer, window_spans
 
 # As in the original.
@@ -41,7 +41,7 @@ class Question:
         return [self.question, self.context]
 
 
-class Questions(Rows[Question]):
+class Questions(ExampleList[Question]):
     """What a model is trained or scored on."""
 
 

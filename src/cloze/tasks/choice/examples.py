@@ -17,7 +17,7 @@ from pathlib import Path
 from cloze.errors import DataError
 from cloze.lines import RowError
 from cloze.tasks.answering.squad_files import find_file
-from cloze.tasks.examples import Item, LabelSet, Read, Rows
+from cloze.tasks.examples import ExampleList, Item, LabelSet, Read
 from cloze.tasks.rows import SEVERAL, OnBadRow, Row, RowFile, Source, read_rows
 from cloze.text import Encoding, Tokenizer
 
@@ -37,7 +37,7 @@ class Choice:
         return [self.prompt, *self.options]
 
 
-class Choices(Rows[Choice]):
+class Choices(ExampleList[Choice]):
     """Rows of prompts with options; rows may differ in the number of options."""
 
 
@@ -52,7 +52,7 @@ def choice_items(examples: Choices, tokenizer: Tokenizer) -> list[Item]:
 def encode_options(
     tokenizer: Tokenizer, prompts: Sequence[str], options: Sequence[Sequence[str]]
 ) -> list[list[Encoding]]:
-    """``[CLS] prompt [SEP] option [SEP]`` for every option of every prompt."""
+    """Encode ``[CLS] prompt [SEP] option [SEP]`` for every option of every prompt."""
     firsts = [prompt for prompt, own in zip(prompts, options, strict=True) for _ in own]
     encoded = iter(tokenizer.encode_batch(firsts, [option for own in options for option in own]))
     return [[next(encoded) for _ in own] for own in options]
@@ -66,7 +66,7 @@ ARC_SPLITS = {"train": "Train", "dev": "Dev", "test": "Test"}
 
 
 def read_swag(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
-    """A split of SWAG."""
+    """Read a split of SWAG."""
     rows = read_rows(
         find_file(source, split, SWAG), text="sent1", label="label", on_bad_row=source.on_bad_row or "stop"
     )
@@ -74,7 +74,7 @@ def read_swag(source: Source, split: str, labels: LabelSet | None) -> Read:  # n
 
 
 def read_arc(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
-    """A split of ARC, of a folder with one of its two sets, or a file."""
+    """Read a split of ARC, from a folder with one of its two sets or from a file."""
     on_bad_row = source.on_bad_row or "skip"
     path = find_file(source, split, arc_files(source.data))
     if ".jsonl" in path.suffixes:
@@ -101,19 +101,19 @@ def read_prompts(source: Source, path: Path) -> Choices:
 
 
 def each_unlabelled_choice(path: Path, text: str, options: str) -> Iterator[tuple[Choice, Mapping[str, object]]]:
-    """One after the other, as they are read: a prompt with its options, and all columns of its row."""
+    """Yield each prompt with its options, and all columns of its row, as the file is read."""
     columns = option_columns(options)
     for row in read_rows(path, text=text):
         yield Choice(row.place, row.text, _options(row, columns)), row.fields
 
 
 def option_columns(names: str) -> tuple[str, ...]:
-    """The columns that a flag names."""
+    """Return the columns that a flag names."""
     return tuple(name for part in names.split(",") if (name := part.strip()))
 
 
 def arc_files(folder: Path) -> dict[str, str]:
-    """The published names, of the set whose files are there."""
+    """Return the published file name of each split, for the set that the folder holds."""
     found = [name for name in ARC_SETS if folder.is_dir() and any(folder.glob(f"{name}-*.jsonl*"))]
     if len(found) > 1:
         raise DataError(f"{folder} has files of both {' and '.join(ARC_SETS)}; name a file (and another with --dev)")
@@ -152,7 +152,7 @@ def _own_choice(row: Row, columns: Sequence[str], label: str) -> Choice:
 
 
 def _options(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
-    """The options of a row: one a column, of which the last may be empty, or all in one column."""
+    """Return the options of a row: one per column, of which the last may be empty, or all in one column."""
     for name in columns:
         if name not in row.fields:
             raise RowError(
@@ -183,7 +183,7 @@ def _number(label: str, count: int, place: str) -> int:
 
 
 def _key(label: str, keys: Sequence[str], place: str) -> int:
-    """The option with this key, or with the number in its place, as some exams have it."""
+    """Return the index of the option with this key; some exams use numbers from 1 instead of letters."""
     if label in keys:
         return keys.index(label)
     if label.isdecimal() and 1 <= int(label) <= len(keys):
@@ -192,7 +192,7 @@ def _key(label: str, keys: Sequence[str], place: str) -> int:
 
 
 def _named(label: str, options: Sequence[str], place: str) -> int:
-    """The option that is meant by a letter, a number or its text."""
+    """Return the index of the option that a letter, a number or its text names."""
     meant = {index for index, option in enumerate(options) if option == label}
     if label.isdecimal() and int(label) < len(options):
         meant.add(int(label))
@@ -212,7 +212,7 @@ def _named(label: str, options: Sequence[str], place: str) -> int:
 
 
 def _gather(rows: RowFile, make: Callable[[Row], Choice], on_bad_row: OnBadRow | None) -> Choices:
-    """Keep the rows that are good, and count the others."""
+    """Convert the valid rows, and count the others."""
     good: list[Choice] = []
     skipped, problem = 0, ""
     for row in rows:

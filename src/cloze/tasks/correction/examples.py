@@ -21,7 +21,7 @@ _PLAIN_NAMES = ("pid", "nid", "id")
 
 @dataclass(frozen=True)
 class Corrections:
-    """Texts, what they should be, and where they are from."""
+    """Texts with mistakes, their corrections, and their positions in the files."""
 
     sources: list[str]
     targets: list[str]
@@ -32,7 +32,7 @@ class Corrections:
         return len(self.sources)
 
     def select(self, indices: Sequence[int]) -> "Corrections":
-        """The rows at these indices, in their order."""
+        """Return the rows at these indices, in that order."""
         sources, targets, places = (
             [column[index] for index in indices] for column in (self.sources, self.targets, self.places)
         )
@@ -47,7 +47,7 @@ class Corrections:
 
     @property
     def right(self) -> int:
-        """How many have no mistake."""
+        """Number of texts without a mistake."""
         return sum(source == target for source, target in zip(self.sources, self.targets, strict=True))
 
 
@@ -69,7 +69,7 @@ def read_corrections(
 
 
 def correction_columns(text: str, label: str) -> tuple[str, str]:
-    """The columns of a table: source and target, unless others than those of labelled texts are named."""
+    """Return the columns of a table: source and target, unless the user names others."""
     return SOURCE if text == RowSettings.text else text, TARGET if label == RowSettings.label else label
 
 
@@ -109,10 +109,10 @@ def _sentences(path: Path) -> Iterator[tuple[str, str, str]]:
             yield lines.place, _name(found[1]), found[2]
 
 
-def _name(told: str) -> str:
-    """What both files call a sentence: ``(pid=A2-0011-1)`` is A2-0011-1; ``(sighan13-id=0)`` is called so in both."""
-    kind, _, name = told.strip("()").partition("=")
-    return name if kind.lower() in _PLAIN_NAMES else told.strip("()")
+def _name(label: str) -> str:
+    """Return the sentence name that both files share: A2-0011-1 for ``(pid=A2-0011-1)``; sighan13-id=0 stays whole."""
+    kind, _, name = label.strip("()").partition("=")
+    return name if kind.lower() in _PLAIN_NAMES else label.strip("()")
 
 
 def _truths(path: Path) -> Iterator[tuple[str, list[tuple[int, str]]]]:

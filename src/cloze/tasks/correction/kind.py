@@ -38,9 +38,9 @@ class CorrectionSettings:
     mistakes: float = 0.001
     """How likely somebody writes a certain other character or word instead of the right one."""
     similar: Path | None = None
-    """A file of what is mistaken for what: a word or character, a tab, and others with spaces between, a line."""
+    """A file of likely confusions; per line: a word or character, a tab, and others separated by spaces."""
     protect: Path | None = None
-    """A file of words that are never changed, one a line."""
+    """A file of words that are never changed, one per line."""
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:

@@ -50,11 +50,11 @@ class PretrainingObjective(nn.Module):
         )
         mask = self._mask(batch)
         last = self.model(ids, segments, mask, self._needed(ids, positions, mask)).last
-        words = max(1, totals["words"])
+        masked = max(1, totals["masked_tokens"])
         # Float32: the loss needs it, and argmax over the vocabulary is five times as fast on a CPU as in bfloat16.
         logits = masked_word_logits(self.model, last, positions).float()
-        loss = masked_word_loss(logits, targets, words)
-        metrics = {"mlm_loss": loss, "mlm_accuracy": _hits(logits, targets) / words}
+        loss = masked_word_loss(logits, targets, masked)
+        metrics = {"mlm_loss": loss, "mlm_accuracy": _hits(logits, targets) / masked}
         if self._sentence is not None:
             labels, pairs = self._tensor(batch.labels), totals["pairs"]
             pair_loss, answers = _SENTENCE_LOSSES[self._sentence](self.model, last, labels, pairs, mask)
@@ -66,7 +66,7 @@ class PretrainingObjective(nn.Module):
         if self._boundary:
             assert batch.boundaries is not None
             guesses = span_boundary_logits(self.model, last, self._tensor(batch.boundaries))
-            metrics["sbo_loss"] = masked_word_loss(guesses, targets, words)
+            metrics["sbo_loss"] = masked_word_loss(guesses, targets, masked)
             loss = loss + metrics["sbo_loss"]
         return ObjectiveOutput(loss, metrics)
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from cloze.corpus.documents import Paragraph, PartReader, Segment, Span
+from cloze.corpus.documents import CorpusSlice, FileRange, Paragraph, ParagraphReader
 from cloze.corpus.preparation.shard_plan import gather, survey
 
 
@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def everything(path: Path, size: int) -> list[Paragraph]:
-    reader = PartReader([path], "text", False)
+    reader = ParagraphReader([path], "text", False)
     parts = gather(survey(path, 0, "text", size), size)
     found = [paragraph for part in parts for _, paragraph in reader.read(part)]
     reader.close()
@@ -32,26 +32,26 @@ def test_parts_are_the_text_whatever_their_size(path: Path, size: int) -> None:
     assert len(everything(path, size)) > 1000
 
 
-def test_segments_adjoin_and_begin_with_documents(path: Path) -> None:
-    segments = survey(path, 3, "text", 1000)
+def test_slices_adjoin_and_begin_with_documents(path: Path) -> None:
+    slices = survey(path, 3, "text", 1000)
     data = path.read_bytes()
-    assert [one.span.start for one in segments] == [0, *(one.span.stop for one in segments[:-1])]
-    assert segments[-1].span.stop == len(data)
-    assert {one.file for one in segments} == {3}
-    for one in segments:
-        assert one.size == one.span.stop - one.span.start
-        assert one.span.first == 1 + data[: one.span.start].count(b"\n")
-        before = data[: one.span.start].decode().split("\n")
-        assert one.span.start == 0 or not before[-2].strip()
-    assert all(1000 <= one.size < 1500 for one in segments[:-1])
+    assert [one.range.start for one in slices] == [0, *(one.range.stop for one in slices[:-1])]
+    assert slices[-1].range.stop == len(data)
+    assert {one.file for one in slices} == {3}
+    for one in slices:
+        assert one.size == one.range.stop - one.range.start
+        assert one.range.first == 1 + data[: one.range.start].count(b"\n")
+        before = data[: one.range.start].decode().split("\n")
+        assert one.range.start == 0 or not before[-2].strip()
+    assert all(1000 <= one.size < 1500 for one in slices[:-1])
 
 
 def test_a_long_line_is_never_cut_by_a_part(tmp_path: Path) -> None:
     path = tmp_path / "long.txt"
     path.write_bytes(b"x " * 2**20 + b"\n" + b" " * 2**20 + b"\n" + b"\n" + b"y\n")
-    assert [one.span for one in survey(path, 0, "text", 10)] == [
-        Span(0, 3 * 2**20 + 3, 1),
-        Span(3 * 2**20 + 3, 3 * 2**20 + 5, 4),
+    assert [one.range for one in survey(path, 0, "text", 10)] == [
+        FileRange(0, 3 * 2**20 + 3, 1),
+        FileRange(3 * 2**20 + 3, 3 * 2**20 + 5, 4),
     ]
 
 
@@ -61,10 +61,10 @@ def test_told_is_the_size_of_the_file(path: Path) -> None:
     assert sum(told) == path.stat().st_size
 
 
-def test_small_segments_go_together() -> None:
+def test_small_slices_go_together() -> None:
     sizes = [100, 3, 3, 3, 3, 60, 3, 49, 50, 1]
-    segments = [Segment(number, Span(0, size, 1), size) for number, size in enumerate(sizes)]
-    assert [[one.size for one in part] for part in gather(segments, 100)] == [
+    slices = [CorpusSlice(number, FileRange(0, size, 1), size) for number, size in enumerate(sizes)]
+    assert [[one.size for one in part] for part in gather(slices, 100)] == [
         [100],
         [3, 3, 3, 3, 60],
         [3, 49],
