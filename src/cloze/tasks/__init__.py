@@ -6,5 +6,6 @@
 - Each folder: ``kind.py`` (the descriptor), ``examples.py`` (rows -> examples -> training items) and ``decoding.py``
   (logits -> results, scores), where the kind needs them.
 
-Only the ``decoding.py`` modules need torch, directly or through ``cloze.model``; descriptors import them when called.
+Only ``decoding.py`` of answering, choice and tagging imports torch. Descriptors import decoding modules when they are
+called, so that importing this package stays fast.
 """
