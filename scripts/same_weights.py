@@ -21,8 +21,16 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-# Written by training, and not expected to be equal: they hold times and the version.
-LOGS = {"README.md", "metrics.jsonl", "run.json", "curves.png", "distillation.json", "eval_results.json"}
+# Written by training, and not expected to be equal: they hold times, the version and the names of settings.
+LOGS = {
+    "adapter.json",
+    "README.md",
+    "metrics.jsonl",
+    "run.json",
+    "curves.png",
+    "distillation.json",
+    "eval_results.json",
+}
 
 NOUNS = ["river", "doctor", "garden", "ship", "letter", "teacher", "mountain", "window", "bridge", "child"]
 VERBS = ["sees", "finds", "leaves", "likes", "paints", "follows", "remembers", "builds", "sells", "hears"]

@@ -175,6 +175,7 @@ def test_many_passes_end_when_the_time_is_over(folders: dict[str, str], monkeypa
         for _ in range(1000):
             passes.append(1)
             time.sleep(0.01)
+            assert model._before_batch is not None
             model._before_batch()
         return []
 
