@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, cast
 
 from cloze.errors import CheckpointError, ClozeError, ConfigError
 
-# What holds a folder against others.
+# The lock file of a folder.
 LOCK = "lock"
 # Configuration files are a few kilobytes; a larger one is a mistake or an attack.
 JSON_LIMIT = 16 * 2**20
@@ -65,7 +65,7 @@ def _lock(path: Path, complaint: ClozeError, flags: int = os.O_RDONLY) -> int:
         os.close(descriptor)
         raise complaint from error
     except OSError as error:
-        # A file that is open for writing keeps a disk from being made read-only, so that it is not; but NFS wants it.
+        # Opened for reading: a file open for writing keeps a file system from being remounted read-only. NFS needs it.
         if error.errno == errno.EBADF and flags != os.O_RDWR:
             os.close(descriptor)
             return _lock(path, complaint, os.O_RDWR)

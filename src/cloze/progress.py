@@ -1,4 +1,4 @@
-"""How long work tells of itself, without knowing who listens.
+"""The progress of long work, reported without printing.
 
 Library functions take a ``Progress`` and never print; the command line passes one that draws a bar on a terminal and
 plain lines elsewhere, and everybody else gets the silent default.

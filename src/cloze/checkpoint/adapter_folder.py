@@ -20,7 +20,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from cloze.checkpoint.config_file import read_task, write_config
+from cloze.checkpoint.config_file import read_task_labels, write_config
 from cloze.checkpoint.folder import (
     ADAPTER,
     RUN_MODEL,
@@ -170,7 +170,7 @@ def read_adapter(folder: Path) -> AdapterFile:
         base=_text(base.get("name"), "base.name", path),
         relative_base=None if relative_base is None else _text(relative_base, "base.path", path),
         sha256=_text(base.get("sha256"), "base.sha256", path),
-        task=read_task(task, attachment.head, attachment.labels, path),
+        task=read_task_labels(task, attachment.head, attachment.labels, path),
         max_length=_whole(values.get("max_length"), "max_length", path),
         settings=_section(values, "settings", path),
     )

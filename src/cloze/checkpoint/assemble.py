@@ -13,8 +13,8 @@ from cloze.checkpoint.config_file import (
     read_config,
     read_layout,
     read_sentence_task,
-    read_task,
     read_task_head,
+    read_task_labels,
 )
 from cloze.checkpoint.names import COPIES, Layout, hugging_face_names, joined, layer_prefix, normalised
 from cloze.errors import CheckpointError
@@ -49,7 +49,7 @@ def assemble(tensors: Mapping[str, Tensor], values: dict[str, Any], path: Path) 
     model.load_state_dict(state, assign=True)
     _check_tied(tensors, layout, found, path)
     task_heads = [head for head in heads if head in {kind.head for kind in labelled_kinds()}]
-    task = read_task(values, task_heads[0], labels, path) if task_heads else None
+    task = read_task_labels(values, task_heads[0], labels, path) if task_heads else None
     return Assembled(model.eval(), task, _notes(model, layout, found))
 
 

@@ -141,7 +141,7 @@ def read_task_head(values: dict[str, Any]) -> HeadName:
     return "sequence"
 
 
-def read_task(values: dict[str, Any], head: HeadName, count: int, path: Path) -> TaskLabels:
+def read_task_labels(values: dict[str, Any], head: HeadName, count: int, path: Path) -> TaskLabels:
     """Return what the outputs of a task head mean; ``count`` is the number of outputs of a labelling head."""
     own = values.get(_TASK_KEY, {})
     if not isinstance(own, dict):

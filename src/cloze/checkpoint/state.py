@@ -38,7 +38,7 @@ class TrainingState:
     step: int
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
-    figures: Mapping[str, Any] = field(default_factory=dict)  # state of the training loop: best score, losses so far
+    figures: Mapping[str, Any] = field(default_factory=dict)  # counters of the training loop
 
 
 class StateStore:

@@ -4,7 +4,6 @@ Open the run, return if it is finished, build batches and objective, train with 
 epoch (with early stopping if there is a patience), finish. ``TrainingParts`` is what differs between them.
 """
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,12 +16,11 @@ from torch import nn
 from cloze.files import replaced_file
 from cloze.predict import Model
 from cloze.progress import Progress
-from cloze.train.distributed import ProcessGroup
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.loop import BatchSource, TrainerOptions, train
 from cloze.train.memory import keep_freed_memory
 from cloze.train.optimization import Precision, layer_decay_scale
-from cloze.train.run import BEST, Run
+from cloze.train.run import BEST, Run, open_run
 
 
 class EpochBatches(BatchSource, Protocol):
@@ -77,16 +75,6 @@ def run_training(parts: TrainingParts, out: str | Path, *, fresh: bool, progress
     parts.model.bert.eval()
     parts.finish(run, replace(parts.settings, precision=precision.name))
     return run.folder
-
-
-def open_run(out: Path, recorded: Mapping[str, Any], *, fresh: bool = False, group: ProcessGroup | None = None) -> Run:
-    """Open a run in every process of a group: the main process creates the folder, then the others open it."""
-    group = group or ProcessGroup()
-    # torchrun restarts processes with the same command: only its first attempt starts over.
-    fresh = fresh and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
-    run = Run.open(out, recorded, fresh=fresh) if group.is_main else None
-    group.barrier()
-    return run or Run.open(out, recorded)
 
 
 def train_with_evaluation(

@@ -7,6 +7,7 @@ model/          the model folder, written last
 """
 
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from cloze.checkpoint import RUN_MODEL, ModelFolder, StateStore, save_adapter, s
 from cloze.errors import ClozeError, ConfigError
 from cloze.files import OUR_JSON_LIMIT, read_json, replace_json, replaced_file
 from cloze.progress import Progress
+from cloze.train.distributed import ProcessGroup
 
 SETTINGS = "run.json"
 METRICS = "metrics.jsonl"
@@ -206,6 +208,16 @@ def _shortened(value: Any) -> str:
     """Return a value for a message of one line: a corpus may have a thousand files, each with its fingerprint."""
     text = repr(value)
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def open_run(out: Path, recorded: Mapping[str, Any], *, fresh: bool = False, group: ProcessGroup | None = None) -> Run:
+    """Open a run in every process of a group: the main process creates the folder, then the others open it."""
+    group = group or ProcessGroup()
+    # torchrun restarts processes with the same command: only its first attempt starts over.
+    fresh = fresh and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    run = Run.open(out, recorded, fresh=fresh) if group.is_main else None
+    group.barrier()
+    return run or Run.open(out, recorded)
 
 
 class MetricsTracker:

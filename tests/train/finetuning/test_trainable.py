@@ -25,7 +25,7 @@ from cloze.text import Tokenizer
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.search import search
 from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
-from cloze.train.finetuning.trainable import SIZES, prepare
+from cloze.train.finetuning.trainable import SIZES, make_trainable
 from cloze.train.optimization import (
     layer_decay_scale,
     make_optimizer,
@@ -202,7 +202,7 @@ def test_adapter_is_no_start(base: Path, source: Source, tmp_path: Path) -> None
 def test_default_sizes_train_at_most_four_per_cent() -> None:
     settings = FinetuneSettings(adapter="houlsby")
     bert = Bert(preset("small"), ["sequence"])
-    attachment = prepare(bert, settings)
+    attachment = make_trainable(bert, settings)
     assert attachment is not None
     assert (attachment.kind, attachment.size, attachment.pooler) == ("houlsby", 64, True)
     trained = sum(parameter.numel() for parameter in bert.parameters() if parameter.requires_grad)
@@ -268,10 +268,10 @@ def test_scales_stay_with_every_rate_and_after_a_resume() -> None:
 
 def test_more_frozen_layers_than_there_are_is_refused() -> None:
     with pytest.raises(ConfigError, match="freeze_layers is 4, but the model has 3 layers"):
-        prepare(random_bert(SMALL, ["sequence"]), FinetuneSettings(freeze_layers=4))
+        make_trainable(random_bert(SMALL, ["sequence"]), FinetuneSettings(freeze_layers=4))
     shared = replace(SMALL, embedding_size=8, shared_layers=True)
     with pytest.raises(ConfigError, match="freeze_layers is 1, but all layers of this model are one; leave it out"):
-        prepare(random_bert(shared, ["sequence"]), FinetuneSettings(freeze_layers=1))
+        make_trainable(random_bert(shared, ["sequence"]), FinetuneSettings(freeze_layers=1))
 
 
 # settings

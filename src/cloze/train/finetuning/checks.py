@@ -21,7 +21,7 @@ _LABEL_FREE_SETTINGS = {
 }
 
 
-def check_task(data: TaskData, model: str | Path, settings: FinetuneSettings) -> ModelFolder:
+def load_checked_base(data: TaskData, model: str | Path, settings: FinetuneSettings) -> ModelFolder:
     """Load the model to fine-tune and check that it and the settings fit the rows."""
     check_kind(data.kind, settings)
     base = load_folder(find_source(model))

@@ -20,7 +20,7 @@ from cloze.progress import Progress, Silent
 from cloze.tasks.kind import PlacedTexts
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.checks import check_task
+from cloze.train.finetuning.checks import load_checked_base
 from cloze.train.finetuning.leakage import (
     Rows,
     read_other_splits,
@@ -73,7 +73,7 @@ def adapt(
     settings = settings or FinetuneSettings()
     data, texts = read_task(source), [Path(text) for text in domain]
     test_rows = _read_test_rows(source, test, adaptation)
-    check_task(data, model, settings)  # what fine-tuning would reject, before the long pre-training
+    load_checked_base(data, model, settings)  # what fine-tuning would reject, before the long pre-training
     if adaptation.overlap == "refuse":
         progress.say(_LOOKING)
         refuse_overlap(texts, _evaluation_rows(data, test_rows))

@@ -28,13 +28,13 @@ from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import SIMILARITY
 from cloze.text import Tokenizer
 from cloze.train.finetuning.augmentation import augment_rows
-from cloze.train.finetuning.checks import check_task
+from cloze.train.finetuning.checks import load_checked_base
 from cloze.train.finetuning.correction import finetune_correction
 from cloze.train.finetuning.mean_teacher import with_mean_teacher
 from cloze.train.finetuning.objective import TaskBatches, TaskObjective, balanced_weights, report_truncated
 from cloze.train.finetuning.settings import FinetuneSettings, SimilaritySettings, check_similarity_settings
 from cloze.train.finetuning.similarity import finetune_similarity
-from cloze.train.finetuning.trainable import cache_frozen_states, prepare
+from cloze.train.finetuning.trainable import cache_frozen_states, make_trainable
 from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import Run
 
@@ -71,7 +71,7 @@ def finetune(
 
     Example:
         >>> run = cloze.finetune(cloze.Source("classify", "train.csv", "dev.csv"), "MODEL", "runs/mood")
-        >>> cloze.load(run).classify("What a day!")
+        >>> cloze.load(run).classify(["What a day!"])
     """
     check_similarity_settings(source.task, similarity or SimilaritySettings())
     # Kinds that are trained without labels have their own training.
@@ -120,7 +120,7 @@ def finetune_rows(
         The run's folder.
     """
     settings, progress = settings or FinetuneSettings(), progress or Silent()
-    base = check_task(data, model, settings)
+    base = load_checked_base(data, model, settings)
     tuned = _start(base, str(model), data, settings, progress)
     wrapped = Model(tuned, device=device)
     recorded = _recorded(source, model, data)
@@ -183,7 +183,7 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSetti
         progress.say(f"the model reads at most {length} tokens")
     # The limit is saved with the folder: the model reads as much as it was trained and scored on.
     tokenizer = base.tokenizer.with_max_length(length)
-    attachment = prepare(bert, settings)
+    attachment = make_trainable(bert, settings)
     adapter = None
     if attachment is not None:
         assert base.place is not None, "it was loaded"

@@ -20,7 +20,7 @@ from cloze.progress import Progress, Silent
 from cloze.tasks.examples import fingerprint, split_fold
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.checks import check_task
+from cloze.train.finetuning.checks import load_checked_base
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.optimization import DivergedError
@@ -96,7 +96,7 @@ def search(
     settings, progress = settings or FinetuneSettings(), progress or Silent()
     plan = search_settings or SearchSettings()
     data = _read_rows(source, settings, plan)
-    check_task(data, model, settings)
+    load_checked_base(data, model, settings)
     for note in data.notes:
         progress.say(note)
     recorded = {"command": "search", "model": str(Path(model)), **source.recorded(), "rows": len(data.train)}

@@ -26,7 +26,7 @@ SIZES = {"houlsby": 64, "lora": 8}
 STATES_BUDGET = 2 * 2**30
 
 
-def prepare(bert: Backbone, settings: FinetuneSettings) -> Attachment | None:
+def make_trainable(bert: Backbone, settings: FinetuneSettings) -> Attachment | None:
     """Attach the adapter or frozen-feature head that the settings choose, or freeze the lowest layers.
 
     An adapter has its own copy of the pooler, which is trained with the head. Houlsby's code leaves the pooler frozen,

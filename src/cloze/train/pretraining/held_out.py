@@ -1,10 +1,8 @@
-"""How well a model does on documents that training never sees: the same blanks every time.
+"""Evaluation on held-out text: during pre-training, and of any model on any text (``cloze evaluate mlm``).
 
-What is told as ``held_out_...`` is measured on sequences of the first phase's length, from the first step to the last,
-so that one curve can be read through. Where there is a second phase, the same is told of sequences of its length, as
-``held_out_long_...``: that is what the longer positions have learned.
-
-``cloze evaluate mlm``: how well any model fills blanks of a text, for comparing before and after, mine and yours.
+Every evaluation uses the same sequences and masks. ``held_out_...`` metrics are measured on sequences of the first
+phase's length throughout the run, so that they form one curve. With a second phase, ``held_out_long_...`` metrics are
+measured on sequences of its length, which shows what the later positions have learned.
 """
 
 import math
@@ -37,27 +35,30 @@ from cloze.train.settings import MlmEvaluationSettings, PretrainSettings
 
 # Evaluation draws its masks from a seed of its own, so that every run is measured on the same blanks.
 SEED = 7_919
-SEQUENCES = 640  # of long ones as many as have the tokens of so many short ones
+SEQUENCES = 640  # of the first phase's length; of longer ones, as many as have the same number of tokens
 NAME, LONG_NAME = "held_out", "held_out_long"
+# Sequences per batch of `cloze evaluate mlm`, and the number of sequences up to which it reads them one by one.
+BATCH = 16
+FEW = 16 * BATCH
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """This process's share of the held-out batches, and what all of them hold."""
+    """This process's share of the held-out batches, and the counts of all of them."""
 
     parts: list[PretrainingBatch]
     totals: Mapping[str, int]
-    constants: dict[str, float] = field(default_factory=dict)  # what always giving one answer about pairs would get
+    constants: dict[str, float] = field(default_factory=dict)  # accuracy of a constant answer about pairs
     group: ProcessGroup = field(default_factory=ProcessGroup)
     name: str = NAME
 
     @classmethod
     def of(cls, batches: list[PretrainingBatch]) -> "HeldOut":
-        """These batches, for one process."""
+        """Return these batches, for one process."""
         return cls(batches, {name: sum(batch.counts[name] for batch in batches) for name in batches[0].counts})
 
     def evaluate(self, objective: PretrainingObjective, pause: Callable[[], object] = bool) -> dict[str, float]:
-        """Losses and accuracies; ``pause`` is called between batches."""
+        """Return losses and accuracies; ``pause`` is called between batches."""
         sums: dict[str, float] = {}
         for part in self.parts:
             pause()
@@ -72,7 +73,7 @@ class HeldOut:
 def evaluate_held_out(
     held_out: Sequence[HeldOut], objective: PretrainingObjective, pause: Callable[[], object] = bool
 ) -> dict[str, float]:
-    """The metrics of each length."""
+    """Return the metrics of each sequence length."""
     return {name: value for one in held_out for name, value in one.evaluate(objective, pause).items()}
 
 
@@ -84,7 +85,7 @@ def open_held_out(
     group: ProcessGroup,
     progress: Progress,
 ) -> list[HeldOut]:
-    """The held-out documents in sequences of each phase's length; where too little was held out, it is said."""
+    """Open the held-out documents in sequences of each phase's length; report it if there are too few."""
     corpus = Corpus.open(data, "held_out")
     lacking = f"{data}: too little text is held out"
     remedy = "prepare it with a larger --held-out to see more"
@@ -153,10 +154,6 @@ def _share(
     return HeldOut(parts, HeldOut.of(whole).totals, constants, group, name)
 
 
-BATCH = 16
-FEW = 16 * BATCH  # sequences
-
-
 def evaluate_masked_words(
     texts: Sequence[str | Path],
     model: str | Path,
@@ -166,7 +163,7 @@ def evaluate_masked_words(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """The masked-word loss of a model on text files, its standard error, perplexity and accuracy.
+    """Return the masked-word loss of a model on text files, with its standard error, perplexity and accuracy.
 
     ``reading`` says how the files are read; nothing of them is held out.
     """
@@ -204,7 +201,7 @@ def evaluate_masked_words(
 
 
 def _batches(corpus: Corpus, tokenizer: Tokenizer, settings: MlmEvaluationSettings) -> PretrainingBatches:
-    """Full sentences, single tokens; of a short text one sequence at a time, since no last, smaller batch is read."""
+    """Return batches of full sentences; of size 1 for short texts, since a last, partial batch is dropped."""
     of_size = partial(
         PretrainingBatches,
         corpus,
@@ -220,7 +217,7 @@ def _batches(corpus: Corpus, tokenizer: Tokenizer, settings: MlmEvaluationSettin
 def _measure(
     bert: Backbone, batches: PretrainingBatches, wanted: int, device: torch.device, progress: Progress
 ) -> tuple[Tensor, int, int]:
-    """The loss of every blank, how many were filled right, and the tokens that were read."""
+    """Return the loss of every masked token, the number of correct predictions, and the number of tokens."""
     losses, hits, tokens = [], 0, 0
     with torch.inference_mode():
         for step in range(batches.steps_in(0)):

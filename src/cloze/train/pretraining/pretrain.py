@@ -25,8 +25,7 @@ from cloze.train.pretraining.held_out import evaluate_held_out, open_held_out
 from cloze.train.pretraining.length_schedule import LengthSchedule, flops_per_token, open_tables
 from cloze.train.pretraining.model_card import pretraining_card
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
-from cloze.train.recipe import open_run
-from cloze.train.run import Run, TensorBoardLogger
+from cloze.train.run import Run, TensorBoardLogger, open_run
 from cloze.train.settings import MAY_CHANGE, PretrainSettings
 
 
