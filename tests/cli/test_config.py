@@ -16,12 +16,14 @@ def test_flag_wins_over_the_file(run: Cloze, way: Way, tmp_path: Path) -> None:
     result = run("pretrain", way.data, "--config", path, "--steps", 2, "--out", tmp_path / "run")
     assert json.loads(result.out)["steps"] == 2
     recorded = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
-    values = {name: recorded[name] for name in ("preset", "steps", "batch", "length", "evaluate_every", "mask_mix")}
+    values = {
+        name: recorded[name] for name in ("preset", "steps", "batch_size", "max_length", "evaluate_every", "mask_mix")
+    }
     assert values == {
         "preset": "tiny",
         "steps": 2,
-        "batch": 4,
-        "length": 24,
+        "batch_size": 4,
+        "max_length": 24,
         "evaluate_every": 5,
         "mask_mix": [1.0, 0.0, 0.0],
     }

@@ -92,7 +92,7 @@ TYPED = {
     "vocab {rows} --out {folder}/run": "rows.tsv: is a table of rows; expected",
     "prepare {rows} --vocab {pretrained} --out {folder}/run": "rows.tsv: is a table of rows; expected",
     "pretrain {data} --preset tiny --length 1000000 --out {folder}/run": "length is 1000000; at most 32,768 tokens",
-    "evaluate classify {rows} --model {tuned} --length 64": "--length is 64, which is for mlm; leave it out",
+    "evaluate classify {rows} --model {tuned} --length 64": "--max-length is 64, which is for mlm; leave it out",
     "evaluate mlm {text} --split test": "--split is 'test', which is for published tasks; leave it out",
     "finetune classify {rows} --model {pretrained} --length 2 --out {folder}/run": "length is 2; at least 3",
     "pretrian {data}": "unknown command 'pretrian'; did you mean 'pretrain'?",

@@ -61,7 +61,9 @@ def test_bad_steps_are_told_and_a_row_of_them_is_the_end() -> None:
     assert guard.last_accepted
     for step in range(PATIENCE - 1):
         guard.reject(step, "the loss is nan")
-    with pytest.raises(DataError, match=r"step 10: the loss is nan, for the 5th time in a row; .* lower --rate"):
+    with pytest.raises(
+        DataError, match=r"step 10: the loss is nan, for the 5th time in a row; .* lower --learning-rate"
+    ):
         guard.reject(9, "the loss is nan")
 
 

@@ -155,7 +155,7 @@ def test_training_counts_the_work_of_both_phases(data: Path, tmp_path: Path, mon
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"long_length": 128}, "long_length is 128; more than the length 128 was expected"),
+        ({"long_length": 128}, "long_length is 128; more than max_length, 128, was expected"),
         ({"long_share": 1.0}, "long_share is 1.0; a share between 0 and 1"),
         ({"boundary": True}, "boundary needs the masking span; it is token"),
         ({"masking": "entity"}, "entity masking needs a dictionary"),
@@ -163,7 +163,7 @@ def test_training_counts_the_work_of_both_phases(data: Path, tmp_path: Path, mon
         ({"accumulate": 0}, "accumulate is 0; at least 1"),
         ({"hours": 0.0}, "hours is 0.0; a positive number"),
         ({"static": -1}, "static is -1; a number of variants"),
-        ({"mask_rate": 2.0}, "mask learning_rate is 2.0"),
+        ({"mask_rate": 2.0}, "mask rate is 2.0"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(change: dict[str, object], message: str) -> None:

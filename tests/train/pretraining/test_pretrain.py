@@ -104,7 +104,7 @@ def test_changed_settings_are_refused_until_fresh(data: Path, tmp_path: Path, mo
     changed = PretrainSettings(preset="tiny", steps=1, batch_size=2, max_length=24, save_every=2, evaluate_every=3)
     with pytest.raises(
         ConfigError,
-        match=r"batch was 4 and is now 2; rate was 0\.001 and is now 0\.0005; seed was 5 and is now 0; "
+        match=r"batch_size was 4 and is now 2; learning_rate was 0\.001 and is now 0\.0005; seed was 5 and is now 0; "
         r"steps was 6 and is now 1; choose another --out, or start over with --fresh",
     ):
         pretrain(data, tmp_path / "run", settings=changed)

@@ -39,6 +39,7 @@ from cloze.corpus.preparation.shard_plan import (
     check_is_corpus,
     check_same,
     differences,
+    estimated_size,
     gather,
     hashes_path,
     id_type,
@@ -64,12 +65,10 @@ serve(PreparationRunner())
 """
 # Fewer bytes of text are prepared before a worker process would have started.
 _WORTH_A_PROCESS = 8 * 10**6
-_LIKELY_COMPRESSION = 4
 # Bytes between two progress reports; a stage of fewer bytes than the second number is not reported.
 _REPORT_EVERY = 2**18
 _FEWEST_REPORTED = 2**15
-# Worker processes that may die at one task.
-_MOST_DEATHS = 3
+_MOST_DEATHS = 3  # worker processes that may die at one task
 # Everything that may be in a work folder.
 _OURS = {PLAN, MANIFEST, SHARDS, HASHES, WORDS, CLUSTER, LOCK, *TOKENIZER_FILES}
 
@@ -281,7 +280,7 @@ class _Work:
         meter = _Meter(self._progress, stage, total)
         workers = self._engine.workers if self._engine.engine == "local" else None
         if workers is None:
-            workers = usable_cores() if _estimated_size(self._paths) > _WORTH_A_PROCESS else 1
+            workers = usable_cores() if estimated_size(self._paths) > _WORTH_A_PROCESS else 1
         results = list(run_tasks(tasks, workers, meter.add, self._progress.say))
         meter.finish()
         return results
@@ -399,9 +398,3 @@ class _Meter:
 
 def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
-
-
-def _estimated_size(paths: Sequence[Path]) -> int:
-    """Return the approximate number of bytes of text; missing files are reported when they are read."""
-    sizes = ((path, path.stat().st_size) for path in paths if path.is_file())
-    return sum(size * (_LIKELY_COMPRESSION if is_compressed(path) else 1) for path, size in sizes)

@@ -5,13 +5,21 @@ size, and smaller slices are combined with those that follow. So the shards do n
 often the work is interrupted. The recipe is stored with the corpus, and compared before existing work is reused.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from cloze.corpus.documents import LONGEST_PARAGRAPH, CorpusSlice, FileRange, ShardText, format_of, open_text
+from cloze.corpus.documents import (
+    LONGEST_PARAGRAPH,
+    CorpusSlice,
+    FileRange,
+    ShardText,
+    format_of,
+    is_compressed,
+    open_text,
+)
 from cloze.corpus.record_files import open_parquet
 from cloze.corpus.settings import PrepareSettings
 from cloze.corpus.shards import MANIFEST, file_digest, read_manifest
@@ -27,6 +35,7 @@ HASHES = "hashes"
 SENTENCE_RULES = 1
 WORD_RULES = 1
 _REPORT_EVERY = 2**22  # bytes
+_LIKELY_COMPRESSION = 4  # bytes of text per byte of a compressed file
 
 
 @dataclass(frozen=True)
@@ -185,3 +194,9 @@ def differences(recorded: Any, recipe: dict[str, Any]) -> str:
 def id_type(tokenizer: Tokenizer) -> str:
     """Return the smallest NumPy type that holds every id."""
     return "<u2" if tokenizer.size <= 2**16 else "<i4"
+
+
+def estimated_size(paths: Sequence[Path]) -> int:
+    """Return the approximate number of bytes of text; missing files are reported when they are read."""
+    sizes = ((path, path.stat().st_size) for path in paths if path.is_file())
+    return sum(size * (_LIKELY_COMPRESSION if is_compressed(path) else 1) for path, size in sizes)
