@@ -88,7 +88,7 @@ def test_more_tokens_than_the_model_reads_are_refused(base: Path, text: Path) ->
         MlmEvaluationSettings(tokens=0)
     for change, message in (
         ({"seed": -1}, "seed is -1"),
-        ({"mask_rate": 2.0}, "mask learning_rate is 2.0"),
+        ({"mask_rate": 2.0}, "mask rate is 2.0"),
         ({"max_length": 4}, "is 4"),
     ):
         with pytest.raises(ConfigError, match=message):
