@@ -1,6 +1,6 @@
 """The WordPiece engine: normalization, splitting and matching by the ``tokenizers`` library.
 
-``text/tokenizer.py`` encodes texts with ``build_engine``. ``measure_fit`` tells how well a newly learned vocabulary
+``text/tokenizer.py`` encodes texts with ``build_engine``. ``measure_fit`` measures how well a newly learned vocabulary
 fits its text: into how many pieces its words are split.
 """
 

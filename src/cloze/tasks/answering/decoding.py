@@ -231,7 +231,7 @@ def evaluate_answers(
         threshold = EVEN
     decided = [ranking.decided(threshold) for ranking in rankings]
     said = [best[0][0].text for best in decided]
-    told = _told(examples, said, rankings)
+    predictions = _told(examples, said, rankings)
     files: dict[str, Any] = {
         "predictions.json": {row.id: text for row, text in zip(examples.rows, said, strict=True)},
         "nbest_predictions.json": {
@@ -239,13 +239,13 @@ def evaluate_answers(
         },
     }
     if some_have_none:
-        nulls = zip(examples.rows, told, strict=True)
+        nulls = zip(examples.rows, predictions, strict=True)
         files["null_odds.json"] = {row.id: one.null_score for row, one in nulls}
     return Evaluation(
-        score_answers(metrics, told),
+        score_answers(metrics, predictions),
         said,
         examples.places,
-        [one.said if is_right(metrics, one) else "".join(one.answers[:1]) for one in told],
+        [one.said if is_right(metrics, one) else "".join(one.answers[:1]) for one in predictions],
         [{"question": row.question, "context": row.context} for row in examples.rows],
         files=files,
     )
@@ -257,8 +257,8 @@ def fit_threshold(predictor: Predictor, examples: Questions) -> TaskLabels:
     if all(row.answers for row in examples.rows):
         return task
     rankings = _rank_examples(predictor, examples)
-    told = _told(examples, [ranking.decided(None)[0][0].text for ranking in rankings], rankings)
-    best = best_threshold(told, [word_f1(one) for one in told])
+    predictions = _told(examples, [ranking.decided(None)[0][0].text for ranking in rankings], rankings)
+    best = best_threshold(predictions, [word_f1(one) for one in predictions])
     # As a ratio: thresholds of a folder are positive.
     return replace(task, threshold=math.exp(min(max(best.between, -FARTHEST), FARTHEST)))
 
