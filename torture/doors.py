@@ -15,7 +15,6 @@ from starlette.routing import Mount, Route, compile_path
 
 from cloze.progress import Progress
 from cloze.serve.pages import INSPECT
-from cloze.serve.server import DirectRoutes
 from torture.campaign import Outcome
 from torture.services import Running, made_service
 
@@ -55,8 +54,6 @@ def app_routes(service: Running) -> list[Any]:
 def every_route(routes: Iterable[Any], before: str = "") -> Iterator[Door]:
     """Methods and paths of all that answers, below included routers and mounts too; names in paths are in braces."""
     for route in routes:
-        if isinstance(route, DirectRoutes):  # the same as FastAPI's own, which stand behind it
-            continue
         if (included := getattr(route, "original_router", None)) is not None:  # as newer FastAPI keeps them
             yield from every_route(included.routes, before + route.include_context.prefix)
         elif isinstance(route, Mount) and route.routes:

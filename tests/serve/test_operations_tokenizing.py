@@ -125,13 +125,6 @@ def test_pairs_for_a_model_of_single_texts(others: tuple[Running, Path]) -> None
     assert error_of(answer) == (400, "unanswerable", message)
 
 
-def test_every_post_is_looked_up(served: Running) -> None:
-    from cloze.serve.server import ROUTERS, DirectRoutes
-
-    posts = DirectRoutes(route for router in ROUTERS for route in router.routes)
-    assert set(posts._endpoints) == set(served.post_paths())
-
-
 def test_questions_are_weighed_with_all_windows_of_their_texts(served: Running, models: dict[str, Model]) -> None:
     questions, contexts = ["who sat?", "where " * 100, "who?"], [LONG, "a cat sat.", ""]
     readings = list(read_contexts(models["spans"].tokenizer, questions, contexts))

@@ -10,15 +10,12 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
-from fastapi.routing import APIRoute
-from starlette.routing import BaseRoute, Match, NoMatchFound, request_response
-from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cloze import __version__
@@ -44,36 +41,6 @@ BACKLOG = 2048
 GRACE = 0.5
 
 
-class DirectRoutes(BaseRoute):
-    """All POST routes, found by looking up their path.
-
-    FastAPI tries its routes one by one and resolves the parameters of the endpoint for every request, which costs about
-    a fifth of the event loop's time per request (docs/experiments/01-post-routing.md). Our POST endpoints take the
-    request as it is, so this route calls them directly. FastAPI's routes remain for the OpenAPI description and for
-    other methods.
-    """
-
-    def __init__(self, routes: Iterable[BaseRoute]) -> None:
-        self._endpoints = {
-            route.path: request_response(route.endpoint)
-            for route in routes
-            if isinstance(route, APIRoute) and route.methods == {"POST"}
-        }
-
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """Match POST requests to a known path."""
-        is_known = scope["type"] == "http" and scope["method"] == "POST" and scope["path"] in self._endpoints
-        return (Match.FULL if is_known else Match.NONE), {}
-
-    async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the endpoint."""
-        await self._endpoints[scope["path"]](scope, receive, send)
-
-    def url_path_for(self, name: str, /, **path_params: str) -> NoReturn:
-        """Leave the names of routes to FastAPI."""
-        raise NoMatchFound(name, path_params)
-
-
 def make_app(service: Service) -> AccessMiddleware:
     """Build the ASGI app of a service; its lifespan starts the model threads and waits for them at the end."""
 
@@ -93,7 +60,6 @@ def make_app(service: Service) -> AccessMiddleware:
         lifespan=lifespan,
     )
     app.state.service = service
-    app.router.routes.insert(0, DirectRoutes(route for router in ROUTERS for route in router.routes))
     for router in ROUTERS:
         app.include_router(router)
     add_error_handlers(app)
