@@ -146,6 +146,7 @@ def replaced_file(path: Path) -> Iterator[Path]:
     """Yield the name of a file that becomes ``path`` when the block ends well, and vanishes when it does not."""
     temporary = path.with_name(f"{path.name}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         flush(temporary)
         temporary.replace(path)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from cloze.cli.console import Reporter, print_json, print_table
+from cloze.cli.outputs import check_folder
 from cloze.corpus.settings import (
     EngineSettings,
     ExampleSettings,
@@ -55,6 +56,7 @@ def prepare(
     if not texts or vocab is None or out is None:
         missing = next(name for name, value in {"TEXTS": texts, "--vocab": vocab, "--out": out}.items() if not value)
         raise ConfigError(f"{missing} is missing; 'cloze prepare --help' explains it")
+    check_folder(out)
     from cloze.corpus.preparation.prepare import prepare as run
     from cloze.corpus.shards import read_manifest
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from cloze.cli.console import Reporter, print_json, print_table
+from cloze.cli.outputs import check_folder
 
 
 def demo(*, out: Path = Path("runs/demo"), json: bool = False) -> None:
@@ -16,6 +17,7 @@ def demo(*, out: Path = Path("runs/demo"), json: bool = False) -> None:
         out: The folder for all results.
         json: Print JSON.
     """
+    check_folder(out)
     from cloze.demo.html_report import write_report
     from cloze.demo.results_file import DemoSettings, load_results
 

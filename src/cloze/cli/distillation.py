@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_table
+from cloze.cli.outputs import check_folder
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.rows import RowSettings
 from cloze.train.distillation.settings import DistillSettings
@@ -39,6 +40,7 @@ def distill(
         fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """
+    check_folder(out)
     from cloze.files import read_json
     from cloze.train.distillation.distill import REPORT
     from cloze.train.distillation.distill import distill as run
@@ -111,6 +113,7 @@ def adapt(
         fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """
+    check_folder(out)
     from cloze.files import read_json
     from cloze.train.finetuning.domain_adaptation import adapt as run
 

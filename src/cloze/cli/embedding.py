@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from cloze.cli.console import print_json, print_table
 from cloze.cli.inputs import TEXT_COLUMN, Inputs, Survey, Texts, gather_texts, read_arguments, with_pair
 from cloze.cli.jobs import PredictionOptions, Row, TextPrediction, run_prediction
-from cloze.cli.outputs import VECTOR_FILES, check_ending, write_vectors
+from cloze.cli.outputs import VECTOR_FILES, check_file, check_folder, write_vectors
 from cloze.errors import ConfigError
 from cloze.options import LongTexts
 
@@ -146,6 +146,7 @@ def embed(
     command = Embed(text, pair, pooling, layer, long_texts, word)
     _check_flags(command, analysis, texts, options)
     if analysis.out is not None:
+        check_folder(analysis.out)
         _whiten(options.load(), analysis, pooling, options.json)
         return
     if analysis.report:
@@ -158,7 +159,7 @@ def embed(
 def _check_flags(command: Embed, analysis: Analysis, texts: Sequence[str] | None, options: EmbedOptions) -> None:
     """Refuse flags that would have no effect."""
     if options.output is not None:
-        check_ending(options.output, VECTOR_FILES)
+        check_file(options.output, VECTOR_FILES)
     columns = {"text", "pair"} if options.input is not None else set()
     modes = (
         ("--word", command.word is not None, {"word", "layer", "text"}),

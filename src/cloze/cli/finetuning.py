@@ -97,6 +97,7 @@ def finetune(
         fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """
+    check_folder(out)
     task = task.lower()
     source = rows.source(task, data, dev)
     with Reporter() as reporter:
@@ -154,6 +155,7 @@ def evaluate(
     from cloze.predict import evaluate as run
     from cloze.tasks.classification.published import is_glue_task
 
+    check_folder(out)
     _check_flags(task, split, blanks, correction)
     _check_longest(task, longest_answer)
     if task == "mlm":
@@ -165,8 +167,6 @@ def evaluate(
         evaluate_correction(data[0], model, out, rows, correction, machine, json)
         return
     source = rows.source(task, data[0])
-    if out is not None:
-        check_folder(out)
     if split == "test" and is_glue_task(task):
         _predict_test_rows(source, model, out, machine, json)
         return
@@ -233,8 +233,6 @@ def _evaluate_blanks(
     from cloze.files import replace_json
     from cloze.train.pretraining.held_out import evaluate_masked_words
 
-    if out is not None:
-        check_folder(out)
     with Reporter() as reporter:
         reading = PrepareSettings(text=rows.text, on_bad_row=rows.on_bad_row or "stop")
         results = evaluate_masked_words(

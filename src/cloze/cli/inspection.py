@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_table
-from cloze.cli.outputs import check_folder
+from cloze.cli.outputs import check_file, check_folder
 from cloze.errors import ConfigError
 from cloze.inspect.settings import HeadSettings
 from cloze.models import SHIPPED_MODEL
@@ -84,6 +84,7 @@ def inspect(
         heads: The heads.json that 'cloze heads' wrote for this model, to colour the heads by pattern.
         json: Print JSON.
     """
+    check_file(out, flag="--out")
     from cloze.inspect.views.data import build_view, default_texts, trace_forward
     from cloze.inspect.views.page import write_page
     from cloze.predict import load

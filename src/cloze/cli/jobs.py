@@ -21,7 +21,7 @@ from cyclopts import Parameter
 from cloze.cli import inputs
 from cloze.cli.console import InferenceMachine, Reporter, print_json, print_written
 from cloze.cli.inputs import Inputs, Survey
-from cloze.cli.outputs import ROW_FILES, arrow_schema, beside, check_ending, join_parts, write_rows
+from cloze.cli.outputs import ROW_FILES, arrow_schema, beside, check_file, join_parts, write_rows
 from cloze.cli.resumable import PartCounts, ResumableJob, file_state
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
@@ -198,7 +198,7 @@ def run_prediction(command: Prediction[PartT, ResultT], arguments: PartT | None,
     """
     source, output = options.input, options.output
     if output is not None:
-        check_ending(output, command.output_formats)
+        check_file(output, command.output_formats)
     if arguments is not None:
         _refuse_column_settings(command)
     elif source is not None and output is not None and command.can_read_in_parts(source):

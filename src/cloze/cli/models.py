@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cloze.cli.console import print_json, print_table
+from cloze.cli.outputs import check_folder
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL, shipped_folder
 
@@ -59,6 +60,7 @@ def extend(
         seed: Seed of the random start.
         json: Print JSON.
     """
+    check_folder(out)
     from cloze.checkpoint.convert import extend as run
 
     done = run(
@@ -102,6 +104,7 @@ def convert(source: str, destination: Path, /, *, half: bool = False, json: bool
         half: Write the weights as float16, half the size; computation still uses float32.
         json: Print JSON.
     """
+    check_folder(destination, "")
     from cloze.checkpoint.convert import convert as run
 
     contents = run(source, destination, half=half)
@@ -210,6 +213,7 @@ def quantize(
         raise ConfigError("--task and --data belong together; give both, or neither")
     if out is None and shipped_folder(model) is not None:
         raise ConfigError(f"{model} comes with the package and is left as it is; give --out FOLDER for a copy")
+    check_folder(out)
     from cloze.cli.inputs import gather_texts
     from cloze.demo.flow import DATA
     from cloze.predict.quantization.quantize import quantize as run
@@ -248,6 +252,7 @@ def export(*, model: str = SHIPPED_MODEL, out: Path, json: bool = False) -> None
         out: The folder to write.
         json: Print JSON.
     """
+    check_folder(out)
     from cloze.checkpoint import find_source, load_any
     from cloze.predict.onnx_export import export_onnx
 

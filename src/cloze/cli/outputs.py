@@ -27,19 +27,42 @@ ROW_FILES = (".jsonl", ".csv", ".tsv")
 _WHITE = re.compile("[\t\r\n]+")
 
 
-def check_ending(path: Path, endings: Sequence[str]) -> None:
-    """Refuse an output file of an unknown format before any work is done."""
-    if path.suffix not in endings:
-        *others, last = endings
-        raise ConfigError(f"--output {path}: {', '.join(others)} or {last} was expected")
+def check_file(path: Path, endings: Sequence[str] = (), flag: str = "--output") -> None:
+    """Refuse an output file that could not be written, before any work is done. Its folders are created with it.
+
+    Args:
+        path: The file.
+        endings: The suffixes of the formats that the command writes; any if there are none.
+        flag: The flag that named it, for the message.
+    """
+    if endings and path.suffix not in endings:
+        expected = " or ".join(filter(None, [", ".join(endings[:-1]), endings[-1]]))
+        raise ConfigError(f"{flag} {path}: {expected} was expected")
+    if path.is_dir():
+        raise ConfigError(f"{flag} {path}: this is a folder; name a file in it")
+    check_folder(path.parent, flag, path)
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ConfigError(f"{flag} {path}: cannot be written to; choose another file")
 
 
-def check_folder(path: Path) -> None:
-    """Refuse an output folder that cannot be created or written to before any work is done."""
-    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+def check_folder(path: Path | None, flag: str = "--out", given: Path | None = None) -> None:
+    """Refuse an output folder that cannot be created or written to, before any work is done.
+
+    Args:
+        path: The folder; None if the command writes none.
+        flag: The flag that named it, for the message.
+        given: What the flag named, if it is a file in this folder.
+    """
+    if path is None:
+        return
+    shown = f"{flag} {given or path}".strip()
+    try:
+        existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    except OSError as error:  # a name that is too long, for example
+        raise ConfigError(f"{shown}: cannot be created ({error.strerror}); choose another place") from error
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         reason = "cannot be written to" if existing.is_dir() else "is a file"
-        raise ConfigError(f"--out {path}: {existing} {reason}; choose another folder")
+        raise ConfigError(f"{shown}: {existing} {reason}; choose another folder")
 
 
 def beside(
@@ -71,7 +94,7 @@ def _free_name(name: str, taken: Collection[str]) -> str:
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, object]], columns: Sequence[str] = ()) -> None:
     """Write rows as JSONL, CSV or TSV, by the suffix; a table has all of ``columns``, and has them first."""
-    check_ending(path, ROW_FILES)
+    check_file(path, ROW_FILES)
     names = list(dict.fromkeys([*columns, *_names(rows)]))
     with replaced_file(path) as temporary:
         if path.suffix == ".jsonl":
@@ -91,7 +114,7 @@ def write_vectors(path: Path, inputs: Inputs, vectors: "NDArray[np.float32]", su
         vectors: One vector per text, (N, H).
         survey: The columns of the whole file, if ``inputs`` is a part of one.
     """
-    check_ending(path, VECTOR_FILES)
+    check_file(path, VECTOR_FILES)
     with replaced_file(path) as temporary:
         if path.suffix == ".npy":
             _write_array(temporary, vectors)

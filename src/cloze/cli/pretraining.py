@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_results, print_table
+from cloze.cli.outputs import check_folder
 from cloze.train.settings import PretrainSettings
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def pretrain(
         fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """
+    check_folder(out)
     from cloze.train.pretraining.pretrain import pretrain as run
 
     with Reporter() as reporter:

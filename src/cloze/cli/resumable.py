@@ -116,7 +116,7 @@ def _open_folder(folder: Path, identity: Mapping[str, Any], output: Path) -> Non
     identity = json.loads(json.dumps(identity))  # as it is read back: tuples become lists
     if not record.exists():
         with _disk_errors(output):
-            folder.mkdir(exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
             replace_json(record, dict(identity))
         return
     before = read_json(record, DataError)

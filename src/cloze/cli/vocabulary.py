@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from cloze.cli.console import Reporter, print_json, print_table
 from cloze.cli.inputs import gather_texts
+from cloze.cli.outputs import check_file, check_folder, write_rows
 from cloze.corpus.settings import VocabularySettings
 from cloze.models import SHIPPED_MODEL
 
@@ -38,6 +39,7 @@ def vocab(
         words: A file of words to include, one per line; of a table, the first column.
         json: Print JSON.
     """
+    check_folder(out)
     from cloze.corpus.learn_vocabulary import learn_vocabulary
 
     with Reporter() as reporter:
@@ -120,7 +122,6 @@ def coverage(
         output: A .tsv file for the words worth adding, best first; 'cloze extend --words' reads it.
         json: Print JSON.
     """
-    from cloze.cli.outputs import write_rows
     from cloze.corpus.documents import read_paragraphs
     from cloze.errors import ConfigError, DataError
     from cloze.text.oov.coverage import measure_coverage
@@ -128,8 +129,8 @@ def coverage(
     for name, value in (("top", top), ("best", best), ("minimum", minimum)):
         if value < 1:
             raise ConfigError(f"{name} is {value}; at least 1 was expected")
-    if output is not None and output.suffix != ".tsv":
-        raise ConfigError(f"--output {output}: .tsv was expected, which 'cloze extend --words' reads")
+    if output is not None:
+        check_file(output, (".tsv",))  # which 'cloze extend --words' reads
     tokenizer = _tokenizer(model)
     with Reporter() as reporter:
         paragraphs = read_paragraphs(texts, text, skip_bad_rows=on_bad_row == "skip")

@@ -79,7 +79,6 @@ def write_page(view: View, path: Path) -> int:
     if path.is_dir():
         raise ClozeError(f"{path}: this is a folder; name a file in it, such as {path / 'page.html'}")
     with replaced_file(path) as temporary:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines(page_parts(view))
     return path.stat().st_size

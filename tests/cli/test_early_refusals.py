@@ -1,0 +1,87 @@
+"""Every command that writes refuses an impossible output before it reads or computes anything."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cloze.cli import COMMANDS, build
+from tests.cli.conftest import Cloze, Way
+
+# Arguments of the commands that need some: none of the files exists, so that any work would fail in another way.
+ARGUMENTS: dict[str, tuple[str, ...]] = {
+    "vocab": ("missing.txt",),
+    "coverage": ("missing.txt",),
+    "prepare": ("missing.txt", "--vocab", "missing"),
+    "pretrain": ("missing",),
+    "finetune": ("classify", "missing.csv"),
+    "distill": ("classify", "missing.csv", "--model", "missing"),
+    "adapt": ("--domain", "missing.txt", "--task", "classify", "missing.csv"),
+    "evaluate": ("classify", "missing.csv"),
+    "fill": ("a [MASK]", "--model", "missing"),
+    "score": ("a text", "--model", "missing"),
+    "correct": ("a text", "--model", "missing"),
+    "follows": ("a text", "another", "--model", "missing"),
+    "embed": ("a text", "--model", "missing"),
+    "classify": ("a text", "--model", "missing"),
+    "tag": ("a text", "--model", "missing"),
+    "answer": ("a question", "a context", "--model", "missing"),
+    "choose": ("a prompt", "one", "two", "--model", "missing"),
+    "inspect": ("a text", "--model", "missing"),
+    "heads": ("missing.txt",),
+    "quantize": ("--model", "missing"),
+    "export": ("--model", "missing"),
+}
+WHITENING = ("--model", "missing", "--whiten", "missing.txt")
+FLAGS = [
+    (command, flag)
+    for command in COMMANDS
+    for argument in build(command).assemble_argument_collection()
+    for flag in argument.names
+    if flag in ("--out", "--output")
+]
+
+
+def arguments_of(command: str, flag: str) -> tuple[str, ...]:
+    return WHITENING if (command, flag) == ("embed", "--out") else ARGUMENTS.get(command, ())
+
+
+@pytest.mark.parametrize(("command", "flag"), FLAGS)
+def test_refused_before_any_work(command: str, flag: str, run: Cloze, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("kept", encoding="utf-8")
+    place = blocked / "new" / ("out.tsv" if command == "coverage" else "out.jsonl")
+    result = run(command, *arguments_of(command, flag), flag, place)
+    assert (result.code, result.complaint) == (2, f"{flag} {place}: {blocked} is a file; choose another folder")
+    assert blocked.read_text(encoding="utf-8") == "kept"
+
+
+@pytest.mark.parametrize(("command", "flag"), [case for case in FLAGS if case[1] == "--output"])
+def test_output_file_is_not_a_folder_nor_of_an_unknown_format(
+    command: str, flag: str, run: Cloze, tmp_path: Path
+) -> None:
+    folder = tmp_path / ("out.tsv" if command == "coverage" else "out.jsonl")
+    folder.mkdir()
+    assert "this is a folder; name a file in it" in run(command, *arguments_of(command, flag), flag, folder).complaint
+    odd = run(command, *arguments_of(command, flag), flag, tmp_path / "out.xyz")
+    assert (odd.code, "was expected" in odd.complaint) == (2, True)
+
+
+def test_converted_model_has_a_place(run: Cloze, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    assert f"{blocked} is a file" in run("convert", "missing", blocked / "new").complaint
+
+
+def test_folders_of_an_output_file_are_created(run: Cloze, way: Way, tmp_path: Path) -> None:
+    output = tmp_path / "new" / "folder" / "vectors.npy"
+    assert run("embed", "a text", "--model", way.pretrained, "--output", output).code == 0
+    assert np.load(output).shape == (1, 128)
+
+
+def test_unwritable_file_is_refused(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "rows.jsonl"
+    output.touch()
+    monkeypatch.setattr("os.access", lambda path, _: Path(path) != output)
+    complaint = run("score", "a text", "--model", "missing", "--output", output).complaint
+    assert complaint == f"--output {output}: cannot be written to; choose another file"
