@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from cloze.cli import COMMANDS, build
+from cloze.cli.console import SHOWN_CHARACTERS, shorten
 from tests.cli.conftest import Cloze, Way
 
 # Arguments of the commands that need some: none of the files exists, so that any work would fail in another way.
@@ -85,3 +86,17 @@ def test_unwritable_file_is_refused(run: Cloze, tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("os.access", lambda path, _: Path(path) != output)
     complaint = run("score", "a text", "--model", "missing", "--output", output).complaint
     assert complaint == f"--output {output}: cannot be written to; choose another file"
+
+
+def test_texts_are_cut_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "word " * 40
+    assert shorten(text) == text
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert shorten(text) == text[: SHOWN_CHARACTERS - 1] + "…"
+    assert shorten(text[:SHOWN_CHARACTERS]) == text[:SHOWN_CHARACTERS]
+
+
+@pytest.mark.parametrize("command", ["score", "embed"])
+def test_piped_tables_have_whole_texts(command: str, run: Cloze, way: Way) -> None:
+    text = "the door was open and nobody was there " * 4
+    assert text.strip() in run(command, text.strip(), "--model", way.pretrained).out

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # Seconds between plain lines, where there is no bar.
 PLAIN_EVERY = 10.0
-# Characters of a text that a table shows.
+# Characters of a text that a table shows on a terminal.
 SHOWN_CHARACTERS = 80
 SHORT_NAMES = {
     "tokens_per_second": "tokens/s",
@@ -173,8 +173,10 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
 
 
 def shorten(text: str) -> str:
-    """Return the start of a text, as much as a table shows."""
-    return text[:SHOWN_CHARACTERS]
+    """Return the start of a text, marked by an ellipsis where it was cut; the whole text where there is no terminal."""
+    if len(text) <= SHOWN_CHARACTERS or not sys.stdout.isatty():
+        return text
+    return text[: SHOWN_CHARACTERS - 1] + "…"
 
 
 def _plain(cell: object) -> Any:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from cyclopts import Parameter
 
-from cloze.cli.console import print_json, print_table
+from cloze.cli.console import print_json, print_table, shorten
 from cloze.cli.inputs import TEXT_COLUMN, Inputs, Survey, Texts, gather_texts, read_arguments, with_pair
 from cloze.cli.jobs import PredictionOptions, Row, TextPrediction, run_prediction
 from cloze.cli.outputs import VECTOR_FILES, check_file, check_folder, write_vectors
@@ -113,7 +113,7 @@ class Embed(TextPrediction["NDArray[np.float32]"]):
     def print_table(self, model: "Model", part: Inputs, results: "Sequence[NDArray[np.float32]]") -> None:  # noqa: ARG002
         """Print the first values of each vector."""
         rows = [
-            (text if len(text) < 60 else text[:57] + "...", len(vector), " ".join(f"{x:+.3f}" for x in vector[:6]))
+            (shorten(text), len(vector), " ".join(f"{x:+.3f}" for x in vector[:6]))
             for text, vector in zip(part.texts, results, strict=True)
         ]
         print_table(("text", "size", "first values (--json or --output for all)"), rows)
