@@ -20,9 +20,10 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from cloze.checkpoint.config_file import read_task_labels, write_config
+from cloze.checkpoint.config_file import read_mean_head, read_task_labels, write_config
 from cloze.checkpoint.folder import (
     ADAPTER,
+    CONFIG,
     RUN_MODEL,
     AdapterInfo,
     ModelFolder,
@@ -300,7 +301,7 @@ def weights_fingerprint(place: Path) -> str:
     """Return the SHA-256 of the weight file or, if there are several, of their names and SHA-256 digests."""
     found = find_model(place)
     assert found is not None, "the caller has found the model"
-    digests = [f"{path.name} {_digest(path)}" for path in _weight_files(*found)]
+    digests = [f"{path.name} {_digest(path)}" for path in [*_weight_files(*found), *_head_files(*found)]]
     if len(digests) == 1:
         return digests[0].partition(" ")[2]
     return hashlib.sha256("\n".join(digests).encode()).hexdigest()
@@ -310,6 +311,13 @@ def any_fingerprint(place: Path) -> str:
     """Return the SHA-256 of what ``load_any`` loads: the weights of a model, or of an adapter, which imply its base."""
     folder = find_adapter(place)
     return weights_fingerprint(place) if folder is None else _digest(folder / TENSORS)
+
+
+def _head_files(folder: Path, checkpoint: Path | None) -> list[Path]:
+    """Return the file of a head that reads the mean of the token states, which is a module of its own."""
+    if checkpoint is not None or read_mean_head(read_json(folder / CONFIG), folder) is None:
+        return []
+    return sorted(folder.glob(f"*_Dense/{SAFETENSORS}"))
 
 
 def _weight_files(folder: Path, checkpoint: Path | None) -> list[Path]:

@@ -12,6 +12,7 @@ from cloze.checkpoint.config_file import (
     read_backbone,
     read_config,
     read_layout,
+    read_mean_head,
     read_sentence_task,
     read_task_head,
     read_task_labels,
@@ -38,13 +39,13 @@ def assemble(tensors: Mapping[str, Tensor], values: dict[str, Any], path: Path) 
     """Build the model from its tensors; ``path`` is used in error messages."""
     config, layout = read_config(values, path), read_layout(values)
     found = _without_copies({normalised(name, layout): tensor for name, tensor in tensors.items()}, layout)
-    heads = _heads(found, layout, read_task_head(values), read_sentence_task(values, path))
+    mean_head = read_mean_head(values, path)
+    task_head, pooled = mean_head or read_task_head(values), _has(found, "pooler.dense.weight", layout)
+    heads = _heads(found, layout, task_head, read_sentence_task(values, path), reads_mean=mean_head is not None)
     labels = _count_labels(found, layout, path)
     _check_depth(config, layout, found, path)
     with torch.device("meta"):  # allocate nothing before the tensors confirm the sizes
-        model = read_backbone(values, path)(
-            config, heads, labels=labels, pooler=_has(found, "pooler.dense.weight", layout)
-        )
+        model = read_backbone(values, path)(config, heads, labels=labels, pooler=pooled and mean_head is None)
     state = {name: _take(name, layout, parameter, found, path) for name, parameter in model.state_dict().items()}
     model.load_state_dict(state, assign=True)
     _check_tied(tensors, layout, found, path)
@@ -81,21 +82,23 @@ def _has(found: Mapping[str, Tensor], name: str, layout: Layout) -> bool:
     return hugging_face_names(name, layout)[0] in found
 
 
-def _heads(found: Mapping[str, Tensor], layout: Layout, task_head: HeadName, sentence_head: HeadName) -> list[HeadName]:
+def _heads(
+    found: Mapping[str, Tensor], layout: Layout, task_head: HeadName, sentence_head: HeadName, *, reads_mean: bool
+) -> list[HeadName]:
     if layout == "native":
         return [name for name in HEAD_NAMES if any(tensor.startswith(f"heads.{name}.") for tensor in found)]
     heads: list[HeadName] = []
     if _has(found, "heads.mlm.bias", layout) and _has(found, "heads.mlm.dense.weight", layout):
         heads.append("mlm")
     # These heads read the pooler's output; without a pooler their tensors are reported as unused.
-    pooled = _has(found, "pooler.dense.weight", layout)
+    pooled = _has(found, "pooler.dense.weight", layout) and not reads_mean
     if _has(found, f"heads.{sentence_head}.output.weight", layout) and pooled:
         heads.append(sentence_head)
     if _has(found, "heads.sbo.bias", layout):
         heads.append("sbo")
     if "qa_outputs.weight" in found:
         heads.append("span")
-    elif "classifier.weight" in found and (pooled or task_head == "token"):
+    elif "classifier.weight" in found and (pooled or reads_mean or task_head == "token"):
         heads.append("sequence" if task_head == "span" else task_head)
     return heads
 
@@ -136,7 +139,8 @@ def _check_tied(tensors: Mapping[str, Tensor], layout: Layout, found: Mapping[st
 
 def _notes(model: Backbone, layout: Layout, found: Mapping[str, Tensor]) -> tuple[str, ...]:
     notes = []
-    if model.pooler is None and not {"token", "span"} & set(model.head_names):  # these heads read token states
+    reads_tokens = bool({"token", "span"} & set(model.head_names)) or model.reads_mean
+    if model.pooler is None and not reads_tokens:
         notes.append("no pooler in the weights: [CLS] is used as it is")
     used = {part for name in model.state_dict() for part in hugging_face_names(name, layout)}
     left_over = sorted(set(found) - used)

@@ -1,5 +1,8 @@
 """Convert between ``config.json`` and ``BertConfig``; Google's ``bert_config.json`` uses the same keys.
 
+A head that reads the mean of the token states is recorded under ``cloze_pooling`` and ``cloze_head``; such a folder is
+a bare encoder to ``transformers``, which would apply a pooler.
+
 A model with factorized embeddings is saved as ALBERT, any other as BERT. What ``transformers`` has no key for (long
 texts, calibration temperature, the task kind where it is ambiguous) is stored under ``cloze_task``.
 """
@@ -13,7 +16,8 @@ from cloze.checkpoint.names import Layout, layout_of
 from cloze.errors import CheckpointError, ConfigError, did_you_mean
 from cloze.model import Backbone, BertConfig, HeadName
 from cloze.model.backbone import find_backbone, registered_types
-from cloze.options import LONGEST_ANSWER, LongTexts
+from cloze.model.heads import POOLED_HEADS
+from cloze.options import LONGEST_ANSWER, HeadPooling, LongTexts
 from cloze.tasks.kind import TaskKind, TaskLabels
 from cloze.tasks.registry import KINDS, find_kind, labelled_kinds
 
@@ -62,6 +66,19 @@ _TASK_KEY = "cloze_task"
 _CORRECTING_KEY = "cloze_correcting"
 
 
+# Keys of a head that reads the mean of the token states, which no class of transformers does.
+_POOLING_KEY, _HEAD_KEY = "cloze_pooling", "cloze_head"
+
+
+def read_mean_head(values: dict[str, Any], path: Path) -> HeadName | None:
+    """Return the head that reads the mean of the token states; None where heads read the pooler."""
+    pooling = _one_of(values.get(_POOLING_KEY, "cls"), get_args(HeadPooling), _POOLING_KEY, path)
+    if pooling == "cls":
+        return None
+    head: HeadName = _one_of(values.get(_HEAD_KEY, "sequence"), ("sequence", "choice"), _HEAD_KEY, path)
+    return head
+
+
 def read_backbone(values: dict[str, Any], path: Path) -> type[Backbone]:
     """Return the registered architecture that a folder names."""
     model_type = values.get("model_type", "bert")
@@ -84,6 +101,7 @@ def read_config(values: dict[str, Any], path: Path) -> BertConfig:
     config_type = read_backbone(values, path).config_type
     # Fields that an architecture adds to the common ones keep their names.
     extra = {field.name: values[field.name] for field in _added_fields(config_type) if field.name in values}
+    pooling: HeadPooling = "cls" if read_mean_head(values, path) is None else "mean"
     if read_layout(values) == "albert":
         values = _ALBERT_DEFAULTS | {key: value for key, value in values.items() if value is not None}
         extra = {"embedding_size": values["embedding_size"], "shared_layers": _read_sharing(values, path)}
@@ -100,7 +118,7 @@ def read_config(values: dict[str, Any], path: Path) -> BertConfig:
     try:
         # A key with null means "the default", as HF has it.
         known = {ours: values[theirs] for ours, theirs in _NAMES.items() if values.get(theirs) is not None}
-        return config_type(**known, **extra)
+        return config_type(**known, **extra, head_pooling=pooling)
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{path}: {error}") from error
 
@@ -227,9 +245,11 @@ def write_config(
 ) -> dict[str, Any]:
     """Return the ``config.json`` that lets ``transformers`` load a BERT or ALBERT folder as it is."""
     config, layout = model.config, layout_of(model.model_type)
+    mean_head = stored_mean_head(model)
+    class_heads = tuple(head for head in heads if head != mean_head)
     # The compute type, float32 for half-precision files too: CPUs are slow or inaccurate in float16.
     values: dict[str, Any] = {
-        "architectures": [_class_name(heads, layout)] if layout != "native" else [type(model).__name__],
+        "architectures": [_class_name(class_heads, layout)] if layout != "native" else [type(model).__name__],
         "model_type": model.model_type,
         "dtype": "float32",
     }
@@ -244,12 +264,20 @@ def write_config(
             "bos_token_id": None,  # the defaults are ids of ALBERT's own vocabulary
             "eos_token_id": None,
         }
+    if mean_head is not None:
+        values |= {_POOLING_KEY: "mean", _HEAD_KEY: mean_head}
     for sentence_task in ("nsp", "sop"):
         if sentence_task in heads and sentence_task != _USUAL_TASK[layout]:
             values[_SENTENCE_TASK] = sentence_task
     if correcting is not None:
         values[_CORRECTING_KEY] = correcting
     return values if task is None else values | _task_values(task)
+
+
+def stored_mean_head(model: Backbone) -> HeadName | None:
+    """Return the head of a model that reads the mean of the token states, if there is one."""
+    heads = [name for name in model.head_names if name in POOLED_HEADS]
+    return heads[0] if heads and model.reads_mean else None
 
 
 def _task_values(task: TaskLabels) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,17 @@ import torch
 from torch import Tensor
 
 from cloze.checkpoint.assemble import assemble, check_segments, check_vocabulary
-from cloze.checkpoint.config_file import read_correcting, write_config
-from cloze.checkpoint.names import layout_of, to_hugging_face
-from cloze.checkpoint.pooling_files import EmbeddingSettings, read_embedding, write_embedding
+from cloze.checkpoint.config_file import read_correcting, read_layout, read_mean_head, stored_mean_head, write_config
+from cloze.checkpoint.names import hugging_face_names, layout_of, to_hugging_face
+from cloze.checkpoint.pooling_files import EmbeddingSettings, Projection, read_embedding, write_embedding
 from cloze.checkpoint.tensorflow import find_checkpoint, read_tensorflow
 from cloze.checkpoint.weights import PRETRAINING_HEADS, SAFETENSORS, read_weights, write_safetensors
 from cloze.errors import CheckpointError, ConfigError
 from cloze.files import read_json, replaced_folder, write_json
 from cloze.model import Backbone
 from cloze.model.adapters import Attachment, without_attachment
+from cloze.model.heads import POOLED_HEADS
+from cloze.options import HeadPooling
 from cloze.tasks.kind import TaskLabels
 from cloze.text import Tokenizer
 from cloze.text.tokenizer_files import TOKENIZER_FILES
@@ -72,6 +74,9 @@ def load_folder(path: Path) -> ModelFolder:
         values, tensors = read_tensorflow(checkpoint)
     else:
         values, tensors = read_json(folder / CONFIG), read_weights(folder)
+    embedding = read_embedding(folder)
+    if read_mean_head(values, folder) is not None:
+        tensors, embedding = _with_mean_head(tensors, embedding, values, folder)
     assembled = assemble(tensors, values, folder)
     model = assembled.model
     longest = model.config.positions if model.capabilities.has_positions else None
@@ -83,12 +88,41 @@ def load_folder(path: Path) -> ModelFolder:
         model=assembled.model,
         tokenizer=tokenizer,
         task=assembled.task,
-        embedding=read_embedding(folder),
+        embedding=embedding,
         notes=assembled.notes,
         card=card.read_text(encoding="utf-8", errors="replace") if card.is_file() else None,
         place=path,
         correcting=read_correcting(values, folder),
     )
+
+
+def _with_mean_head(
+    tensors: Mapping[str, Tensor], embedding: EmbeddingSettings, values: dict[str, Any], folder: Path
+) -> tuple[dict[str, Tensor], EmbeddingSettings]:
+    """Take the head that reads the mean from the last ``Dense`` module: to cloze it is a head, not part of a vector."""
+    head, layout = read_mean_head(values, folder), read_layout(values)
+    if embedding.unsupported is not None or not embedding.projections:
+        raise CheckpointError(
+            f"{folder}: config.json says that the head reads the mean of the token states, but modules.json names no "
+            "Dense with its weights; fetch or save the folder again"
+        )
+    *others, output = embedding.projections
+    named = {f"heads.{head}.output.weight": output.weight, f"heads.{head}.output.bias": output.bias}
+    found = {hugging_face_names(name, layout)[0]: tensor for name, tensor in named.items()}
+    return {**tensors, **found}, replace(embedding, projections=tuple(others))
+
+
+def usual_pooling(contents: ModelFolder) -> HeadPooling:
+    """Return what a new task head on this model reads by default: what the folder was made for.
+
+    A model whose head reads a summary keeps it. Any other reads the mean if the folder pools by mean. cloze writes
+    modules.json into every folder, also of models whose pooler was pre-trained, hence the order.
+    """
+    if any(name in POOLED_HEADS for name in contents.model.head_names):
+        return "mean" if contents.model.reads_mean else "cls"
+    embedding = contents.embedding
+    pools_by_mean = embedding.configured and embedding.unsupported is None and embedding.pooling == "mean"
+    return "mean" if pools_by_mean else "cls"
 
 
 def find_model(path: Path) -> tuple[Path, Path | None] | None:
@@ -127,12 +161,16 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
         contents: The model with its tokenizer, task and settings.
         destination: The folder; an existing model folder is replaced.
         dtype: Type of the stored weights; float16 and bfloat16 halve the file. They are loaded as float32.
+
+    A head that reads the mean of the token states is stored as a ``Dense`` module, in float32: the folder is a bare
+    encoder to ``transformers``, and the vectors of ``sentence-transformers`` are the logits.
     """
     if destination.exists() and not (destination / CONFIG).is_file() and not _is_empty(destination):
         raise CheckpointError(f"{destination}: exists and is not a model folder; choose another place")
     _refuse_others_files(destination)
     model = without_attachment(contents.model)
-    tensors = _rounded(to_hugging_face(model.state_dict(), layout_of(model.model_type)), dtype)
+    state, embedding = _without_mean_head(model, contents.embedding, destination)
+    tensors = _rounded(to_hugging_face(state, layout_of(model.model_type)), dtype)
     apart = {name for name in tensors if name.startswith("sbo.")}
     with replaced_folder(destination) as folder:
         write_json(folder / CONFIG, write_config(model, model.head_names, contents.task, contents.correcting))
@@ -140,8 +178,24 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
         if apart:
             write_safetensors(folder / PRETRAINING_HEADS, {name: tensors[name] for name in sorted(apart)})
         contents.tokenizer.save(folder)
-        write_embedding(folder, contents.embedding, model.config.hidden_size, contents.tokenizer.max_length)
+        write_embedding(folder, embedding, model.config.hidden_size, contents.tokenizer.max_length)
         (folder / "README.md").write_text(contents.card or plain_card(contents), encoding="utf-8")
+
+
+def _without_mean_head(
+    model: Backbone, embedding: EmbeddingSettings, destination: Path
+) -> tuple[dict[str, Tensor], EmbeddingSettings]:
+    """Return the parameters to store, and the modules: a head that reads the mean moves from the one to the other."""
+    state, head = dict(model.state_dict()), stored_mean_head(model)
+    if head is None:
+        return state, embedding
+    if embedding != EmbeddingSettings():
+        raise CheckpointError(
+            f"{destination}: the head of this model reads the mean of the token states and is stored as its Dense "
+            "module, so that its vectors cannot be whitened, normalized or pooled otherwise; save the encoder apart"
+        )
+    weight, bias = (state.pop(f"heads.{head}.output.{name}").cpu() for name in ("weight", "bias"))
+    return state, EmbeddingSettings("mean", projections=(Projection(weight, bias),))
 
 
 def _refuse_others_files(folder: Path) -> None:
@@ -168,12 +222,22 @@ def plain_card(contents: ModelFolder) -> str:
     """The least that a model card should say."""
     model = contents.model
     heads = ", ".join(model.head_names) or "none"
+    loading = 'load with `cloze.load("this folder")` or with `transformers`.\n'
     return (
         f"# BERT, {model.config.layers} layers, hidden size {model.config.hidden_size}\n\n"
         f"- parameters: {model.parameter_count():,}\n- heads: {heads}\n"
         f"- vocabulary: {contents.tokenizer.size:,} pieces, {'uncased' if contents.tokenizer.lowercase else 'cased'}\n"
         f"- longest input: {contents.tokenizer.max_length} tokens\n\n"
-        'Saved by cloze; load with `cloze.load("this folder")` or with `transformers`.\n'
+        f"Saved by cloze; {mean_head_note() if model.reads_mean and model.head_names else loading}"
+    )
+
+
+def mean_head_note() -> str:
+    """Return what a model card says about a head that reads the mean of the token states."""
+    return (
+        "the head reads the mean of the token states. `cloze.load` applies it. With `sentence-transformers`, "
+        "`SentenceTransformer(folder).encode` returns the logits of the head. `transformers` loads the encoder as "
+        "`AutoModel`; `AutoModelForSequenceClassification` would put a random pooler and head on it.\n"
     )
 
 

@@ -6,7 +6,7 @@ Dimensions: N vectors, D input features, K output features.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -109,6 +109,7 @@ class EmbeddingSettings:
     projections: tuple[
         Projection, ...
     ] = ()  # applied between pooling and normalisation: whitening, or learned Dense layers
+    configured: bool = field(default=False, compare=False)  # whether the folder has these settings, or lacks any
 
 
 def read_embedding(folder: Path) -> EmbeddingSettings:
@@ -119,7 +120,7 @@ def read_embedding(folder: Path) -> EmbeddingSettings:
     modules = read_json_value(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError(f"{path}: a list of modules was expected")
-    settings = EmbeddingSettings()
+    settings = EmbeddingSettings(configured=True)
     for module in modules:
         settings = _with_module(settings, module, folder)
         if settings.unsupported is not None:

@@ -64,7 +64,8 @@ class Backbone(nn.Module):
         self.config = config
         self.labels = labels
         self.build(config)
-        needs_pooler = any(name in POOLED_HEADS for name in heads)
+        _check_pooling(heads, config)
+        needs_pooler = config.head_pooling == "cls" and any(name in POOLED_HEADS for name in heads)
         self.pooler = Pooler(config) if needs_pooler or pooler else None
         self.heads = nn.ModuleDict({name: self.new_head(name, labels) for name in HEAD_NAMES if name in heads})
         self.reader = None  # attached by model/adapters.py
@@ -135,9 +136,14 @@ class Backbone(nn.Module):
             return EncoderOutput(self.reader(self.encode, ids, segments, mask))
         return self.encode(ids, segments, mask, needed=needed)
 
+    @property
+    def reads_mean(self) -> bool:
+        """Whether the task head reads the mean of the token states; an adapter may bring a pooler to such a model."""
+        return self.config.head_pooling == "mean" and self.pooler is None and self.reader is None
+
     def summary_positions(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return the flat positions of the summary tokens, (B, T) -> (B,); None where all tokens are read (mean)."""
-        if self.capabilities.summary == "mean":
+        if self.capabilities.summary == "mean" or self.reads_mean:
             return None
         first = first_positions(ids)
         return first if self.capabilities.summary == "first" else first + _last_indices(ids.shape[1], mask)
@@ -153,10 +159,7 @@ class Backbone(nn.Module):
         if self.capabilities.summary == "last":
             rows = torch.arange(len(last), device=last.device)
             return last[rows, _last_indices(last.shape[1], mask)]
-        if mask is None:
-            return last.mean(1)
-        weights = mask.unsqueeze(-1).to(last.dtype)  # (B, T, 1)
-        return (last * weights).sum(1) / weights.sum(1).clamp(min=1)
+        return mean_state(last, mask)
 
     def pooled(self, last: Tensor, mask: Tensor | None) -> Tensor:
         """Return what the pooled heads read: (B, T, H), (B, T) -> (B, H).
@@ -167,6 +170,8 @@ class Backbone(nn.Module):
         """
         if self.reader is not None:
             return last[:, 0]  # the reader has pooled already
+        if self.reads_mean:
+            return mean_state(last, mask)
         if self.pooler is None:
             raise ConfigError("this model has no pooler; it was saved without one")
         return self.pooler(self.summarise(last, mask))  # type: ignore[no-any-return]
@@ -190,6 +195,14 @@ class Backbone(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
 
+def mean_state(last: Tensor, mask: Tensor | None) -> Tensor:
+    """Average the real tokens of each sequence: (B, T, H), (B, T) -> (B, H)."""
+    if mask is None:
+        return last.mean(1)
+    weights = mask.unsqueeze(-1).to(last.dtype)  # (B, T, 1)
+    return (last * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
 def first_positions(ids: Tensor) -> Tensor:
     """Return the flat positions of the first tokens, ``[CLS]``: (B, T) -> (B,)."""
     return torch.arange(0, ids.numel(), ids.shape[1], device=ids.device)
@@ -211,6 +224,13 @@ def _check_heads(heads: Collection[HeadName], capabilities: Capabilities) -> Non
         raise ConfigError(f"heads {', '.join(heads)}: a model has one task head at the most")
     if {"nsp", "sop"} <= set(heads):
         raise ConfigError("heads nsp and sop: a model has one of them; they share one place on disk, too")
+
+
+def _check_pooling(heads: Collection[HeadName], config: BertConfig) -> None:
+    """Refuse sentence heads on the mean: what they have learned is to read the pooler."""
+    sentence = [name for name in heads if name in POOLED_HEADS & PRETRAINING_HEADS]
+    if config.head_pooling == "mean" and sentence:
+        raise ConfigError(f"head {sentence[0]}: it reads the pooler, but head_pooling is 'mean'; use 'cls'")
 
 
 _REGISTRY: dict[str, type[Backbone]] = {}

@@ -4,8 +4,10 @@ Field names are ours; ``checkpoint.config_file`` translates them to and from ``c
 """
 
 from dataclasses import dataclass, replace
+from typing import get_args
 
 from cloze.errors import ConfigError, did_you_mean
+from cloze.options import HeadPooling
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,9 @@ class BertConfig:
     # all layers share.
     embedding_size: int | None = None
     shared_layers: bool = False
+    # What a sequence or choice head reads: the summary of the architecture ([CLS]) through the pooler, or the mean of
+    # the token states without one.
+    head_pooling: HeadPooling = "cls"
 
     def __post_init__(self) -> None:
         for name in (
@@ -63,6 +68,8 @@ class BertConfig:
         if self.activation not in ACTIVATIONS:
             hint = did_you_mean(str(self.activation), ACTIVATIONS)  # in a file it may be any value, even a number
             raise ConfigError(f"unknown activation {self.activation!r}{hint}")
+        if self.head_pooling not in get_args(HeadPooling):
+            raise ConfigError(f"head_pooling is {self.head_pooling!r}; 'cls' or 'mean' was expected")
         self._check_sharing()
 
     def _check_sharing(self) -> None:

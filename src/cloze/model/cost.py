@@ -92,7 +92,7 @@ def count_parameters(
         "span": 2 * hidden + 2,
         "choice": hidden + 1,
     }
-    needs_pooler = pooler or any(name in POOLED_HEADS for name in heads)
+    needs_pooler = pooler or (config.head_pooling == "cls" and any(name in POOLED_HEADS for name in heads))
     pooled = hidden * hidden + hidden if needs_pooler else 0
     layers = config.distinct_layers * _layer_parameters(config)
     return tables + layers + pooled + sum(on_top[name] for name in heads)

@@ -21,6 +21,7 @@ from cloze.model.bert import Bert, require_bert
 from cloze.model.config import BertConfig
 from cloze.model.encoder import SelfAttention
 from cloze.model.heads import HeadName
+from cloze.options import HeadPooling
 
 # How the vector of a new word is initialised: with the mean of its pieces' vectors, or randomly.
 WordStart = Literal["pieces", "random"]
@@ -37,6 +38,7 @@ def with_heads(
     keep: bool,
     seed: int,
     dropout: float | None = None,
+    pooling: HeadPooling = "cls",
 ) -> Backbone:
     """Return a model with the same backbone and pooler and these heads; new parts are initialised randomly.
 
@@ -47,9 +49,13 @@ def with_heads(
         keep: Keep the weights of heads that both have (continued training); otherwise all heads are new (another task).
         seed: Seed of the random initialisation.
         dropout: Replaces both dropout probabilities of the configuration, if given.
+        pooling: What a sequence or choice head reads; with the mean, the pooler is dropped.
     """
-    config = model.config if dropout is None else replace(model.config, dropout=dropout, attention_dropout=dropout)
-    changed = type(model).fresh(config, heads, labels=labels, pooler=model.pooler is not None, seed=seed)
+    config = replace(model.config, head_pooling=pooling)
+    if dropout is not None:
+        config = replace(config, dropout=dropout, attention_dropout=dropout)
+    pooler = model.pooler is not None and pooling == "cls"
+    changed = type(model).fresh(config, heads, labels=labels, pooler=pooler, seed=seed)
     state = changed.state_dict()
     kept = {
         name: tensor

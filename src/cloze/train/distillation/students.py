@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from cloze.checkpoint import ModelFolder, find_source, load_folder
+from cloze.checkpoint.folder import usual_pooling
 from cloze.corpus.documents import read_lines
 from cloze.errors import ConfigError, DataError
 from cloze.model import Backbone, Bert, BertConfig, HeadName, preset
@@ -40,7 +41,7 @@ def make_student(teacher: ModelFolder, settings: DistillSettings) -> Backbone:
             pad_id=config.pad_id,
         )
         new = Bert.fresh(
-            _with_dropout(shape, settings.dropout),
+            _with_dropout(replace(shape, head_pooling=config.head_pooling), settings.dropout),
             (head,),
             labels=teacher.model.labels,
             seed=settings.seed,
@@ -107,6 +108,7 @@ def _from_folder(teacher: ModelFolder, name: str, settings: DistillSettings) -> 
         keep=same,
         seed=settings.seed,
         dropout=settings.dropout,
+        pooling=usual_pooling(found),
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cloze.checkpoint import ModelFolder, find_source, load_folder
 from cloze.errors import ConfigError
+from cloze.model.heads import POOLED_HEADS
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import TaskData
 from cloze.train.finetuning.augmentation import check_augment
@@ -54,6 +55,8 @@ def check_kind(kind: TaskKind, settings: FinetuneSettings) -> None:
         raise ConfigError(f"context is for tagging, whose rows are sentences of documents; this task is to {kind}")
     if settings.calibrate and kind.calibrate is None:
         raise ConfigError(f"calibrate is for labels of texts; this task is to {kind}")
+    if settings.pooling is not None and kind.head not in POOLED_HEADS:
+        raise ConfigError(f"pooling is for labels, numbers and choices of texts; this task is to {kind}")
     if settings.class_weights != "none" and "class_weights" not in kind.settings:
         raise ConfigError(f"class_weights are for labels of texts; this task is to {kind}")
     if settings.augment != "none" and "augment" not in kind.settings:

@@ -16,6 +16,7 @@ from cloze.checkpoint import (
     TaskLabels,
     weights_fingerprint,
 )
+from cloze.checkpoint.folder import mean_head_note
 from cloze.model.heads import POOLED_HEADS
 from cloze.model.surgery import with_heads
 from cloze.predict import Evaluation, Model, choose_device, evaluate_examples, write_report
@@ -34,7 +35,7 @@ from cloze.train.finetuning.mean_teacher import with_mean_teacher
 from cloze.train.finetuning.objective import TaskBatches, TaskObjective, balanced_weights, report_truncated
 from cloze.train.finetuning.settings import FinetuneSettings, SimilaritySettings, check_similarity_settings
 from cloze.train.finetuning.similarity import finetune_similarity
-from cloze.train.finetuning.trainable import cache_frozen_states, make_trainable
+from cloze.train.finetuning.trainable import cache_frozen_states, choose_pooling, make_trainable
 from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import Run
 
@@ -173,10 +174,19 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSetti
     """Return the base model, named ``name``, with a new head for the task's labels."""
     head = data.kind.head
     assert head is not None, "a kind with labels has a head"
-    if base.model.pooler is None and head in POOLED_HEADS and settings.frozen is None:
+    pooling = choose_pooling(base, head, settings, progress)
+    if base.model.pooler is None and head in POOLED_HEADS and settings.frozen is None and pooling == "cls":
         progress.say("the model has no pooler; a new one starts at random")
     outputs = 1 if data.labels is None else len(data.labels)
-    bert = with_heads(base.model, (head,), labels=outputs, keep=False, seed=settings.seed, dropout=settings.dropout)
+    bert = with_heads(
+        base.model,
+        (head,),
+        labels=outputs,
+        keep=False,
+        seed=settings.seed,
+        dropout=settings.dropout,
+        pooling=pooling,
+    )
     names = () if data.labels is None else data.labels.names
     length = min(settings.max_length, base.tokenizer.max_length)
     if length < settings.max_length:
@@ -258,4 +268,5 @@ def finetuning_card(
         f"- rows: {recorded['task']}, {recorded['data']} ({recorded['content'][:12]})\n"
         f"- training: {len(data.train):,} rows, {settings.summary}\n\n"
         f"On {len(evaluation.predictions):,} {scored}:\n\n{scores}\n"
+        + (f"\nLoading: {mean_head_note()}" if tuned.model.reads_mean and tuned.model.head_names else "")
     )

@@ -8,7 +8,7 @@ from typing import Literal
 
 from cloze.corpus.settings import Masking
 from cloze.errors import ConfigError
-from cloze.options import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, LongTexts
+from cloze.options import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, HeadPooling, LongTexts
 from cloze.train.settings import LoopSettings, PrecisionName, PretrainSettings, check_precision
 
 Augment = Literal["none", "contextual", "edits"]
@@ -61,6 +61,8 @@ class FinetuneSettings:
     """Freeze the embeddings and this many of the lowest layers; 0: train the whole model."""
     layer_decay: float = 1.0
     """Learning rate of each layer as a fraction of that of the layer above it."""
+    pooling: HeadPooling | None = None
+    """What the head of labels, numbers or choices reads: cls (through the pooler) or mean; by default as the folder."""
     mean_teacher: float = 0.0
     """Weight of a mean teacher: a second target, predicted by the moving average of the weights; 0: off."""
     teacher_decay: float = 0.999
@@ -114,6 +116,12 @@ class FinetuneSettings:
             )
         if self.precision == "bf16" and self.frozen is not None:
             raise ConfigError("precision is bf16, but frozen states are computed once, in fp32; leave out one of them")
+        if self.pooling is not None and not self.trains_all:
+            way = "adapter" if self.adapter is not None else "frozen"
+            raise ConfigError(
+                f"pooling is {self.pooling!r}, but {way} is {getattr(self, way)!r}, whose head has a pooling of its "
+                "own; leave out one of them"
+            )
         chosen = [name for name in ("adapter", "frozen") if getattr(self, name) is not None]
         chosen += ["freeze_layers"] if self.freeze_layers else []
         chosen += ["layer_decay"] if self.layer_decay != 1 else []

@@ -9,13 +9,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cloze.checkpoint import ModelFolder
+from cloze.checkpoint.folder import usual_pooling
 from cloze.errors import ConfigError
-from cloze.model import Backbone
+from cloze.model import Backbone, HeadName
 from cloze.model.adapters import Attachment, AttachmentKind, attach
 from cloze.model.batch import Batch, run_batched
 from cloze.model.bert import require_bert
 from cloze.model.frozen_features import key
 from cloze.model.heads import POOLED_HEADS
+from cloze.options import HeadPooling
 from cloze.progress import Progress
 from cloze.tasks.examples import Item
 from cloze.train.finetuning.settings import FinetuneSettings
@@ -24,6 +27,18 @@ from cloze.train.finetuning.settings import FinetuneSettings
 SIZES = {"houlsby": 64, "lora": 8}
 # Bytes for cached frozen states; if they need more, they are recomputed in every epoch.
 STATES_BUDGET = 2 * 2**30
+
+
+def choose_pooling(base: ModelFolder, head: HeadName, settings: FinetuneSettings, progress: Progress) -> HeadPooling:
+    """Return what the new head reads: as the settings say, or else as the folder pools; report the mean."""
+    if head not in POOLED_HEADS or not settings.trains_all:
+        return "cls"  # an adapter trains a pooler of its own, and frozen states are pooled by their reader
+    if settings.pooling is None and usual_pooling(base) == "mean":
+        progress.say(
+            "classification head on the mean of the token states, as this folder pools; --pooling cls for [CLS]"
+        )
+        return "mean"
+    return settings.pooling or "cls"
 
 
 def make_trainable(bert: Backbone, settings: FinetuneSettings) -> Attachment | None:
