@@ -7,12 +7,17 @@ All other tags, such as parts of speech, are plain and scored one by one.
 
 import re
 from collections.abc import Iterable, Sequence
-from functools import cache
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cache, cached_property
+from operator import eq
+from typing import TYPE_CHECKING, NamedTuple
 
 from cloze.lines import RowError
 from cloze.tasks.examples import LabelSet, sorted_labels
 from cloze.tasks.tagging.columns import Sentence
+
+if TYPE_CHECKING:
+    from cloze.tasks.intervals import Floats, LabelCounts
 
 OUTSIDE = "O"
 ENTITY_METRICS = ("f1", "precision", "recall", "accuracy")
@@ -108,3 +113,53 @@ def score_tags(
     # zero_division: without any entity the scores are 0.0, without a warning.
     scores = {name: float(function(*rows, average="micro", zero_division=0)) for name, function in functions.items()}
     return {**scores, "accuracy": accuracy}
+
+
+@dataclass(frozen=True)
+class TaggedRows:
+    """The scores of ``score_tags`` over resampled sentences, for intervals; imports NumPy when it is used."""
+
+    labels: LabelSet
+    expected: Sequence[Sequence[str]]
+    predicted: Sequence[Sequence[str]]
+
+    def __len__(self) -> int:
+        return len(self.expected)
+
+    @property
+    def has_entities(self) -> bool:
+        """Whether the tags are those of entities."""
+        return have_entity_prefixes(self.labels.names)
+
+    @cached_property
+    def names(self) -> list[str]:
+        """The types of entities, or the plain tags."""
+        if not self.has_entities:
+            return list(self.labels.names)
+        return sorted({_parts(tag)[1] for tag in self.labels.names if tag != OUTSIDE})
+
+    @cached_property
+    def label_counts(self) -> "LabelCounts":
+        """How often each type or tag was right, predicted and expected in each sentence."""
+        from cloze.tasks.intervals import LabelCounts
+
+        find = find_entities if self.has_entities else _word_spans
+        spans = ([set(find(tags)) for tags in rows] for rows in (self.expected, self.predicted))
+        return LabelCounts.of_spans(*spans, self.names)
+
+    def scores(self, counts: "Floats") -> "dict[str, Floats]":
+        """Return the scores of each resample."""
+        from cloze.tasks.intervals import divide
+
+        right = [sum(map(eq, *rows)) for rows in zip(self.expected, self.predicted, strict=True)]
+        accuracy = divide(counts @ right, counts @ [len(tags) for tags in self.expected])
+        found = self.label_counts.resampled(counts)
+        if not self.has_entities:
+            return {"accuracy": accuracy, "macro_f1": found.macro_f1()}
+        right, predicted, expected = (one.sum(1) for one in (found.right, found.predicted, found.expected))
+        scores = {"precision": divide(right, predicted), "recall": divide(right, expected)}
+        return {"f1": found.micro_f1(), **scores, "accuracy": accuracy}
+
+
+def _word_spans(tags: Sequence[str]) -> list[Span]:
+    return [Span(tag, place, place) for place, tag in enumerate(tags)]
