@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from cloze.train import recipe
-from cloze.train.finetuning.settings import FinetuneSettings
+from cloze.train.finetuning.settings import ResolvedSettings
 from cloze.train.optimization import Precision
 from cloze.train.recipe import EarlyStopping, TrainingParts, run_training
 from cloze.train.run import Run
@@ -29,13 +29,13 @@ def make_parts(calls: list[str]) -> TrainingParts:
         calls.append(name)
         return result
 
-    def finish(run: Run, settings: FinetuneSettings) -> None:
+    def finish(run: Run, settings: ResolvedSettings) -> None:
         calls.append(f"finish in {settings.precision}, {'train' if model.bert.training else 'eval'} mode")
         run.model_folder.mkdir()
 
     return TrainingParts(
         recorded={"command": "finetune"},
-        settings=FinetuneSettings(),
+        settings=ResolvedSettings(),
         model=model,
         batches=lambda: record("batches"),
         objective=lambda: record("objective", nn.Identity()),

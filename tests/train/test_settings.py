@@ -4,7 +4,9 @@ from typing import Any
 import pytest
 
 from cloze.errors import ConfigError
-from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings
+from cloze.progress import Silent
+from cloze.train.finetuning.defaults import resolve_settings
+from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, ResolvedSettings
 from cloze.train.settings import LoopSettings, PretrainSettings
 
 WRONG = [
@@ -57,11 +59,11 @@ def test_pretraining_refuses_an_empty_batch() -> None:
     ],
 )
 def test_new_parts_alone_learn_faster_unless_a_rate_is_given(way: dict[str, Any], rate: float) -> None:
-    assert FinetuneSettings(**way).loop(1).learning_rate == rate
+    assert resolve_settings(FinetuneSettings(**way), 768, 5000, Silent()).loop(1).learning_rate == rate
 
 
 def test_steps_of_finetuning_are_whole_epochs() -> None:
-    loop = FinetuneSettings(epochs=3).loop(steps_per_epoch=7)
+    loop = ResolvedSettings(epochs=3).loop(steps_per_epoch=7)
     assert (loop.steps, loop.evaluate_every) == (21, 7)
 
 

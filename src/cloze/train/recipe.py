@@ -16,7 +16,7 @@ from torch import nn
 from cloze.files import replaced_file
 from cloze.predict import Model
 from cloze.progress import Progress
-from cloze.train.finetuning.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
 from cloze.train.loop import BatchSource, TrainerOptions, train
 from cloze.train.memory import keep_freed_memory
 from cloze.train.optimization import Precision, layer_decay_scale
@@ -45,13 +45,13 @@ class TrainingParts:
     """
 
     recorded: Mapping[str, Any]
-    settings: FinetuneSettings
+    settings: ResolvedSettings
     model: Model
     batches: Callable[[], EpochBatches]
     objective: Callable[[], nn.Module]
     metric: str
     score: Callable[[], Mapping[str, float]]
-    finish: Callable[[Run, FinetuneSettings], None]
+    finish: Callable[[Run, ResolvedSettings], None]
 
 
 def run_training(parts: TrainingParts, out: str | Path, *, fresh: bool, progress: Progress) -> Path:

@@ -21,7 +21,7 @@ from cloze.train import optimization as precision_module
 from cloze.train.finetuning import search as search_module
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.search import TABLE, Cell, CellResult, search
-from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
+from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SearchSettings
 from cloze.train.optimization import DivergedError
 from cloze.train.run import Run
 from tests.train.finetuning.test_finetune import make_rows, write
@@ -29,6 +29,7 @@ from tests.train.made import Listener
 from tests.train.pretraining.test_pretrain import weights
 
 FAST = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-3)
+RESOLVED = ResolvedSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-3)
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_seeds_give_mean_spread_and_the_best_model(base: Path, source: Source, t
 def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
     base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, values in (("BATCH_SIZES", (4, 8)), ("LEARNING_RATES", (1e-3, 3e-3)), ("EPOCHS", (1, 2))):
+    for name, values in (("BATCH_SIZES", (4, 8)), ("RATE_FACTORS", (1.0, 3.0)), ("EPOCH_FACTORS", (0.05, 0.1))):
         monkeypatch.setattr(f"cloze.train.finetuning.search.{name}", values)
     listener, search_settings = Listener(), SearchSettings(grid=True, seeds=2)
     run = search(source, base, tmp_path / "run", settings=FAST, search_settings=search_settings, progress=listener)
@@ -78,18 +79,22 @@ def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
     assert Run(run).results()["runs"] == 2
 
 
-def test_paper_has_eighteen() -> None:
-    from cloze.train.finetuning.search import BATCH_SIZES, EPOCHS, LEARNING_RATES
-
-    assert (BATCH_SIZES, LEARNING_RATES, EPOCHS) == ((16, 32), (5e-5, 3e-5, 2e-5), (2, 3, 4))
-
-
-def test_the_grid_of_an_adapter_has_rates_at_which_it_learns(source: Source) -> None:
-    from cloze.train.finetuning.search import FROZEN_LEARNING_RATES, grid_cells
-
-    cells = list(grid_cells(read_task(source), replace(FAST, adapter="lora")))
-    assert len(cells) == 18
-    assert {cell.settings.learning_rate for cell in cells} == set(FROZEN_LEARNING_RATES)
+@pytest.mark.parametrize(
+    ("hidden_size", "changes", "rates"),
+    [
+        (256, {}, {2e-4, 4e-4, 8e-4}),
+        (768, {}, {2.5e-5, 5e-5, 1e-4}),
+        (768, {"adapter": "lora"}, {5e-4, 1e-3, 2e-3}),
+    ],
+)
+def test_the_grid_has_eighteen_cells_around_the_defaults(
+    source: Source, hidden_size: int, changes: dict[str, Any], rates: set[float]
+) -> None:
+    cells = list(search_module.grid_cells(read_task(source), replace(RESOLVED, **changes), hidden_size))
+    assert len({cell.name for cell in cells}) == len(cells) == 18
+    assert {cell.settings.learning_rate for cell in cells} == rates
+    assert {cell.settings.batch_size for cell in cells} == {16, 32}
+    assert {cell.settings.epochs for cell in cells} == {13, 20, 27}  # 48 rows are few: 20 epochs by default
 
 
 def test_questions_of_a_fold_do_not_decide_when_there_is_no_answer(base: Path, tmp_path: Path) -> None:
@@ -121,7 +126,7 @@ def test_folds_score_every_row_once_and_leave_a_model_of_all(base: Path, tmp_pat
 
 def test_folds_of_labels_that_take_turns_have_both(tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "rows.csv", make_rows(24)))
-    for cell in search_module.fold_cells(read_task(source, part=False), FAST, 2):
+    for cell in search_module.fold_cells(read_task(source, part=False), RESOLVED, 2):
         for part in (cell.data.train, cell.data.dev):
             assert isinstance(part, LabelledTexts)
             assert sorted(part.targets or ()) == [0] * 6 + [1] * 6

@@ -33,7 +33,7 @@ from cloze.train.distillation.objective import DistillBatches, DistillObjective,
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.distillation.students import make_student, read_unlabelled
 from cloze.train.finetuning.finetune import finetuning_card, make_batches
-from cloze.train.finetuning.settings import FinetuneSettings
+from cloze.train.finetuning.settings import ResolvedSettings
 from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import CURVES, Run, draw_curves
 
@@ -147,7 +147,7 @@ def _start(teacher: ModelFolder, settings: DistillSettings, progress: Progress) 
     return ModelFolder(bert, teacher.tokenizer, task)
 
 
-def _finetune_settings(teacher: ModelFolder, settings: DistillSettings) -> FinetuneSettings:
+def _finetune_settings(teacher: ModelFolder, settings: DistillSettings) -> ResolvedSettings:
     assert teacher.task is not None
     return settings.training(teacher.tokenizer.max_length, teacher.task.long_texts, context=teacher.task.context)
 
@@ -156,7 +156,7 @@ def _batches(
     data: TaskData,
     texts: LabelledTexts | None,
     student: Model,
-    settings: FinetuneSettings,
+    settings: ResolvedSettings,
     progress: Progress,
     *,
     similar_lengths: bool,
@@ -180,7 +180,7 @@ def _finish(
     student: Model,
     contents: ModelFolder,
     data: TaskData,
-    settings: FinetuneSettings,
+    settings: ResolvedSettings,
     recorded: Mapping[str, Any],
 ) -> None:
     """Write scores, curves, the comparison and, last, the model, whose presence marks the run as finished."""

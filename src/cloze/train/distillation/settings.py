@@ -8,7 +8,7 @@ from typing import Literal
 
 from cloze.errors import ConfigError
 from cloze.options import LongTexts
-from cloze.train.finetuning.settings import SHORTEST, FinetuneSettings
+from cloze.train.finetuning.settings import SHORTEST, ResolvedSettings
 
 Take = Literal["first", "alternate"]
 WEIGHTS = ("labels_weight", "logits_weight", "states_weight", "attention_weight")
@@ -72,9 +72,9 @@ class DistillSettings:
             raise ConfigError(f"temperature is {self.temperature}; a number above 0 was expected")
         self.training(SHORTEST, "cut", context=False)
 
-    def training(self, length: int, long_texts: LongTexts, *, context: bool) -> FinetuneSettings:
+    def training(self, length: int, long_texts: LongTexts, *, context: bool) -> ResolvedSettings:
         """The same training as that of any model, of texts as the teacher reads them."""
-        return FinetuneSettings(
+        return ResolvedSettings(
             epochs=self.epochs,
             batch_size=self.batch_size,
             max_length=length,

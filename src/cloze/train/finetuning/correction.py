@@ -30,8 +30,9 @@ from cloze.tasks.examples import Item, fingerprint, split_dev
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.checks import check_label_free_settings, check_length
+from cloze.train.finetuning.defaults import resolve_settings
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated
-from cloze.train.finetuning.settings import FinetuneSettings
+from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
 from cloze.train.finetuning.trainable import freeze_lowest
 from cloze.train.loop import ObjectiveOutput
 from cloze.train.recipe import TrainingParts, run_training
@@ -79,10 +80,12 @@ def finetune_correction(
     progress: Progress | None = None,
 ) -> Path:
     """Train on a table, or on a folder of SIGHAN's; return the run's folder. The same call goes on."""
-    settings, progress = settings or FinetuneSettings(), progress or Silent()
-    check_label_free_settings(settings, CORRECTION.name)
+    given, progress = settings or FinetuneSettings(), progress or Silent()
+    check_label_free_settings(given, CORRECTION.name)
     data = read_correction_data(source, progress)
-    tuned = _start(load_folder(find_source(model)), str(model), settings)
+    base = load_folder(find_source(model))
+    settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
+    tuned = _start(base, str(model), settings)
     wrapped = Model(tuned, device=device)
     items = correction_items(data.train, tuned.tokenizer, progress)
     facts = {"command": "finetune", "model": str(Path(model)), **source.recorded()}
@@ -176,7 +179,7 @@ def _score(model: Model, dev: Corrections) -> dict[str, float]:
     return told_right | {"threshold": threshold}
 
 
-def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: CorrectionData, settings: FinetuneSettings) -> None:
+def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: CorrectionData, settings: ResolvedSettings) -> None:
     """Write scores, and end the run."""
     scored = _score(wrapped, data.dev)
     run.write_results({**scored, "rows": len(data.dev)})

@@ -31,9 +31,15 @@ from cloze.text import Tokenizer
 from cloze.train.finetuning.augmentation import augment_rows
 from cloze.train.finetuning.checks import load_checked_base
 from cloze.train.finetuning.correction import finetune_correction
+from cloze.train.finetuning.defaults import resolve_settings
 from cloze.train.finetuning.mean_teacher import with_mean_teacher
 from cloze.train.finetuning.objective import TaskBatches, TaskObjective, balanced_weights, report_truncated
-from cloze.train.finetuning.settings import FinetuneSettings, SimilaritySettings, check_similarity_settings
+from cloze.train.finetuning.settings import (
+    FinetuneSettings,
+    ResolvedSettings,
+    SimilaritySettings,
+    check_similarity_settings,
+)
 from cloze.train.finetuning.similarity import finetune_similarity
 from cloze.train.finetuning.trainable import cache_frozen_states, choose_pooling, make_trainable
 from cloze.train.recipe import TrainingParts, run_training
@@ -120,8 +126,9 @@ def finetune_rows(
     Returns:
         The run's folder.
     """
-    settings, progress = settings or FinetuneSettings(), progress or Silent()
-    base = load_checked_base(data, model, settings)
+    given, progress = settings or FinetuneSettings(), progress or Silent()
+    base = load_checked_base(data, model, given)
+    settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
     tuned = _start(base, str(model), data, settings, progress)
     wrapped = Model(tuned, device=device)
     recorded = _recorded(source, model, data)
@@ -142,7 +149,7 @@ def _batches(
     data: TaskData,
     base: ModelFolder,
     wrapped: Model,
-    settings: FinetuneSettings,
+    settings: ResolvedSettings,
     device: str | None,
     progress: Progress,
 ) -> TaskBatches:
@@ -156,7 +163,7 @@ def _batches(
     return batches
 
 
-def _objective(data: TaskData, wrapped: Model, settings: FinetuneSettings) -> nn.Module:
+def _objective(data: TaskData, wrapped: Model, settings: ResolvedSettings) -> nn.Module:
     weights = balanced_weights(data) if settings.class_weights == "balanced" else None
     objective = TaskObjective(wrapped.bert, wrapped.heads[0], weights).to(wrapped.device)
     return with_mean_teacher(objective, settings.mean_teacher, settings.teacher_decay)
@@ -170,7 +177,7 @@ def _recorded(source: Mapping[str, Any], model: str | Path, data: TaskData) -> d
     return {"command": "finetune", "model": str(Path(model)), **source, **facts}
 
 
-def _start(base: ModelFolder, name: str, data: TaskData, settings: FinetuneSettings, progress: Progress) -> ModelFolder:
+def _start(base: ModelFolder, name: str, data: TaskData, settings: ResolvedSettings, progress: Progress) -> ModelFolder:
     """Return the base model, named ``name``, with a new head for the task's labels."""
     head = data.kind.head
     assert head is not None, "a kind with labels has a head"
@@ -207,7 +214,7 @@ def make_batches(
     items: list[Item],
     kind: TaskKind,
     tokenizer: Tokenizer,
-    settings: FinetuneSettings,
+    settings: ResolvedSettings,
     device: torch.device,
     progress: Progress,
     *,
@@ -231,7 +238,7 @@ def _finish(
     wrapped: Model,
     tuned: ModelFolder,
     data: TaskData,
-    settings: FinetuneSettings,
+    settings: ResolvedSettings,
     recorded: Mapping[str, Any],
     *,
     fit: bool,
@@ -254,7 +261,7 @@ def _finish(
 
 
 def finetuning_card(
-    tuned: ModelFolder, evaluation: Evaluation, settings: FinetuneSettings, data: TaskData, recorded: Mapping[str, Any]
+    tuned: ModelFolder, evaluation: Evaluation, settings: ResolvedSettings, data: TaskData, recorded: Mapping[str, Any]
 ) -> str:
     """Return the model card of a fine-tuned model; ``recorded`` are the facts of its run."""
     assert tuned.task is not None

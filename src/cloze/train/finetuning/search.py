@@ -21,8 +21,9 @@ from cloze.tasks.examples import fingerprint, split_fold
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.checks import load_checked_base
+from cloze.train.finetuning.defaults import choose_defaults, resolve_settings
 from cloze.train.finetuning.finetune import finetune_rows
-from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
+from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SearchSettings
 from cloze.train.optimization import DivergedError
 from cloze.train.recipe import finetuning_precision
 from cloze.train.run import Run
@@ -32,9 +33,9 @@ TABLE = "search.json"
 CELLS = "cells"
 ALL_ROWS = "all-rows"
 DIVERGED = "diverged"
-BATCH_SIZES, LEARNING_RATES, EPOCHS = (16, 32), (5e-5, 3e-5, 2e-5), (2, 3, 4)
-# New layers on a frozen model start at random: they tolerate, and need, larger learning rates.
-FROZEN_LEARNING_RATES = (3e-3, 1e-3, 3e-4)
+BATCH_SIZES = (16, 32)
+# The grid around the defaults of the model and the rows (defaults.py).
+RATE_FACTORS, EPOCH_FACTORS = (0.5, 1.0, 2.0), (2 / 3, 1.0, 4 / 3)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Cell:
 
     name: str
     part: str
-    settings: FinetuneSettings
+    settings: ResolvedSettings
     data: TaskData
 
 
@@ -93,12 +94,13 @@ def search(
     Returns:
         The run's folder.
     """
-    settings, progress = settings or FinetuneSettings(), progress or Silent()
+    given, progress = settings or FinetuneSettings(), progress or Silent()
     plan = search_settings or SearchSettings()
-    data = _read_rows(source, settings, plan)
-    load_checked_base(data, model, settings)
+    data = _read_rows(source, given, plan)
+    base = load_checked_base(data, model, given)
     for note in data.notes:
         progress.say(note)
+    settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
     recorded = {"command": "search", "model": str(Path(model)), **source.recorded(), "rows": len(data.train)}
     recorded["content"] = fingerprint(data.train, data.dev)
     run = Run.open(Path(out), recorded | asdict(plan) | asdict(settings), fresh=fresh)
@@ -115,8 +117,8 @@ def search(
             raise DivergedError(f"{run.folder}: the training on all rows diverged; lower --learning-rate, with --fresh")
     else:
         if plan.grid:
-            _report_unused(settings, progress)
-            table.fill(grid_cells(data, settings), train_cell)
+            _report_unused(given, progress)
+            table.fill(grid_cells(data, settings, base.model.config.hidden_size), train_cell)
             settings = replace(settings, **_grid_values(table.best("grid").settings))
         table.fill(_seed_cells(data, settings, plan), train_cell)
     _finish(run, table, data.metrics[0], "folds" if plan.folds else "seeds")
@@ -139,20 +141,22 @@ def _read_rows(source: Source, settings: FinetuneSettings, plan: SearchSettings)
 def _report_unused(settings: FinetuneSettings, progress: Progress) -> None:
     """Report the given settings that the grid replaces by its own values."""
     given = _grid_values(asdict(settings))
-    unused = [f"{name} {value:g}" for name, value in given.items() if value != getattr(FinetuneSettings, name)]
+    unused = [f"{name} {value:g}" for name, value in given.items() if value is not None]
     if unused:
         progress.say(f"the grid sets batch size, learning rate and epochs itself; not used: {', '.join(unused)}")
 
 
-def grid_cells(data: TaskData, settings: FinetuneSettings) -> Iterator[Cell]:
-    """Yield the cells of the paper's grid; with larger learning rates if the model is frozen."""
-    rates = LEARNING_RATES if settings.trains_all else FROZEN_LEARNING_RATES
-    for batch_size, rate, epochs in product(BATCH_SIZES, rates, EPOCHS):
+def grid_cells(data: TaskData, settings: ResolvedSettings, hidden_size: int) -> Iterator[Cell]:
+    """Yield the cells of a grid as large as the paper's, around the defaults of the model and the rows."""
+    center = choose_defaults(hidden_size, len(data.train), replace(settings, batch_size=BATCH_SIZES[-1]))
+    rates = [center.learning_rate * factor for factor in RATE_FACTORS]
+    epoch_counts = [max(1, round(center.epochs * factor)) for factor in EPOCH_FACTORS]
+    for batch_size, rate, epochs in product(BATCH_SIZES, rates, epoch_counts):
         cell_settings = replace(settings, batch_size=batch_size, learning_rate=rate, epochs=epochs)
         yield Cell(_cell_name(cell_settings), "grid", cell_settings, data)
 
 
-def _seed_cells(data: TaskData, settings: FinetuneSettings, plan: SearchSettings) -> Iterator[Cell]:
+def _seed_cells(data: TaskData, settings: ResolvedSettings, plan: SearchSettings) -> Iterator[Cell]:
     for seed in range(settings.seed, settings.seed + plan.seeds):
         cell_settings = replace(settings, seed=seed)
         # The grid has already run the first seed of its best cell: the same name reuses that result.
@@ -161,15 +165,15 @@ def _seed_cells(data: TaskData, settings: FinetuneSettings, plan: SearchSettings
         yield Cell(name, "seeds", cell_settings, data)
 
 
-def fold_cells(data: TaskData, settings: FinetuneSettings, folds: int) -> Iterator[Cell]:
+def fold_cells(data: TaskData, settings: ResolvedSettings, folds: int) -> Iterator[Cell]:
     """Yield one cell per fold, which is scored by a model that was trained on the others."""
     for fold in range(folds):
         train, dev = split_fold(data.train, fold, folds)
         yield Cell(f"fold-{fold + 1}-of-{folds}", "folds", settings, replace(data, train=train, dev=dev))
 
 
-def _cell_name(settings: FinetuneSettings) -> str:
-    return f"batch-{settings.batch_size}-rate-{settings.peak_rate:g}-epochs-{settings.epochs}"
+def _cell_name(settings: ResolvedSettings) -> str:
+    return f"batch-{settings.batch_size}-rate-{settings.learning_rate:g}-epochs-{settings.epochs}"
 
 
 def _grid_values(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,7 +221,7 @@ def read_cell_result(cell: Cell, folder: Path) -> CellResult:
 
 def _recorded_settings(cell: Cell) -> dict[str, Any]:
     values = _grid_values(asdict(cell.settings))
-    return {**values, "learning_rate": cell.settings.peak_rate, "seed": cell.settings.seed}
+    return {**values, "learning_rate": cell.settings.learning_rate, "seed": cell.settings.seed}
 
 
 class _ResultTable:

@@ -19,12 +19,12 @@ SHORTEST = 3
 
 @dataclass(frozen=True)
 class FinetuneSettings:
-    """Settings of ``cloze finetune``. Defaults are from the paper's grid (appendix A.3)."""
+    """Settings of ``cloze finetune``. ``None``: chosen from model and rows (``defaults.py``)."""
 
-    epochs: int = 3
-    """Passes over the training rows."""
-    batch_size: int = 32
-    """Batch size: rows per optimizer step."""
+    epochs: int | None = None
+    """Passes over the training rows; by default 3, and up to 20 where rows are few."""
+    batch_size: int | None = None
+    """Batch size: rows per optimizer step; by default 32, or 16 below 1,000 rows."""
     max_length: int = 128
     """Maximum sequence length in tokens."""
     long_texts: LongTexts = "cut"
@@ -36,9 +36,9 @@ class FinetuneSettings:
     context: bool = False
     """To tag: read sentences together with as many of their neighbours in the document as fit."""
     learning_rate: float | None = None
-    """Peak learning rate; by default 5e-5, or 1e-3 where the model itself is frozen."""
-    warmup: float = 0.1
-    """Share of the steps over which the learning rate rises."""
+    """Peak learning rate; by default higher for smaller models (4e-4 at hidden size 256), and 1e-3 for adapters."""
+    warmup: float | None = None
+    """Share of the steps over which the learning rate rises; 0.1 by default."""
     weight_decay: float = 0.01
     """Weight decay of matrices and embeddings; biases and LayerNorm have none."""
     dropout: float | None = None
@@ -88,15 +88,24 @@ class FinetuneSettings:
             ("stride", 1),
             ("longest_answer", 1),
         ):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} is {getattr(self, name)}; at least {least} was expected")
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ConfigError(f"{name} is {value}; at least {least} was expected")
         if self.patience < 0:
             raise ConfigError(f"patience is {self.patience}; a number of epochs was expected, or 0")
         check_precision(self.precision)
         self._check_trainable()
         self._check_mean_teacher()
         self._check_augmentation()
-        self.loop(1)
+        # Checks the ranges of the other values, with stand-ins for what is not chosen yet.
+        LoopSettings(
+            steps=1,
+            learning_rate=1e-4 if self.learning_rate is None else self.learning_rate,
+            warmup=0.1 if self.warmup is None else self.warmup,
+            weight_decay=self.weight_decay,
+            save_every=self.save_every,
+            seed=self.seed,
+        )
 
     def _check_trainable(self) -> None:
         """Refuse values out of range, and combinations of which one part would be ignored."""
@@ -150,30 +159,33 @@ class FinetuneSettings:
             raise ConfigError(f"synonyms are for edits; augment is {self.augment}")
 
     @property
-    def peak_rate(self) -> float:
-        """The peak learning rate: as set, or the default, which is higher where only new parameters are trained."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        return 5e-5 if self.trains_all else 1e-3
+    def trains_all(self) -> bool:
+        """Whether the model itself is trained, and not only what is added to it."""
+        return self.adapter is None and self.frozen is None
+
+
+@dataclass(frozen=True)
+class ResolvedSettings(FinetuneSettings):
+    """Settings of fine-tuning in which every value is set, as a run records them."""
+
+    epochs: int = 3
+    batch_size: int = 32
+    learning_rate: float = 5e-5
+    warmup: float = 0.1
 
     @property
     def summary(self) -> str:
         """One line for the model card."""
         return (
-            f"{self.epochs} epochs, batch size {self.batch_size}, learning rate {self.peak_rate:g}, seed {self.seed}, "
-            f"computed in {self.precision}"
+            f"{self.epochs} epochs, batch size {self.batch_size}, learning rate {self.learning_rate:g}, "
+            f"seed {self.seed}, computed in {self.precision}"
         )
-
-    @property
-    def trains_all(self) -> bool:
-        """Whether the model itself is trained, and not only what is added to it."""
-        return self.adapter is None and self.frozen is None
 
     def loop(self, steps_per_epoch: int) -> LoopSettings:
         """Return the settings of the loop, with an evaluation after every epoch."""
         return LoopSettings(
             steps=self.epochs * steps_per_epoch,
-            learning_rate=self.peak_rate,
+            learning_rate=self.learning_rate,
             warmup=self.warmup,
             weight_decay=self.weight_decay,
             save_every=self.save_every,
@@ -211,7 +223,7 @@ class SearchSettings:
     """Whether fine-tuning is one run or several."""
 
     grid: bool = False
-    """Try the paper's 18 settings (batch 16, 32; rate 5e-5, 3e-5, 2e-5; epochs 2, 3, 4), then use the best."""
+    """Try 18 settings (batch 16, 32; 0.5, 1, 2 times the default rate; epochs around the default); use the best."""
     seeds: int = 1
     """Number of runs with different seeds; the best model is kept, mean and standard deviation are reported."""
     folds: int = 0

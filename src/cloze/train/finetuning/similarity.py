@@ -28,8 +28,9 @@ from cloze.tasks.rows import RowSettings, Source, read_rows
 from cloze.tasks.similarity.kind import SIMILARITY, ScoredPairs, agreement, read_scored_pairs
 from cloze.tasks.tables import is_table
 from cloze.train.finetuning.checks import check_label_free_settings, check_length
+from cloze.train.finetuning.defaults import TrainingDefaults, fill_in
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated
-from cloze.train.finetuning.settings import FinetuneSettings, SimilaritySettings
+from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SimilaritySettings
 from cloze.train.finetuning.trainable import freeze_lowest
 from cloze.train.loop import ObjectiveOutput
 from cloze.train.recipe import TrainingParts, run_training
@@ -37,6 +38,8 @@ from cloze.train.run import Run
 
 # Texts that are looked at for how they spread, where nobody says how alike they are.
 _LOOKED_AT = 1000
+# The same for every model: the defaults by size were measured on labelled rows only.
+_DEFAULTS = TrainingDefaults(learning_rate=5e-5, epochs=3, batch_size=32)
 
 
 class ContrastiveObjective(nn.Module):
@@ -97,9 +100,10 @@ def finetune_similarity(
     progress: Progress | None = None,
 ) -> Path:
     """Train on a text file, a text a line, or on a table; return the run's folder. The same call goes on."""
-    settings, progress = settings or FinetuneSettings(), progress or Silent()
+    given, progress = settings or FinetuneSettings(), progress or Silent()
     similarity = similarity or SimilaritySettings()
-    check_label_free_settings(settings, SIMILARITY.name)
+    check_label_free_settings(given, SIMILARITY.name)
+    settings = fill_in(given, _DEFAULTS)
     data = read_similarity(source)
     if settings.patience and not isinstance(data.dev, ScoredPairs):
         raise ConfigError(f"patience is {settings.patience}, but there is no --dev file of scored pairs to wait on")
@@ -159,7 +163,7 @@ def _start(
 
 
 def _batches(
-    data: SimilarityData, tuned: ModelFolder, settings: FinetuneSettings, wrapped: Model, progress: Progress
+    data: SimilarityData, tuned: ModelFolder, settings: ResolvedSettings, wrapped: Model, progress: Progress
 ) -> TaskBatches:
     """A text and its partner, or itself again, an item; of like length in a batch, or length would tell partners."""
     tokenizer = tuned.tokenizer
@@ -181,7 +185,7 @@ def _score(model: Model, data: SimilarityData) -> dict[str, float]:
     return {"anisotropy": spread.anisotropy, "uniformity": spread.uniformity}
 
 
-def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: SimilarityData, settings: FinetuneSettings) -> None:
+def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: SimilarityData, settings: ResolvedSettings) -> None:
     """Write scores, and end the run."""
     scored = _score(wrapped, data)
     run.write_results({**scored, "rows": len(data.texts)})
