@@ -18,7 +18,7 @@ from cloze import __version__
 from cloze.errors import ClozeError, ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from cyclopts import App
+    from cyclopts import App, UnknownOptionError
     from cyclopts.argument import Argument, ArgumentCollection
 
 # The module and summary of each command, in order from text to prediction. A module is imported only when its command
@@ -74,6 +74,23 @@ ALIASES = {
     "adapt-rate": "adapt-learning-rate",
     "adapt-batch": "adapt-batch-size",
     "adapt-length": "adapt-max-length",
+}
+
+# Names of flags in the training scripts of transformers, for suggestions.
+TRANSFORMERS_NAMES = {
+    "num-train-epochs": "epochs",
+    "per-device-train-batch-size": "batch-size",
+    "train-batch-size": "batch-size",
+    "max-seq-length": "max-length",
+    "lr": "learning-rate",
+    "warmup-ratio": "warmup",
+    "output-dir": "out",
+    "model-name-or-path": "model",
+    "validation-file": "dev",
+    "eval-file": "dev",
+    "gradient-accumulation-steps": "accumulate",
+    "max-steps": "steps",
+    "save-steps": "save-every",
 }
 
 
@@ -235,8 +252,10 @@ def _fill(argument: "Argument", key: str, value: Any, source: str) -> None:
 
 def _format_error(error: Exception, command: str) -> str:
     """Return the error in one line; the parser's own message about a missing argument is misleading."""
-    from cyclopts import MissingArgumentError
+    from cyclopts import MissingArgumentError, UnknownOptionError
 
+    if isinstance(error, UnknownOptionError):
+        return _suggest_option(error)
     if not isinstance(error, MissingArgumentError) or error.argument is None or error.argument.tokens:
         return _one_line(error)
     name, values = error.argument.name, list(error.tokens_so_far)
@@ -244,6 +263,18 @@ def _format_error(error: Exception, command: str) -> str:
         expected, _ = error.argument.token_count()
         return f"{name} is {' '.join(values)}; {expected} values were expected"
     return f"{name} is missing; 'cloze {command} --help' explains it"
+
+
+def _suggest_option(error: "UnknownOptionError") -> str:
+    """Return the error about an unknown flag; names that transformers uses get the flag that means the same."""
+    option = error.token.keyword or ""
+    name = option.removeprefix("--").replace("_", "-")
+    if name == "train-file":
+        return f"unknown option {option}; the training file is the argument after the task: cloze finetune TASK FILE"
+    known = TRANSFORMERS_NAMES.get(name)
+    if known is None or known not in _flags(error.argument_collection):
+        return _one_line(error)
+    return f"unknown option {option}; did you mean --{known}?"
 
 
 def _take_flag(words: list[str], flag: str) -> bool:
