@@ -1,5 +1,7 @@
 import random
-from itertools import pairwise
+import re
+from collections.abc import Sequence
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from cloze.files import read_json, write_json
 from cloze.predict import Entity, Model, load, write_report
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.rows import Source
-from cloze.tasks.tagging.decoding import evaluate_tags, tag_texts, word_logits
+from cloze.tasks.tagging.decoding import decode_tags, evaluate_tags, tag_texts, word_logits
 from cloze.tasks.tagging.examples import TaggedSentences, read_own_tags
 from cloze.tasks.tagging.windows import read_words
 from tests.model.made import model_folder, saved
@@ -39,7 +41,7 @@ def make_sentences(count: int, longest: int = 9, seed: int = 0) -> list[list[str
 
 
 def told(logits: np.ndarray) -> list[str]:
-    return [NAMES[index] for index in logits.argmax(-1)]
+    return [NAMES[index] for index in decode_tags(NAMES, [logits])[0]]
 
 
 def test_transformers_load_the_folder_and_agree(folder: Path, tagger: Model) -> None:
@@ -69,8 +71,9 @@ def test_words_keep_their_tags_and_places(tagger: Model) -> None:
         assert [one.text[word.start : word.end] for word in one.words] == words
         logits = word_logits(tagger, read_words(tagger.tokenizer, [words]))[0]
         assert [word.tag for word in one.words] == told(logits)
-        shares = torch.tensor(logits).softmax(-1).max(-1).values.tolist()
-        assert [word.probability for word in one.words] == pytest.approx(shares, abs=1e-6)
+        shares = torch.tensor(logits).softmax(-1)
+        expected = [float(row[NAMES.index(word.tag)]) for row, word in zip(shares, one.words, strict=True)]
+        assert [word.probability for word in one.words] == pytest.approx(expected, abs=1e-6)
 
 
 def test_running_text_is_split_as_the_tokenizer_does(tagger: Model) -> None:
@@ -109,7 +112,7 @@ def entities_of(monkeypatch: pytest.MonkeyPatch, tagger: Model, text: str, tags:
 
 def test_entities_have_their_place_in_the_text(monkeypatch: pytest.MonkeyPatch, tagger: Model) -> None:
     sure = np.e / (np.e + 4)
-    found = entities_of(monkeypatch, tagger, "The  cat sat on a mat.", "O B-PER I-PER O I-LOC B-LOC O")
+    found = entities_of(monkeypatch, tagger, "The  cat sat on a mat.", "O B-PER I-PER O B-LOC B-LOC O")
     assert [(one.text, one.label, one.start, one.end) for one in found] == [
         ("cat sat", "PER", 5, 12),
         ("a", "LOC", 16, 17),
@@ -147,6 +150,79 @@ def test_a_text_that_is_too_long_to_be_read_is_told(tagger: Model, caplog: pytes
     with caplog.at_level("WARNING", "cloze"):
         tagger.tag([" \u0301" * 600_000 + " cat"])
     assert caplog.messages == ["1 of 1 texts are longer than can be read at once; give them in parts"]
+
+
+# -- legal sequences ---------------------------------------------------------------------------------------------------
+
+SCHEMES = {
+    "BIO": NAMES,
+    "BIOES": ("O", *(f"{prefix}-{kind}" for kind in ("LOC", "PER") for prefix in "BIES")),
+    "BIOS": ("O", "B-X", "I-X", "S-X"),
+    "BIOE": ("O", "B-X", "I-X", "E-X"),
+    "BMES": ("B-X", "M-X", "E-X", "S-X"),
+    "BILOU": ("O", "B-X", "I-X", "L-X", "U-X"),
+}
+# Legal neighbours by the letters of the scheme, as regular expressions over a whole sentence of one type.
+GRAMMAR = {
+    "BIO": "(O|BI*)*",
+    "BIOES": "(O|S|BI*E)*",
+    "BIOS": "(O|S|BI+)*",
+    "BIOE": "(O|B(I*E)?)*",
+    "BMES": "(S|BM*E)*",
+    "BILOU": "(O|U|BI*L)*",
+}
+
+
+def is_legal(scheme: str, tags: Sequence[str]) -> bool:
+    """Check a sequence against the grammar of its scheme; an entity has one type throughout."""
+    if not re.fullmatch(GRAMMAR[scheme], "".join(tag[0] for tag in tags)):
+        return False
+    return all(one[1:] == two[1:] for one, two in pairwise(tags) if two[0] in "IMEL")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_best_legal_sequence_is_found(scheme: str) -> None:
+    names, draw = SCHEMES[scheme], np.random.default_rng(3)
+    changed = 0
+    for length in (1, 2, 3, 4) * 6:
+        logits = draw.normal(size=(length, len(names))).astype(np.float32)
+        (tags,) = decode_tags(names, [logits])
+        legal = [
+            path for path in product(range(len(names)), repeat=length) if is_legal(scheme, [names[tag] for tag in path])
+        ]
+        best = max(legal, key=lambda path: sum(float(logits[word, tag]) for word, tag in enumerate(path)))
+        assert tuple(tags.tolist()) == best
+        greedy = tuple(logits.argmax(-1).tolist())
+        changed += best != greedy
+        if greedy in legal:
+            assert best == greedy
+    assert changed > 3
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_long_sentences_are_legal_too(scheme: str) -> None:
+    logits = [
+        np.random.default_rng(seed).normal(size=(seed, len(SCHEMES[scheme]))).astype(np.float32)
+        for seed in range(1, 60)
+    ]
+    for row in decode_tags(SCHEMES[scheme], logits):
+        assert is_legal(scheme, [SCHEMES[scheme][tag] for tag in row])
+
+
+@pytest.mark.parametrize("names", [("NN", "VB", "DT"), ("B-PER", "I-PER", "I-LOC", "O"), ("I-X", "O"), ("B-X", "O")])
+def test_tags_without_such_a_scheme_stay_as_they_are(names: tuple[str, ...]) -> None:
+    logits = np.random.default_rng(0).normal(size=(200, len(names))).astype(np.float32)
+    assert (decode_tags(names, [logits])[0] == logits.argmax(-1)).all()
+
+
+def test_what_a_tagger_says_is_legal(tagger: Model, tmp_path: Path) -> None:
+    sentences = make_sentences(30, longest=20)
+    logits = word_logits(tagger, read_words(tagger.tokenizer, sentences))
+    assert not all(is_legal("BIO", [NAMES[tag] for tag in row.argmax(-1)]) for row in logits)
+    for one in tagger.tag(sentences):
+        assert is_legal("BIO", [word.tag for word in one.words])
+    gold = make_examples(tmp_path / "gold.txt", sentences, [["O"] * len(words) for words in sentences])
+    assert all(is_legal("BIO", tags.split()) for tags in evaluate_tags(tagger, gold, ()).predictions)
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -203,9 +279,10 @@ def test_context_goes_with_the_folder_and_changes_what_is_read(tmp_path: Path) -
     sentences = make_sentences(9, longest=5)
     gold = make_examples(tmp_path / "gold.txt", sentences, [["O"] * len(words) for words in sentences])
     ids = read_words(tagger.tokenizer, sentences)
-    with_context = [told(row) for row in word_logits(tagger, ids, [list(range(9))])]
+    logits = word_logits(tagger, ids, [list(range(9))])
+    with_context = [told(row) for row in logits]
     assert evaluate_tags(tagger, gold, ()).predictions == [" ".join(tags) for tags in with_context]
-    assert with_context != [told(row) for row in word_logits(tagger, ids)]
+    assert any(np.abs(one - two).max() > 1e-3 for one, two in zip(logits, word_logits(tagger, ids), strict=True))
     config = read_json(folder / "config.json")
     write_json(folder / "config.json", {**config, "cloze_task": {"context": "often"}})
     with pytest.raises(CheckpointError, match=r"cloze_task.context is 'often'; expected one of false, true"):

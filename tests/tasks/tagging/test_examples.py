@@ -99,6 +99,10 @@ def test_plain_tags_are_left_alone(tmp_path: Path) -> None:
 def test_labels_of_entities_are_complete() -> None:
     assert find_tags([["B-X", "O"]]).names == ("B-X", "I-X", "O")
     assert find_tags([["S-X"]]).names == ("B-X", "E-X", "I-X", "O", "S-X")
+    assert find_tags([["B-X", "E-X"]]).names == ("B-X", "E-X", "I-X", "O", "S-X")
+    # Schemes in which no entity ends in E, or a single word is B: decoding must not ask for what no row has.
+    assert find_tags([["S-X", "B-X", "I-X"]]).names == ("B-X", "I-X", "O", "S-X")
+    assert find_tags([["B-X", "E-X", "B-X"]]).names == ("B-X", "E-X", "I-X", "O")
 
 
 def test_a_tag_without_prefix_among_entities(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Dimensions: N words, L labels.
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from cloze.tasks.kind import Predictor, TaskLabels
 from cloze.tasks.metrics import confusion
 from cloze.tasks.reports import Confusion, Evaluation
 from cloze.tasks.tagging.columns import columns_text
-from cloze.tasks.tagging.entities import find_entities, score_tags
+from cloze.tasks.tagging.entities import OUTSIDE, find_entities, is_constrained, may_follow, score_tags
 from cloze.tasks.tagging.examples import TaggedSentences, join_words
 from cloze.tasks.tagging.kind import TAG
 from cloze.tasks.tagging.windows import WordIds, read_words, split_text, tag_windows
@@ -28,6 +29,7 @@ from cloze.tasks.tagging.windows import WordIds, read_words, split_text, tag_win
 logger = logging.getLogger("cloze")
 
 Floats = NDArray[np.float32]
+Indices = NDArray[np.intp]
 Texts = Sequence[str] | Sequence[Sequence[str]]
 Groups = Sequence[Sequence[int]]
 
@@ -76,7 +78,8 @@ def tag_texts(predictor: Predictor, texts: Texts, groups: Groups | None = None) 
     task = _require_tags(predictor)
     rows = _read(predictor, texts)
     logits = word_logits(predictor, [row.ids for row in rows], groups)
-    return [_tagged(task, row, scores) for row, scores in zip(rows, logits, strict=True)]
+    chosen = decode_tags(task.names, logits)
+    return [_tagged(task, row, *scores) for row, *scores in zip(rows, logits, chosen, strict=True)]
 
 
 def respond(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:  # noqa: ARG001
@@ -104,12 +107,70 @@ def word_logits(predictor: Predictor, sentences: Sequence[WordIds], groups: Grou
     return rows
 
 
+class Transitions(NamedTuple):
+    """Which tags may begin a sentence, (L,), end it, (L,), and follow one another, (L, L): from row to column."""
+
+    first: NDArray[np.bool_]
+    last: NDArray[np.bool_]
+    between: NDArray[np.bool_]
+
+    def allow(self, tags: Indices) -> bool:
+        """Return whether a sequence of at least one tag is legal."""
+        inside = self.between[tags[:-1], tags[1:]].all()
+        return bool(self.first[tags[0]] and self.last[tags[-1]] and inside)
+
+
+@lru_cache(maxsize=64)
+def find_transitions(names: tuple[str, ...]) -> Transitions | None:
+    """Return the legal transitions of BIO, BIOES and like tags; None for plain tags, which may stand in any order."""
+    if not is_constrained(names):
+        return None
+    return Transitions(
+        np.array([may_follow(names, name, OUTSIDE) for name in names]),
+        np.array([may_follow(names, OUTSIDE, name) for name in names]),
+        np.array([[may_follow(names, name, before) for name in names] for before in names]),
+    )
+
+
+def decode_tags(names: tuple[str, ...], logits: Sequence[Floats]) -> list[Indices]:
+    """Return the best tag sequence of each sentence: of entity tags, the best one that is legal.
+
+    Args:
+        names: The tags, in the order of the outputs.
+        logits: The logits of each sentence's words, (N, L).
+    """
+    transitions = find_transitions(names)
+    best = [row.argmax(-1) for row in logits]
+    if transitions is None:
+        return best
+    return [
+        tags if not len(tags) or transitions.allow(tags) else _viterbi(row, transitions)
+        for row, tags in zip(logits, best, strict=True)
+    ]
+
+
+def _viterbi(logits: Floats, transitions: Transitions) -> Indices:
+    """Return the legal sequence with the highest sum of logits; softmax would only add a constant per word."""
+    penalties = np.where(transitions.between, 0.0, -np.inf)  # (L, L)
+    scores = np.where(transitions.first, logits[0].astype(np.float64), -np.inf)  # (L,)
+    before = np.zeros(logits.shape, np.intp)  # the best predecessor of each tag at each word
+    for word in range(1, len(logits)):
+        paths = scores[:, None] + penalties
+        before[word] = paths.argmax(0)
+        scores = paths.max(0) + logits[word]
+    tags = np.zeros(len(logits), np.intp)
+    tags[-1] = np.where(transitions.last, scores, -np.inf).argmax()
+    for word in range(len(logits) - 1, 0, -1):
+        tags[word - 1] = before[word, tags[word]]
+    return tags
+
+
 def evaluate_tags(predictor: Predictor, examples: TaggedSentences, metrics: Sequence[str]) -> Evaluation:  # noqa: ARG001
     """Score a model that tags words; the tags decide the metrics."""
     task = _require_tags(predictor)
     groups = examples.neighbours if task.context else None
     logits = word_logits(predictor, read_words(predictor.tokenizer, examples.words), groups)
-    predicted = [row.argmax(-1).tolist() for row in logits]
+    predicted = [row.tolist() for row in decode_tags(task.names, logits)]
     names = task.names
     expected_tags, predicted_tags = (
         [[names[tag] for tag in row] for row in rows] for rows in (examples.targets, predicted)
@@ -155,8 +216,7 @@ def _read_running(predictor: Predictor, texts: Sequence[str]) -> list[Words]:
     return [Words(text, *split_text(predictor.tokenizer, pieces)) for text, pieces in zip(texts, found, strict=True)]
 
 
-def _tagged(task: TaskLabels, row: Words, logits: Floats) -> Tagged:
-    chosen = logits.argmax(-1)
+def _tagged(task: TaskLabels, row: Words, logits: Floats, chosen: Indices) -> Tagged:
     sure = np.take_along_axis(probabilities(task, logits), chosen[:, None], 1)[:, 0]
     tags = [task.names[tag] for tag in chosen]
     words = [

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import pairwise
 from operator import eq
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -72,14 +73,53 @@ def _parts(tag: str) -> tuple[str, str]:
     return (_SAME.get(tag[0], tag[0]), tag[2:]) if _ENTITY.fullmatch(tag) else ("", "")
 
 
-def find_tags(sentences: Iterable[Sequence[str]]) -> LabelSet:
+def find_tags(sentences: Sequence[Sequence[str]]) -> LabelSet:
     """Return the tag set of training sentences, with all prefixes of each entity type: dev rows may have others."""
     found = {tag for tags in sentences for tag in tags}
     if not have_entity_prefixes(found):
         return sorted_labels(found)
-    prefixes = "BIES" if any(tag[0] in "ES" for tag in found) else "BI"
     kinds = {tag[2:] for tag in found if tag != OUTSIDE}
+    prefixes = _scheme_prefixes(sentences, {tag[0] for tag in found if tag != OUTSIDE})
     return sorted_labels({OUTSIDE, *(f"{prefix}-{kind}" for prefix in prefixes for kind in kinds)})
+
+
+def _scheme_prefixes(sentences: Sequence[Sequence[str]], found: set[str]) -> str:
+    """Return the prefixes of the scheme: BI, BIES, or one of these with a tag more or less (BIS, BIE).
+
+    Decoding forces an entity to end in E, or a single word to be S, where the label set has that tag. A scheme that
+    does without must not get it: in BIOS no entity ends in E, in BIOE a single word is B.
+    """
+    if not found & {"E", "S"}:
+        return "BI"
+    if "E" not in found and "I" in found:
+        return "BIS"
+    singles = (
+        first[0] == "B" and second[0] not in "IE" for tags in sentences for first, second in pairwise([*tags, OUTSIDE])
+    )
+    return "BIE" if "S" not in found and any(singles) else "BIES"
+
+
+def is_constrained(names: Sequence[str]) -> bool:
+    """Return whether the order of these tags is restricted: an entity scheme in which every type has a B.
+
+    Some published models were trained on IOB1 and have an I without its B; any of their sequences is legal.
+    """
+    parts = {_parts(name) for name in names}
+    kinds = {kind for prefix, kind in parts if prefix in {"I", "E"}}
+    return ("", "") not in parts and bool(kinds) and all(("B", kind) in parts for kind in kinds)
+
+
+def may_follow(names: Sequence[str], tag: str, before: str) -> bool:
+    """Return whether ``tag`` may follow ``before`` in an entity scheme; O stands for both ends of a sentence.
+
+    I-X and E-X continue a B-X or I-X. Where the scheme has E-X, an I-X must be continued; where it has S-X, a B-X must.
+    """
+    prefix, kind = _parts(tag)
+    prefix_before, kind_before = _parts(before)
+    if prefix in {"I", "E"}:
+        return prefix_before in {"B", "I"} and kind_before == kind
+    ending = {"B": "S", "I": "E"}.get(prefix_before)
+    return ending is None or (ending, kind_before) not in {_parts(name) for name in names}
 
 
 def find_entities(tags: Sequence[str]) -> list[Span]:
