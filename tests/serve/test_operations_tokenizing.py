@@ -97,14 +97,23 @@ def test_several_texts_are_filled_together(served: Running, models: dict[str, Mo
 
 @pytest.fixture(scope="module")
 def others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
-    """A model that reads long texts in windows, and one that tells no second text from a first."""
+    """Models that read long texts in windows, know one segment only, and tag characters."""
     folder = tmp_path_factory.mktemp("others")
     task = TaskLabels("classify", ("bad", "good"), long_texts="windows")
     saved(model_folder(["sequence"], task=task), folder / "windows")
     saved(model_folder(config=replace(SMALL, segments=1)), folder / "single")
-    settings = ServiceSettings({name: str(folder / name) for name in ("windows", "single")})
+    tags = TaskLabels("tag", ("B-X", "I-X", "O"), characters=True)
+    saved(model_folder(["token"], labels=3, task=tags), folder / "characters")
+    settings = ServiceSettings({name: str(folder / name) for name in ("windows", "single", "characters")})
     with running(settings) as found:
         yield found, folder
+
+
+def test_a_tagger_of_characters_reads_and_counts_characters(others: tuple[Running, Path]) -> None:
+    served, _ = others
+    answer = served.post("/tag", {"texts": ["猫 iPhone12"], "model": "characters"}).json()
+    assert [word["text"] for word in answer["results"][0]["words"]] == list("猫iPhone12")
+    assert answer["usage"]["tokens"] == len("猫iPhone12") + 2
 
 
 def test_windows_are_weighed_as_they_are_computed(others: tuple[Running, Path]) -> None:

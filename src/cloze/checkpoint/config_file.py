@@ -169,8 +169,8 @@ def read_task_labels(values: dict[str, Any], head: HeadName, count: int, path: P
         kind.name,
         _read_names(values, count, path) if kind.named_outputs else (),
         long_texts=_one_of(own.get("long_texts", "cut"), get_args(LongTexts), f"{_TASK_KEY}.long_texts", path),
-        context=_one_of(str(own.get("context", False)).lower(), ("false", "true"), f"{_TASK_KEY}.context", path)
-        == "true",
+        context=_flag(own, "context", path),
+        characters=_flag(own, "characters", path),
         temperature=_number(own.get("temperature", 1.0), f"{_TASK_KEY}.temperature", path) or 1.0,
         threshold=_number(own.get("threshold"), f"{_TASK_KEY}.threshold", path),
         longest_answer=_count(own.get("longest_answer", LONGEST_ANSWER), f"{_TASK_KEY}.longest_answer", path),
@@ -224,6 +224,11 @@ def _one_of(value: Any, known: tuple[str, ...], name: str, path: Path) -> Any:
     if value not in known:
         raise CheckpointError(f"{path}: {name} is {str(value)[:50]!r}; expected one of {', '.join(known)}")
     return value
+
+
+def _flag(own: dict[str, Any], name: str, path: Path) -> bool:
+    value = str(own.get(name, False)).lower()
+    return bool(_one_of(value, ("false", "true"), f"{_TASK_KEY}.{name}", path) == "true")
 
 
 def _number(value: Any, name: str, path: Path) -> float | None:
@@ -290,7 +295,7 @@ def _task_values(task: TaskLabels) -> dict[str, Any]:
         values |= {"problem_type": kind.problem_type, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     own = {
         name: getattr(task, name)
-        for name in ("long_texts", "context", "temperature", "threshold", "longest_answer")
+        for name in ("long_texts", "context", "characters", "temperature", "threshold", "longest_answer")
         if getattr(task, name) != getattr(TaskLabels, name)
     }
     assert kind.head is not None, "a kind with named outputs has a head"

@@ -35,6 +35,7 @@ class ServedModel:
     tokenizer: Any
     segments: int  # number of segments that the model distinguishes
     long_texts: LongTexts  # how texts beyond the maximum length are classified
+    by_characters: bool  # tags each character of a text, as it was trained
     corrects_as_seen: bool  # corrects in one pass over a text, instead of masking each word in turn
     created: int
 
@@ -186,6 +187,7 @@ def _describe(name: str, base: str, adapter: str | None, model: Model, batcher: 
         model.tokenizer,
         config.segments,
         task.long_texts if task else "cut",
+        task.characters if task else False,
         model.correcting is not None,
         int(time.time()),
     )

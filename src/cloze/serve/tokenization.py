@@ -20,6 +20,7 @@ from cloze.serve.errors import OverloadedError
 from cloze.serve.metrics import Metrics
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import labelled_kinds
+from cloze.tasks.tagging.windows import split_characters
 
 if TYPE_CHECKING:
     from cloze.serve.models import ServedModel
@@ -151,6 +152,8 @@ def _tokenize_blanks(served: "ServedModel", texts: Sequence[str], options: Mappi
 def _count_tagged(served: "ServedModel", inputs: Sequence[Any], *, worded: bool) -> list[int]:
     """Count the tokens of texts, or of sentences given as words; long ones are split into half-overlapping windows."""
     tokenizer = served.tokenizer
+    if served.by_characters and not worded:
+        inputs, worded = [split_characters(text)[0] for text in inputs], True
     counts = count_words(tokenizer, inputs) if worded else [len(ids) for ids in tokenizer.encode_ids(inputs)]
     lengths = [count + SPECIAL - 1 for count in counts]
     return [length if length <= served.longest else 2 * length for length in lengths]

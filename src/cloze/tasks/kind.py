@@ -49,6 +49,7 @@ class TaskLabels:
     names: tuple[str, ...] = ()  # of the labels, in the order of the outputs
     long_texts: LongTexts = "cut"
     context: bool = False  # tagging: sentences are read together with their neighbours in the document
+    characters: bool = False  # tagging: the words of the training rows were single characters
     temperature: float = 1.0  # logits are divided by it before they become probabilities
     # Probability from which the second of two labels, or any of several, is predicted. Answering: odds of "no answer"
     # against the best answer from which no answer is given.

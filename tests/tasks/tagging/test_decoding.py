@@ -287,3 +287,21 @@ def test_context_goes_with_the_folder_and_changes_what_is_read(tmp_path: Path) -
     write_json(folder / "config.json", {**config, "cloze_task": {"context": "often"}})
     with pytest.raises(CheckpointError, match=r"cloze_task.context is 'often'; expected one of false, true"):
         load_folder(folder)
+
+
+def test_a_tagger_of_characters_reads_raw_text_by_characters(tagger: Model, tmp_path: Path) -> None:
+    made = model_folder(["token"], labels=5, task=TaskLabels("tag", NAMES, characters=True))
+    by_characters = load(saved(made, tmp_path / "model"))
+    assert by_characters.task == TaskLabels("tag", NAMES, characters=True)
+    text = "猫坐 iPhone12。"
+    (one,) = by_characters.tag([text])
+    assert [word.text for word in one.words] == [character for character in text if character != " "]
+    assert [text[word.start : word.end] for word in one.words] == [word.text for word in one.words]
+    assert "iPhone12" in [word.text for word in tagger.tag([text])[0].words]
+
+
+def test_rows_of_characters_are_recognized(tmp_path: Path) -> None:
+    characters = make_examples(tmp_path / "zh.txt", [list("猫坐a1")] * 20, [["O"] * 4] * 20)
+    words = make_examples(tmp_path / "words.txt", [["猫", "坐下", "cat"]], [["O"] * 3])
+    letters = make_examples(tmp_path / "en.txt", [["a", "b"]], [["O"] * 2])
+    assert [one.by_characters for one in (characters, words, letters)] == [True, False, False]

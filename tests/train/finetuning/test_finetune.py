@@ -265,6 +265,17 @@ def test_a_tagger_is_scored_by_the_metrics_of_its_fine_tuning(
     assert set(metrics) <= scores.keys()
 
 
+def test_a_tagger_of_characters_is_recorded_as_one(base: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    for rows, by_characters in (("苹 B-X\n果 I-X\nA O\n1 O\n\n", True), ("苹 B-X\n果园 I-X\nA1 O\n\n", False)):
+        path.write_text(rows * 20, encoding="utf-8")
+        model = load(finetune(Source("tag", path), base, tmp_path / "run", settings=FAST, fresh=True))
+        assert model.task is not None
+        assert model.task.characters is by_characters
+        found = [word.text for word in model.tag(["苹果 iPhone12"])[0].words]
+        assert found == (list("苹果iPhone12") if by_characters else ["苹", "果", "iPhone12"])
+
+
 def test_a_signal_is_heard_while_dev_rows_are_scored(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from cloze.tasks.tagging.columns import columns_text
 from cloze.tasks.tagging.entities import OUTSIDE, find_entities, is_constrained, may_follow, score_tags
 from cloze.tasks.tagging.examples import TaggedSentences, join_words
 from cloze.tasks.tagging.kind import TAG
-from cloze.tasks.tagging.windows import WordIds, read_words, split_text, tag_windows
+from cloze.tasks.tagging.windows import WordIds, read_words, split_characters, split_text, tag_windows
 
 logger = logging.getLogger("cloze")
 
@@ -209,11 +209,20 @@ def _read(predictor: Predictor, texts: Texts) -> list[Words]:
 
 
 def _read_running(predictor: Predictor, texts: Sequence[str]) -> list[Words]:
+    if predictor.task is not None and predictor.task.characters:
+        return _read_characters(predictor, texts)
     found = predictor.tokenizer.encode_pieces(texts)
     unread = sum(pieces.unread > 0 for pieces in found)
     if unread:
         logger.warning("%d of %d texts are longer than can be read at once; give them in parts", unread, len(texts))
     return [Words(text, *split_text(predictor.tokenizer, pieces)) for text, pieces in zip(texts, found, strict=True)]
+
+
+def _read_characters(predictor: Predictor, texts: Sequence[str]) -> list[Words]:
+    """Read each character but whitespace as a word, as the training rows had them."""
+    split = [split_characters(text) for text in texts]
+    ids = read_words(predictor.tokenizer, [words for words, _ in split])
+    return [Words(text, places, row) for text, (_, places), row in zip(texts, split, ids, strict=True)]
 
 
 def _tagged(task: TaskLabels, row: Words, logits: Floats, chosen: Indices) -> Tagged:

@@ -30,6 +30,9 @@ logger = logging.getLogger("cloze")
 
 Value = TypeVar("Value")
 
+# Share of words of one character from which a corpus counts as one of characters; its numbers may be whole words.
+_CHARACTER_SHARE = 0.98
+
 # Published folders: the file of each split, under any of its names, also compressed.
 Files = Mapping[str, tuple[str, ...]]
 CONLL: Files = {
@@ -79,6 +82,13 @@ class TaggedSentences:
     def documents(self) -> list[list[str]]:
         """Return each sentence as running text."""
         return [[join_words(words)[0]] for words in self.words]
+
+    @property
+    def by_characters(self) -> bool:
+        """Whether the words are single characters, as in most Chinese corpora; a few longer ones may be among them."""
+        lengths = [len(word) for words in self.words for word in words]
+        chinese = any(is_ideograph(word[0]) for words in self.words for word in words)
+        return chinese and lengths.count(1) >= _CHARACTER_SHARE * len(lengths)
 
     @cached_property
     def neighbours(self) -> list[list[int]]:

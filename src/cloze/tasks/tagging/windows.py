@@ -50,6 +50,12 @@ def split_text(tokenizer: Tokenizer, pieces: Pieces) -> tuple[list[tuple[int, in
     return places, [pieces.ids[start:stop] for start, stop in stretches]
 
 
+def split_characters(text: str) -> tuple[list[str], list[tuple[int, int]]]:
+    """Return the characters of a running text but whitespace, each a word, and where each stands."""
+    places = [(place, place + 1) for place, character in enumerate(text) if not character.isspace()]
+    return [text[start:stop] for start, stop in places], places
+
+
 def tag_windows(
     tokenizer: Tokenizer,
     sentences: Sequence[WordIds],

@@ -206,7 +206,14 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: ResolvedSetti
         assert base.place is not None, "it was loaded"
         adapter = AdapterInfo(attachment, name, base.place, weights_fingerprint(base.place), asdict(settings))
     longest = settings.longest_answer
-    task = TaskLabels(data.kind.name, names, settings.long_texts, settings.context, longest_answer=longest)
+    task = TaskLabels(
+        data.kind.name,
+        names,
+        settings.long_texts,
+        settings.context,
+        characters=getattr(data.train, "by_characters", False),
+        longest_answer=longest,
+    )
     return ModelFolder(bert, tokenizer, task, base.embedding, adapter=adapter)
 
 
