@@ -127,7 +127,7 @@ def _choose(task: str, search_settings: SearchSettings, similarity: SimilaritySe
 
 
 def evaluate(
-    task: Annotated[str, Parameter(help=f"mlm for any text; correction for texts with mistakes; else {TASKS}")],
+    task: Annotated[str, Parameter(help=f"mlm for any text; correction for mistakes; similarity for vectors; else {TASKS}")],
     data: Annotated[
         list[Path], Parameter(help="Text files for mlm; else a file of your own, or the folder of a published task.")
     ],

@@ -13,6 +13,7 @@ from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import find_task, read_examples
 from cloze.tasks.reports import Evaluation
 from cloze.tasks.rows import Source
+from cloze.tasks.similarity.kind import SIMILARITY, QuestionAnswers, ScoredPairs, Vectors, read_rated
 
 
 def evaluate_examples(
@@ -40,6 +41,8 @@ def evaluate(
         device: Where to compute; by default the best device.
         longest: For answers in texts: maximum tokens per answer; by default, as the model was fine-tuned.
     """
+    if source.task.lower() == SIMILARITY.name:
+        return _evaluate_similarity(model, source, split, device, longest)
     spec = find_task(source.task)
     if longest is not None and "longest_answer" not in spec.kind.settings:
         raise RequestError(f"longest is {longest}, which is for answers in texts; {source.task} is to {spec.kind}")
@@ -51,6 +54,25 @@ def evaluate(
     metrics = spec.metrics_for(LabelSet(names) if names else None)
     options = {} if longest is None else {"longest": longest}
     return replace(evaluate_examples(loaded, spec.kind, examples, metrics, **options), skipped=examples.skipped)
+
+
+def _evaluate_similarity(
+    model: str | Path | Model, source: Source, split: str, device: str | None, longest: int | None
+) -> Evaluation:
+    """Score the vectors of any model on pairs with labels, or on questions with their answers."""
+    if split not in ("train", "dev"):
+        raise RequestError(f"files of your own have no split {split!r}; leave it out, and name the file itself")
+    if longest is not None:
+        raise RequestError(f"longest is {longest}, which is for answers in texts; leave it out for {source.task}")
+    rated = read_rated(source, source.data if source.dev is None else source.dev)
+    loaded = model if isinstance(model, Model) else load(model, device=device)
+    return rated.evaluation(*embed_both(loaded, rated))
+
+
+def embed_both(model: Model, rated: ScoredPairs | QuestionAnswers) -> tuple[Vectors, Vectors]:
+    """Return the vectors of first and of second texts, computed together."""
+    vectors = model.embed([*rated.firsts, *rated.seconds])
+    return vectors[: len(rated.firsts)], vectors[len(rated.firsts) :]
 
 
 def load_tuned(model: str | Path | Model, name: str, *, device: str | None = None) -> Model:

@@ -69,6 +69,13 @@ def spearman(targets: Numbers, predictions: Numbers) -> float:
     return _correlate(spearmanr, targets, predictions)
 
 
+def auc(targets: Numbers, predictions: Numbers) -> float:
+    """Area under the ROC curve of 0/1 targets; 0.5 where all targets are the same."""
+    from sklearn.metrics import roc_auc_score
+
+    return float(roc_auc_score(targets, predictions)) if len(set(targets)) > 1 else 0.5
+
+
 def mse(targets: Numbers, predictions: Numbers) -> float:
     """Mean squared error."""
     return float(

@@ -1,25 +1,40 @@
 """Vectors that tell texts apart: the loss against ``sentence-transformers``, and runs that learn and resume."""
 
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy
 import pytest
 import torch
 from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
+from sentence_transformers.sentence_transformer.losses import (
+    CoSENTLoss,
+    CosineSimilarityLoss,
+    MultipleNegativesRankingLoss,
+)
 
 from cloze.errors import ConfigError, DataError
 from cloze.interrupts import Interrupted
-from cloze.predict import load
+from cloze.predict import evaluate, load
+from cloze.tasks.examples import Item
 from cloze.tasks.rows import Source
+from cloze.tasks.similarity.kind import ScoredPairs
 from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.objective import TaskBatches
 from cloze.train.finetuning.settings import FinetuneSettings, SimilaritySettings
-from cloze.train.finetuning.similarity import contrast, finetune_similarity, read_similarity
+from cloze.train.finetuning.similarity import (
+    PairObjective,
+    SimilarityData,
+    contrast,
+    cosent,
+    finetune_similarity,
+    read_similarity,
+)
 from tests.corpus.texts import make_documents
 from tests.model.made import assert_close
 from tests.train.made import Listener, interrupted_at
@@ -51,6 +66,123 @@ def test_loss_is_that_of_others() -> None:
     theirs = MultipleNegativesRankingLoss(None, scale=1 / 0.05)  # type: ignore[arg-type]
     assert_close(loss / 6, theirs.compute_loss_from_embeddings([firsts, seconds], torch.zeros(6)))
     assert right == sum(int((firsts[row] @ seconds.T).argmax()) == row for row in range(6))
+
+
+@pytest.mark.parametrize("scores", [[0.0, 1.0, 1.0, 0.0, 1.0], [0.2, 4.5, 3.0, 3.0, 5.0], [1.0] * 5])
+def test_cosent_is_its_formula_and_that_of_others(scores: list[float]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    firsts, seconds = torch.randn(2, 5, 8, generator=generator, dtype=torch.float64)
+    cosines = torch.cosine_similarity(firsts, seconds)
+    found = cosent(cosines, torch.tensor(scores), 0.05)
+    terms = [
+        math.exp(float(cosines[low] - cosines[high]) / 0.05)
+        for high in range(5)
+        for low in range(5)
+        if scores[high] > scores[low]
+    ]
+    assert float(found) == pytest.approx(math.log(1 + sum(terms)))
+    theirs = CoSENTLoss(None, scale=20.0)  # type: ignore[arg-type]
+    assert_close(found, theirs.compute_loss_from_embeddings([firsts, seconds], torch.tensor(scores)))
+
+
+def test_cosine_regression_is_that_of_others(base: Path) -> None:
+    model = load(base)
+    data = SimilarityData(TEXTS[:4], TEXTS[4:8], [], [0.0, 2.5, 5.0, 1.0])
+    assert data.cosine_targets == [0.0, 0.5, 1.0, 0.2]
+    assert replace(data, scores=[0.0, 1.0, 0.5]).cosine_targets == [0.0, 1.0, 0.5]
+    assert replace(data, scores=[-1.0, 1.0]).cosine_targets == [-1.0, 1.0]
+    items = [
+        Item((one, other), target)
+        for one, other, target in zip(
+            *map(model.tokenizer.encode_batch, (TEXTS[:4], TEXTS[4:8])), data.cosine_targets, strict=True
+        )
+    ]
+    batch = TaskBatches(items, 4, 0, model.tokenizer.pad_id, model.device).at(0)
+    vectors = model.embed(TEXTS[:8], pooling="mean")
+    loss = PairObjective(model.bert, "mean", "cosine", 0.05)(batch, {"targets": 4}).loss
+    theirs = CosineSimilarityLoss(None)  # type: ignore[arg-type]
+    pairs = [torch.from_numpy(vectors[:4]), torch.from_numpy(vectors[4:])]
+    assert_close(loss, theirs.compute_loss_from_embeddings(pairs, torch.tensor(data.cosine_targets)))
+
+
+def write_pairs(path: Path, rows: list[tuple[str, str, float]]) -> Path:
+    lines = [json.dumps({"text": one, "pair": other, "label": label}) for one, other, label in rows]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
+
+
+def rated_rows(most: float, seed: int = 0) -> list[tuple[str, str, float]]:
+    """Pairs that share a word are rated low, against what any model says at first."""
+    words = sorted({word for sentence in TEXTS for word in sentence.strip(".").lower().split()})[:12]
+    draw = random.Random(seed)
+    rows = []
+    for number in range(60):
+        one, other, filler = draw.sample(words, 3)
+        rows.append((f"{one} {filler}", one, 0.0) if number % 2 else (f"{one} {filler}", other, most))
+    return rows
+
+
+@pytest.mark.parametrize(("most", "metric"), [(1.0, "auc"), (5.0, "spearman")])
+@pytest.mark.parametrize("objective", [None, "cosine"])
+def test_rated_pairs_are_learned(
+    base: Path, tmp_path: Path, most: float, metric: str, objective: Literal["cosine"] | None
+) -> None:
+    path = write_pairs(tmp_path / "train.jsonl", rated_rows(most))
+    dev = write_pairs(tmp_path / "dev.jsonl", rated_rows(most, 1))
+    source = Source("similarity", path, dev, pair="pair")
+    settings = replace(QUICK, epochs=8, batch_size=10, patience=8, learning_rate=2e-3, dropout=0.0)
+    listener = Listener()
+    chosen = SimilaritySettings(objective=objective)
+    run = finetune_similarity(source, base, tmp_path / "run", settings=settings, similarity=chosen, progress=listener)
+    labels = "0/1 labels" if most == 1 else "scores from 0 to 5"
+    assert f"objective {objective or 'cosent'}: 'label' has {labels} (60 pairs)" in listener.said
+    before, after = evaluate(base, Source("similarity", dev, pair="pair")), evaluate(run, source)
+    assert next(iter(after.metrics)) == metric
+    assert after.metrics[metric] > before.metrics[metric] + 0.1
+    assert after.metrics[metric] == pytest.approx(results(run)[metric])
+
+
+def test_labels_are_never_taken_as_positives(tmp_path: Path) -> None:
+    rows = [(text, text[:5], float(place % 2)) for place, text in enumerate(TEXTS[:40])]
+    source = Source("similarity", write_pairs(tmp_path / "rows.jsonl", rows), pair="pair")
+    data = read_similarity(source)
+    assert isinstance(data.dev, ScoredPairs)
+    assert (len(data.texts), len(data.dev)) == (36, 4)
+    assert sum(data.dev.scores) == 2
+    positives = read_similarity(source, "contrastive")
+    assert positives.texts == list(dict.fromkeys(text for text, _, label in rows if label == 1))
+    assert positives.notes == ("20 of 40 pairs are labelled 0 and left out by contrastive",)
+    scored = Source(
+        "similarity", write_pairs(tmp_path / "scored.jsonl", [(*row[:2], 3.5) for row in rows]), pair="pair"
+    )
+    assert read_similarity(scored, "contrastive").notes == (
+        "objective contrastive: every pair is taken as belonging together; 'label' is not used",
+    )
+    with pytest.raises(DataError, match=r"every label in 'label' is 3.5, so there is no order to learn; expected sco"):
+        read_similarity(scored)
+    other = tmp_path / "other.csv"
+    other.write_text("text,pair,score\na,b,1\nc,d,0\n", encoding="utf-8")
+    unnamed = read_similarity(Source("similarity", other, pair="pair"))
+    assert unnamed.notes == (
+        "every pair is taken as belonging together; not read: score (name a column with scores or 0/1 labels with "
+        "--label)",
+    )
+    assert read_similarity(Source("similarity", other, other, pair="pair", label="score")).scores == [1.0, 0.0]
+    with pytest.raises(ConfigError, match=r"objective is 'cosent', which needs pairs with scores or 0/1 labels; name"):
+        read_similarity(Source("similarity", other, pair="pair"), "cosent")
+    with pytest.raises(ConfigError, match="unknown objective 'cosentt'; did you mean 'cosent'"):
+        SimilaritySettings(objective="cosentt")  # type: ignore[arg-type]
+
+
+def test_patience_waits_on_questions_with_answers(base: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(
+        "".join(json.dumps({"text": text, "pair": text[::-1]}) + "\n" for text in TEXTS[:24]), encoding="utf-8"
+    )
+    source = Source("similarity", path, path, pair="pair")
+    run = finetune_similarity(source, base, tmp_path / "run", settings=replace(QUICK, epochs=2, patience=1))
+    assert results(run).keys() == {"mrr", "recall@1", "recall@5", "recall@10", "rows"}
+    assert results(run)["mrr"] == pytest.approx(evaluate(run, source).metrics["mrr"])
 
 
 def test_texts_alone_spread_the_vectors(base: Path, text: Path, tmp_path: Path) -> None:
@@ -86,10 +218,11 @@ def test_pairs_are_learned(base: Path, tmp_path: Path) -> None:
     run = finetune_similarity(
         source, base, tmp_path / "run", settings=settings, similarity=SimilaritySettings(vectors="cls")
     )
-    assert results(run)["spearman"] > 0.6  # 0.87 is the most that two kinds of scores allow
+    assert results(run)["auc"] > 0.8
+    assert results(run)["spearman"] > 0.5  # 0.87 is the most that two kinds of scores allow
     assert load(run).embedding.pooling == "cls"
-    history = [json.loads(line).get("dev_spearman") for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert results(run)["spearman"] == pytest.approx(max(value for value in history if value is not None))
+    history = [json.loads(line).get("dev_auc") for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert results(run)["auc"] == pytest.approx(max(value for value in history if value is not None))
 
 
 def test_resumed_is_uninterrupted_to_the_bit(base: Path, text: Path, tmp_path: Path) -> None:
@@ -139,7 +272,7 @@ def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
 
     refused("^adapter is 'lora', which training for similarity does not support; leave it out$", adapter="lora")
     refused("^calibrate is True, which training for similarity does not support; leave it out$", calibrate=True)
-    refused(r"^patience is 2, but there is no --dev file of scored pairs to wait on$", patience=2)
+    refused(r"^patience is 2, but there is no --dev file of scored pairs, or of pairs that belong toget", patience=2)
     refused(r"^max_length is 5000, but the model reads at most \d+ tokens; use that", max_length=5000)
     refused(r"^dropout is 0, but without it a text read twice is the same; use 0.1, or rows with pairs$", dropout=0.0)
     refused("^unknown pooling 'clss'; did you mean 'cls'", similarity=SimilaritySettings(vectors="clss"))

@@ -1,40 +1,178 @@
-"""The kind ``similarity``: text vectors trained without labels, scored by pairs of texts with human ratings.
+"""The kind ``similarity``: text vectors, trained on texts, on pairs that belong together, or on rated pairs.
 
-The rated pairs have the rows of regression (as STS-B has them); the ratings are only used for scoring.
+Vectors are scored on pairs with ratings or 0/1 labels (by the cosines of the pairs), or on questions with their
+answers (by the rank of the answer among all answers).
+
+Dimensions: N pairs, Q questions, A answers, D size of a vector.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, DataError
 from cloze.tasks.classification.examples import LabelledTexts, read_own_texts
 from cloze.tasks.kind import TaskKind
-from cloze.tasks.metrics import spearman
-from cloze.tasks.rows import RowSettings
+from cloze.tasks.metrics import auc, spearman
+from cloze.tasks.reports import Evaluation
+from cloze.tasks.rows import RowSettings, Source, read_rows
+from cloze.tasks.tables import open_table
 
 Vectors = NDArray[np.float32]
+
+# recall@k: the share of the right answers among the k nearest ones.
+RECALLS = (1, 5, 10)
+# Questions whose cosines with all answers are held in memory at a time.
+_QUESTIONS_AT_ONCE = 1024
 
 SIMILARITY = TaskKind(
     name="similarity",
     summary="Train text vectors whose cosines tell similar texts apart from others.",
     operation="embed",
-    metrics=("spearman",),
+    metrics=("spearman", "auc"),
     labelled=False,
-    unlabelled_note="similarity has no labels to learn; it is for cloze finetune alone, and one run",
+    unlabelled_note="similarity has no labels to predict; it is for cloze finetune (one run) and cloze evaluate alone",
 )
 
 
 @dataclass(frozen=True)
 class ScoredPairs:
-    """Pairs of texts with human similarity ratings."""
+    """Pairs of texts with similarity ratings, or with 0/1 labels."""
 
     firsts: list[str]
     seconds: list[str]
     scores: list[float]
+    places: list[str] = field(default_factory=list)
+    skipped: int = 0  # rows that could not be used
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    @property
+    def binary(self) -> bool:
+        """Whether the ratings are 0/1 labels."""
+        return set(self.scores) <= {0.0, 1.0}
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics of these ratings; the first one selects models."""
+        return ("auc", "spearman") if self.binary else ("spearman",)
+
+    @property
+    def described(self) -> str:
+        """What the ratings are, for messages."""
+        return "0/1 labels" if self.binary else f"scores from {min(self.scores):g} to {max(self.scores):g}"
+
+    def select(self, indices: Sequence[int]) -> "ScoredPairs":
+        """Return the pairs at these indices, in this order."""
+        columns = (self.firsts, self.seconds, self.scores, self.places)
+        return ScoredPairs(*([column[index] for index in indices] for column in columns), skipped=self.skipped)  # type: ignore[arg-type]
+
+    def strata(self) -> list[float] | None:
+        """Return the 0/1 labels: both parts of a split have the same share of them."""
+        return self.scores if self.binary else None
+
+    def documents(self) -> list[list[str]]:
+        """Return the texts of each pair."""
+        return [list(both) for both in zip(self.firsts, self.seconds, strict=True)]
+
+    def score(self, firsts: Vectors, seconds: Vectors) -> dict[str, float]:
+        """Return the metrics of vectors, (N, D) each."""
+        found = cosines(firsts, seconds).tolist()
+        return {name: {"auc": auc, "spearman": spearman}[name](self.scores, found) for name in self.metrics}
+
+    def evaluation(self, firsts: Vectors, seconds: Vectors) -> Evaluation:
+        """Return the metrics of vectors, and the cosine of each pair."""
+        found = cosines(firsts, seconds)
+        return Evaluation(
+            self.score(firsts, seconds),
+            [f"{value:.4f}" for value in found],
+            self.places,
+            [f"{value:g}" for value in self.scores],
+            [{"text": one, "pair": other} for one, other in self.documents()],
+            # How far a pair's place by cosine is from its place by rating.
+            errors=np.abs(_ranks(found) - _ranks(np.array(self.scores))).tolist(),
+            skipped=self.skipped,
+        )
+
+
+@dataclass(frozen=True)
+class QuestionAnswers:
+    """Questions with their answers, each of them once; a question may have several answers, and share them."""
+
+    firsts: list[str]  # the questions
+    seconds: list[str]  # the answers, among which each question looks for its own
+    right: list[tuple[int, ...]]  # the answers of each question, by index
+    places: list[str] = field(default_factory=list)
+    skipped: int = 0
+
+    def __len__(self) -> int:
+        return len(self.firsts)
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """The metrics; the first one selects models."""
+        return ("mrr", *(f"recall@{count}" for count in RECALLS))
+
+    def score(self, firsts: Vectors, seconds: Vectors) -> dict[str, float]:
+        """Return the metrics of vectors of the questions, (Q, D), and of the answers, (A, D)."""
+        return _retrieval_scores(self._ranks(firsts, seconds)[0])
+
+    def evaluation(self, firsts: Vectors, seconds: Vectors) -> Evaluation:
+        """Return the metrics of vectors, and the nearest answer of each question."""
+        ranks, nearest = self._ranks(firsts, seconds)
+        expected = [best if best in right else right[0] for best, right in zip(nearest, self.right, strict=True)]
+        return Evaluation(
+            _retrieval_scores(ranks),
+            [self.seconds[answer] for answer in nearest],
+            self.places,
+            [self.seconds[answer] for answer in expected],
+            [{"text": question} for question in self.firsts],
+            skipped=self.skipped,
+        )
+
+    def _ranks(self, firsts: Vectors, seconds: Vectors) -> tuple[list[list[int]], list[int]]:
+        """Return the ranks of each question's right answers (from 1, best first), and its nearest answer."""
+        questions, answers = _unit(firsts), _unit(seconds)
+        ranks: list[list[int]] = []
+        nearest: list[int] = []
+        for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
+            found = questions[start : start + _QUESTIONS_AT_ONCE] @ answers.T
+            nearest += found.argmax(1).tolist()
+            for row, right in zip(found, self.right[start : start + _QUESTIONS_AT_ONCE], strict=True):
+                ranks.append(_right_ranks(row, right))
+        return ranks, nearest
+
+
+def _right_ranks(found: NDArray[np.float64], right: Sequence[int]) -> list[int]:
+    """Return the ranks of the right answers; a wrong one that is equally near comes first, or a constant would win."""
+    own = np.sort(found[list(right)])[::-1]
+    others = np.delete(found, list(right))
+    return [int((others >= value).sum()) + place for place, value in enumerate(own, start=1)]
+
+
+def _retrieval_scores(ranks: Sequence[Sequence[int]]) -> dict[str, float]:
+    recalls = {
+        f"recall@{count}": float(np.mean([np.mean([rank <= count for rank in row]) for row in ranks]))
+        for count in RECALLS
+    }
+    return {"mrr": float(np.mean([1 / row[0] for row in ranks]))} | recalls
+
+
+def has_labels(source: Source, path: Path) -> bool:
+    """Return whether the rows of a table bear labels: a column was named for them, or has the usual name."""
+    if "label" in source.columns_named():
+        return True
+    with closing(open_table(path)) as table:
+        columns = table.columns
+        if columns is None:
+            first = next(table, None)
+            columns = () if first is None else tuple(first.cells)
+    return source.label in columns
 
 
 def read_scored_pairs(path: Path, rows: RowSettings) -> ScoredPairs:
@@ -45,7 +183,39 @@ def read_scored_pairs(path: Path, rows: RowSettings) -> ScoredPairs:
     assert isinstance(examples, LabelledTexts)
     assert examples.pairs is not None
     assert examples.targets is not None
-    return ScoredPairs(examples.texts, examples.pairs, [float(target) for target in examples.targets])
+    scores = [float(target) for target in examples.targets]
+    return ScoredPairs(examples.texts, examples.pairs, scores, examples.places, examples.skipped)
+
+
+def read_rated(source: Source, path: Path) -> ScoredPairs | QuestionAnswers:
+    """Read what vectors are scored on: pairs with labels, or without labels, questions with their answers."""
+    columns = RowSettings(source.text, source.pair, source.label, on_bad_row=source.on_bad_row)
+    if source.pair is None:
+        raise ConfigError(f"{path}: --pair is missing; name the column with the second texts")
+    if not has_labels(source, path):
+        return _read_questions(source, path)
+    pairs = read_scored_pairs(path, columns)
+    if pairs.binary and len(set(pairs.scores)) < 2:
+        raise DataError(
+            f"{path}: every label in {source.label!r} is {pairs.scores[0]:g}; expected both 0 and 1, or scores; leave "
+            "the column out to score how well each first text finds its second"
+        )
+    return pairs
+
+
+def _read_questions(source: Source, path: Path) -> QuestionAnswers:
+    rows = read_rows(path, text=source.text, pair=source.pair, on_bad_row=source.on_bad_row or "stop")
+    answers: dict[str, int] = {}
+    questions: dict[str, dict[int, None]] = {}
+    places: dict[str, str] = {}
+    for row in rows:
+        assert row.pair is not None
+        questions.setdefault(row.text, {})[answers.setdefault(row.pair, len(answers))] = None
+        places.setdefault(row.text, row.place)
+    if len(answers) < 2:
+        raise DataError(f"{path}: {len(answers)} different second texts; expected at least 2 to choose among")
+    right = [tuple(found) for found in questions.values()]
+    return QuestionAnswers(list(questions), list(answers), right, list(places.values()), rows.skipped)
 
 
 def cosines(firsts: Vectors, seconds: Vectors) -> NDArray[np.float64]:
@@ -59,3 +229,16 @@ def cosines(firsts: Vectors, seconds: Vectors) -> NDArray[np.float64]:
 def agreement(firsts: Vectors, seconds: Vectors, scores: Sequence[float]) -> float:
     """Return Spearman's correlation of the cosines with the ratings."""
     return spearman(scores, cosines(firsts, seconds).tolist())
+
+
+def _unit(vectors: Vectors) -> NDArray[np.float64]:
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit: NDArray[np.float64] = vectors.astype(np.float64) / np.maximum(lengths, 1e-12)
+    return unit
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the rank of each value as a share from 0 to 1; equal values have the same."""
+    ordered = np.sort(values)
+    middles = (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / 2
+    return np.asarray(middles / len(values), np.float64)

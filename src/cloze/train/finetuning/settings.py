@@ -4,14 +4,15 @@ Imports nothing heavy: the command line loads this for ``--help``. The text unde
 """
 
 from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Literal, get_args
 
 from cloze.corpus.settings import Masking
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, did_you_mean
 from cloze.options import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, HeadPooling, LongTexts
 from cloze.train.settings import LoopSettings, PrecisionName, PretrainSettings, check_precision
 
 Augment = Literal["none", "contextual", "edits"]
+SimilarityObjective = Literal["contrastive", "cosent", "cosine"]
 
 # The shortest sequence: [CLS], one token, [SEP].
 SHORTEST = 3
@@ -196,8 +197,10 @@ class ResolvedSettings(FinetuneSettings):
 
 @dataclass(frozen=True)
 class SimilaritySettings:
-    """Settings of contrastive training, besides those of fine-tuning."""
+    """Settings of training for similarity, besides those of fine-tuning."""
 
+    objective: SimilarityObjective | None = None
+    """For similarity: contrastive; cosent or cosine for pairs with scores or 0/1 labels; by default as the rows are."""
     temperature: float = 0.05
     """For similarity: cosines are divided by it; the lower, the more the most similar wrong texts count."""
     vectors: str | None = None
@@ -206,6 +209,9 @@ class SimilaritySettings:
     def __post_init__(self) -> None:
         if not self.temperature > 0:
             raise ConfigError(f"temperature is {self.temperature}; a number above 0 was expected, such as 0.05")
+        known = get_args(SimilarityObjective)
+        if self.objective is not None and self.objective not in known:
+            raise ConfigError(f"unknown objective {self.objective!r}{did_you_mean(self.objective, known)}")
 
 
 def check_similarity_settings(task: str, similarity: SimilaritySettings) -> None:

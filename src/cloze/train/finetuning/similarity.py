@@ -1,9 +1,11 @@
-"""``cloze finetune similarity``: vectors that tell texts apart, learned from texts alone (SimCSE, Gao et al. 2021).
+"""``cloze finetune similarity``: vectors that tell texts apart, learned from texts, from pairs, or from rated pairs.
 
-A text is read twice, with different dropout, and is to find itself among the other texts of its batch. Of rows with two
-texts that belong together, the one is to find the other. The loop and the run are those of fine-tuning.
+Texts alone (SimCSE, Gao et al. 2021): a text is read twice, with different dropout, and is to find itself among the
+other texts of its batch. Of rows with two texts that belong together, the one is to find the other. Pairs with scores
+or 0/1 labels: the order of their cosines is to be that of the scores (CoSENT, Su 2022), or the cosine is to be the
+score (cosine regression, Reimers and Gurevych 2019). The loop and the run are those of fine-tuning.
 
-Dimensions: B texts of a batch, H hidden size.
+Dimensions: B texts or pairs of a batch, H hidden size.
 """
 
 from collections.abc import Mapping
@@ -22,15 +24,28 @@ from cloze.model.surgery import with_heads
 from cloze.predict import Model
 from cloze.predict.embeddings.pooling import POOL
 from cloze.predict.embeddings.whitening import geometry
+from cloze.predict.evaluation import embed_both
 from cloze.progress import Progress, Silent
-from cloze.tasks.examples import DEV_SHARE, Item, fingerprint
+from cloze.tasks.examples import DEV_SHARE, Item, fingerprint, split_dev
 from cloze.tasks.rows import RowSettings, Source, read_rows
-from cloze.tasks.similarity.kind import SIMILARITY, ScoredPairs, agreement, read_scored_pairs
+from cloze.tasks.similarity.kind import (
+    SIMILARITY,
+    QuestionAnswers,
+    ScoredPairs,
+    has_labels,
+    read_rated,
+    read_scored_pairs,
+)
 from cloze.tasks.tables import is_table
 from cloze.train.finetuning.checks import check_label_free_settings, check_length
 from cloze.train.finetuning.defaults import TrainingDefaults, fill_in
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated
-from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SimilaritySettings
+from cloze.train.finetuning.settings import (
+    FinetuneSettings,
+    ResolvedSettings,
+    SimilarityObjective,
+    SimilaritySettings,
+)
 from cloze.train.finetuning.trainable import freeze_lowest
 from cloze.train.loop import ObjectiveOutput
 from cloze.train.recipe import TrainingParts, run_training
@@ -42,21 +57,28 @@ _LOOKED_AT = 1000
 _DEFAULTS = TrainingDefaults(learning_rate=5e-5, epochs=3, batch_size=32)
 
 
-class ContrastiveObjective(nn.Module):
-    """Cross-entropy of each text's cosines with all partners of the batch, its own being the right one."""
+class PairObjective(nn.Module):
+    """The loss of pairs of texts: contrastive without ratings, CoSENT or cosine regression with them."""
 
-    def __init__(self, model: nn.Module, pooling: Pooling, temperature: float) -> None:
+    def __init__(self, model: nn.Module, pooling: Pooling, objective: SimilarityObjective, temperature: float) -> None:
         super().__init__()
-        self.model, self._pooling, self._temperature = model, pooling, temperature
+        self.model, self._pooling, self._objective, self._temperature = model, pooling, objective, temperature
 
     def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
         """This part's share of the loss of a batch; texts are compared within a part."""
         inputs = batch.inputs
         last = self.model(inputs.ids, inputs.segments, inputs.mask).last
         vectors = functional.normalize(POOL[self._pooling](last, inputs.real).float(), dim=-1)  # (2 B, H)
-        loss, right = contrast(vectors[::2], vectors[1::2], self._temperature)
+        firsts, seconds = vectors[::2], vectors[1::2]
         share = 1 / max(1, totals["targets"])
-        return ObjectiveOutput(loss * share, {"accuracy": right * share})
+        if self._objective == "contrastive":
+            loss, right = contrast(firsts, seconds, self._temperature)
+            return ObjectiveOutput(loss * share, {"accuracy": right * share})
+        cosines = (firsts * seconds).sum(-1)  # (B,)
+        if self._objective == "cosine":
+            return ObjectiveOutput(functional.mse_loss(cosines, batch.targets, reduction="sum") * share)
+        # One logarithm over all pairs of pairs, not a sum over rows: a part counts by its size.
+        return ObjectiveOutput(cosent(cosines, batch.targets, self._temperature) * len(cosines) * share)
 
 
 def contrast(firsts: Tensor, seconds: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -68,24 +90,48 @@ def contrast(firsts: Tensor, seconds: Tensor, temperature: float) -> tuple[Tenso
     return functional.cross_entropy(cosines, own, reduction="sum"), cosines.argmax(-1).eq(own).sum()
 
 
+def cosent(cosines: Tensor, scores: Tensor, temperature: float) -> Tensor:
+    """Return the CoSENT loss, log(1 + sum of exp((cos_j - cos_i) / temperature) over all i rated above j).
+
+    Args:
+        cosines: The cosine of each pair, (B,).
+        scores: Its rating, (B,); only the order counts.
+        temperature: What the cosines are divided by.
+    """
+    above = scores[:, None] > scores[None, :]  # (B, B): row i is rated above column j
+    excess = (cosines[None, :] - cosines[:, None]) / temperature
+    return torch.logsumexp(torch.cat([excess.new_zeros(1), excess[above]]), 0)
+
+
 @dataclass(frozen=True)
 class SimilarityData:
-    """Texts to train on, with their partners if they have any, and what to score on."""
+    """Texts to train on, with their partners and ratings if they have any, and what to score on."""
 
     texts: list[str]
     partners: list[str] | None
-    dev: ScoredPairs | list[str]
+    dev: ScoredPairs | QuestionAnswers | list[str]
+    scores: list[float] | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def metrics(self) -> tuple[str, ...]:
         """The first is the one that counts."""
-        return ("spearman",) if isinstance(self.dev, ScoredPairs) else ("anisotropy", "uniformity")
+        return ("anisotropy", "uniformity") if isinstance(self.dev, list) else self.dev.metrics
+
+    @property
+    def cosine_targets(self) -> list[float]:
+        """The ratings as cosines: scores outside of [-1, 1] are scaled to [0, 1]."""
+        assert self.scores is not None
+        least, most = min(self.scores), max(self.scores)
+        if least >= -1 and most <= 1:
+            return self.scores
+        return [(score - least) / (most - least or 1.0) for score in self.scores]
 
     def recorded(self) -> dict[str, Any]:
         """What tells these texts from others, as a run writes it down."""
         # Texts to look at are some of those to train on.
-        scored = (self.dev,) if isinstance(self.dev, ScoredPairs) else ()
-        return {"rows": len(self.texts), "content": fingerprint(self, *scored)}
+        scored = () if isinstance(self.dev, list) else (self.dev,)
+        return {"rows": len(self.texts), "content": fingerprint(replace(self, notes=()), *scored)}
 
 
 def finetune_similarity(
@@ -104,9 +150,16 @@ def finetune_similarity(
     similarity = similarity or SimilaritySettings()
     check_label_free_settings(given, SIMILARITY.name)
     settings = fill_in(given, _DEFAULTS)
-    data = read_similarity(source)
-    if settings.patience and not isinstance(data.dev, ScoredPairs):
-        raise ConfigError(f"patience is {settings.patience}, but there is no --dev file of scored pairs to wait on")
+    data = read_similarity(source, similarity.objective)
+    for note in data.notes:
+        progress.say(note)
+    objective = similarity.objective or ("contrastive" if data.scores is None else "cosent")
+    similarity = replace(similarity, objective=objective)
+    if settings.patience and isinstance(data.dev, list):
+        raise ConfigError(
+            f"patience is {settings.patience}, but there is no --dev file of scored pairs, or of pairs that belong "
+            "together, to wait on"
+        )
     base = load_folder(find_source(model))
     tuned = _start(base, data, settings, similarity)
     wrapped = Model(tuned, device=device)
@@ -115,8 +168,8 @@ def finetune_similarity(
         recorded=facts | asdict(settings) | asdict(similarity),
         settings=settings,
         model=wrapped,
-        batches=lambda: _batches(data, tuned, settings, wrapped, progress),
-        objective=lambda: ContrastiveObjective(wrapped.bert, tuned.embedding.pooling, similarity.temperature),
+        batches=lambda: _batches(data, tuned, settings, objective, wrapped, progress),
+        objective=lambda: PairObjective(wrapped.bert, tuned.embedding.pooling, objective, similarity.temperature),
         metric=data.metrics[0],
         score=lambda: _score(wrapped, data),
         finish=lambda run, used: _finish(run, wrapped, tuned, data, used),
@@ -124,26 +177,88 @@ def finetune_similarity(
     return run_training(parts, out, fresh=fresh, progress=progress)
 
 
-def read_similarity(source: Source) -> SimilarityData:
+def read_similarity(source: Source, objective: SimilarityObjective | None = None) -> SimilarityData:
+    """Read what to train on and what to score on; ``objective`` is None where the rows decide it."""
+    rated = is_table(source.data) and source.pair is not None and has_labels(source, source.data)
+    if objective in ("cosent", "cosine") and not rated:
+        raise ConfigError(
+            f"objective is {objective!r}, which needs pairs with scores or 0/1 labels; name their columns with --pair "
+            "and --label, or leave it out"
+        )
+    if rated and objective != "contrastive":
+        return _read_rated_pairs(source, objective or "cosent")
+    return _read_positives(source, rated=rated)
+
+
+def _read_rated_pairs(source: Source, objective: SimilarityObjective) -> SimilarityData:
+    """Pairs with scores or 0/1 labels; without a dev file, a tenth of them is held out."""
+    columns = RowSettings(source.text, source.pair, source.label, on_bad_row=source.on_bad_row)
+    pairs = read_scored_pairs(source.data, columns)
+    if len(set(pairs.scores)) < 2:
+        raise DataError(
+            f"{source.data}: every label in {source.label!r} is {pairs.scores[0]:g}, so there is no order to learn; "
+            "expected scores or both 0 and 1; --objective contrastive takes every pair as belonging together"
+        )
+    notes = [f"objective {objective}: {source.label!r} has {pairs.described} ({len(pairs):,} pairs)"]
+    notes += [f"{pairs.skipped} bad training rows were skipped"] if pairs.skipped else []
+    dev: ScoredPairs | QuestionAnswers
+    if source.dev is not None:
+        dev = read_rated(source, source.dev)
+    else:
+        pairs, dev = split_dev(pairs)
+        notes.append(f"no --dev file: {len(dev)} of the training rows, a tenth, are kept for scoring")
+    return SimilarityData(pairs.firsts, pairs.seconds, dev, pairs.scores, tuple(notes))
+
+
+def _read_positives(source: Source, *, rated: bool) -> SimilarityData:
     """Texts, each of them once: the same text twice in a batch would be its own wrong answer."""
-    if is_table(source.data):
+    notes: tuple[str, ...] = ()
+    if rated:
+        both, notes = _read_labelled_positives(source)
+    elif is_table(source.data):
         rows = read_rows(source.data, text=source.text, pair=source.pair, on_bad_row=source.on_bad_row or "stop")
-        both = [(row.text, row.pair) for row in rows]
+        both, unused = [], set[str]()
+        for row in rows:
+            both.append((row.text, row.pair))
+            unused |= row.fields.keys()
+        unused -= {source.text, source.pair or source.text}
+        if source.pair is not None and unused:
+            notes = (
+                f"every pair is taken as belonging together; not read: {', '.join(sorted(unused))} (name a column "
+                "with scores or 0/1 labels with --label)",
+            )
     else:
         both = [(line, None) for document in read_documents([source.data]) for line in document]
     partners = dict(reversed(both))  # of a text that comes twice, its first partner
     texts = list(dict.fromkeys(text for text, _ in both))
     if len(texts) < 2:
         raise DataError(f"{source.data}: {len(texts)} different texts; some hundreds at the least were expected")
-    dev: ScoredPairs | list[str]
+    dev: ScoredPairs | QuestionAnswers | list[str]
     if source.dev is not None:
-        columns = RowSettings(source.text, source.pair, source.label, on_bad_row=source.on_bad_row)
-        dev = read_scored_pairs(source.dev, columns)
+        dev = read_rated(source, source.dev)
     else:
         every = round(1 / DEV_SHARE)
         dev = texts[every - 1 :: every][:_LOOKED_AT] if len(texts) >= 2 * every else texts
     paired = [partner for text in texts if (partner := partners[text]) is not None]
-    return SimilarityData(texts, paired or None, dev)
+    return SimilarityData(texts, paired or None, dev, notes=notes)
+
+
+def _read_labelled_positives(source: Source) -> tuple[list[tuple[str, str | None]], tuple[str, ...]]:
+    """Pairs with labels, for ``--objective contrastive``: those labelled 0 do not belong together."""
+    rows = list(
+        read_rows(
+            source.data,
+            text=source.text,
+            pair=source.pair,
+            label=source.label,
+            on_bad_row=source.on_bad_row or "stop",
+        )
+    )
+    if {row.label for row in rows} <= {"0", "1", "0.0", "1.0"}:
+        kept = [(row.text, row.pair) for row in rows if row.label in ("1", "1.0")]
+        return kept, (f"{len(rows) - len(kept)} of {len(rows)} pairs are labelled 0 and left out by contrastive",)
+    note = f"objective contrastive: every pair is taken as belonging together; {source.label!r} is not used"
+    return [(row.text, row.pair) for row in rows], (note,)
 
 
 def _start(
@@ -163,24 +278,32 @@ def _start(
 
 
 def _batches(
-    data: SimilarityData, tuned: ModelFolder, settings: ResolvedSettings, wrapped: Model, progress: Progress
+    data: SimilarityData,
+    tuned: ModelFolder,
+    settings: ResolvedSettings,
+    objective: SimilarityObjective,
+    wrapped: Model,
+    progress: Progress,
 ) -> TaskBatches:
-    """A text and its partner, or itself again, an item; of like length in a batch, or length would tell partners."""
+    """A text and its partner, or itself again, an item; where partners are to be found, of like length in a batch."""
     tokenizer = tuned.tokenizer
     firsts = tokenizer.encode_batch(data.texts)
     seconds = firsts if data.partners is None else tokenizer.encode_batch(data.partners)
-    items = [Item(both, 0) for both in zip(firsts, seconds, strict=True)]
+    targets: list[float] | list[int] = [0] * len(firsts)
+    if objective != "contrastive" and data.scores is not None:
+        targets = data.cosine_targets if objective == "cosine" else data.scores
+    items = [Item((one, other), target) for one, other, target in zip(firsts, seconds, targets, strict=True)]
     report_truncated(items, tokenizer.max_length, progress)
+    # With lengths that differ, length would tell which texts are partners.
+    alike = objective == "contrastive"
     return TaskBatches(
-        items, settings.batch_size, settings.seed, tokenizer.pad_id, wrapped.device, similar_lengths=True
+        items, settings.batch_size, settings.seed, tokenizer.pad_id, wrapped.device, similar_lengths=alike
     )
 
 
 def _score(model: Model, data: SimilarityData) -> dict[str, float]:
-    if isinstance(data.dev, ScoredPairs):
-        vectors = model.embed([*data.dev.firsts, *data.dev.seconds])
-        firsts, seconds = vectors[: len(data.dev.firsts)], vectors[len(data.dev.firsts) :]
-        return {"spearman": agreement(firsts, seconds, data.dev.scores)}
+    if not isinstance(data.dev, list):
+        return data.dev.score(*embed_both(model, data.dev))
     spread = geometry(model.embed(data.dev))
     return {"anisotropy": spread.anisotropy, "uniformity": spread.uniformity}
 
