@@ -1,4 +1,4 @@
-"""``cloze finetune`` and ``evaluate``; tables of several runs: a grid, seeds, folds, or all of GLUE."""
+"""``cloze finetune`` and ``evaluate``; tables of several runs: a grid, seeds, folds, or all of GLUE or CLUE."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -64,7 +64,7 @@ HERE = Machine()
 ROWS = RowSettings()
 TASKS = (
     "classify, multilabel, regress, tag, answer or choose for your own files; or a published task: mrpc, sst-2, "
-    "squad, squad2, swag, conll, ..."
+    "squad, squad2, swag, conll, tnews, c3, ..."
 )
 BLANKS = MlmEvaluationSettings()
 
@@ -72,7 +72,7 @@ BLANKS = MlmEvaluationSettings()
 def finetune(
     task: Annotated[
         str,
-        Parameter(help=f"similarity, correction, or glue for all of it; else {TASKS}"),
+        Parameter(help=f"similarity, correction, or glue or clue for all of it; else {TASKS}"),
     ],
     data: Annotated[Path, Parameter(help="A file of your own, or the folder of a published task.")],
     /,
@@ -103,20 +103,20 @@ def finetune(
     with Reporter() as reporter:
         run = _choose(task, search, similarity)
         folder = run(source, model, out, settings=settings, device=machine.use(), fresh=fresh, progress=reporter)
-    print_search(folder, json) if task == "glue" or search.several else print_results(folder, json)
+    print_search(folder, json) if task in ("glue", "clue") or search.several else print_results(folder, json)
 
 
 def _choose(task: str, search_settings: SearchSettings, similarity: SimilaritySettings) -> Callable[..., Path]:
-    """Return the function for one run, a search over several, or all of GLUE."""
+    """Return the function for one run, a search over several, or all of GLUE or CLUE."""
     from cloze.tasks.registry import is_unlabelled
 
     check_similarity_settings(task, similarity)
     if is_unlabelled(task) and search_settings.several:
         raise ConfigError(f"{task} is one run; leave out --grid, --seeds and --folds")
-    if task == "glue":
-        from cloze.train.finetuning.glue import finetune_glue
+    if task in ("glue", "clue"):
+        from cloze.train.finetuning.glue import finetune_clue, finetune_glue
 
-        return partial(finetune_glue, search_settings=search_settings)
+        return partial(finetune_glue if task == "glue" else finetune_clue, search_settings=search_settings)
     if search_settings.several:
         from cloze.train.finetuning.search import search
 
@@ -127,7 +127,9 @@ def _choose(task: str, search_settings: SearchSettings, similarity: SimilaritySe
 
 
 def evaluate(
-    task: Annotated[str, Parameter(help=f"mlm for any text; correction for mistakes; similarity for vectors; else {TASKS}")],
+    task: Annotated[
+        str, Parameter(help=f"mlm for any text; correction for mistakes; similarity for vectors; else {TASKS}")
+    ],
     data: Annotated[
         list[Path], Parameter(help="Text files for mlm; else a file of your own, or the folder of a published task.")
     ],
@@ -188,6 +190,8 @@ def _print_evaluation(evaluation: "Evaluation", out: Path | None, json: bool) ->
         print_table(("metric", "value"), [(name, f"{value:.4f}") for name, value in evaluation.metrics.items()])
         if evaluation.skipped:
             print(f"{evaluation.skipped} bad rows were skipped")
+        if evaluation.unlabelled:
+            print(f"{evaluation.unlabelled} rows that are marked as having no label were skipped")
 
 
 def _check_flags(task: str, split: str, blanks: MlmEvaluationSettings, correction: CorrectionSettings) -> None:

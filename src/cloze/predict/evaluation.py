@@ -53,7 +53,8 @@ def evaluate(
     examples = read_examples(source, names or None, split)
     metrics = spec.metrics_for(LabelSet(names) if names else None)
     options = {} if longest is None else {"longest": longest}
-    return replace(evaluate_examples(loaded, spec.kind, examples, metrics, **options), skipped=examples.skipped)
+    evaluation = evaluate_examples(loaded, spec.kind, examples, metrics, **options)
+    return replace(evaluation, skipped=examples.skipped, unlabelled=getattr(examples, "unlabelled", 0))
 
 
 def _evaluate_similarity(

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cloze.errors import ConfigError, did_you_mean
+from cloze.tasks import clue
 from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.answering.kind import read_other_splits as read_other_questions
 from cloze.tasks.answering.squad_files import CMRC, SQUAD, SQUAD2, read_squad
@@ -120,8 +121,20 @@ PUBLISHED: dict[str, TaskSpec] = {
         for name, files, always, metrics in (
             ("squad", SQUAD, True, ("f1", "exact_match")),
             ("squad2", SQUAD2, False, ("f1", "exact")),
-            ("cmrc", CMRC, True, ("f1", "em", "average")),
         )
+    },
+    **{
+        name: TaskSpec(
+            ANSWER,
+            ("f1", "em", "average"),
+            partial(clue.read_clue_squad, files),
+            partial(clue.read_other_clue_questions, files),
+        )
+        for name, files in (("cmrc", CMRC), ("drcd", clue.DRCD))
+    },
+    **{
+        name: TaskSpec(kind, kind.metrics, partial(clue.read_clue, name), partial(clue.read_clue_test, name))
+        for name, kind in (("chid", CHOOSE), ("c3", CHOOSE), ("cluener", TAG))
     },
     "swag": TaskSpec(CHOOSE, CHOOSE.metrics, read_swag),
     "arc": TaskSpec(CHOOSE, CHOOSE.metrics, read_arc, read_arc_test),
@@ -143,6 +156,10 @@ class TaskData:
 def find_task(name: str) -> TaskSpec:
     """Return the task of that name, in any case."""
     key = task_key(name)
+    if key == "clue":
+        raise ConfigError(
+            f"clue is several tasks; name one of them: {', '.join(clue.CLUE)}; cloze finetune clue runs all"
+        )
     if key == "glue":
         raise ConfigError(f"glue is several tasks; name one of them: {', '.join(GLUE)}; cloze finetune glue runs all")
     if key in PUBLISHED:
@@ -216,4 +233,8 @@ def read_examples(source: Source, labels: Sequence[str] | None, split: str = "de
 
 
 def _skipped(name: str, examples: Examples) -> tuple[str, ...]:
-    return (f"{examples.skipped} bad {name} rows were skipped",) if examples.skipped else ()
+    unlabelled = getattr(examples, "unlabelled", 0)
+    notes = (f"{examples.skipped} bad {name} rows were skipped",) if examples.skipped else ()
+    return (
+        (*notes, f"{unlabelled} {name} rows that are marked as having no label were skipped") if unlabelled else notes
+    )

@@ -35,11 +35,13 @@ class Evaluation:
     files: Mapping[str, Any] = field(default_factory=dict)  # of official scripts: name -> JSON value or text
     errors: Sequence[float] | None = None  # absolute error of each row, where predictions are numbers
     skipped: int = 0  # rows that could not be used
+    unlabelled: int = 0  # rows of a published file that are marked as having no label
 
     def results(self) -> dict[str, Any]:
         """Return what ``eval_results.json`` holds."""
         results: dict[str, Any] = {**self.metrics, "rows": len(self.predictions)}
         results |= {"skipped": self.skipped} if self.skipped else {}
+        results |= {"unlabelled": self.unlabelled} if self.unlabelled else {}
         return {**results, "degenerate": self.degenerate} if self.degenerate else results
 
     @property

@@ -5,7 +5,7 @@ says. What is wrong with the whole file always stops it. Imports nothing heavy: 
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -91,6 +91,8 @@ class Columns:
     label: str | None = None
     several: bool = False  # a row may bear any number of labels
     skippable: bool = True  # whether the caller has an option to skip bad rows
+    unlabelled: frozenset[str] = frozenset()  # what a published file writes where a row has no label
+    convert: Callable[[Record], Record] | None = None  # of a published file whose texts are made from several cells
 
     @property
     def otherwise(self) -> str:
@@ -109,6 +111,7 @@ class RowFile:
         self.path = path
         self.columns = columns
         self.skipped = 0
+        self.unlabelled = 0  # rows that are marked as having no label
         self.problem: str | None = None  # the first bad row's
         self._header = header
         self._on_bad_row = on_bad_row
@@ -119,7 +122,7 @@ class RowFile:
             self._opened = None
 
     def __iter__(self) -> Iterator[Row]:
-        self.skipped, self.problem = 0, None
+        self.skipped, self.unlabelled, self.problem = 0, 0, None
         count = 0
         table, self._opened = self._opened or self._open(), None
         with closing(table):
@@ -140,7 +143,11 @@ class RowFile:
     def _good_rows(self, table: Table) -> Iterator[Row]:
         while True:
             try:
-                yield make_row(next(table), self.columns)
+                row = make_row(next(table), self.columns)
+                if row.label is not None and row.label in self.columns.unlabelled:
+                    self.unlabelled += 1
+                else:
+                    yield row
             except StopIteration:
                 return
             except RowError as error:
@@ -150,6 +157,8 @@ class RowFile:
                 self.problem = self.problem or str(error)
 
     def _nothing(self) -> DataError:
+        if self.unlabelled:
+            return DataError(f"{self.path}: no row has a label ({self.unlabelled} are marked as having none)")
         if self.problem is None:
             return DataError(f"{self.path} has no rows below its header; expected at least one")
         return DataError(f"{self.path}: all of its {self.skipped} rows are bad; the first: {self.problem}")
@@ -165,16 +174,22 @@ def read_rows(
     on_bad_row: OnBadRow = "stop",
     header: Sequence[str] | None = None,
     skippable: bool = True,
+    unlabelled: frozenset[str] = frozenset(),
+    convert: Callable[[Record], Record] | None = None,
 ) -> RowFile:
     """Open a CSV, TSV, JSONL or Parquet file by column names; ``header`` is for a file without one.
 
-    ``skippable`` says whether there is an ``--on-bad-row`` to name as a way out.
+    ``skippable`` says whether there is an ``--on-bad-row`` to name as a way out; ``unlabelled`` is what stands for a
+    label in rows that have none, which are counted and left out; ``convert`` makes the cells that are named.
     """
-    return RowFile(Path(path), Columns(text, pair, label, several, skippable), header, on_bad_row)
+    columns = Columns(text, pair, label, several, skippable, unlabelled, convert)
+    return RowFile(Path(path), columns, header, on_bad_row)
 
 
 def make_row(record: Record, columns: Columns) -> Row:
     """Return the row of a record; raise ``RowError`` if a text or label is invalid."""
+    if columns.convert is not None:
+        record = columns.convert(record)
     for name in columns.names():
         if name not in record.cells:
             raise RowError(f"{record.place}: this row has no {name!r}{_offer(name, list(record.cells))}")
@@ -203,6 +218,8 @@ def _text_of(record: Record, name: str, otherwise: str) -> str:
 
 def _label_of(record: Record, name: str, columns: Columns) -> str:
     value = record.cells[name]
+    if "" in columns.unlabelled and value in (None, ""):
+        return ""
     if columns.several and isinstance(value, list) and all(type(label) in (str, int) for label in value):
         labels = [str(label) for label in value]
         for label in labels:

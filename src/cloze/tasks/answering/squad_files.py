@@ -95,7 +95,7 @@ def look_for(folder: Path, name: str) -> Path | None:
 
 def json_questions(path: Path) -> Iterator[Record]:
     """Yield the questions of a file in SQuAD's form, with the context beside."""
-    for number, article in enumerate(_list(_read_json(path), "data", str(path))):
+    for number, article in enumerate(_list(read_json_file(path, "SQuAD"), "data", str(path))):
         for part, paragraph in enumerate(_list(article, "paragraphs", f"{path}: data[{number}]")):
             place = f"{path}: data[{number}].paragraphs[{part}]"
             for index, question in enumerate(_list(paragraph, "qas", place)):
@@ -217,19 +217,20 @@ def _named(given: str, usual: str, own: str) -> str:
     return own if given == usual else given
 
 
-def _read_json(path: Path) -> Any:
+def read_json_file(path: Path, form: str) -> Any:
+    """Read a JSON file that may be compressed; ``form`` names whose form was expected."""
     try:
         with open_file(path) as stream:
             content = stream.read(LARGEST_JSON + 1)
     except BROKEN_ARCHIVE as error:
         raise DataError(f"{path}: cannot be decompressed ({error}); it is damaged or cut short") from error
     if len(content) > LARGEST_JSON:
-        raise DataError(f"{path}: more than {LARGEST_JSON // 2**20} MB; expected a file in the form of SQuAD")
+        raise DataError(f"{path}: more than {LARGEST_JSON // 2**20} MB; expected a file in the form of {form}")
     try:
         return json.loads(content)
     # UnicodeDecodeError and too many digits are ValueErrors as well; deep nesting exhausts the recursion limit.
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not JSON ({str(error)[:80]}); expected a file in the form of SQuAD") from error
+        raise DataError(f"{path}: not JSON ({str(error)[:80]}); expected a file in the form of {form}") from error
 
 
 def _list(value: Any, name: str, place: str) -> list[Any]:

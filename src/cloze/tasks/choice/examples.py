@@ -137,7 +137,7 @@ def _arc_json(row: Row) -> Choice:
     choices = question.get("choices") if isinstance(question, dict) else None
     if not isinstance(stem, str) or not isinstance(choices, list) or not all(isinstance(one, dict) for one in choices):
         raise RowError(f"{row.place}: 'question' is {question!r:.40}; expected an object with stem and choices")
-    options = _checked([one.get("text") for one in choices], row.place)
+    options = checked_options([one.get("text") for one in choices], row.place)
     return Choice(
         row.place, stem, options, _key(row.label or "", [str(one.get("label")) for one in choices], row.place)
     )
@@ -162,12 +162,13 @@ def _options(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
         cells = [row.fields[name] for name in columns]
         while cells and cells[-1] in (None, ""):
             cells.pop()
-        return _checked(cells, row.place)
+        return checked_options(cells, row.place)
     value = row.fields[columns[0]]
-    return _checked(value if isinstance(value, list) else str(value).split(SEVERAL), row.place)
+    return checked_options(value if isinstance(value, list) else str(value).split(SEVERAL), row.place)
 
 
-def _checked(options: Sequence[object], place: str) -> tuple[str, ...]:
+def checked_options(options: Sequence[object], place: str) -> tuple[str, ...]:
+    """Return the options of a row; raise ``RowError`` unless they are at least two texts."""
     texts = tuple(option.strip() for option in options if isinstance(option, str) and option.strip())
     if len(texts) != len(options):
         raise RowError(f"{place}: the options are {list(options)!r:.60}; expected texts, none of them empty")

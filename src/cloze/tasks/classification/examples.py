@@ -33,6 +33,7 @@ class LabelledTexts:
     targets: Targets | None
     places: list[str]
     skipped: int = 0  # rows that could not be used
+    unlabelled: int = 0  # rows of a published file that are marked as having no label
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -45,6 +46,7 @@ class LabelledTexts:
             targets=None if self.targets is None else [self.targets[index] for index in indices],
             places=[self.places[index] for index in indices],
             skipped=self.skipped,
+            unlabelled=self.unlabelled,
         )
 
     def strata(self) -> Targets | None:
@@ -172,7 +174,7 @@ def _read(targets: TargetType, rows: RowFile, source: Source, labels: LabelSet |
 
 def _count_skipped(rows: RowFile, examples: LabelledTexts) -> LabelledTexts:
     """Add the rows that could not be read to those that were skipped."""
-    return replace(examples, skipped=examples.skipped + rows.skipped)
+    return replace(examples, skipped=examples.skipped + rows.skipped, unlabelled=rows.unlabelled)
 
 
 _LABELLED: dict[TargetType, tuple[Callable[..., LabelSet], Callable[..., LabelledTexts]]] = {

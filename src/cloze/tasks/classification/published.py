@@ -4,20 +4,21 @@ GLUE (Wang et al. 2019): a folder is read as the download unpacks it: tab-separa
 header, MRPC with a byte-order mark. Test files have no labels. ``main`` is the metric that the BERT paper reports.
 
 Chinese tasks: reviews, paraphrases and sentence similarity. Pairs are lines of two texts and a label, tab-separated,
-without a header (LCQMC, AFQMC and STS-B as most collections have them), or CLUE's JSON, one object per line. A quote is
-a character like any other.
+without a header (LCQMC, AFQMC and STS-B as most collections have them), or CLUE's JSON (Xu et al. 2020), one object per
+line. A quote is a character like any other. ``cloze.tasks.clue`` has the tasks of CLUE that are not labels of texts.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.files import COMPRESSED
+from cloze.lines import RowError
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.rows import OnBadRow, RowFile, read_rows
-from cloze.tasks.tables import open_table
+from cloze.tasks.tables import Record, open_table
 
 FILES = {"train": "train.tsv", "dev": "dev.tsv", "test": "test.tsv"}
 BINARY = LabelSet(("0", "1"))
@@ -41,6 +42,9 @@ class PublishedTask:
     headers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     on_bad_row: OnBadRow = "stop"
     test_labels: bool = False  # whether the test rows bear their labels
+    other_folders: tuple[str, ...] = ()  # other names of the folder
+    unlabelled: frozenset[str] = frozenset()  # what stands for the label where annotators did not agree on one
+    convert: Callable[[Record], Record] | None = None  # makes the columns that are named above
 
     def is_labelled(self, split: str) -> bool:
         """Whether the rows of a split bear labels."""
@@ -65,6 +69,8 @@ def read_split(
         label=task.label if task.is_labelled(split) else None,
         on_bad_row=on_bad_row or task.on_bad_row,
         header=task.headers.get(split),
+        unlabelled=task.unlabelled,
+        convert=task.convert,
     )
 
 
@@ -84,8 +90,7 @@ def find_split(task: PublishedTask, folder: Path, split: str, *, missing_ok: boo
     """Return the file of a split, plain or compressed; None if it may be missing and is."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; expected the one with {task.folder} inside, or that itself")
-    own = folder / task.folder
-    home = own if own.is_dir() else folder
+    home = find_home(folder, (task.folder, *task.other_folders))
     names = task.files[split]
     plain = [home / name for name in ((names,) if isinstance(names, str) else names)]
     for path in plain:
@@ -96,6 +101,11 @@ def find_split(task: PublishedTask, folder: Path, split: str, *, missing_ok: boo
         return None
     wanted = " or ".join(path.name for path in plain)
     raise DataError(f"{home} has no {wanted} (nor one of them compressed); expected {task.folder} as published")
+
+
+def find_home(folder: Path, names: Iterable[str]) -> Path:
+    """Return the folder of a task inside one that holds several; that itself if none of these names is in it."""
+    return next((own for name in names if (own := folder / name).is_dir()), folder)
 
 
 MNLI_FILES = {
@@ -195,7 +205,76 @@ def _files(*names: str) -> dict[str, tuple[str, ...]]:
     return {split: tuple(name.format(split) for name in names) for split in ("train", "dev", "test")}
 
 
+def clue_folders(name: str) -> tuple[str, ...]:
+    """Return the usual names of the folder of a task of CLUE: its archives are called ``tnews_public.zip``."""
+    return (name, f"{name}_public", name.upper(), f"{name.upper()}_public")
+
+
+def _mark_keywords(record: Record) -> Record:
+    """CSL: the keywords beside the abstract, as one text."""
+    words = record.cells.get("keyword")
+    if not isinstance(words, list) or not words or not all(isinstance(word, str) for word in words):
+        raise RowError(f"{record.place}: 'keyword' is {words!r:.40}; expected a list of texts")
+    return Record(record.place, {**record.cells, "keyword": " ".join(words)})
+
+
+def _mark_spans(record: Record) -> Record:
+    """WSC: the text with _ around the noun and [ ] around the pronoun, as CLUE's own baseline marks them."""
+    text, target = record.cells.get("text"), record.cells.get("target")
+    if not isinstance(text, str) or not isinstance(target, dict):
+        raise RowError(f"{record.place}: expected 'text' and an object 'target' with span1_text, span1_index, ...")
+    marks = []
+    for name, before, after in (("span1", "_", "_"), ("span2", "[", "]")):
+        span, start = target.get(f"{name}_text"), target.get(f"{name}_index")
+        if not isinstance(span, str) or type(start) is not int or not text.startswith(span, max(0, start)):
+            raise RowError(
+                f"{record.place}: {name} is {span!r:.40} at {start!r:.20}, which does not stand there in 'text'"
+            )
+        marks += [(start, 1, before), (start + len(span), 0, after)]
+    for place, _, mark in sorted(marks, reverse=True):
+        text = text[:place] + mark + text[place:]
+    return Record(record.place, {**record.cells, "text": text})
+
+
+NLI = LabelSet(("contradiction", "entailment", "neutral"))
+# OCNLI and CMNLI write - where the annotators did not agree; copies of test files write -1, or nothing.
+UNLABELLED = frozenset({"-", "-1", ""})
+TNEWS = LabelSet(tuple(str(code) for code in range(100, 117) if code not in (105, 111)))
+IFLYTEK = LabelSet(tuple(map(str, range(119))))
+
+
+def _clue(
+    name: str,
+    text: str,
+    labels: LabelSet,
+    pair: str | None = None,
+    *,
+    files: tuple[str, ...] = ("{}.json",),
+    folders: tuple[str, ...] = (),
+    convert: Callable[[Record], Record] | None = None,
+) -> PublishedTask:
+    """Return a task of CLUE as its archive unpacks it; the labels of the test rows are not published."""
+    return PublishedTask(
+        name,
+        name,
+        text,
+        pair,
+        "label",
+        labels,
+        files=_files(*files),
+        other_folders=(*clue_folders(name), *folders),
+        unlabelled=UNLABELLED,
+        convert=convert,
+    )
+
+
 CHINESE: dict[str, PublishedTask] = {
+    "tnews": _clue("tnews", "sentence", TNEWS),
+    "iflytek": _clue("iflytek", "sentence", IFLYTEK),
+    "ocnli": _clue("ocnli", "sentence1", NLI, "sentence2", files=("{}.json", "{}.50k.json")),
+    "cmnli": _clue("cmnli", "sentence1", NLI, "sentence2"),
+    "csl": _clue("csl", "keyword", BINARY, "abst", convert=_mark_keywords),
+    "wsc": _clue("wsc", "text", LabelSet(("false", "true")), folders=clue_folders("cluewsc2020"), convert=_mark_spans),
     "chnsenticorp": PublishedTask(
         "chnsenticorp", "chnsenticorp", text="text_a", pair=None, label="label", test_labels=True
     ),
@@ -218,6 +297,8 @@ CHINESE: dict[str, PublishedTask] = {
         label="label",
         files=_files("{}.txt", "{}.json"),
         headers=_HEADERS | {"test": PAIR[:2]},
+        other_folders=clue_folders("afqmc"),
+        unlabelled=UNLABELLED,
     ),
     "sts-b-zh": PublishedTask(
         "sts-b-zh",

@@ -144,7 +144,7 @@ def read_published_tags(files: Files, source: Source, split: str, labels: LabelS
     else:
         path = source.data if source.data.is_file() else _find(source.data, files[split])
     on_bad_row = source.on_bad_row or "stop"
-    return _read(path, read_columns(path, on_bad_row=on_bad_row), labels, on_bad_row)
+    return tag_examples(path, read_columns(path, on_bad_row=on_bad_row), labels, on_bad_row)
 
 
 def read_own_tags(source: Source, split: str, labels: LabelSet | None) -> Read:
@@ -156,7 +156,7 @@ def read_own_tags(source: Source, split: str, labels: LabelSet | None) -> Read:
     else:
         word, tag = column_numbers(source, path)
         found = read_columns(path, on_bad_row=on_bad_row, word=word, tag=tag)
-    return _read(path, found, labels, on_bad_row)
+    return tag_examples(path, found, labels, on_bad_row)
 
 
 def column_numbers(source: Source, path: Path) -> tuple[int, int]:
@@ -266,7 +266,7 @@ def _find(folder: Path, names: Sequence[str]) -> Path:
     raise DataError(f"{folder} has no {' or '.join(names)} (nor one of them compressed); check the folder")
 
 
-def _read(path: Path, found: Sentences, labels: LabelSet | None, on_bad_row: OnBadRow) -> Read:
+def tag_examples(path: Path, found: Sentences, labels: LabelSet | None, on_bad_row: OnBadRow) -> Read:
     """Convert sentences to examples with tag indices in the training label set."""
     given = labels.names if labels is not None else (tag for one in found.sentences for tag in one.tags)
     read_tags = normalize_tags if have_entity_prefixes(given) else attrgetter("tags")

@@ -1,6 +1,6 @@
-"""``cloze finetune glue``: fine-tune on every GLUE task whose files exist, over the same seeds, and average."""
+"""``cloze finetune glue`` and ``clue``: fine-tune on every task whose files exist, over the same seeds, and average."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from cloze.predict import evaluate, load
 from cloze.predict.submission import write_submission
 from cloze.progress import Progress, Silent
 from cloze.tasks.classification.published import GLUE, PublishedTask, find_split
+from cloze.tasks.clue import CLUE, has_splits
 from cloze.tasks.registry import find_task
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.checks import check_kind
@@ -48,26 +49,93 @@ def finetune_glue(
         The folder ``out``.
     """
     progress, out = progress or Silent(), Path(out)
-    if search_settings is not None and search_settings.folds:
-        raise ConfigError("GLUE has dev sets; leave out --folds")
-    if source.dev is not None:
-        raise ConfigError("every task of GLUE has dev rows of its own; leave out --dev, or name one task")
+    _check_suite("GLUE", source, search_settings)
     tasks = [task for task in GLUE.values() if _has_files(task, source.data)]
     if not tasks:
         raise DataError(f"{source.data}: no GLUE task with train and dev files is there; expected MRPC/train.tsv, ...")
-    absent = sorted(set(GLUE) - {task.name for task in tasks})
-    if absent:
-        progress.say(f"skipped, no files: {', '.join(absent)}")
-    for task in tasks:
-        check_kind(find_task(task.name).kind, settings or FinetuneSettings())  # fail now, not after hours of training
+    run_task = _task_runner(model, out, settings, search_settings, device, fresh, progress)
+    absent = _report_absent(GLUE, [task.name for task in tasks], settings, progress)
     scores: dict[str, Any] = {}
     for task in tasks:
-        progress.say(f"{task.name}:")
         task_source = replace(source, task=task.name)
+        scores[task.name], run = run_task(task_source)
+        tuned = load(run, device=device)
+        if task.name == "mnli" and find_split(task, source.data, "dev_mismatched", missing_ok=True):
+            scores["mnli"]["mismatched"] = evaluate(tuned, task_source, split="dev_mismatched").metrics[task.main]
+        write_submission(tuned, task, source.data, out / SUBMISSION)
+    replace_json(out / RESULTS, {"average": _average(scores), "tasks": scores, "absent": absent})
+    return out
+
+
+def finetune_clue(
+    source: Source,
+    model: str | Path,
+    out: str | Path,
+    *,
+    settings: FinetuneSettings | None = None,
+    search_settings: SearchSettings | None = None,
+    device: str | None = None,
+    fresh: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """Fine-tune on each task of CLUE and evaluate on its dev rows; the arguments are those of ``finetune_glue``.
+
+    Returns:
+        The folder ``out``, with a run per task and the average of the tasks.
+    """
+    progress, out = progress or Silent(), Path(out)
+    _check_suite("CLUE", source, search_settings)
+    if not source.data.is_dir():
+        raise DataError(f"{source.data} is not a folder; expected the one with the folders of CLUE's tasks")
+    tasks = [name for name in CLUE if has_splits(name, source.data)]
+    if not tasks:
+        raise DataError(
+            f"{source.data}: no CLUE task with train and dev files is there; expected tnews/train.json, ..."
+        )
+    run_task = _task_runner(model, out, settings, search_settings, device, fresh, progress)
+    absent = _report_absent(CLUE, tasks, settings, progress)
+    scores = {name: run_task(replace(source, task=name))[0] for name in tasks}
+    average = sum(score["mean"] for score in scores.values()) / len(scores)
+    replace_json(out / RESULTS, {"average": average, "tasks": scores, "absent": absent})
+    return out
+
+
+def _check_suite(suite: str, source: Source, search_settings: SearchSettings | None) -> None:
+    if search_settings is not None and search_settings.folds:
+        raise ConfigError(f"{suite} has dev sets; leave out --folds")
+    if source.dev is not None:
+        raise ConfigError(f"every task of {suite} has dev rows of its own; leave out --dev, or name one task")
+
+
+def _report_absent(
+    suite: Iterable[str], present: Sequence[str], settings: FinetuneSettings | None, progress: Progress
+) -> list[str]:
+    """Check the settings for every task, before hours of training; report and return the tasks without files."""
+    for name in present:
+        check_kind(find_task(name).kind, settings or FinetuneSettings())
+    absent = sorted(set(suite) - set(present))
+    if absent:
+        progress.say(f"skipped, no files: {', '.join(absent)}")
+    return absent
+
+
+def _task_runner(
+    model: str | Path,
+    out: Path,
+    settings: FinetuneSettings | None,
+    search_settings: SearchSettings | None,
+    device: str | None,
+    fresh: bool,
+    progress: Progress,
+) -> Callable[[Source], tuple[dict[str, Any], Path]]:
+    """Return a function that fine-tunes on one task and returns its scores and its folder."""
+
+    def run_task(source: Source) -> tuple[dict[str, Any], Path]:
+        progress.say(f"{source.task}:")
         run = search(
-            task_source,
+            source,
             model,
-            out / task.name,
+            out / source.task,
             settings=settings,
             search_settings=search_settings,
             device=device,
@@ -75,13 +143,9 @@ def finetune_glue(
             progress=progress,
         )
         results = Run(run).results()
-        scores[task.name] = {name: results[name] for name in ("metric", "mean", "deviation")}
-        tuned = load(run, device=device)
-        if task.name == "mnli" and find_split(task, source.data, "dev_mismatched", missing_ok=True):
-            scores["mnli"]["mismatched"] = evaluate(tuned, task_source, split="dev_mismatched").metrics[task.main]
-        write_submission(tuned, task, source.data, out / SUBMISSION)
-    replace_json(out / RESULTS, {"average": _average(scores), "tasks": scores, "absent": absent})
-    return out
+        return {name: results[name] for name in ("metric", "mean", "deviation")}, run
+
+    return run_task
 
 
 def _average(scores: Mapping[str, Mapping[str, Any]]) -> float:
