@@ -62,10 +62,7 @@ class Lines(Iterator[str]):
                 self._inside_long_line = bool(piece) and not piece.endswith(b"\n")
             return self._stream.readline(LONGEST_LINE + 1)
         except BROKEN_ARCHIVE as error:
-            raise DataError(
-                f"{self.path}: cannot be decompressed after line {self.number} ({error}); "
-                "it is damaged or cut short: fetch or compress it again"
-            ) from error
+            raise broken_archive(self.path, self.number, error) from error
 
     def _decode(self, line: bytes) -> str:
         if b"\x00" in line:
@@ -82,6 +79,14 @@ class Lines(Iterator[str]):
                 "save the file as UTF-8",
                 _readable(line),
             ) from error
+
+
+def broken_archive(path: Path, line: int, error: Exception) -> DataError:
+    """Return the error of a compressed file that cannot be read beyond a line."""
+    return DataError(
+        f"{path}: cannot be decompressed after line {line} ({error}); "
+        "it is damaged or cut short: fetch or compress it again"
+    )
 
 
 def _readable(line: bytes) -> str:

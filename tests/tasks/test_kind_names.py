@@ -19,6 +19,7 @@ ALLOWED = {
     ("cli/prediction.py", "answer"): "a column of the output",
     ("cli/tagging.py", "tag"): "a column of the output",
     ("tasks/choice/examples.py", "answer"): "a column of ARC",
+    ("tasks/clue.py", "answer"): "a key of C3",
     **{
         (f"{module}.py", "correction"): "a way to mask"
         for module in (

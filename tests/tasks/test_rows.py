@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from cloze import lines
-from cloze.errors import DataError
-from cloze.tasks.rows import RowFile, read_rows
+from cloze.errors import ConfigError, DataError
+from cloze.tasks.registry import read_task
+from cloze.tasks.rows import RowFile, Source, read_rows
 
 
 def write(folder: Path, name: str, content: str | bytes) -> Path:
@@ -322,3 +323,72 @@ def test_a_quote_that_swallows_the_file_is_bounded(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(lines, "LONGEST_LINE", 100)
     path = write(tmp_path, "a.csv", 'text\n"stray\n' + "a row of words\n" * 50 + 'end"\n')
     assert message(path, on_bad_row="skip").startswith("a.csv:2: a quote opens in this row and does not close")
+
+
+def read_classes(path: Path, content: str, **columns: str) -> list[tuple[str, str | None]]:
+    path.write_text(content, encoding="utf-8")
+    source = Source("classify", path, **columns)
+    rows = read_rows(path, text=source.text, label=source.label, header=source.header(path))
+    return [(row.text, row.label) for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", '好看,1\n"不,好",0\n'),
+        ("a.csv", "好看\t1\n不,好\t0\n"),
+        ("a.csv", "好看;1\n不,好;0\n"),
+        ("a.tsv", "好看\t1\n不,好\t0\n"),
+        ("a.txt", "好看\t1\n不,好\t0\n"),
+        ("a.txt", '好看,1\n"不,好",0\n'),
+    ],
+)
+def test_files_without_a_header(name: str, content: str, tmp_path: Path) -> None:
+    expected = [("好看", "1"), ("不,好", "0")]
+    assert read_classes(tmp_path / name, content, columns="text, label") == expected
+    assert read_classes(tmp_path / name, content, columns="a,b", text="a", label="b") == expected
+
+
+def test_delimiters_of_a_file_with_a_header(tmp_path: Path) -> None:
+    for delimiter in ",;\t":
+        content = f'text{delimiter}label\n"a{delimiter}b"{delimiter}1\n'
+        assert read_classes(tmp_path / "a.csv", content) == [(f"a{delimiter}b", "1")]
+    assert read_classes(tmp_path / "one.txt", "a, b\n", columns="text", label="text") == [("a, b", "a, b")]
+
+
+@pytest.mark.parametrize("first", ["这家酒店很好。,1", "good,0", "a long way to go,pos", "x" * 50 + ",y", "1,1"])
+def test_a_first_row_of_data_is_no_header(first: str, tmp_path: Path) -> None:
+    message = (
+        r"a\.csv.*: the first row looks like data \(.*\), not like the names of columns; name them with --columns, "
+    )
+    with pytest.raises(DataError, match=message + "such as --columns text,label$"):
+        read_classes(tmp_path / "a.csv", f"{first}\nb,c\n")
+    with pytest.raises(DataError, match="has no column 'text'; it has: body, class; name one of these"):
+        read_classes(tmp_path / "a.csv", "body,class\nb,c\n")
+    (tmp_path / "a.csv").write_text(f"{first}\n", encoding="utf-8")
+    if first != "1,1":  # commands that predict have no --columns
+        with pytest.raises(DataError, match="has no column 'text'; it has: "):
+            list(read_rows(tmp_path / "a.csv", text="text", skippable=False))
+
+
+def test_columns_that_cannot_be(tmp_path: Path) -> None:
+    message = (
+        r"a.csv:1: 'text, label' is a header, but the columns were named as for a file without one; leave out --col"
+    )
+    with pytest.raises(DataError, match=message):
+        read_classes(tmp_path / "a.csv", "text,label\na,b\n", columns="text,label")
+    with pytest.raises(
+        ConfigError, match=r"columns is 'text,label', which is for CSV and TSV files without a header; "
+    ):
+        read_classes(tmp_path / "a.jsonl", '{"text": "a", "label": "b"}\n', columns="text,label")
+    for names in ("text,,label", "text,text", ""):
+        with pytest.raises(
+            ConfigError, match=r"columns is '.*'; expected different names with commas between, such as"
+        ):
+            Source("classify", tmp_path, columns=names)
+    with pytest.raises(
+        ConfigError, match=r"columns is 'a,b', but the files of tag have no header; name columns by num"
+    ):
+        read_task(Source("tag", tmp_path / "a.conll", columns="a,b"))
+    with pytest.raises(ConfigError, match=r"columns is 'a,b', but the files of tnews have no header; leave it out"):
+        read_task(Source("tnews", tmp_path, columns="a,b"))

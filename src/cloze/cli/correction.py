@@ -12,7 +12,7 @@ from cloze.cli.inputs import Inputs, Texts, read_arguments
 from cloze.cli.jobs import OPTIONS, Options, Row, TextPrediction, run_prediction
 from cloze.cli.outputs import write_rows
 from cloze.cli.resumable import file_state
-from cloze.tasks.correction.kind import CorrectionSettings
+from cloze.tasks.correction.kind import CORRECTION_NAME, CorrectionSettings
 from cloze.tasks.rows import RowSettings
 
 if TYPE_CHECKING:
@@ -120,7 +120,8 @@ def evaluate_correction(
     from cloze.tasks.correction.examples import correction_columns, read_corrections
     from cloze.tasks.correction.metrics import score_corrections
 
-    expected = read_corrections(data, *correction_columns(rows.text, rows.label), rows.on_bad_row)
+    header = rows.source(CORRECTION_NAME, data).header(data)
+    expected = read_corrections(data, *correction_columns(rows.text, rows.label), rows.on_bad_row, header)
     corrections = load(model, device=machine.use()).correct(expected.sources, settings)
     results = score_corrections(expected.sources, expected.targets, [correction.target for correction in corrections])
     if out is not None:

@@ -160,6 +160,8 @@ def evaluate(
     check_folder(out)
     _check_flags(task, split, blanks, correction)
     _check_longest(task, longest_answer)
+    if task == "mlm" and rows.columns is not None:
+        raise ConfigError(f"--columns is {rows.columns!r}, which is for rows of a task; leave it out for mlm")
     if task == "mlm":
         _evaluate_blanks(data, model, out, rows, blanks, machine, json)
         return

@@ -180,6 +180,9 @@ def find_published(name: str) -> PublishedTask | None:
 def _find_task_of(source: Source) -> TaskSpec:
     """Return the task of a source; refuse columns that would be silently ignored."""
     spec = find_task(source.task)
+    if source.columns is not None and (spec.published or spec.kind.inputs == "words"):
+        remedy = "leave it out" if spec.published else "name columns by number with --text and --label"
+        raise ConfigError(f"columns is {source.columns!r}, but the files of {source.task} have no header; {remedy}")
     for name, value in source.columns_named().items():
         if spec.published:
             raise ConfigError(

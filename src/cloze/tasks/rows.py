@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from cloze.errors import DataError, did_you_mean
+from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.lines import RowError
-from cloze.tasks.tables import Record, Table, open_table
+from cloze.tasks.tables import Record, Table, looks_like_data, no_header, open_table, table_ending
 
 OnBadRow = Literal["stop", "skip"]
 # The settings that name columns.
@@ -32,6 +32,8 @@ class RowSettings:
     """The column with the labels."""
     options: str = "options"
     """To choose: the column with a list of options, or the columns with one each, commas between."""
+    columns: str | None = None
+    """For CSV and TSV files without a header: the names of their columns, commas between, such as text,label."""
     on_bad_row: OnBadRow | None = None
     """stop, or skip and count; left out, to stop, unless the published files of the task are known to be bad."""
 
@@ -52,15 +54,32 @@ class Source:
     label: str = RowSettings.label
     on_bad_row: OnBadRow | None = RowSettings.on_bad_row
     options: str = RowSettings.options
+    columns: str | None = RowSettings.columns
 
     def __post_init__(self) -> None:
         # Python callers pass file names as strings.
         object.__setattr__(self, "data", Path(self.data))
         object.__setattr__(self, "dev", None if self.dev is None else Path(self.dev))
+        names = [] if self.columns is None else self.columns.split(",")
+        if self.columns is not None and (not all(map(str.strip, names)) or len(set(names)) < len(names)):
+            raise ConfigError(
+                f"columns is {self.columns!r}; expected different names with commas between, such as text,label"
+            )
 
     def recorded(self) -> dict[str, Any]:
         """Return the source as a run records it, to be compared when the run is resumed."""
         return {name: None if value is None else str(value) for name, value in asdict(self).items()}
+
+    def header(self, path: Path) -> tuple[str, ...] | None:
+        """Return the columns of a file without a header, as they were named; None if it has one."""
+        if self.columns is None:
+            return None
+        if table_ending(path) in (".jsonl", ".ndjson", ".json", ".parquet"):
+            raise ConfigError(
+                f"columns is {self.columns!r}, which is for CSV and TSV files without a header; the rows of {path} "
+                "name their columns: leave it out"
+            )
+        return tuple(name.strip() for name in self.columns.split(","))
 
     def columns_named(self) -> dict[str, str]:
         """Return the columns that differ from their defaults."""
@@ -137,6 +156,8 @@ class RowFile:
         for name in self.columns.names():
             if table.columns is not None and name not in table.columns:
                 table.close()
+                if self._header is None and self.columns.skippable and looks_like_data(table.columns):
+                    raise DataError(f"{self.path} has no column {name!r}: {no_header(table.columns)}")
                 raise DataError(f"{self.path} has no column {name!r}{_offer(name, table.columns)}")
         return table
 

@@ -1,20 +1,29 @@
 """Read tables (CSV, TSV, JSONL, Parquet) as records: cells by column name, with their place in the file.
 
 CSV follows RFC 4180: a quoted cell may hold commas, doubled quotes and line ends, and a record's place is the
-line on which it begins. TSV has no quoting at all, as in GLUE: a quote is a character like any other.
+line on which it begins. Tabs or semicolons may stand for the commas, as the first line shows. TSV has no quoting at
+all, as in GLUE: a quote is a character like any other.
 """
 
 import csv
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from cloze import lines
 from cloze.errors import DataError
-from cloze.files import COMPRESSED
-from cloze.lines import Lines, RowError, check_is_file, open_file
+from cloze.files import BROKEN_ARCHIVE, COMPRESSED
+from cloze.lines import Lines, RowError, broken_archive, check_is_file, open_file
+
+# Bytes in which the first line of a file, or enough of it, is looked for.
+_PEEKED = 65536
+_LONGEST_NAME = 40
+_NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
+_SENTENCE = re.compile(r"[。！？，；]|[.!?](\s|$)|\w+(\s+\w+){3}")
 
 TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet"})
 
@@ -40,11 +49,15 @@ class Table(Iterator[Record]):
 class CellTable(Table):
     """CSV or TSV: a header, then records with the same number of cells; empty lines are skipped."""
 
-    def __init__(self, path: Path, columns: Sequence[str] | None, *, quoted: bool) -> None:
+    def __init__(self, path: Path, columns: Sequence[str] | None, delimiters: str, *, quoted: bool) -> None:
         self._stream = open_file(path)
         source = Lines(path, self._stream)
-        self._records = QuotedRecords(source) if quoted else TabbedRecords(source)
+        one = columns is not None and len(columns) == 1
+        self._headerless = columns is not None
         try:
+            delimiter = delimiters[0] if one else find_delimiter(self._stream, delimiters, path)
+            unquoted = delimiter == "\t" and not quoted
+            self._records = TabbedRecords(source) if unquoted else QuotedRecords(source, delimiter)
             self.columns = tuple(columns) if columns else self._read_header(path)
         except DataError:
             self.close()
@@ -58,11 +71,23 @@ class CellTable(Table):
                 f"{self._records.place}: {len(cells)} cells, but there are {len(self.columns)} columns "
                 f"({', '.join(self.columns)}); {self._records.advice}"
             )
+        if self._headerless:
+            self._refuse_header(cells)
         return Record(self._records.place, dict(zip(self.columns, cells, strict=True)))
 
     def close(self) -> None:
         """Release the file."""
         self._stream.close()
+
+    def _refuse_header(self, cells: list[str]) -> None:
+        """Refuse a header in a file that was said to have none: it would be read as a row with a label of its own."""
+        assert self.columns is not None
+        self._headerless = False  # only the first row can be one
+        if any(cell.strip() == name for cell, name in zip(cells, self.columns, strict=True)):
+            raise DataError(
+                f"{self._records.place}: {', '.join(cells)[:60]!r} is a header, but the columns were named as for a "
+                "file without one; leave out --columns"
+            )
 
     def _next_cells(self) -> list[str]:
         cells = next(self._records)
@@ -78,6 +103,8 @@ class CellTable(Table):
         except RowError as error:
             raise DataError(str(error)) from error  # without a header no row can be read, so none can be skipped
         twice = [name for name in names if names.count(name) > 1]
+        if twice and looks_like_data(names):
+            raise DataError(f"{self._records.place}: {no_header(names)}")
         if twice:
             raise DataError(
                 f"{self._records.place}: the header names column {twice[0]!r} {names.count(twice[0])} times; "
@@ -108,11 +135,11 @@ class QuotedRecords(Iterator[list[str]]):
 
     advice = "put quotes around a cell that holds a comma"
 
-    def __init__(self, source: Lines) -> None:
+    def __init__(self, source: Lines, delimiter: str = ",") -> None:
         # The csv module has a low, process-wide limit on cells; ``Lines`` limits them already.
         csv.field_size_limit(max(csv.field_size_limit(), 2 * lines.LONGEST_LINE))
         self._feed = BoundedLines(source)
-        self._parsed = csv.reader(self._feed, strict=True)
+        self._parsed = csv.reader(self._feed, strict=True, delimiter=delimiter)
 
     @property
     def place(self) -> str:
@@ -133,6 +160,30 @@ class QuotedRecords(Iterator[list[str]]):
         if self._feed.flaw is not None:
             raise self._feed.flaw
         return cells
+
+
+def find_delimiter(stream: BinaryIO, delimiters: str, path: Path) -> str:
+    """Return what separates the cells of a file: the first of ``delimiters`` that its first line has."""
+    peek = getattr(stream, "peek", None)
+    try:
+        first = b"" if peek is None else bytes(peek(_PEEKED)).partition(b"\n")[0]
+    except BROKEN_ARCHIVE as error:
+        raise broken_archive(path, 0, error) from error
+    return next((delimiter for delimiter in delimiters if delimiter.encode() in first), delimiters[0])
+
+
+def looks_like_data(names: Sequence[str]) -> bool:
+    """Return whether a first row seems to hold data: a number, a long cell, or a sentence."""
+    return any(_NUMBER.fullmatch(name) or len(name) > _LONGEST_NAME or _SENTENCE.search(name) for name in names)
+
+
+def no_header(names: Sequence[str]) -> str:
+    """Return the message for a file whose first row seems to hold data."""
+    shown = ", ".join(name if len(name) <= 20 else f"{name[:20]}..." for name in names)
+    return (
+        f"the first row looks like data ({shown}), not like the names of columns; name them with --columns, such as "
+        f"--columns {','.join(('text', 'label', 'third', 'fourth')[: max(2, min(4, len(names)))])}"
+    )
 
 
 class BoundedLines(Iterator[str]):
@@ -257,11 +308,11 @@ def open_table(path: Path, columns: Sequence[str] | None = None) -> Table:
     kind = table_ending(path)
     match kind:
         case ".csv":
-            return CellTable(path, columns, quoted=True)
-        case ".txt" if columns is not None:  # published without a header, tabs between the cells
-            return CellTable(path, columns, quoted=False)
+            return CellTable(path, columns, ",\t;", quoted=True)
+        case ".txt" if columns is not None:  # without a header; published ones have tabs between the cells
+            return CellTable(path, columns, "\t,", quoted=False)
         case ".tsv":
-            return CellTable(path, columns, quoted=False)
+            return CellTable(path, columns, "\t", quoted=False)
         case ".jsonl" | ".ndjson" | ".json":
             return JsonTable(path)
         case ".parquet" if kind == path.suffix.lower():

@@ -65,6 +65,7 @@ def _read_own(source: Source, path: Path, of_json: AnswersOf, of_cells: AnswersO
         text=_named(source.text, "text", "question"),
         pair=source.pair or "context",
         on_bad_row=source.on_bad_row or "stop",
+        header=source.header(path),
     )
     gathered = _gather(_table_questions(rows), partial(_question, of_cells), path, source.on_bad_row)
     return Questions(gathered.rows, gathered.skipped + rows.skipped)

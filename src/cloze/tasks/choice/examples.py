@@ -88,14 +88,20 @@ def read_arc(source: Source, split: str, labels: LabelSet | None) -> Read:  # no
 def read_own_choices(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
     """Read the user's own table, by column name."""
     path = source.dev if split == "dev" and source.dev is not None else source.data
-    rows = read_rows(path, text=source.text, label=source.label, on_bad_row=source.on_bad_row or "stop")
+    rows = read_rows(
+        path,
+        text=source.text,
+        label=source.label,
+        on_bad_row=source.on_bad_row or "stop",
+        header=source.header(path),
+    )
     columns = option_columns(source.options)
     return Read(_gather(rows, lambda row: _own_choice(row, columns, source.label), source.on_bad_row))
 
 
 def read_prompts(source: Source, path: Path) -> Choices:
     """Read the prompts and options of a user's own table, with or without labels."""
-    rows = read_rows(path, text=source.text, on_bad_row=source.on_bad_row or "stop")
+    rows = read_rows(path, text=source.text, on_bad_row=source.on_bad_row or "stop", header=source.header(path))
     columns = option_columns(source.options)
     return _gather(rows, lambda row: Choice(row.place, row.text, _options(row, columns)), source.on_bad_row)
 

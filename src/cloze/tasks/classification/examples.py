@@ -152,13 +152,15 @@ def read_published_texts(task: PublishedTask, source: Source, split: str, labels
 
 def read_own_texts(targets: TargetType, source: Source, split: str, labels: LabelSet | None) -> Read:
     """Read the user's own table, by column name."""
+    path = source.dev if split == "dev" and source.dev is not None else source.data
     rows = read_rows(
-        source.dev if split == "dev" and source.dev is not None else source.data,
+        path,
         text=source.text,
         pair=source.pair,
         label=source.label,
         several=targets == "flags",
         on_bad_row=source.on_bad_row or "stop",
+        header=source.header(path),
     )
     return _read(targets, rows, source, labels)
 
@@ -185,7 +187,13 @@ _LABELLED: dict[TargetType, tuple[Callable[..., LabelSet], Callable[..., Labelle
 
 def read_unlabelled_texts(source: Source, path: Path) -> list[PlacedTexts]:
     """Return place and texts of each row of a table like the user's own; labels are not read."""
-    rows = read_rows(path, text=source.text, pair=source.pair, on_bad_row=source.on_bad_row or "stop")
+    rows = read_rows(
+        path,
+        text=source.text,
+        pair=source.pair,
+        on_bad_row=source.on_bad_row or "stop",
+        header=source.header(path),
+    )
     return [(row.place, _texts(row)) for row in rows]
 
 

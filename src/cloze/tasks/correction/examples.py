@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloze.errors import DataError
+from cloze.errors import ConfigError, DataError
 from cloze.files import COMPRESSED
 from cloze.lines import Lines, RowError, open_file
 from cloze.tasks.rows import OnBadRow, RowSettings, read_rows
@@ -56,13 +56,19 @@ def read_corrections(
     source: str = SOURCE,
     target: str = TARGET,
     on_bad_row: OnBadRow | None = None,
+    header: Sequence[str] | None = None,
     *,
     training: bool = False,
 ) -> Corrections:
-    """Read a table by its columns, or a folder with SIGHAN's files: those of the test, or those of ``training``."""
+    """Read a table by its columns, or a folder with SIGHAN's files: those of the test, or those of ``training``.
+
+    ``header`` names the columns of a table without a header.
+    """
+    if path.is_dir() and header:
+        raise ConfigError(f"columns is {','.join(header)!r}, but {path} is a folder of SIGHAN's; leave it out")
     if path.is_dir():
         return _read_folder(path, training=training)
-    rows = read_rows(path, text=source, pair=target, on_bad_row=on_bad_row or "stop")
+    rows = read_rows(path, text=source, pair=target, on_bad_row=on_bad_row or "stop", header=header)
     found = list(rows)
     texts, rights = [row.text for row in found], [row.pair or "" for row in found]
     return Corrections(texts, rights, [row.place for row in found], rows.skipped)

@@ -167,7 +167,7 @@ def has_labels(source: Source, path: Path) -> bool:
     """Return whether the rows of a table bear labels: a column was named for them, or has the usual name."""
     if "label" in source.columns_named():
         return True
-    with closing(open_table(path)) as table:
+    with closing(open_table(path, source.header(path))) as table:
         columns = table.columns
         if columns is None:
             first = next(table, None)
@@ -189,7 +189,7 @@ def read_scored_pairs(path: Path, rows: RowSettings) -> ScoredPairs:
 
 def read_rated(source: Source, path: Path) -> ScoredPairs | QuestionAnswers:
     """Read what vectors are scored on: pairs with labels, or without labels, questions with their answers."""
-    columns = RowSettings(source.text, source.pair, source.label, on_bad_row=source.on_bad_row)
+    columns = RowSettings(source.text, source.pair, source.label, columns=source.columns, on_bad_row=source.on_bad_row)
     if source.pair is None:
         raise ConfigError(f"{path}: --pair is missing; name the column with the second texts")
     if not has_labels(source, path):
@@ -204,7 +204,8 @@ def read_rated(source: Source, path: Path) -> ScoredPairs | QuestionAnswers:
 
 
 def _read_questions(source: Source, path: Path) -> QuestionAnswers:
-    rows = read_rows(path, text=source.text, pair=source.pair, on_bad_row=source.on_bad_row or "stop")
+    on_bad_row = source.on_bad_row or "stop"
+    rows = read_rows(path, text=source.text, pair=source.pair, on_bad_row=on_bad_row, header=source.header(path))
     answers: dict[str, int] = {}
     questions: dict[str, dict[int, None]] = {}
     places: dict[str, str] = {}

@@ -108,7 +108,13 @@ def finetune_correction(
 def read_correction_data(source: Source, progress: Progress) -> CorrectionData:
     """Rows to train on and others to score on; of these some without a mistake, since most texts have none."""
     source_column, target_column = correction_columns(source.text, source.label)
-    read = partial(read_corrections, source=source_column, target=target_column, on_bad_row=source.on_bad_row)
+    read = partial(
+        read_corrections,
+        source=source_column,
+        target=target_column,
+        on_bad_row=source.on_bad_row,
+        header=source.header(source.data),
+    )
     train = read(source.data, training=True)
     if train.right == len(train):
         raise DataError(f"{source.data}: no row has a mistake; expected texts with mistakes, and the same without")

@@ -179,7 +179,7 @@ def finetune_similarity(
 
 def read_similarity(source: Source, objective: SimilarityObjective | None = None) -> SimilarityData:
     """Read what to train on and what to score on; ``objective`` is None where the rows decide it."""
-    rated = is_table(source.data) and source.pair is not None and has_labels(source, source.data)
+    rated = _is_table(source) and source.pair is not None and has_labels(source, source.data)
     if objective in ("cosent", "cosine") and not rated:
         raise ConfigError(
             f"objective is {objective!r}, which needs pairs with scores or 0/1 labels; name their columns with --pair "
@@ -190,9 +190,14 @@ def read_similarity(source: Source, objective: SimilarityObjective | None = None
     return _read_positives(source, rated=rated)
 
 
+def _is_table(source: Source) -> bool:
+    """Whether the data has columns; a text file has them if they were named."""
+    return is_table(source.data) or source.columns is not None
+
+
 def _read_rated_pairs(source: Source, objective: SimilarityObjective) -> SimilarityData:
     """Pairs with scores or 0/1 labels; without a dev file, a tenth of them is held out."""
-    columns = RowSettings(source.text, source.pair, source.label, on_bad_row=source.on_bad_row)
+    columns = RowSettings(source.text, source.pair, source.label, columns=source.columns, on_bad_row=source.on_bad_row)
     pairs = read_scored_pairs(source.data, columns)
     if len(set(pairs.scores)) < 2:
         raise DataError(
@@ -215,8 +220,14 @@ def _read_positives(source: Source, *, rated: bool) -> SimilarityData:
     notes: tuple[str, ...] = ()
     if rated:
         both, notes = _read_labelled_positives(source)
-    elif is_table(source.data):
-        rows = read_rows(source.data, text=source.text, pair=source.pair, on_bad_row=source.on_bad_row or "stop")
+    elif _is_table(source):
+        rows = read_rows(
+            source.data,
+            text=source.text,
+            pair=source.pair,
+            on_bad_row=source.on_bad_row or "stop",
+            header=source.header(source.data),
+        )
         both, unused = [], set[str]()
         for row in rows:
             both.append((row.text, row.pair))
@@ -252,6 +263,7 @@ def _read_labelled_positives(source: Source) -> tuple[list[tuple[str, str | None
             pair=source.pair,
             label=source.label,
             on_bad_row=source.on_bad_row or "stop",
+            header=source.header(source.data),
         )
     )
     if {row.label for row in rows} <= {"0", "1", "0.0", "1.0"}:
