@@ -85,7 +85,7 @@ def test_no_weights(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "roberta"}, ": model_type is 'roberta'; only 'bert' and 'albert' folders can be read"),
+        ({"model_type": "roberta"}, ": model_type is 'roberta'; only 'bert', 'albert' and 'ernie' folders can be read"),
         (
             {"position_embedding_type": "relative_key"},
             ": position_embedding_type is 'relative_key'; cloze reads encoders with position_embedding_type 'absolute'",

@@ -1,8 +1,10 @@
 """Folders that others write: every layout of ``transformers`` since its first release."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +12,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cloze.checkpoint import load_folder
-from tests.model.made import assert_same_weights, model_folder, saved
+from cloze.checkpoint import load_folder, save_folder, weights_fingerprint
+from cloze.errors import CheckpointError
+from cloze.predict import Model
+from tests.model.made import assert_close, assert_same_weights, model_folder, saved, vocabulary
 
 EXPECTED = model_folder(["mlm", "nsp"]).model
 
@@ -138,3 +142,91 @@ def test_sharded_weights(pickled: bool, folder: Path) -> None:
 def test_a_run_is_read_by_its_model(tmp_path: Path) -> None:
     saved(model_folder(["mlm", "nsp"]), tmp_path / "run" / "model")
     assert_same_weights(load_folder(tmp_path / "run").model, EXPECTED)
+
+
+def test_archives_of_hfl(folder: Path) -> None:
+    """Their archives hold bert_config.json, pytorch_model.bin and vocab.txt, and nothing else."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for name in ("model_type", "architectures", "transformers_version", "pad_token_id"):
+        config.pop(name, None)
+    tensors = load_file(folder / "model.safetensors")
+    archive = folder.parent / "chinese_wwm_pytorch"
+    archive.mkdir()
+    (archive / "bert_config.json").write_text(json.dumps(config | {"directionality": "bidi"}), encoding="utf-8")
+    (archive / "vocab.txt").write_text("\n".join(vocabulary(60)) + "\n", encoding="utf-8")
+    with pytest.raises(CheckpointError, match=r"not a model folder \(no config.json in it\)"):
+        load_folder(archive)
+    torch.save(tensors, archive / "pytorch_model.bin")
+    loaded = load_folder(archive)
+    assert_same_weights(loaded.model, EXPECTED)
+    assert (loaded.notes, loaded.tokenizer.lowercase) == ((), True)
+    assert weights_fingerprint(archive)
+    before = sorted(path.name for path in archive.iterdir())
+    with pytest.raises(CheckpointError, match="exists and is not a model folder; choose another place"):
+        save_folder(loaded, archive)
+    assert sorted(path.name for path in archive.iterdir()) == before
+
+
+def make_ernie(folder: Path, kind: str, **options: Any) -> Any:
+    """A random ERNIE as ``transformers`` saves it, plus a vocabulary."""
+    config = transformers.ErnieConfig(
+        vocab_size=60,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=24,
+        max_position_embeddings=33,
+        hidden_act="relu",
+        layer_norm_eps=1e-5,
+        **options,
+    )
+    torch.manual_seed(3)
+    theirs = getattr(transformers, kind)(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+    theirs.save_pretrained(folder)
+    (folder / "vocab.txt").write_text("\n".join(vocabulary(60)) + "\n", encoding="utf-8")
+    return theirs
+
+
+@pytest.mark.parametrize("use_task_id", [False, True])
+def test_ernie(use_task_id: bool, tmp_path: Path) -> None:
+    theirs = make_ernie(tmp_path / "ernie", "ErnieModel", use_task_id=use_task_id, task_type_vocab_size=3)
+    loaded = load_folder(tmp_path / "ernie")
+    assert (loaded.notes, loaded.model.config.activation) == ((), "relu")
+    model = Model(loaded, device="cpu")
+    ids = torch.tensor([model.tokenizer("the cat sat on a mat", "猫 坐").ids])
+    segments = torch.tensor([model.tokenizer("the cat sat on a mat", "猫 坐").segments])
+    with torch.inference_mode():
+        expected = theirs(input_ids=ids, token_type_ids=segments).last_hidden_state
+        assert_close(model.bert(ids, segments).last, expected)
+    save_folder(loaded, tmp_path / "bert")
+    again = transformers.BertModel.from_pretrained(tmp_path / "bert").eval()  # type: ignore[no-untyped-call]
+    with torch.inference_mode():
+        assert_close(again(input_ids=ids, token_type_ids=segments).last_hidden_state, expected)
+
+
+def test_heads_of_ernie(tmp_path: Path) -> None:
+    theirs = make_ernie(tmp_path / "mlm", "ErnieForMaskedLM")
+    model = Model(load_folder(tmp_path / "mlm"), device="cpu")
+    assert model.heads == ("mlm",)
+    ids = torch.tensor([model.tokenizer("the [MASK] sat", read_mask=True).ids])
+    with torch.inference_mode():
+        place = int(ids[0].tolist().index(model.tokenizer.mask_id))
+        expected = theirs(input_ids=ids).logits[0, place].softmax(-1)
+    (words,) = model.fill("the [MASK] sat", 5)
+    best = expected.topk(5)
+    assert [word.token for word in words] == [model.tokenizer.pieces[index] for index in best.indices]
+    assert_close(torch.tensor([word.probability for word in words]), best.values)
+    make_ernie(tmp_path / "classes", "ErnieForTokenClassification", num_labels=3)
+    assert load_folder(tmp_path / "classes").model.head_names == ("token",)
+
+
+def test_ernie_without_its_task_types(tmp_path: Path) -> None:
+    make_ernie(tmp_path / "ernie", "ErnieModel", use_task_id=True)
+    change_weights(tmp_path / "ernie", lambda tensors: {k: v for k, v in tensors.items() if "task_type" not in k})
+    with pytest.raises(
+        CheckpointError, match=r"use_task_id is True, but ernie.embeddings.task_type_embeddings.weight is"
+    ):
+        load_folder(tmp_path / "ernie")

@@ -23,10 +23,10 @@ from torch import Tensor
 from cloze.checkpoint.config_file import read_mean_head, read_task_labels, write_config
 from cloze.checkpoint.folder import (
     ADAPTER,
-    CONFIG,
     RUN_MODEL,
     AdapterInfo,
     ModelFolder,
+    config_path,
     find_model,
     load_folder,
 )
@@ -315,7 +315,7 @@ def any_fingerprint(place: Path) -> str:
 
 def _head_files(folder: Path, checkpoint: Path | None) -> list[Path]:
     """Return the file of a head that reads the mean of the token states, which is a module of its own."""
-    if checkpoint is not None or read_mean_head(read_json(folder / CONFIG), folder) is None:
+    if checkpoint is not None or read_mean_head(read_json(config_path(folder)), folder) is None:
         return []
     return sorted(folder.glob(f"*_Dense/{SAFETENSORS}"))
 

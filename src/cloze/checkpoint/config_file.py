@@ -84,7 +84,7 @@ def read_backbone(values: dict[str, Any], path: Path) -> type[Backbone]:
     model_type = values.get("model_type", "bert")
     backbone = find_backbone(model_type) if isinstance(model_type, str) else None
     if backbone is None:
-        *others, last = map(repr, registered_types())
+        *others, last = map(repr, (*registered_types(), "ernie"))
         raise CheckpointError(
             f"{path}: model_type is {model_type!r}; only {', '.join(others)} and {last} folders can be read"
         )

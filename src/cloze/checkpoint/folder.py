@@ -12,10 +12,11 @@ from torch import Tensor
 
 from cloze.checkpoint.assemble import assemble, check_segments, check_vocabulary
 from cloze.checkpoint.config_file import read_correcting, read_layout, read_mean_head, stored_mean_head, write_config
-from cloze.checkpoint.names import hugging_face_names, layout_of, to_hugging_face
+from cloze.checkpoint.names import as_bert, hugging_face_names, layout_of, to_hugging_face
 from cloze.checkpoint.pooling_files import EmbeddingSettings, Projection, read_embedding, write_embedding
+from cloze.checkpoint.tensorflow import CONFIG as GOOGLE_CONFIG
 from cloze.checkpoint.tensorflow import find_checkpoint, read_tensorflow
-from cloze.checkpoint.weights import PRETRAINING_HEADS, SAFETENSORS, read_weights, write_safetensors
+from cloze.checkpoint.weights import PRETRAINING_HEADS, SAFETENSORS, has_weights, read_weights, write_safetensors
 from cloze.errors import CheckpointError, ConfigError
 from cloze.files import read_json, replaced_folder, write_json
 from cloze.model import Backbone
@@ -73,7 +74,7 @@ def load_folder(path: Path) -> ModelFolder:
     if checkpoint is not None:
         values, tensors = read_tensorflow(checkpoint)
     else:
-        values, tensors = read_json(folder / CONFIG), read_weights(folder)
+        values, tensors = as_bert(read_json(config_path(folder)), read_weights(folder), folder)
     embedding = read_embedding(folder)
     if read_mean_head(values, folder) is not None:
         tensors, embedding = _with_mean_head(tensors, embedding, values, folder)
@@ -128,10 +129,22 @@ def usual_pooling(contents: ModelFolder) -> HeadPooling:
 def find_model(path: Path) -> tuple[Path, Path | None] | None:
     """Return the model folder at a path, and the prefix of its TensorFlow checkpoint if any; None without a model."""
     for folder in (path, path / RUN_MODEL):
-        if (folder / CONFIG).is_file():
+        if config_path(folder).is_file():
             return folder, None
     checkpoint = find_checkpoint(path)
     return None if checkpoint is None else (checkpoint.parent, checkpoint)
+
+
+def config_path(folder: Path) -> Path:
+    """Return the configuration of a model folder: config.json, or bert_config.json beside weights of PyTorch.
+
+    The archives of HFL (Chinese BERT-wwm, RoBERTa-wwm, MacBERT) have the latter; beside a TensorFlow checkpoint it
+    belongs to that.
+    """
+    google = folder / GOOGLE_CONFIG
+    if not (folder / CONFIG).is_file() and google.is_file() and has_weights(folder):
+        return google
+    return folder / CONFIG
 
 
 def _locate(path: Path) -> tuple[Path, Path | None]:

@@ -7,10 +7,13 @@ under cloze's own names (layout "native").
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from cloze.errors import CheckpointError
 
 # Whose names a folder has, which follows from "model_type" in its config.json.
 Layout = Literal["bert", "albert", "native"]
@@ -147,6 +150,45 @@ def normalised(name: str, layout: Layout = "bert") -> str:
     if layout != "native" and name.startswith(("embeddings.", "encoder.", "pooler.")):
         name = f"{layout}.{name}"
     return name
+
+
+_ERNIE = "ernie"
+_TASK_TYPES = "ernie.embeddings.task_type_embeddings.weight"
+_POSITIONS = "bert.embeddings.position_embeddings.weight"
+
+
+def as_bert(
+    values: dict[str, Any], tensors: Mapping[str, Tensor], path: Path
+) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+    """Rename the tensors of an ERNIE (Sun et al. 2019), which is a BERT: ``transformers`` has another prefix for it.
+
+    Later versions add an embedding of the task to every token, of which only the first row is used outside of
+    pre-training: it is added to the positions instead, which gives the same sums.
+    """
+    if values.get("model_type") != _ERNIE:
+        return values, tensors
+    names = values.get("architectures")
+    classes = [str(name).replace("Ernie", "Bert", 1) for name in names] if isinstance(names, list) else []
+    prefixed = {
+        f"{_ERNIE}.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name: tensor
+        for name, tensor in tensors.items()
+    }
+    task_types = prefixed.pop(_TASK_TYPES, None)
+    renamed = {re.sub(rf"^{_ERNIE}\.", "bert.", name): tensor for name, tensor in prefixed.items()}
+    if values.get("use_task_id"):
+        positions = renamed.get(_POSITIONS)
+        if (
+            task_types is None
+            or positions is None
+            or task_types.ndim != 2
+            or task_types.shape[1:] != positions.shape[1:]
+        ):
+            raise CheckpointError(
+                f"{path}: use_task_id is {values['use_task_id']!r}, but {_TASK_TYPES} is missing or of another size; "
+                "fetch the folder again"
+            )
+        renamed[_POSITIONS] = positions + task_types[0]
+    return {**values, "model_type": "bert", "architectures": classes}, renamed
 
 
 # Endings of Google's variables. A dense kernel is (in, out) there and (out, in) here; the matrices of the output

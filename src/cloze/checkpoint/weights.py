@@ -33,6 +33,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return (read_safetensors(apart) if apart.is_file() else {}) | _read_model(folder)
 
 
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder holds weights in a format of PyTorch."""
+    return any((folder / name).is_file() for name in (SAFETENSORS, SAFETENSORS_INDEX, PICKLE, PICKLE_INDEX))
+
+
 def _read_model(folder: Path) -> dict[str, Tensor]:
     if (folder / SAFETENSORS).is_file():
         return read_safetensors(folder / SAFETENSORS)
