@@ -124,6 +124,19 @@ def test_chinese_characters(chinese: Model) -> None:
     assert [one.errors for one in results] == [[("平", "苹", 4)], [("员", "园", 6)], []]
 
 
+def test_confusion_lists_as_people_have_them(chinese: Model, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "confusions.txt"
+    for content in ("平:苹评\n", "平 苹 评\n", "平果\t苹果\n"):
+        path.write_text(content, encoding="utf-8")
+        targets = [one.target for one in chinese.correct(["我喜欢吃平果"], CorrectionSettings(similar=path))]
+        assert targets == ["我喜欢吃苹果"]
+    caplog.clear()
+    path.write_text("平:苹龘\n", encoding="utf-8")
+    Corrector(chinese, CorrectionSettings(similar=path))
+    message = "1 of its 3 characters and words are no pieces of the vocabulary and are never suggested: 龘"
+    assert f"{path}: {message}" in caplog.messages
+
+
 def test_similar_characters_alone(chinese: Model, tmp_path: Path) -> None:
     (tmp_path / "similar.tsv").write_text("平\t苹 评\n", encoding="utf-8")
     settings = CorrectionSettings(similar=tmp_path / "similar.tsv")

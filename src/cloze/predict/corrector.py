@@ -9,11 +9,13 @@ pre-trained to correct (Cui et al. 2020) has learned the channel itself and read
 Dimensions: T tokens, V vocabulary, W vocabulary words, C candidates.
 """
 
+import logging
 import re
 from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,14 +25,17 @@ from cloze.predict.embeddings.pooling import word_pattern
 from cloze.predict.fill_mask import Floats, TokenWindow, blank_logs, seen_logs, token_windows, with_ids
 from cloze.predict.model import Model
 from cloze.predict.results import Corrected, Correction
+from cloze.tasks.correction.examples import read_confusions
 from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.correction.metrics import Changes
-from cloze.tasks.text_edits import Similar, cased_like, read_synonyms
+from cloze.tasks.text_edits import Similar, cased_like
 from cloze.text import Encoding, Tokenizer
 from cloze.text.characters import is_ideograph
 from cloze.text.encoding import Word
 from cloze.text.oov.extension import read_word_list
 from cloze.text.vocabulary import CONTINUATION, UNKNOWN
+
+logger = logging.getLogger("cloze")
 
 Ids = NDArray[np.int64]
 
@@ -165,6 +170,18 @@ def _symmetric(similar: Similar) -> dict[str, list[str]]:
     return table
 
 
+def _report_unknown(path: Path, similar: Similar, tokenizer: Tokenizer) -> None:
+    """Report how much of a confusion list the model can never suggest."""
+    words = {word for one, others in similar.items() for word in (one, *others)}
+    unknown = sorted(word for word in words if tokenizer.id(word) is None)
+    if unknown:
+        shown = ", ".join(unknown[:5]) + (", ..." if len(unknown) > 5 else "")
+        logger.warning(
+            "%s: %d of its %d characters and words are no pieces of the vocabulary and are never suggested: %s",
+            *(path, len(unknown), len(words), shown),
+        )
+
+
 def _with_log_mistakes(candidates: Sequence[tuple[int, int]], log_mistake: float) -> tuple[Ids, Floats]:
     """Convert (id, distance) pairs to ids and log-probabilities of that many mistakes."""
     logs = [log_mistake + np.log(_SECOND_MISTAKE) * (distance - 1) for _, distance in candidates]
@@ -235,7 +252,9 @@ class Corrector:
         """
         self._model, self._settings = model, (settings or CorrectionSettings()).completed(model.correcting)
         path, self._protected_words = self._settings.similar, set(protected)
-        table = dict(similar or {}) | (read_synonyms(path) if path is not None else {})
+        table = dict(similar or {}) | (read_confusions(path) if path is not None else {})
+        if path is not None:
+            _report_unknown(path, table, model.tokenizer)
         if self._settings.protect is not None:
             self._protected_words |= {row.word for row in read_word_list(self._settings.protect)}
         self._protected = _any_of(self._protected_words)

@@ -1,8 +1,12 @@
-"""Files -> texts with mistakes and their corrections.
+"""Files -> texts with mistakes and their corrections; confusion lists -> what is mistaken for what.
 
 Data is a table with both columns, or a folder of the SIGHAN sentences as they are published.
+
+Confusion lists come in several forms: ``平:评苹瓶`` (SIGHAN), a character or word with others after a tab or spaces,
+and pairs of words, wrong and right. A list is read as far as it can be, and every line that cannot is reported.
 """
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +16,14 @@ from cloze.errors import ConfigError, DataError
 from cloze.files import COMPRESSED
 from cloze.lines import Lines, RowError, open_file
 from cloze.tasks.rows import OnBadRow, RowSettings, read_rows
+from cloze.text.characters import is_ideograph
+
+logger = logging.getLogger("cloze")
+
+# Lines of a confusion list that are named when they cannot be read, and what may stand between its words.
+_NAMED_LINES = 5
+_BETWEEN = re.compile(r"[\s,，、;；|/'\"\[\]]+")
+_AFTER_WORD = re.compile(r"\t|[:：]|,|\s")
 
 SOURCE, TARGET = "source", "target"  # columns, unless others are named
 TRAINING, TEST = ("TrainingInputAll.txt", "TrainingTruthAll.txt"), ("TestInput.txt", "TestTruth.txt")
@@ -145,3 +157,76 @@ def _applied(text: str, truth: list[tuple[int, str]], place: str) -> str:
             raise RowError(f"{place}: character {number} of {len(signs)} is to be corrected; the files do not match")
         signs[number - 1] = sign
     return "".join(signs)
+
+
+def read_confusions(path: Path) -> dict[str, list[str]]:
+    """Read a confusion list: for each character or word, those that it is mistaken for.
+
+    Per line a character or word, then a tab, a colon or spaces, then others, with anything between them; characters
+    need nothing between them. Of two Chinese words of the same length, the characters that differ are taken. A line
+    that begins with # is a comment. Lines that cannot be used are counted and named in a warning.
+
+    Raises:
+        DataError: If no line can be used.
+    """
+    table: dict[str, list[str]] = {}
+    unused: list[str] = []
+    count = 0
+    with open_file(path) as stream:
+        for number, line in enumerate(Lines(path, stream), start=1):
+            if not line.strip() or line.lstrip().startswith("#"):
+                continue
+            count += 1
+            pairs, whole = _confused(line)
+            if not whole:
+                unused.append(f"line {number} ({line.strip()[:30]!r})")
+            for word, other in pairs:
+                if other not in table.setdefault(word, []):
+                    table[word].append(other)
+    expected = "expected a character or word, a tab, a colon or spaces, and what it is mistaken for"
+    if not table:
+        raise DataError(
+            f"{path}: none of its {count} lines names a confusion, such as {', '.join(unused[:1])}; {expected}"
+        )
+    if unused:
+        more = ", ..." if len(unused) > _NAMED_LINES else ""
+        named = ", ".join(unused[:_NAMED_LINES]) + more
+        logger.warning("%s: %d of %d lines cannot be used in full: %s; %s", path, len(unused), count, named, expected)
+    return table
+
+
+def _confused(line: str) -> tuple[list[tuple[str, str]], bool]:
+    """Return what a line of a confusion list says, as pairs, and whether all of it could be used."""
+    word, rest = (part.strip() for part in _split_line(line))
+    others = [other for other in _BETWEEN.split(rest) if other and not other.isdecimal()]  # numbers count occurrences
+    if not _is_word(word) or not others or not all(map(_is_word, others)):
+        return [], False
+    found = [_character_pairs(word, other) for other in others if other.lower() != word.lower()]
+    pairs = [(one.lower(), other) for pairs in found for one, other in pairs if one.lower() != other.lower()]
+    return pairs, bool(found) and all(found)
+
+
+def _split_line(line: str) -> tuple[str, str]:
+    """Split at the tab, else at the colon, else at the comma or space after the first word."""
+    line = line.strip()
+    for mark in ("\t", ":", "："):
+        if mark in line:
+            word, _, rest = line.partition(mark)
+            return word, rest
+    found = _AFTER_WORD.search(line)
+    return (line, "") if found is None else (line[: found.start()], line[found.end() :])
+
+
+def _is_word(word: str) -> bool:
+    return bool(word) and word.replace("-", "").replace("'", "").isalpha()
+
+
+def _character_pairs(word: str, other: str) -> list[tuple[str, str]]:
+    """Return the pairs that are corrected: Chinese goes by characters, anything else by words."""
+    chinese = [all(map(is_ideograph, one)) for one in (word, other)]
+    if len(word) == 1 and all(chinese):
+        return [(word, character) for character in other]
+    if all(chinese):
+        same = len(word) == len(other)
+        return [pair for pair in zip(word, other, strict=True) if pair[0] != pair[1]] if same else []
+    return [] if any(map(is_ideograph, word + other)) else [(word, other)]

@@ -38,7 +38,7 @@ class CorrectionSettings:
     mistakes: float = 0.001
     """How likely somebody writes a certain other character or word instead of the right one."""
     similar: Path | None = None
-    """A file of likely confusions; per line: a word or character, a tab, and others separated by spaces."""
+    """A file of likely confusions; per line: a word or character, a tab, colon or space, and others."""
     protect: Path | None = None
     """A file of words that are never changed, one per line."""
 
