@@ -2,6 +2,7 @@ import gzip
 import lzma
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -325,7 +326,7 @@ def test_a_quote_that_swallows_the_file_is_bounded(tmp_path: Path, monkeypatch: 
     assert message(path, on_bad_row="skip").startswith("a.csv:2: a quote opens in this row and does not close")
 
 
-def read_classes(path: Path, content: str, **columns: str) -> list[tuple[str, str | None]]:
+def read_classes(path: Path, content: str, **columns: Any) -> list[tuple[str, str | None]]:
     path.write_text(content, encoding="utf-8")
     source = Source("classify", path, **columns)
     rows = read_rows(path, text=source.text, label=source.label, header=source.header(path))

@@ -157,9 +157,7 @@ _TASK_TYPES = "ernie.embeddings.task_type_embeddings.weight"
 _POSITIONS = "bert.embeddings.position_embeddings.weight"
 
 
-def as_bert(
-    values: dict[str, Any], tensors: Mapping[str, Tensor], path: Path
-) -> tuple[dict[str, Any], Mapping[str, Tensor]]:
+def as_bert(values: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Rename the tensors of an ERNIE (Sun et al. 2019), which is a BERT: ``transformers`` has another prefix for it.
 
     Later versions add an embedding of the task to every token, of which only the first row is used outside of

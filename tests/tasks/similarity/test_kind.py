@@ -1,6 +1,7 @@
 """Metrics of vectors against SciPy, scikit-learn and ``sentence-transformers``, and the rows they are scored on."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_questions_against_sentence_transformers() -> None:
     right = [tuple(sorted(set(DRAW.integers(0, 30, 2).tolist()))) for _ in range(30)]
     answers = QuestionAnswers(TEXTS, TEXTS, right, TEXTS)
     found = answers.evaluation(FIRSTS, SECONDS)
-    named = {str(number): str(number) for number in range(30)}
+    named: Any = {str(number): str(number) for number in range(30)}
     theirs = InformationRetrievalEvaluator(
         named,
         named,
@@ -55,7 +56,7 @@ def test_questions_against_sentence_transformers() -> None:
     )
     units = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (FIRSTS, SECONDS)]
     order = np.argsort(-(units[0] @ units[1].T), axis=1)
-    hits = [
+    hits: list[Any] = [
         [{"corpus_id": str(answer), "score": -float(rank)} for rank, answer in enumerate(row)] for row in order.tolist()
     ]
     expected = theirs.compute_metrics(hits)

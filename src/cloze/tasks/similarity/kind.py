@@ -69,8 +69,10 @@ class ScoredPairs:
 
     def select(self, indices: Sequence[int]) -> "ScoredPairs":
         """Return the pairs at these indices, in this order."""
-        columns = (self.firsts, self.seconds, self.scores, self.places)
-        return ScoredPairs(*([column[index] for index in indices] for column in columns), skipped=self.skipped)  # type: ignore[arg-type]
+        firsts, seconds, places = (
+            [column[index] for index in indices] for column in (self.firsts, self.seconds, self.places)
+        )
+        return ScoredPairs(firsts, seconds, [self.scores[index] for index in indices], places, self.skipped)
 
     def strata(self) -> list[float] | None:
         """Return the 0/1 labels: both parts of a split have the same share of them."""

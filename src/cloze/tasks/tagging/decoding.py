@@ -79,7 +79,7 @@ def tag_texts(predictor: Predictor, texts: Texts, groups: Groups | None = None) 
     rows = _read(predictor, texts)
     logits = word_logits(predictor, [row.ids for row in rows], groups)
     chosen = decode_tags(task.names, logits)
-    return [_tagged(task, row, *scores) for row, *scores in zip(rows, logits, chosen, strict=True)]
+    return [_tagged(task, row, scores, tags) for row, scores, tags in zip(rows, logits, chosen, strict=True)]
 
 
 def respond(predictor: Predictor, inputs: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:  # noqa: ARG001
