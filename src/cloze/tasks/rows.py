@@ -72,18 +72,21 @@ class Source:
 
     def header(self, path: Path) -> tuple[str, ...] | None:
         """Return the columns of a file without a header, as they were named; None if it has one."""
-        if self.columns is None:
-            return None
-        if table_ending(path) in (".jsonl", ".ndjson", ".json", ".parquet"):
-            raise ConfigError(
-                f"columns is {self.columns!r}, which is for CSV and TSV files without a header; the rows of {path} "
-                "name their columns: leave it out"
-            )
-        return tuple(name.strip() for name in self.columns.split(","))
+        return None if self.columns is None else parse_columns(self.columns, path)
 
     def columns_named(self) -> dict[str, str]:
         """Return the columns that differ from their defaults."""
         return {name: value for name in COLUMNS if (value := getattr(self, name)) != getattr(RowSettings, name)}
+
+
+def parse_columns(names: str, path: Path) -> tuple[str, ...]:
+    """Return the names of the columns of a file without a header; refuse them for a file whose rows name theirs."""
+    if table_ending(path) in (".jsonl", ".ndjson", ".json", ".parquet"):
+        raise ConfigError(
+            f"columns is {names!r}, which is for CSV and TSV files without a header; the rows of {path} "
+            "name their columns: leave it out"
+        )
+    return tuple(name.strip() for name in names.split(","))
 
 
 # Between the labels of a row that bears several: a list in JSON or Parquet, else a text such as "sports|politics".
@@ -193,18 +196,19 @@ def read_rows(
     label: str | None = None,
     several: bool = False,
     on_bad_row: OnBadRow = "stop",
-    header: Sequence[str] | None = None,
+    header: Sequence[str] | str | None = None,
     skippable: bool = True,
     unlabelled: frozenset[str] = frozenset(),
     convert: Callable[[Record], Record] | None = None,
 ) -> RowFile:
-    """Open a CSV, TSV, JSONL or Parquet file by column names; ``header`` is for a file without one.
+    """Open a CSV, TSV, JSONL or Parquet file by column names; ``header`` names those of a file without one.
 
     ``skippable`` says whether there is an ``--on-bad-row`` to name as a way out; ``unlabelled`` is what stands for a
     label in rows that have none, which are counted and left out; ``convert`` makes the cells that are named.
     """
     columns = Columns(text, pair, label, several, skippable, unlabelled, convert)
-    return RowFile(Path(path), columns, header, on_bad_row)
+    names = parse_columns(header, Path(path)) if isinstance(header, str) else header
+    return RowFile(Path(path), columns, names, on_bad_row)
 
 
 def make_row(record: Record, columns: Columns) -> Row:

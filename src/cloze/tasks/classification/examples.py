@@ -160,7 +160,7 @@ def read_own_texts(targets: TargetType, source: Source, split: str, labels: Labe
         label=source.label,
         several=targets == "flags",
         on_bad_row=source.on_bad_row or "stop",
-        header=source.header(path),
+        header=source.columns,
     )
     return _read(targets, rows, source, labels)
 
@@ -192,7 +192,7 @@ def read_unlabelled_texts(source: Source, path: Path) -> list[PlacedTexts]:
         text=source.text,
         pair=source.pair,
         on_bad_row=source.on_bad_row or "stop",
-        header=source.header(path),
+        header=source.columns,
     )
     return [(row.place, _texts(row)) for row in rows]
 
