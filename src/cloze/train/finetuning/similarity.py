@@ -28,7 +28,7 @@ from cloze.tasks.rows import RowSettings, Source, read_rows
 from cloze.tasks.similarity.kind import SIMILARITY, ScoredPairs, agreement, read_scored_pairs
 from cloze.tasks.tables import is_table
 from cloze.train.finetuning.checks import check_label_free_settings, check_length
-from cloze.train.finetuning.defaults import TrainingDefaults, fill_in
+from cloze.train.finetuning.defaults import TrainingDefaults, advise, fill_in
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SimilaritySettings
 from cloze.train.finetuning.trainable import freeze_lowest
@@ -119,7 +119,7 @@ def finetune_similarity(
         objective=lambda: ContrastiveObjective(wrapped.bert, tuned.embedding.pooling, similarity.temperature),
         metric=data.metrics[0],
         score=lambda: _score(wrapped, data),
-        finish=lambda run, used: _finish(run, wrapped, tuned, data, used),
+        finish=lambda run, used: _finish(run, wrapped, tuned, data, used, progress),
     )
     return run_training(parts, out, fresh=fresh, progress=progress)
 
@@ -185,10 +185,20 @@ def _score(model: Model, data: SimilarityData) -> dict[str, float]:
     return {"anisotropy": spread.anisotropy, "uniformity": spread.uniformity}
 
 
-def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: SimilarityData, settings: ResolvedSettings) -> None:
-    """Write scores, and end the run."""
+def _finish(
+    run: Run,
+    wrapped: Model,
+    tuned: ModelFolder,
+    data: SimilarityData,
+    settings: ResolvedSettings,
+    progress: Progress,
+) -> None:
+    """Write scores and advice, and end the run."""
     scored = _score(wrapped, data)
     run.write_results({**scored, "rows": len(data.texts)})
+    # Without scored pairs, no dev score tells whether more training would help.
+    metric = data.metrics[0] if isinstance(data.dev, ScoredPairs) else ""
+    run.write_advice(advise(run.metrics(), None, settings, _DEFAULTS, metric), progress)
     scores = "\n".join(f"- {name}: {value:.4f}" for name, value in scored.items())
     card = (
         "# BERT, trained for similarity\n\n"
