@@ -195,7 +195,7 @@ def fill_together(model: "Model", text: str, top: int, rounds: int) -> list[Fill
     if rounds < 0:
         raise RequestError(f"rounds is {rounds}; a number was expected, or 0 to ask no blank again")
     encoding, blanks = find_blanks(model.tokenizer, text, top)
-    model.warn_truncated([encoding])
+    model.warnings.truncated(model.tokenizer, [encoding])
     width = max(top, _LEAST_BEAM)
     fillings = [_Filling()]
     for _ in blanks:

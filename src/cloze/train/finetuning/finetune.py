@@ -33,7 +33,13 @@ from cloze.train.finetuning.checks import load_checked_base
 from cloze.train.finetuning.correction import finetune_correction
 from cloze.train.finetuning.defaults import advise, choose_defaults, resolve_settings
 from cloze.train.finetuning.mean_teacher import with_mean_teacher
-from cloze.train.finetuning.objective import TaskBatches, TaskObjective, balanced_weights, report_truncated
+from cloze.train.finetuning.objective import (
+    TaskBatches,
+    TaskObjective,
+    balanced_weights,
+    report_truncated,
+    report_unknown,
+)
 from cloze.train.finetuning.settings import (
     FinetuneSettings,
     ResolvedSettings,
@@ -157,6 +163,7 @@ def _batches(
     rows = augment_rows(data, base, settings, device, progress)
     assert data.kind.items is not None, "a kind with labels makes items"
     tokenizer = wrapped.tokenizer
+    report_unknown(tokenizer, [text for texts in data.train.documents() for text in texts], progress)
     items = data.kind.items(rows, tokenizer, settings, progress)
     batches = make_batches(items, data.kind, tokenizer, settings, choose_device(device), progress)
     cache_frozen_states(wrapped.bert, batches.items, tokenizer.pad_id, progress)

@@ -29,7 +29,7 @@ from cloze.tasks.similarity.kind import SIMILARITY, ScoredPairs, agreement, read
 from cloze.tasks.tables import is_table
 from cloze.train.finetuning.checks import check_label_free_settings, check_length
 from cloze.train.finetuning.defaults import TrainingDefaults, advise, fill_in
-from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated
+from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated, report_unknown
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SimilaritySettings
 from cloze.train.finetuning.trainable import freeze_lowest
 from cloze.train.loop import ObjectiveOutput
@@ -158,19 +158,25 @@ def _start(
     if data.partners is None and not bert.config.dropout > 0:
         raise ConfigError("dropout is 0, but without it a text read twice is the same; use 0.1, or rows with pairs")
     freeze_lowest(bert, settings.freeze_layers)
-    length = min(settings.max_length, base.tokenizer.max_length)
-    return ModelFolder(bert, base.tokenizer.with_max_length(length), None, EmbeddingSettings(pooling, normalize=True))
+    # The folder keeps its own maximum length; that of the settings is for training.
+    return ModelFolder(bert, base.tokenizer, None, EmbeddingSettings(pooling, normalize=True))
 
 
 def _batches(
     data: SimilarityData, tuned: ModelFolder, settings: ResolvedSettings, wrapped: Model, progress: Progress
 ) -> TaskBatches:
     """A text and its partner, or itself again, an item; of like length in a batch, or length would tell partners."""
-    tokenizer = tuned.tokenizer
+    longest = tuned.tokenizer.max_length
+    tokenizer = tuned.tokenizer.with_max_length(min(settings.max_length, longest))
+    if settings.max_length > longest:
+        progress.say(f"the model reads at most {longest} tokens")
+    report_unknown(tokenizer, [*data.texts, *(data.partners or ())], progress)
     firsts = tokenizer.encode_batch(data.texts)
     seconds = firsts if data.partners is None else tokenizer.encode_batch(data.partners)
     items = [Item(both, 0) for both in zip(firsts, seconds, strict=True)]
     report_truncated(items, tokenizer.max_length, progress)
+    if tokenizer.max_length < longest:
+        progress.say(f"trained with the first {tokenizer.max_length} tokens; the model still reads up to {longest}")
     return TaskBatches(
         items, settings.batch_size, settings.seed, tokenizer.pad_id, wrapped.device, similar_lengths=True
     )
