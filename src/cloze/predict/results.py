@@ -39,7 +39,7 @@ class Score:
     @property
     def total(self) -> float:
         """The pseudo-log-likelihood."""
-        return sum(self.log_probabilities)
+        return sum(self.log_probabilities, 0.0)
 
     @property
     def perplexity(self) -> float:
