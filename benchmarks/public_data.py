@@ -106,8 +106,11 @@ def make_small(folder: Path) -> Path:
 def _write(path: Path, lines: Sequence[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = "".join(f"{line}\n" for line in lines).encode()
-    pack = {".xz": lzma.compress, ".gz": gzip.compress}.get(path.suffix)
-    path.write_bytes(text if pack is None else pack(text))
+    if path.suffix == ".xz":
+        text = lzma.compress(text)
+    elif path.suffix == ".gz":
+        text = gzip.compress(text)
+    path.write_bytes(text)
 
 
 def _tabbed(*cells: object) -> str:

@@ -1,7 +1,7 @@
 """``cloze prepare`` and ``cloze audit``."""
 
 import sys
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -80,8 +80,7 @@ def _report_unknown(texts: list[Path], vocab: Path, settings: PrepareSettings, r
 
     files = [path for path in texts if path.is_file()]  # a pipe can be read only once
     with suppress(ClozeError):  # which the preparation itself reports
-        with closing(read_paragraphs(files, settings.text, skip_bad_rows=True)) as paragraphs:
-            sample = list(islice(paragraphs, _SAMPLED_PARAGRAPHS))
+        sample = list(islice(read_paragraphs(files, settings.text, skip_bad_rows=True), _SAMPLED_PARAGRAPHS))
         note = unknown_note(Tokenizer.from_folder(find_vocabulary(vocab)), sample)
         if note is not None:
             reporter.say(f"of the first {len(sample):,} paragraphs, {note}")
