@@ -36,6 +36,7 @@ from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.settings import FinetuneSettings
 from first_rows import first_rows  # beside this file
 from minilm import minilm
+from public_data import add_data, find_data  # beside this file
 
 ROOT = Path(__file__).parents[1]
 Floats = NDArray[np.float32]
@@ -168,13 +169,14 @@ def compare_kinds(base: Path, place: Path, changes: int) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data")
+    add_data(parser)
     parser.add_argument("--rows", type=int, default=800, help="training rows of each task")
     parser.add_argument("--scored", type=int, default=100, help="dev rows of each task")
     parser.add_argument("--model", type=Path, help="the base of the second table")
     parser.add_argument("--changes", type=int, default=200, help="of the second table")
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
+    asked.data = find_data(asked.data, "glue")
     torch.set_num_threads(asked.threads)
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)

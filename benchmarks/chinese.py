@@ -16,12 +16,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import jieba  # type: ignore[import-untyped,import-not-found,unused-ignore]
-
 from cloze.text import WordSplitter, sentence_spans
 from cloze.text.characters import is_ideograph
+from public_data import add_data, find_data  # beside this file
 
-DATA = Path(__file__).parents[1] / "../shared/data"
 Spans = list[tuple[int, int]]
 
 
@@ -60,6 +58,8 @@ def split_all(texts: Iterable[str], split: Callable[[str], Iterator[tuple[int, i
 
 
 def jieba_spans(text: str) -> Spans:
+    import jieba  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
     spans, place = [], 0
     for word in jieba.cut(text):
         spans.append((place, place + len(word)))
@@ -90,11 +90,14 @@ def compare(texts: list[str], splitter: WordSplitter, megabytes: float) -> tuple
 def main() -> None:
     """Print one line a corpus, then lines with their words."""
     parser = argparse.ArgumentParser(description="Words and sentences of whole corpora.")
-    parser.add_argument("--data", type=Path, default=DATA)
+    add_data(parser)
     parser.add_argument("--megabytes", type=float, default=2)
     parser.add_argument("--sample", type=float, default=0.3)
     parser.add_argument("--whole", action="store_true")
     arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, "corpus_zh")
+    import jieba  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
     jieba.setLogLevel(logging.WARNING)
     jieba.initialize()
     splitter = WordSplitter()

@@ -30,6 +30,7 @@ from cloze.train.pretraining.held_out import evaluate_masked_words
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import MlmEvaluationSettings, PretrainSettings
 from first_rows import first_rows  # beside this file
+from public_data import add_data, find_data  # beside this file
 
 TEXT_BYTES = 10_000_000
 # Short sequences first: on 64 tokens alone a model this narrow does not begin to learn in ten minutes.
@@ -61,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Runs that differ in one thing each.")
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--held-out", type=Path, required=True)
-    parser.add_argument("--glue", type=Path, default=Path(__file__).parents[1] / "../shared/data/glue")
+    add_data(parser)
     parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument(
@@ -69,9 +70,10 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/choices"))
     arguments = parser.parse_args()
+    glue = find_data(arguments.data, "glue/SST-2", "glue/STS-B") / "glue"
     torch.set_num_threads(1)
     data = _corpus(arguments.text, arguments.out)
-    places = {"sst-2": first_rows(arguments.glue / "SST-2", arguments.out / "SST-2"), "sts-b": arguments.glue / "STS-B"}
+    places = {"sst-2": first_rows(glue / "SST-2", arguments.out / "SST-2"), "sts-b": glue / "STS-B"}
     rows = {}
     for name in arguments.only:
         change = CHOICES[name]

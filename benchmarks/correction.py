@@ -27,6 +27,7 @@ from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.correction.metrics import Changes, applied, choose_threshold, score_corrections
 from cloze.tasks.text_edits import Similar, read_synonyms
 from ngram_correction import NgramCorrector  # beside this file
+from public_data import add_data, find_data  # beside this file
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SHOWN = ("correction_f1", "detection_f1", "character_correction_f1", "character_detection_f1", "false_alarms")
@@ -90,12 +91,14 @@ def main() -> None:
     parser.add_argument("--text", type=Path, help="what the baseline counts; without it, the model alone is scored")
     parser.add_argument("--pairs", type=Path, help="Chinese: rows that the model was fine-tuned on, for counting too")
     parser.add_argument("--test", type=Path, help="English: held-out text to misspell")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data/sighan_csc"))
+    add_data(parser)
     parser.add_argument("--similar", type=Path, help="Chinese: characters that are mistaken for each other")
     parser.add_argument("--reading", choices=["hidden", "seen"], nargs="*", default=["hidden"])
     parser.add_argument("--rows", type=int, default=1100, help="English: to choose the threshold on, and to test")
     parser.add_argument("--lines", type=int, default=200_000, help="of the text that is counted")
     given = parser.parse_args()
+    needed = ("sighan_csc/sighan14", "sighan_csc/sighan15") if given.language == "chinese" else ()
+    given.data = find_data(given.data, *needed) / "sighan_csc"
     if given.language == "english" and given.test is None:
         raise SystemExit("--test is missing: a text that the model has not read")
     chinese = given.language == "chinese"

@@ -22,6 +22,7 @@ from cloze.tasks.rows import Source
 from cloze.train.distillation.distill import distill
 from cloze.train.distillation.settings import DistillSettings
 from kept_scores import KeptScores  # beside this file
+from public_data import add_data, find_data, is_published  # beside this file
 from scores import FOLDERS, score, source_of, tune
 from scores import KEPT as TEACHERS
 
@@ -83,13 +84,17 @@ def show(task: str, found: list[dict[str, float]]) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="the folder with glue/ in it")
+    add_data(parser)
     parser.add_argument("--tasks", nargs="+", default=["sst-2", "sts-b"], choices=FOLDERS)
     parser.add_argument("--ways", nargs="+", default=["distilled", "labels alone"], choices=WAYS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("runs/scores"), help="where teachers and students are")
     asked = parser.parse_args()
+    if not is_published(asked.data):
+        KEPT.move(asked.out / "distillation.json")
+        TEACHERS.move(asked.out / "scores.json")
+    asked.data = find_data(asked.data, *(FOLDERS[task] for task in asked.tasks))
     torch.set_num_threads(asked.threads)
     for task in asked.tasks:
         source = source_of(task, asked.data, asked.out)

@@ -18,6 +18,7 @@ from cloze.predict import load
 from cloze.predict.embeddings.comparison import report_embeddings
 from cloze.tasks.classification.published import GLUE, read_split
 from minilm import minilm  # beside this file
+from public_data import add_data, find_data  # beside this file
 
 
 def read_pairs(data: Path, rows: int | None) -> tuple[list[str], list[str], list[float]]:
@@ -30,12 +31,13 @@ def main() -> None:
     """Print a table for each model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", help="model folders; MiniLM comes last in any case")
-    parser.add_argument("--data", type=Path, default=Path("../shared/data"))
+    add_data(parser)
     parser.add_argument("--text", type=Path, help="whitening and word2vec learn from its lines")
     parser.add_argument("--lines", type=int, default=20_000, help="so many of them")
     parser.add_argument("--rows", type=int, help="pairs; all if left out")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
+    given.data = find_data(given.data, "glue/STS-B/dev.tsv")
     pairs = read_pairs(given.data, given.rows)
     lines: list[str] = []
     if given.text is not None:

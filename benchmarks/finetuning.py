@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from minilm import minilm  # beside this file
+from public_data import add_data, find_data  # beside this file
 from trainer_peer import BATCH, LENGTH, RATE, make_trainer
 
 ROOT = Path(__file__).parents[1]
@@ -135,11 +136,12 @@ def _print_speed(times: dict[str, list[float]], done: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Fine-tuning beside the Trainer.")
-    parser.add_argument("--glue", type=Path, default=ROOT / "../shared/data/glue")
+    add_data(parser)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     asked = parser.parse_args()
-    measure_speed(asked.glue / "MRPC", asked.steps, asked.threads)
+    glue = find_data(asked.data, "glue/MRPC") / "glue"
+    measure_speed(glue / "MRPC", asked.steps, asked.threads)
 
 
 if __name__ == "__main__":

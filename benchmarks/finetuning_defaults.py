@@ -30,6 +30,7 @@ from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
 from kept_scores import KeptScores  # beside this file
+from public_data import add_data, find_data  # beside this file
 
 ROOT = Path(__file__).parents[1]
 WAYS: dict[str, dict[str, Any]] = {
@@ -124,7 +125,7 @@ def measure(arguments: argparse.Namespace) -> None:
 def main() -> None:
     """Read the arguments."""
     parser = argparse.ArgumentParser(description="Dev scores over learning rates and epochs, for few rows.")
-    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data")
+    add_data(parser)
     parser.add_argument("--models", nargs="+", default=["cloze-mini"])
     parser.add_argument("--tasks", nargs="+", default=["sst-2", "scicite", "mrpc"], choices=TASKS)
     parser.add_argument("--sizes", nargs="+", type=int, default=[200, 1000])
@@ -136,6 +137,7 @@ def main() -> None:
     parser.add_argument("--dev-rows", type=int, default=500)
     parser.add_argument("--out", type=Path, default=Path("runs/defaults"))
     arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, *(TASKS[task].folder for task in arguments.tasks))
     torch.set_num_threads(1)
     measure(arguments)
 

@@ -38,6 +38,7 @@ from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.settings import FinetuneSettings
 from first_rows import first_rows  # beside this file
 from minilm import minilm
+from public_data import add_data, find_data  # beside this file
 
 ROOT = Path(__file__).parents[1]
 MINILM = "all-MiniLM-L6-v2"
@@ -131,7 +132,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["survey", "pruning"])
-    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="with glue/ and wikitext-2/ in it")
+    add_data(parser)
     parser.add_argument("--model", default=MINILM, help="a model folder, or cloze-mini")
     parser.add_argument("--sequences", type=int, default=HeadSettings.sequences)
     parser.add_argument("--task", default="sst-2", choices=FOLDERS)
@@ -144,6 +145,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a folder; the pictures go into one called after the model in it")
     parser.add_argument("--threads", type=int)
     arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, "wikitext-2/test.raw.gz", "glue")
     if arguments.threads:
         torch.set_num_threads(arguments.threads)
     (measure_survey if arguments.what == "survey" else measure_pruning)(arguments)

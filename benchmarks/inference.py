@@ -34,6 +34,7 @@ import torch
 from numpy.typing import NDArray
 
 from minilm import minilm  # beside this file
+from public_data import add_data, find_data  # beside this file
 
 ROOT = Path(__file__).parents[1]
 BATCHES = (8, 32, 128)
@@ -372,7 +373,7 @@ def chinese_quality(asked: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Inference beside others.")
-    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data")
+    add_data(parser)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=512)
@@ -381,6 +382,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="few layers and texts: to see that it runs")
     parser.add_argument("--clock", choices=list(CLOCKS), default="wall")
     asked = parser.parse_args()
+    asked.data = find_data(asked.data, "glue")
     if asked.clock == "processor" and asked.threads != 1:
         raise SystemExit("--clock processor adds up the time of all threads; give --threads 1 with it")
     if asked.quick:

@@ -25,6 +25,7 @@ from cloze.text.oov.coverage import measure_coverage
 from cloze.text.oov.extension import Additions, EntityRow, WordRow, extend_tokenizer
 from cloze.text.oov.ladder import Entity
 from minilm import minilm  # beside this file
+from public_data import add_data, find_data  # beside this file
 
 WORDS, ENTITIES = 10_000, 50_000
 Work = Callable[[list[str]], object]
@@ -32,9 +33,10 @@ Work = Callable[[list[str]], object]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What the rungs of the ladder cost.")
-    parser.add_argument("--data", type=Path, default=Path(__file__).parents[1] / "../shared/data")
+    add_data(parser)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, "corpus_sci/biomed.txt.xz", "corpus_sci/nsf_awards.txt.xz")
     biomedical = _lines(arguments.data / "corpus_sci/biomed.txt.xz")
     science = _lines(arguments.data / "corpus_sci/nsf_awards.txt.xz")
     plain = Tokenizer.from_folder(minilm())

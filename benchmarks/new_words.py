@@ -34,6 +34,7 @@ from cloze.train.optimization import Schedule, make_optimizer, set_rate
 from cloze.train.pretraining.held_out import SEED
 from cloze.train.pretraining.objective import PretrainingObjective
 from minilm import minilm  # beside this file
+from public_data import add_data, find_data  # beside this file
 
 LENGTH, BATCH, RATE = 64, 16, 2e-4
 HEADS: tuple[HeadName, ...] = ("mlm", "nsp")
@@ -43,12 +44,13 @@ STARTS: tuple[WordStart, ...] = ("pieces", "random")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What added words bring, and how their vectors should start.")
-    parser.add_argument("--data", type=Path, default=Path(__file__).parents[1] / "../shared/data")
+    add_data(parser)
     parser.add_argument("--words", type=int, default=2000)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/new_words"))
     arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, "corpus_sci/biomed.txt.xz")
     text = arguments.data / "corpus_sci/biomed.txt.xz"
     words = _choose_words(text, arguments.words, arguments.out)
     _print_coverage(text, words, arguments.out)

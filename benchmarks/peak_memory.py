@@ -18,6 +18,7 @@ from pathlib import Path
 from cloze.corpus.preparation.prepare import prepare
 from cloze.demo.flow import DATA
 from cloze.text import Tokenizer
+from public_data import add_data, find_data  # beside this file
 
 ROOT = Path(__file__).parents[1]
 SHAPES = {
@@ -45,15 +46,18 @@ def taken(data: Path, flags: tuple[str, ...], out: Path, steps: int) -> float:
     return 1024 * usage.ru_maxrss
 
 
+VOCABULARY = "vocab/bert-base-uncased-vocab.txt"
+
+
 def main() -> None:
     """Print a row for every shape."""
     parser = argparse.ArgumentParser(description="Peak memory: planned and taken.")
-    default = ROOT / "../shared/data/vocab/bert-base-uncased-vocab.txt"
-    parser.add_argument("--vocab", type=Path, default=default, help="a vocab.txt of 30,522 pieces")
+    add_data(parser)
+    parser.add_argument("--vocab", type=Path, help="a vocab.txt of 30,522 pieces; that of --data if left out")
     parser.add_argument("--only", default="", help="shapes whose names begin so")
     parser.add_argument("--steps", type=int, default=20, help="of the training")
     asked = parser.parse_args()
-    vocab = asked.vocab
+    vocab = asked.vocab or find_data(asked.data, VOCABULARY) / VOCABULARY
     print(f"{'':<28} {'plan GB':>9} {'taken GB':>9}  ratio")
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)

@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from public_data import add_data, find_data  # beside this file
+
 ROOT = Path(__file__).parents[1]
 BOOKS = "corpus_en/books_en.txt.xz"
 PIECES = "vocab/bert-base-uncased-vocab.txt"
@@ -185,10 +187,11 @@ def measure_verifying(data: Path, scratch: Path, megabytes: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure preparing text.")
     parser.add_argument("--part", choices=["speed", "memory", "verify"], help="one of them alone")
-    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data")
+    add_data(parser)
     parser.add_argument("--megabytes", type=int, default=10)
     parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000])
     asked = parser.parse_args()
+    asked.data = find_data(asked.data, BOOKS, PIECES)
     with tempfile.TemporaryDirectory() as name:
         scratch = Path(name)
         (scratch / "vocab").mkdir()

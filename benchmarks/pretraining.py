@@ -33,6 +33,7 @@ from cloze.text import Tokenizer
 from cloze.train.memory import keep_freed_memory
 from cloze.train.optimization import Precision, make_optimizer, measure_peak
 from cloze.train.pretraining.objective import PretrainingObjective
+from public_data import add_data, find_data  # beside this file
 
 SHAPES = {"tiny": (32, 128), "mini": (32, 128), "small": (16, 128), "medium": (16, 128), "base": (8, 128)}
 RATE = 1e-4
@@ -43,11 +44,12 @@ CPU = torch.device("cpu")
 def main() -> None:
     """Measure each preset in turn."""
     parser = argparse.ArgumentParser(description="Pre-training steps of cloze and transformers, interleaved.")
-    parser.add_argument("--data", type=Path, default=Path(__file__).parents[1] / "../shared/data")
+    add_data(parser)
     parser.add_argument("--presets", nargs="+", default=["mini", "base"], choices=SHAPES)
     parser.add_argument("--steps", type=int, help="60 for mini, 12 for base if left out")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, "corpus_en/textbooks_ccby.txt.xz", "vocab")
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as temporary:
         corpus = _corpus(arguments.data, Path(temporary))

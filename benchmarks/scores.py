@@ -33,6 +33,7 @@ from cloze.train.run import Run
 from first_rows import first_rows, first_sentences  # beside this file
 from kept_scores import KeptScores
 from minilm import minilm
+from public_data import add_data, find_data, is_published  # beside this file
 from trainer_peer import BATCH, EPOCHS, LENGTH, RATE, trainer_score
 
 ROOT = Path(__file__).parents[1]
@@ -102,13 +103,16 @@ def measure(task: str, source: Source, way: str, seeds: int, out: Path) -> None:
 def main() -> None:
     """Read the arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data")
+    add_data(parser)
     parser.add_argument("--tasks", nargs="+", default=["mrpc", "sts-b", "sst-2"], choices=FOLDERS)
     parser.add_argument("--ways", nargs="+", default=["cloze", "Trainer"], choices=WAYS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("runs/scores"), help="where unfinished trainings are")
     asked = parser.parse_args()
+    if not is_published(asked.data):
+        KEPT.move(asked.out / "scores.json")
+    asked.data = find_data(asked.data, *(FOLDERS[task] for task in asked.tasks))
     torch.set_num_threads(asked.threads)
     for task in asked.tasks:
         for way in asked.ways:

@@ -35,6 +35,7 @@ from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
 from kept_scores import KeptScores  # beside this file
 from minilm import minilm
+from public_data import add_data, find_data, is_published  # beside this file
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
@@ -151,7 +152,7 @@ def check(data: Path, seed: int = 0) -> None:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data", help="the folder with squad/ in it")
+    add_data(parser)
     parser.add_argument("--check", action="store_true", help="train nothing; hold the scores against another's")
     parser.add_argument("--tasks", nargs="+", default=list(METRICS), choices=METRICS)
     parser.add_argument("--articles", type=int, default=22, help="articles of the training set, of 44")
@@ -160,6 +161,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("runs/squad"), help="where unfinished trainings are")
     asked = parser.parse_args()
+    if not is_published(asked.data):
+        KEPT.move(asked.out / "squad.json")
+    asked.data = find_data(asked.data, *AT_HAND)
     if asked.check:
         check(asked.data)
         return

@@ -24,6 +24,7 @@ from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
 from first_rows import first_rows  # beside this file
 from kept_scores import KeptScores  # beside this file
+from public_data import add_data, find_data  # beside this file
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {"mrpc": "MRPC", "sst-2": "SST-2", "sts-b": "STS-B"}
@@ -67,19 +68,20 @@ def main() -> None:
     """Read the arguments."""
     parser = argparse.ArgumentParser(description="A model's dev scores beside the same model's from scratch.")
     parser.add_argument("--model", default="cloze-mini")
-    parser.add_argument("--glue", type=Path, default=ROOT / "../shared/data/glue")
+    add_data(parser)
     parser.add_argument("--tasks", nargs="+", default=list(FOLDERS), choices=FOLDERS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--starts", nargs="+", default=["pretrained", "scratch"], choices=["pretrained", "scratch"])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("runs/starts"))
     asked = parser.parse_args()
+    glue = find_data(asked.data, *(f"glue/{FOLDERS[task]}" for task in asked.tasks)) / "glue"
     torch.set_num_threads(asked.threads)
     asked.out.mkdir(parents=True, exist_ok=True)
     model = find_source(asked.model)
     starts = {"pretrained": model, "scratch": untrained(model, asked.out)}
     starts = {start: starts[start] for start in asked.starts}
-    measure(starts, asked.tasks, asked.glue, asked.seeds, asked.out)
+    measure(starts, asked.tasks, glue, asked.seeds, asked.out)
 
 
 if __name__ == "__main__":

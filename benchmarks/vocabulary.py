@@ -28,6 +28,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+from public_data import add_data, find_data  # beside this file
+
 ROOT = Path(__file__).parents[1]
 BOOKS = "corpus_en/books_en.txt.xz"
 MEGABYTE = 1_000_000
@@ -226,11 +228,12 @@ def main() -> None:
         be_measured(sys.argv[1:])
         return
     parser = argparse.ArgumentParser(description="Learning a vocabulary, measured.")
-    parser.add_argument("--data", type=Path, default=ROOT / "../shared/data")
+    add_data(parser)
     parser.add_argument("--part", choices=PARTS)
     parser.add_argument("--megabytes", type=float, default=125.0, help="text to learn from; memory shrinks in step")
     parser.add_argument("--size", type=int, default=30_522)
     arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, BOOKS)
     for name, part in PARTS.items():
         if arguments.part in (None, name):
             print(f"-- {name}")

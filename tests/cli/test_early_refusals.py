@@ -78,6 +78,11 @@ def test_folders_of_an_output_file_are_created(run: Cloze, way: Way, tmp_path: P
     output = tmp_path / "new" / "folder" / "vectors.npy"
     assert run("embed", "a text", "--model", way.pretrained, "--output", output).code == 0
     assert np.load(output).shape == (1, 128)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("one text\nanother text\n", encoding="utf-8")
+    output = tmp_path / "other" / "folder" / "vectors.npy"
+    assert run("embed", "--input", texts, "--model", way.pretrained, "--output", output).code == 0
+    assert np.load(output).shape == (2, 128)
 
 
 def test_unwritable_file_is_refused(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cloze.models import SHIPPED_MODELS, shipped_folder
 from cloze.predict import load
 from cloze.predict.quantization.quantize import QuantizeReport
 from tests.cli.conftest import Cloze, Way
@@ -84,3 +85,44 @@ def test_odd_texts_that_are_far_are_told_of(run: Cloze, tuned: Path, tmp_path: P
         "int8 changes odd texts more than others (signs, numbers); if yours are like them, give some with --input"
     )
     assert last == expected
+
+
+def cache(folder: Path, name: str, config: str, *others: str) -> None:
+    snapshot = folder / name / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text(config, encoding="utf-8")
+    for other in others:
+        (snapshot / other).touch()
+
+
+def test_models_are_listed_with_what_they_are_for(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache(tmp_path, "models--owner--vectors", '{"model_type": "bert"}', "modules.json")
+    cache(tmp_path, "models--owner--labels", '{"architectures": ["BertForSequenceClassification"]}')
+    cache(tmp_path, "models--owner--bare", '{"model_type": "bert", "architectures": ["BertModel"]}')
+    cache(tmp_path, "models--owner--other", '{"model_type": "gpt2"}')
+    cache(tmp_path, "models--owner--broken", "{")
+    (tmp_path / "models--owner--empty").mkdir()
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    rows = {row["name"]: row for row in map(json.loads, run("models", "--json").out.splitlines())}
+    assert list(rows) == [
+        "cloze-mini",
+        *(f"owner/{name}" for name in ("bare", "broken", "labels", "other", "vectors")),
+    ]
+    assert [row["origin"] for row in rows.values()] == ["shipped"] + 5 * ["downloaded"]
+    assert "sentence vectors and search" in rows["cloze-mini"]["not_for"]
+    assert rows["owner/vectors"]["good_for"].startswith("sentence vectors and search")
+    assert rows["owner/labels"]["good_for"] == "labels or numbers of texts, as it was trained"
+    assert rows["owner/bare"]["good_for"] == "a start for fine-tuning"
+    assert rows["owner/other"]["not_for"] == "cloze: its model_type is 'gpt2', not bert"
+    assert rows["owner/broken"]["not_for"] == "config.json cannot be read"
+    lines = run("models").out.splitlines()
+    assert lines[0] == "cloze-mini (shipped; used where --model is left out)"
+    assert lines[1].startswith("  for: English up to 128 tokens: trying every command offline")
+    assert lines[2].startswith("  not for: sentence vectors and search")
+
+
+def test_every_shipped_model_is_there() -> None:
+    for model in SHIPPED_MODELS:
+        folder = shipped_folder(model.name)
+        assert folder is not None
+        assert (folder / "config.json").is_file()

@@ -81,3 +81,20 @@ def test_stopped_preparation_goes_on_by_the_same_command(
     assert run(*words[:-2], "--workers", 1, "--out", tmp_path / "other").code == 0
     assert read_manifest(tmp_path / "data") == read_manifest(tmp_path / "other")
     assert not (tmp_path / "data.partial").exists()
+
+
+def test_vocabulary_that_does_not_fit_is_reported_before_the_work(run: Cloze, way: Way, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("今天天气很好。\n" * 20, encoding="utf-8")
+    result = run("prepare", text, "--vocab", way.vocabulary, "--out", tmp_path / "data")
+    assert "of the first 20 paragraphs, " in result.err
+    assert "lacks most Chinese characters" in result.err
+    assert "[UNK]" not in run("prepare", way.text, "--vocab", way.vocabulary, "--out", tmp_path / "fitting").err
+
+
+def test_evaluation_warns_of_unknown_words(run: Cloze, way: Way, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.tsv"
+    lines = way.rows.read_text(encoding="utf-8").splitlines()
+    rows.write_text("\n".join([lines[0], *("今天天气很好" + line for line in lines[1:9])]) + "\n", encoding="utf-8")
+    assert "of the tokens are [UNK]" in run("evaluate", "classify", rows, "--model", way.tuned).err
+    assert "[UNK]" not in run("evaluate", "classify", way.rows, "--model", way.tuned).err

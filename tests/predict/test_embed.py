@@ -95,3 +95,11 @@ def test_batches_hold_each_text_once_within_the_budget(lengths: list[int]) -> No
     for batch in found:
         own = [lengths[index] for index in batch]
         assert len(batch) == 1 or (sum(own) <= 2048 and len(own) * max(own) - sum(own) <= BATCH_COST)
+
+
+def test_names_of_layers_are_no_pooling(pretrained: Model) -> None:
+    hint = "the pooling is one of cls, mean, max, mean_max; for the mean of the last four layers, use layer -4,-3,-2,-1"
+    with pytest.raises(RequestError, match=f"^unknown pooling 'last4'; {hint}$"):
+        pretrained.embed(["a cat"], pooling="last4")  # type: ignore[arg-type]
+    states = [pretrained.hidden("a cat", layer=layer).mean(0) for layer in (-3, -2, -1)]
+    assert_close(pretrained.embed(["a cat"], layer=(-3, -2, -1))[0], sum(states) / 3)

@@ -1,6 +1,7 @@
 """What a model answers, against ``transformers`` on the same weights, and what it refuses."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,9 @@ import pytest
 import torch
 import transformers
 
-from cloze.checkpoint import ModelFolder
+from cloze.checkpoint import ModelFolder, TaskLabels
 from cloze.errors import ConfigError, RequestError
-from cloze.model import Bert
+from cloze.model import Bert, HeadName
 from cloze.predict import Filled, Model, load
 from cloze.text import Tokenizer
 from tests.model.made import SMALL, assert_close, model_folder, saved
@@ -214,3 +215,40 @@ def test_cut_texts_are_logged(pretrained: Model, caplog: pytest.LogCaptureFixtur
         "2 of 3 texts are longer than 32 tokens and were cut",
         "1 of 1 texts are longer than 32 tokens and were cut",
     ]
+
+
+UNFIT = "☃ ☂ ☁ the cat"
+
+
+def unknown_warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "of the tokens are [UNK]" in record.getMessage()]
+
+
+def test_unknown_words_are_warned_of(pretrained_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = load(pretrained_folder)
+    model.embed([TEXT])
+    assert not unknown_warnings(caplog)
+    model.embed([TEXT, UNFIT])
+    model.embed([TEXT, UNFIT])  # as dev rows after every epoch: no second warning
+    assert len(unknown_warnings(caplog)) == 1
+    assert "cannot tell apart (☃, ☂, ☁)" in unknown_warnings(caplog)[0]
+    model.embed([TEXT], [UNFIT])
+    assert len(unknown_warnings(caplog)) == 1  # the same texts
+    model.embed([UNFIT])
+    assert len(unknown_warnings(caplog)) == 2
+
+
+@pytest.mark.parametrize(
+    ("heads", "task", "predict"),
+    [
+        (("token",), TaskLabels("tag", ("O", "B-X")), lambda model: model.tag([UNFIT])),
+        (("span",), TaskLabels("answer"), lambda model: model.answer("the cat", UNFIT)),
+        (("choice",), TaskLabels("choose"), lambda model: model.choose("the cat", [UNFIT, "a dog"])),
+        (("sequence",), TaskLabels("classify", ("yes", "no")), lambda model: model.classify([UNFIT])),
+    ],
+)
+def test_every_prediction_warns_of_unknown_words(
+    heads: tuple[HeadName, ...], task: TaskLabels, predict: Callable[[Model], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    predict(Model(model_folder(heads, task=task)))
+    assert len(unknown_warnings(caplog)) == 1

@@ -62,3 +62,21 @@ def test_what_is_refused(pretrained: Model) -> None:
         pretrained.score("the cat")
     with pytest.raises(RequestError, match="no 'mlm' head"):
         Model(model_folder()).score(["the cat"])
+
+
+def test_losses_per_word_and_character_by_hand() -> None:
+    score = Score("The cats' mat, 猫坐 x_y", ("the", "cat"), (-2.0, -3.0))
+    # The, cats, ', mat, the comma, 猫, 坐, x, _, y.
+    assert score.loss_per_word == 5 / 10
+    assert score.loss_per_character == 5 / 17
+    empty = Score(" ", (), ())
+    assert (empty.loss_per_word, empty.loss_per_character, empty.perplexity) == (0, 0, 1)
+
+
+def test_texts_without_tokens_are_warned_of(pretrained: Model, caplog: pytest.LogCaptureFixture) -> None:
+    pretrained.score(["the cat"])
+    assert not caplog.records
+    empty, blank, _ = pretrained.score(["", " ", "the cat"])
+    assert (empty.total, empty.perplexity, empty.tokens) == (0.0, 1.0, ()) == (blank.total, blank.perplexity, ())
+    assert isinstance(empty.total, float)
+    assert "2 of 3 texts have no token: nothing is scored, and their perplexity is 1" in caplog.text

@@ -47,7 +47,7 @@ def test_openai_client_embeds(form: str | None, client: openai.OpenAI, minilm: M
     np.testing.assert_allclose(found, minilm.embed(TEXTS), atol=1e-5)
     assert [one.index for one in answer.data] == [0, 1, 2]
     assert answer.usage.prompt_tokens == sum(len(minilm.tokenizer(text).ids) for text in TEXTS)
-    assert answer.usage.model_extra == {"truncated": 0}  # which the client lets pass
+    assert answer.usage.model_extra == {"truncated": 0, "unknown": 0}  # which the client lets pass
 
 
 def test_openai_client_may_send_ids(client: openai.OpenAI, minilm: Model) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -9,10 +10,13 @@ import numpy as np
 import pytest
 from torture.services import Running, running
 
+from cloze.checkpoint import EmbeddingSettings, load_folder, save_folder
+from cloze.model.surgery import with_heads
 from cloze.predict import load
 from cloze.serve.models import ServedModel
 from cloze.serve.settings import ServiceSettings
 from tests.checkpoint.test_adapter_folder import HOULSBY, LORA, make_adapter, make_base
+from tests.serve.conftest import SMALL
 
 TEXTS = ["the cat sat on a mat.", "dogs ran", ""]
 ADAPTERS = {"houlsby": HOULSBY, "lora": LORA}
@@ -83,7 +87,33 @@ def test_whoever_can_answers_if_nobody_is_named(adapted: Running) -> None:
     assert adapted.post("/fill", {"texts": "a [MASK]"}).json()["model"] == "base"
     assert adapted.post("/classify", {"texts": "cat"}).json()["model"] == "houlsby"
     answer = adapted.post("/choose", {"prompt": "a", "options": ["b", "c"]})
-    assert answer.json()["error"]["message"] == "no model here can choose; serve a folder that was trained for it"
+    assert (
+        answer.json()["error"]["message"]
+        == "no model here (tags, base, houlsby, lora) can choose; serve a folder that was trained for it"
+    )
+
+
+def test_unknown_names_are_answered_with_those_that_exist(adapted: Running) -> None:
+    answer = adapted.post("/embed", {"texts": "cat", "model": "zzz"})
+    expected = "no model is called 'zzz'; choose one of: tags, base, houlsby, lora"
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, expected)
+
+
+def test_models_made_for_vectors_embed(folders: dict[str, str], tmp_path: Path) -> None:
+    base = load_folder(Path(folders["base"]))
+    similar = replace(base, embedding=EmbeddingSettings("mean", normalize=True))
+    encoder = replace(base, model=with_heads(base.model, (), keep=False, seed=0), embedding=EmbeddingSettings("cls"))
+    for name, contents in (("similar", similar), ("encoder", encoder)):
+        save_folder(contents, tmp_path / name)
+    named = {"tags": folders["tags"], "base": folders["base"]}
+    for name in ("similar", "encoder"):
+        with running(ServiceSettings(named | {name: str(tmp_path / name)}, limits=SMALL)) as service:
+            assert service.post("/embed", {"texts": "cat"}).json()["model"] == name
+            assert service.post("/rerank", {"query": "cat", "texts": ["dog"]}).json()["model"] == name
+            assert service.post("/tokenize", {"texts": "cat"}).json()["model"] == name
+            assert service.post("/embed", {"texts": "cat", "model": "tags"}).json()["model"] == "tags"
+            listed = {one["name"]: one["for_vectors"] for one in service.get("/info").json()["models"]}
+            assert listed == {"tags": False, "base": False, name: True}
 
 
 def test_readiness_and_liveness(adapted: Running) -> None:

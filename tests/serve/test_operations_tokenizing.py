@@ -85,14 +85,14 @@ def test_several_texts_are_filled_together(served: Running, models: dict[str, Mo
     texts = ["the [MASK] sat on a [MASK].", "[MASK]", "a dog [MASK] on the mat, word7 word8"]
     answer = served.post("/fill", {"texts": texts, "top": 3, "model": "base"}).json()
     lengths = [len(models["base"].tokenizer(text, read_mask=True).ids) for text in texts]
-    assert answer["usage"] == {"tokens": sum(lengths), "truncated": 0}
+    assert answer["usage"] == {"tokens": sum(lengths), "truncated": 0, "unknown": 0}
     for ours, text in zip(answer["results"], texts, strict=True):
         expected = models["base"].fill(text, 3)
         assert [[word["token"] for word in blank] for blank in ours] == [
             [word.token for word in blank] for blank in expected
         ]
     cut = served.post("/fill", {"texts": f"[MASK] {LONG}", "model": "base"}).json()["usage"]
-    assert cut == {"tokens": models["base"].tokenizer.max_length, "truncated": 1}
+    assert cut == {"tokens": models["base"].tokenizer.max_length, "truncated": 1, "unknown": 0}
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,11 @@ def test_windows_are_weighed_as_they_are_computed(others: tuple[Running, Path]) 
     answer = service.post("/classify", {"texts": [LONG, "a cat"], "model": "windows"}).json()
     windows = model._encode_long([LONG, "a cat"], None, "windows")
     assert len(windows[0]) > 2
-    assert answer["usage"] == {"tokens": sum(len(one.ids) for text in windows for one in text), "truncated": 0}
+    assert answer["usage"] == {
+        "tokens": sum(len(one.ids) for text in windows for one in text),
+        "truncated": 0,
+        "unknown": 0,
+    }
     for ours, theirs in zip(answer["results"], model.classify([LONG, "a cat"]), strict=True):
         assert ours["label"] == theirs.label
         assert ours["probability"] == pytest.approx(theirs.probability, abs=1e-5)

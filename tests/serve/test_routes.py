@@ -23,7 +23,7 @@ def test_embed(served: Running, models: Models) -> None:
     np.testing.assert_allclose(answer["vectors"], models["base"].embed(TEXTS), atol=1e-5)
     assert answer["model"] == "base"
     lengths = [len(models["base"].tokenizer(text).ids) for text in TEXTS]
-    assert answer["usage"] == {"tokens": sum(lengths), "truncated": 0}
+    assert answer["usage"] == {"tokens": sum(lengths), "truncated": 0, "unknown": 0}
 
 
 def test_embed_options(served: Running, models: Models) -> None:
@@ -35,6 +35,16 @@ def test_embed_options(served: Running, models: Models) -> None:
 
 def test_a_text_that_is_cut_is_told(served: Running) -> None:
     assert served.post("/embed", {"texts": ["cat " * 50, "cat"]}).json()["usage"]["truncated"] == 1
+
+
+def test_unknown_tokens_are_counted(served: Running) -> None:
+    texts = ["☃ the cat", "☂ ☁"]
+    assert served.post("/embed", {"texts": texts}).json()["usage"]["unknown"] == 3
+    assert served.post("/rerank", {"query": "a dog", "texts": texts}).json()["usage"]["unknown"] == 3
+    assert served.post("/v1/embeddings", {"input": texts, "model": "base"}).json()["usage"]["unknown"] == 3
+    assert served.post("/tag", {"texts": texts}).json()["usage"]["unknown"] == 3
+    assert served.post("/answer", {"question": texts[0], "context": texts[1]}).json()["usage"]["unknown"] == 3
+    assert served.post("/correct", {"texts": texts}).json()["usage"]["unknown"] == 3
 
 
 @pytest.mark.parametrize("how", ["cut", "head-tail", "windows"])

@@ -22,6 +22,14 @@ def test_models_are_called_by_their_folders() -> None:
     }
 
 
+def test_models_can_be_given_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["base=runs/books", "other=hub/name", "runs/authors"]
+    assert name_models(words) == {"base": "runs/books", "other": "hub/name", "authors": "runs/authors"}
+    monkeypatch.chdir(tmp_path)
+    Path("lr=1e-4").mkdir()
+    assert name_models(["lr=1e-4"]) == {"lr=1e-4": "lr=1e-4"}
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.3.2.1", "::1", "localhost"])
 def test_hosts_of_this_machine_alone(host: str) -> None:
     assert is_local(host)
@@ -50,7 +58,11 @@ def test_other_hosts_need_a_key(host: str) -> None:
         (["base", "--host", "ü..", "--insecure"], "cannot listen at ü..:8000 ("),
         (["base", "--patience", 0], "patience is 0.0; more than 0 was expected"),
         (["base", "--proposals", 0], "proposals is 0; more than 0 was expected"),
-        (["a/base", "b/base"], "b/base and a/base would both be called 'base'; rename a folder"),
+        (["a/base", "b/base"], "b/base and a/base would both be called 'base'; name one of them: NAME=DIR"),
+        (["x=a/base", "x=b/base"], "b/base and a/base would both be called 'x'; name one of them: NAME=DIR"),
+        (["=base"], "'=base'; NAME=DIR was expected"),
+        (["a b=base"], "'a b=base'; NAME=DIR was expected"),
+        (["x="], "'x='; NAME=DIR was expected"),
         (["base", "--adapter", "x"], "--adapter 'x'; NAME=DIR was expected"),
         (["base", "--adapter", "base=x"], "--adapter 'base=x': something else is called 'base'; choose another name"),
         (["base", "--key-file", "nowhere"], "nowhere: the key cannot be read (FileNotFoundError)"),

@@ -54,17 +54,17 @@ def test_a_row_that_is_still_wrong_is_learned_from_however_small_the_loss_has_be
 
 def test_bad_steps_are_told_and_a_row_of_them_is_the_end() -> None:
     guard = settled()
-    told = guard.reject(41, "the loss is nan")
+    told = guard.reject(41, "the loss is nan", 3e-4)
     assert told == "step 42: the loss is nan; this batch was left out, the weights are as before"
     assert not guard.last_accepted
     guard.accept(3.0)
     assert guard.last_accepted
     for step in range(PATIENCE - 1):
-        guard.reject(step, "the loss is nan")
+        guard.reject(step, "the loss is nan", 3e-4)
     with pytest.raises(
-        DataError, match=r"step 10: the loss is nan, for the 5th time in a row; .* lower --learning-rate"
+        DataError, match=r"step 10: the loss is nan, for the 5th time in a row; .* with --learning-rate 0.0001 --fresh"
     ):
-        guard.reject(9, "the loss is nan")
+        guard.reject(9, "the loss is nan", 3e-4)
 
 
 def test_figures_survive_a_checkpoint() -> None:

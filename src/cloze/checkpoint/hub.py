@@ -7,7 +7,8 @@ import re
 from pathlib import Path, PurePosixPath
 
 from cloze.errors import CheckpointError
-from cloze.models import shipped_folder
+from cloze.files import read_json
+from cloze.models import ModelPurpose, shipped_folder
 
 # The hub allows 96 characters; longer names can exceed the file system's limit when looked up as a path.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{,95}/[A-Za-z0-9][\w.-]{,95}")
@@ -26,6 +27,15 @@ _WANTED = [
 ]
 # Timeout in seconds of the request for the list of files.
 _PATIENCE = 10.0
+# What a folder of each class of transformers is for, and what it is not for.
+_PURPOSES = {
+    "ForPreTraining": ("filling blanks, scoring texts, a start for fine-tuning", "labels before fine-tuning"),
+    "ForMaskedLM": ("filling blanks, scoring texts, a start for fine-tuning", "labels before fine-tuning"),
+    "ForSequenceClassification": ("labels or numbers of texts, as it was trained", "filling blanks, search"),
+    "ForTokenClassification": ("tags of words, as it was trained", "filling blanks, search"),
+    "ForQuestionAnswering": ("answers in texts", "filling blanks, search"),
+    "ForMultipleChoice": ("a choice among options", "filling blanks, search"),
+}
 
 
 def is_hub_name(name: str) -> bool:
@@ -67,3 +77,32 @@ def _cached(name: str) -> Path:
             f"{name}: no such folder here, and not to be had from the Hugging Face hub ({type(error).__name__}); "
             "check the spelling and the network, or fetch the folder elsewhere and give its path"
         ) from error
+
+
+def cached_models() -> list[ModelPurpose]:
+    """Return the models that were downloaded from the hub before and load without the network, by name."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    purposes = []
+    for folder in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
+        snapshots = [path.parent for path in folder.glob("snapshots/*/config.json")]
+        if snapshots:
+            newest = max(snapshots, key=lambda path: path.stat().st_mtime)
+            name = folder.name.removeprefix("models--").replace("--", "/", 1)
+            purposes.append(ModelPurpose(name, *describe_purpose(newest)))
+    return purposes
+
+
+def describe_purpose(folder: Path) -> tuple[str, str]:
+    """Return what a model folder is for and what it is not for, as its configuration declares."""
+    try:
+        config = read_json(folder / "config.json", CheckpointError)
+    except CheckpointError:
+        return "nothing", "config.json cannot be read"
+    if "bert" not in str(config.get("model_type", "bert")):
+        return "nothing here", f"cloze: its model_type is {config['model_type']!r}, not bert"
+    if (folder / "modules.json").is_file():
+        return "sentence vectors and search, a start for fine-tuning", "filling blanks, unless it has that head"
+    architectures = [str(name) for name in config.get("architectures") or ()]
+    known = (purpose for ending, purpose in _PURPOSES.items() if any(name.endswith(ending) for name in architectures))
+    return next(known, ("a start for fine-tuning", "filling blanks; sentence vectors before training for similarity"))

@@ -61,6 +61,7 @@ COMMANDS = {
     "quantize": ("cloze.cli.models", "Write int8 weights beside a model; compare size, speed and score."),
     "export": ("cloze.cli.models", "Write a model as an ONNX graph."),
     "convert": ("cloze.cli.models", "Convert a TensorFlow or Hugging Face checkpoint to a model folder."),
+    "models": ("cloze.cli.models", "List the models at hand, what each is for and what it is not for."),
     "doctor": ("cloze.cli.models", "Show versions, cores, threads and precision, ready to paste."),
 }
 HELP = ("--help", "-h")

@@ -229,5 +229,6 @@ def print_results(run: "Path", json: bool) -> None:
     if json:
         print_json({"folder": str(run), **results})
         return
+    results.pop("advice", None)  # reported at the end of the training
     rows = [(name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in results.items()]
     print_table((str(run / "model"), ""), rows)

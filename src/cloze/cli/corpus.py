@@ -1,7 +1,9 @@
 """``cloze prepare`` and ``cloze audit``."""
 
 import sys
+from contextlib import suppress
 from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +20,10 @@ from cloze.corpus.settings import (
     PrepareSettings,
     check_seed,
 )
-from cloze.errors import ConfigError
+from cloze.errors import ClozeError, ConfigError
+
+# Paragraphs at the start of the texts that are checked against the vocabulary.
+_SAMPLED_PARAGRAPHS = 1000
 
 if TYPE_CHECKING:
     from cloze.corpus.audit import Audit, Check
@@ -61,8 +66,24 @@ def prepare(
     from cloze.corpus.shards import read_manifest
 
     with Reporter() as reporter:
+        _report_unknown(texts, vocab, settings, reporter)
         folder = run(texts, vocab, out, settings=settings, engine=engine, fresh=fresh, progress=reporter)
     _print_summary(folder, read_manifest(folder), json)
+
+
+def _report_unknown(texts: list[Path], vocab: Path, settings: PrepareSettings, reporter: Reporter) -> None:
+    """Warn before the work if the vocabulary does not fit the first paragraphs of the texts."""
+    from cloze.corpus.documents import read_paragraphs
+    from cloze.text import Tokenizer
+    from cloze.text.oov.coverage import unknown_note
+    from cloze.text.tokenizer_files import find_vocabulary
+
+    files = [path for path in texts if path.is_file()]  # a pipe can be read only once
+    with suppress(ClozeError):  # which the preparation itself reports
+        sample = list(islice(read_paragraphs(files, settings.text, skip_bad_rows=True), _SAMPLED_PARAGRAPHS))
+        note = unknown_note(Tokenizer.from_folder(find_vocabulary(vocab)), sample)
+        if note is not None:
+            reporter.say(f"of the first {len(sample):,} paragraphs, {note}")
 
 
 def _print_summary(folder: Path, manifest: dict[str, Any], json: bool) -> None:

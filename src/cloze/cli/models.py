@@ -1,4 +1,4 @@
-"""``cloze extend``, ``convert``, ``quantize`` and ``export``: model folders into other ones; ``doctor``."""
+"""``cloze extend``, ``convert``, ``quantize`` and ``export``: model folders into other ones; ``models``, ``doctor``."""
 
 import os
 import platform
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from cloze.cli.console import print_json, print_table
 from cloze.cli.outputs import check_folder
 from cloze.errors import ConfigError
-from cloze.models import SHIPPED_MODEL, shipped_folder
+from cloze.models import SHIPPED_MODEL, SHIPPED_MODELS, shipped_folder
 
 if TYPE_CHECKING:
     from cloze.checkpoint.convert import ExtensionReport
@@ -261,3 +261,27 @@ def export(*, model: str = SHIPPED_MODEL, out: Path, json: bool = False) -> None
         print_json({"graph": str(graph), "bytes": graph.stat().st_size})
     else:
         print(f"{graph}: {graph.stat().st_size / 2**20:.1f} MB")
+
+
+def models(*, json: bool = False) -> None:
+    """List the models that can be used without the network: the shipped ones, and those downloaded from the hub before.
+
+    The shipped model, cloze-mini, is for trying every command offline, filling blanks and scoring English texts, and as
+    a start for pre-training and fine-tuning. It is not for sentence vectors and search, for which a model trained for
+    similarity is much better, nor for topics, where TF-IDF often is, nor for other languages than English.
+
+    Args:
+        json: Print JSON.
+    """
+    from cloze.checkpoint.hub import cached_models
+
+    found = [("shipped", model) for model in SHIPPED_MODELS if shipped_folder(model.name) is not None]
+    found += [("downloaded", model) for model in cached_models()]
+    if json:
+        for origin, model in found:
+            print_json({"origin": origin, **asdict(model)})
+        return
+    for origin, model in found:
+        default = "; used where --model is left out" if model.name == SHIPPED_MODEL else ""
+        print(f"{model.name} ({origin}{default})\n  for: {model.good_for}\n  not for: {model.not_for}")
+    print("Any other: --model FOLDER, a run, or a hub name such as sentence-transformers/all-MiniLM-L6-v2")

@@ -91,8 +91,13 @@ class Score(TextPrediction["ScoredText"]):
         return model.score(part.texts)
 
     def to_row(self, result: "ScoredText") -> Row:
-        """Return the sum and the perplexity, and with ``--tokens`` each token's log-probability."""
-        row: Row = {"log_probability": result.total, "perplexity": result.perplexity}
+        """Return the sum, the perplexity, the losses per word and character, and with ``--tokens`` those of tokens."""
+        row: Row = {
+            "log_probability": result.total,
+            "perplexity": result.perplexity,
+            "loss_per_word": result.loss_per_word,
+            "loss_per_character": result.loss_per_character,
+        }
         if self.tokens:
             row["tokens"] = [list(pair) for pair in zip(result.tokens, result.log_probabilities, strict=True)]
         return row
@@ -100,10 +105,17 @@ class Score(TextPrediction["ScoredText"]):
     def print_table(self, model: "Model", part: Inputs, results: "Sequence[ScoredText]") -> None:  # noqa: ARG002
         """Print a row per text, and with ``--tokens`` a table per text."""
         rows = [
-            (f"{score.total:.2f}", f"{score.perplexity:.2f}", len(score.tokens), shorten(text))
+            (
+                f"{score.total:.2f}",
+                f"{score.perplexity:.2f}",
+                f"{score.loss_per_word:.3f}",
+                f"{score.loss_per_character:.3f}",
+                len(score.tokens),
+                shorten(text),
+            )
             for text, score in zip(part.texts, results, strict=True)
         ]
-        print_table(("log-probability", "perplexity", "tokens", "text"), rows)
+        print_table(("log-probability", "perplexity", "per word", "per character", "tokens", "text"), rows)
         for text, score in zip(part.texts, results, strict=True) if self.tokens else ():
             tokens = zip(score.tokens, score.log_probabilities, strict=True)
             print_table((shorten(text), "log-probability"), [(token, f"{value:.3f}") for token, value in tokens])

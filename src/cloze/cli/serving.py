@@ -46,7 +46,9 @@ KEYLESS, LIMITS, HERE = Access(), Limits(), InferenceMachine()
 
 
 def serve(
-    folders: Annotated[list[str] | None, Parameter(help="Model folders or runs, each served under its name.")] = None,
+    folders: Annotated[
+        list[str] | None, Parameter(help="Model folders or runs, each served under its name, or NAME=DIR.")
+    ] = None,
     /,
     *,
     adapter: list[str] | None = None,

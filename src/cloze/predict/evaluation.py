@@ -52,6 +52,7 @@ def evaluate(
     names = loaded.task.names
     examples = read_examples(source, names or None, split)
     metrics = spec.metrics_for(LabelSet(names) if names else None)
+    loaded.warnings.unknown(loaded.tokenizer, [text for texts in examples.documents() for text in texts])
     options = {} if longest is None else {"longest": longest}
     evaluation = evaluate_examples(loaded, spec.kind, examples, metrics, **options)
     return replace(evaluation, skipped=examples.skipped, unlabelled=getattr(examples, "unlabelled", 0))

@@ -195,7 +195,7 @@ def fill_together(model: "Model", text: str, top: int, rounds: int) -> list[Fill
     if rounds < 0:
         raise RequestError(f"rounds is {rounds}; a number was expected, or 0 to ask no blank again")
     encoding, blanks = find_blanks(model.tokenizer, text, top)
-    model.warn_truncated([encoding])
+    model.warnings.truncated(model.tokenizer, [encoding])
     width = max(top, _LEAST_BEAM)
     fillings = [_Filling()]
     for _ in blanks:
@@ -280,6 +280,10 @@ def _as_result(model: "Model", text: str, blanks: Sequence[int], filling: _Filli
 def score_texts(model: "Model", texts: Sequence[str]) -> list[Score]:
     """Score texts: mask every token once and read off its log-probability."""
     windows = token_windows(model.tokenizer, texts)
+    empty = sum(not any(window.places for window in own) for own in windows)
+    if empty:
+        # A perplexity of 1 would look like the best of all texts.
+        logger.warning("%d of %d texts have no token: nothing is scored, and their perplexity is 1", empty, len(texts))
     mask_id = model.tokenizer.mask_id
 
     def masked() -> Iterator[Encoding]:

@@ -26,7 +26,7 @@ from cloze.models import SHIPPED_MODEL
 from cloze.options import LongTexts, PrecisionName
 from cloze.predict.embeddings.pooling import layer_indices, make_vectors
 from cloze.predict.fill_mask import Floats, fill_blanks, fill_together, score_texts
-from cloze.predict.preprocessing import read_blanks, read_texts, require_head, require_task
+from cloze.predict.preprocessing import InputWarnings, read_blanks, read_texts, require_head, require_task
 from cloze.predict.quantization.precision import precision_of, set_precision, use_products
 from cloze.predict.results import Attention, Corrected, Filled, FilledTogether, Score
 from cloze.tasks.answering.decoding import Answer, answer_all
@@ -72,6 +72,7 @@ class Model:
         self._folder, self._adapters = folder, AttachedAdapters(folder)
         self._before_batch: Callable[[], object] | None = None
         self._corrector: Corrector | None = None
+        self.warnings = InputWarnings()
         self.device = choose_device(device)
         self.bert: Backbone = folder.model.to(self.device).eval()
         if precision is not None:  # else as the model is
@@ -141,7 +142,7 @@ class Model:
         """The best words for each ``[MASK]`` of each text, as ``fill`` returns them."""
         require_head(self.bert, "mlm")
         encodings = read_blanks(self.tokenizer, texts, top)
-        self.warn_truncated(encodings)
+        self.warnings.truncated(self.tokenizer, encodings)
         return fill_blanks(self, encodings, top)
 
     def fill_together(self, text: str, top: int = 5, rounds: int = 2) -> list[FilledTogether]:
@@ -321,7 +322,9 @@ class Model:
 
     def tag(self, texts: Sequence[str] | Sequence[Sequence[str]]) -> list[Tagged]:
         """The words of each text with their tags, and its entities; texts, or sentences as lists of words."""
-        return tag_texts(self, texts)
+        found = tag_texts(self, texts)
+        self.warnings.unknown(self.tokenizer, [tagged.text for tagged in found])
+        return found
 
     def answer(self, question: str, context: str, top: int = 1, longest: int | None = None) -> list[Answer]:
         """The best answers to a question in a text, best first; "no answer" is one of them where the model allows it.
@@ -335,6 +338,7 @@ class Model:
     ) -> list[list[Answer]]:
         """The best answers to each question, as ``answer`` returns them."""
         require_head(self.bert, "span")
+        self.warnings.unknown(self.tokenizer, [*questions, *contexts])
         return answer_all(self, questions, contexts, top, longest)
 
     def choose(self, prompt: str, options: Sequence[str]) -> list[Option]:
@@ -344,6 +348,7 @@ class Model:
     def choose_all(self, prompts: Sequence[str], options: Sequence[Sequence[str]]) -> list[list[Option]]:
         """The options of each prompt, as ``choose`` returns them."""
         require_head(self.bert, "choice")
+        self.warnings.unknown(self.tokenizer, [*prompts, *(option for own in options for option in own)])
         return choose_all(self, prompts, options)
 
     # -- shared steps ------------------------------------------------------------------------------------------------
@@ -352,16 +357,10 @@ class Model:
         return [encoding for (encoding,) in self._encode_long(texts, pairs, "cut")]
 
     def _encode_long(self, texts: Sequence[str], pairs: Sequence[str] | None, how: LongTexts) -> list[list[Encoding]]:
-        """Return the sequences of each text, and warn if texts were truncated."""
+        """Return the sequences of each text; warn of texts that were truncated or that the vocabulary does not fit."""
         encoded = read_texts(self.tokenizer, texts, pairs, how, segments=self.bert.config.segments)
-        self.warn_truncated([windows[0] for windows in encoded])
+        self.warnings.check(self.tokenizer, encoded, texts, pairs)
         return encoded
-
-    def warn_truncated(self, encodings: Sequence[Encoding]) -> None:
-        """Warn if texts were truncated."""
-        cut, longest = sum(encoding.dropped > 0 for encoding in encodings), self.tokenizer.max_length
-        if cut:
-            logger.warning("%d of %d texts are longer than %d tokens and were cut", cut, len(encodings), longest)
 
     def _collate(self, encodings: Sequence[Encoding]) -> Batch:
         return collate(encodings, self.tokenizer.pad_id, self.device)

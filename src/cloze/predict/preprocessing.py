@@ -3,6 +3,7 @@
 The service runs it in another thread than the one that computes. Also checks that a model has the required head.
 """
 
+import logging
 from collections.abc import Sequence
 
 from cloze.errors import RequestError
@@ -15,6 +16,42 @@ from cloze.tasks.registry import labelled_kinds
 from cloze.tasks.tagging.windows import read_words
 from cloze.text import Encoding, Tokenizer, encode_long
 from cloze.text.encoding import word_spans
+from cloze.text.oov.coverage import unknown_note
+
+logger = logging.getLogger("cloze")
+
+
+class InputWarnings:
+    """Warnings about the texts of one model: how many were truncated, and how many tokens are ``[UNK]``."""
+
+    def __init__(self) -> None:
+        self._last_note: str | None = None
+
+    def check(
+        self,
+        tokenizer: Tokenizer,
+        encoded: Sequence[Sequence[Encoding]],
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+    ) -> None:
+        """Warn of texts, given with the sequences of each, for either reason."""
+        self.truncated(tokenizer, [windows[0] for windows in encoded])
+        # The usual case, without any [UNK], costs a search in lists of numbers.
+        if any(tokenizer.unknown_id in window.ids for windows in encoded for window in windows):
+            self.unknown(tokenizer, [*texts, *(pairs or ())])
+
+    def truncated(self, tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> None:
+        """Warn if texts were truncated."""
+        cut, longest = sum(encoding.dropped > 0 for encoding in encodings), tokenizer.max_length
+        if cut:
+            logger.warning("%d of %d texts are longer than %d tokens and were cut", cut, len(encodings), longest)
+
+    def unknown(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
+        """Warn if the vocabulary does not fit the texts; not twice of the same texts, as of dev rows."""
+        note = unknown_note(tokenizer, texts)
+        if note is not None and note != self._last_note:
+            logger.warning("%s", note)
+        self._last_note = note
 
 
 def read_texts(

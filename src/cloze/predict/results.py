@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cloze.text.characters import count_characters, count_words
+
 if TYPE_CHECKING:
     from cloze.predict.model import Model
 
@@ -37,12 +39,22 @@ class Score:
     @property
     def total(self) -> float:
         """The pseudo-log-likelihood."""
-        return sum(self.log_probabilities)
+        return sum(self.log_probabilities, 0.0)
 
     @property
     def perplexity(self) -> float:
         """The pseudo-perplexity: exp of the mean negative log-probability per token; 1 for an empty text."""
         return float(np.exp(-self.total / max(1, len(self.tokens))))
+
+    @property
+    def loss_per_word(self) -> float:
+        """The negative log-probability per word; unlike that per token, comparable between vocabularies."""
+        return (0.0 - self.total) / max(1, count_words(self.text))
+
+    @property
+    def loss_per_character(self) -> float:
+        """The negative log-probability per character, whitespace apart; divide by log(2) for bits."""
+        return (0.0 - self.total) / max(1, count_characters(self.text))
 
 
 @dataclass(frozen=True)

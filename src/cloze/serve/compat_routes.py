@@ -40,7 +40,12 @@ async def embeddings(service: Service, request: Request, form: schemas.OpenAIFor
             {"object": "embedding", "index": index, "embedding": encode_vector(vector)}
             for index, vector in enumerate(result.results)
         ],
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "truncated": truncated},
+        "usage": {
+            "prompt_tokens": tokens,
+            "total_tokens": tokens,
+            "truncated": truncated,
+            "unknown": result.usage.unknown,
+        },
     }
     return _with_truncation_header(body, truncated)
 

@@ -17,9 +17,11 @@ from cloze.serve.settings import ServiceSettings
 
 # Share of the timeout in which a new job must be expected to finish, at the current throughput, which may drop.
 EXPECTED_WITHIN = 0.6
+EMBED = "embed"
+_SHOWN_NAMES = 10  # in messages
 PROBE_TEXT = "Are you there?"
 # With a pooling that every model supports, whatever its folder specifies.
-PROBE = BatchKey("embed", None, (("pooling", "mean"),))
+PROBE = BatchKey(EMBED, None, (("pooling", "mean"),))
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,7 @@ class ServedModel:
     long_texts: LongTexts  # how texts beyond the maximum length are classified
     by_characters: bool  # tags each character of a text, as it was trained
     corrects_as_seen: bool  # corrects in one pass over a text, instead of masking each word in turn
+    for_vectors: bool  # made for vectors: see ``made_for_vectors``
     created: int
 
     @property
@@ -55,6 +58,8 @@ class ModelRegistry:
     def find(self, name: str | None, operation: str) -> ServedModel:
         """Return the model with this name, or the first that supports the operation.
 
+        Every model can embed; of those, the first that was made for vectors is preferred.
+
         Raises:
             NotFoundError: There is no model with this name.
             InvalidRequestError: The model does not support the operation.
@@ -62,9 +67,10 @@ class ModelRegistry:
         able = [model for model in self.served.values() if operation in model.abilities]
         if name is None:
             if able:
-                return able[0]
+                preferred = (model for model in able if operation == EMBED and model.for_vectors)
+                return next(preferred, able[0])
             raise InvalidRequestError(
-                f"no model here can {operation}; serve a folder that was trained for it", "unable"
+                f"no model here ({self._names}) can {operation}; serve a folder that was trained for it", "unable"
             )
         if name not in self.served:
             raise NotFoundError(
@@ -77,6 +83,12 @@ class ModelRegistry:
                 f"model {name!r} cannot {operation} (its heads: {heads}); models that can: {others}", "unable"
             )
         return self.served[name]
+
+    @property
+    def _names(self) -> str:
+        """Return the names of the models, for messages."""
+        names = list(self.served)
+        return ", ".join(names[:_SHOWN_NAMES]) + (", ..." if len(names) > _SHOWN_NAMES else "")
 
     @property
     def ready(self) -> bool:
@@ -175,6 +187,7 @@ def _describe(name: str, base: str, adapter: str | None, model: Model, batcher: 
         "vocabulary": model.tokenizer.size,
         "parameters": sum(parameter.numel() for parameter in model.bert.parameters()),
         "pooling": model.embedding.pooling,
+        "for_vectors": made_for_vectors(model),
         "precision": model.precision,
     }
     return ServedModel(
@@ -189,8 +202,21 @@ def _describe(name: str, base: str, adapter: str | None, model: Model, batcher: 
         task.long_texts if task else "cut",
         task.characters if task else False,
         model.correcting is not None,
+        made_for_vectors(model),
         int(time.time()),
     )
+
+
+def made_for_vectors(model: Model) -> bool:
+    """Return whether a model was made for vectors.
+
+    Its folder declares a pooling, and either normalizes or projects the vectors, as after training for similarity and
+    whitening, or has no head that would be used instead. Every folder of cloze declares a pooling, also of classifiers.
+    """
+    embedding = model.embedding
+    if not embedding.configured or embedding.unsupported is not None:
+        return False
+    return embedding.normalize or bool(embedding.projections) or not model.heads
 
 
 def _width(model: Model) -> int:

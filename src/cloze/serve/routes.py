@@ -142,7 +142,7 @@ def _parts(inputs: list[tuple[str, Any]]) -> list[list[str]]:
 
 def _response_body(result: ServiceResult, **results: Any) -> dict[str, Any]:
     """Return the results with the name of the model that computed them and the tokens used."""
-    usage = {"tokens": result.usage.tokens, "truncated": result.usage.truncated}
+    usage = {"tokens": result.usage.tokens, "truncated": result.usage.truncated, "unknown": result.usage.unknown}
     return {"model": result.served.name, **results, "usage": usage}
 
 

@@ -100,17 +100,26 @@ def default_models() -> list[str]:
 
 
 def name_models(folders: list[str]) -> dict[str, str]:
-    """Name each model after its folder, or after the run for "runs/authors/model"."""
+    """Name each model as given (NAME=DIR), or after its folder: after the run for "runs/authors/model"."""
     if not folders:
         folders = default_models()
     named: dict[str, str] = {}
-    for folder in folders:
-        path = Path(folder).resolve()
-        name = path.parent.name if path.name == "model" and path.parent.name else path.name
+    for word in folders:
+        given, equals, folder = word.partition("=")
+        if not equals or Path(word).exists():  # a folder may have such a name
+            given, folder = "", word
+        elif not (_NAME.fullmatch(given) and folder):
+            raise ConfigError(f"{word!r}; NAME=DIR was expected, with a name of letters, digits, '.', '_' and '-'")
+        name = given or _folder_name(folder)
         if name in named:
-            raise ConfigError(f"{folder} and {named[name]} would both be called {name!r}; rename a folder")
+            raise ConfigError(f"{folder} and {named[name]} would both be called {name!r}; name one of them: NAME=DIR")
         named[name] = folder
     return named
+
+
+def _folder_name(folder: str) -> str:
+    path = Path(folder).resolve()
+    return path.parent.name if path.name == "model" and path.parent.name else path.name
 
 
 def name_adapters(words: list[str], models: Mapping[str, str]) -> dict[str, str]:

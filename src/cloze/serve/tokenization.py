@@ -36,10 +36,11 @@ SPECIAL = 3  # [CLS] and two [SEP]
 
 @dataclass(frozen=True)
 class Usage:
-    """Token count of each input, and how many inputs were truncated."""
+    """Token count of each input, how many inputs were truncated, and how many tokens of their texts are ``[UNK]``."""
 
     lengths: list[int]
     truncated: int
+    unknown: int
 
     @property
     def tokens(self) -> int:
@@ -118,14 +119,15 @@ def tokenize(
     if kind is not None and kind.inputs == "texts":
         return _tokenize_texts(served, inputs, served.long_texts)
     if kind is not None and kind.inputs == "words":
-        return TokenizedInputs(inputs, Usage(_count_tagged(served, inputs, worded=options["worded"]), 0))
+        lengths = _count_tagged(served, inputs, worded=options["worded"])
+        return TokenizedInputs(inputs, Usage(lengths, 0, _count_unknown(served, parts)))
     if operation == "embed":
         return _tokenize_texts(served, inputs, options.get("long_texts", "cut"))
     if operation == "fill":
         return _tokenize_blanks(served, inputs, options)
     if operation == "correct":
         lengths = count_corrected(served.tokenizer, inputs, seen=served.corrects_as_seen)
-        return TokenizedInputs(inputs, Usage(lengths, 0))
+        return TokenizedInputs(inputs, Usage(lengths, 0, _count_unknown(served, parts)))
     return TokenizedInputs(inputs, _count_tokens(served, kind, parts))
 
 
@@ -134,7 +136,8 @@ def _tokenize_texts(served: "ServedModel", inputs: Sequence[Any], long_texts: Lo
     paired = None if pairs[0] is None else pairs
     windows = read_texts(served.tokenizer, texts, paired, long_texts, segments=served.segments)
     lengths = [sum(len(window.ids) for window in text) for text in windows]
-    usage = Usage(lengths, sum(text[0].dropped > 0 for text in windows))
+    unknown = sum(window.unknown for text in windows for window in text)
+    usage = Usage(lengths, sum(text[0].dropped > 0 for text in windows), unknown)
     return TokenizedInputs(list(zip(texts, windows, strict=True)), usage)
 
 
@@ -145,7 +148,8 @@ def _tokenize_blanks(served: "ServedModel", texts: Sequence[str], options: Mappi
     if options["joint"]:
         passes = [most_passes(count_blanks(text), options["top"], ROUNDS) for text in texts]
         lengths = [length * count for length, count in zip(lengths, passes, strict=True)]
-    usage = Usage(lengths, sum(sequence.dropped > 0 for sequence in sequences))
+    unknown = sum(sequence.unknown for sequence in sequences)
+    usage = Usage(lengths, sum(sequence.dropped > 0 for sequence in sequences), unknown)
     return TokenizedInputs(list(zip(texts, sequences, strict=True)), usage)
 
 
@@ -161,9 +165,15 @@ def _count_tagged(served: "ServedModel", inputs: Sequence[Any], *, worded: bool)
 
 def _count_tokens(served: "ServedModel", kind: TaskKind | None, parts: Sequence[Sequence[str]]) -> Usage:
     """Count the tokens in the forward passes of each input."""
-    counts = iter(served.tokenizer.encode_ids([text for texts in parts for text in texts]))
-    counted = [_count_input(served, kind, [len(next(counts)) for _ in texts]) for texts in parts]
-    return Usage([length for length, _ in counted], sum(cut for _, cut in counted))
+    counts = map(len, served.tokenizer.encode_ids([text for texts in parts for text in texts]))
+    counted = [_count_input(served, kind, [next(counts) for _ in texts]) for texts in parts]
+    return Usage([length for length, _ in counted], sum(cut for _, cut in counted), _count_unknown(served, parts))
+
+
+def _count_unknown(served: "ServedModel", parts: Sequence[Sequence[str]]) -> int:
+    """Count the ``[UNK]`` tokens of texts."""
+    ids = served.tokenizer.encode_ids([text for texts in parts for text in texts])
+    return sum(own.count(served.tokenizer.unknown_id) for own in ids)
 
 
 def _count_input(served: "ServedModel", kind: TaskKind | None, counts: Sequence[int]) -> tuple[int, bool]:

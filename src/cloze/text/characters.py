@@ -35,6 +35,8 @@ _WHITESPACE = frozenset(" \t\n\r\u00a0\u1680\u2028\u2029\u202f\u205f\u3000") | {
 _EMPTY = re.compile(
     "[\x00-\x20\x7f-\xa0\xad\u1680\u2000-\u200f\u2028-\u202f\u205f-\u2064\u2066-\u206f\u3000\ufeff\ufffd]*"
 )
+_RANGES = "".join(f"{chr(first)}-{chr(last)}" for first, last in IDEOGRAPHS)
+_WORD = re.compile(rf"[{_RANGES}]|[^\W_{_RANGES}]+|[^\w\s]|_")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -50,6 +52,19 @@ def is_ideograph(character: str) -> bool:
     """Return whether BERT makes this character a word of its own, as in Chinese."""
     code = ord(character)
     return code >= 0x3400 and any(first <= code <= last for first, last in IDEOGRAPHS)
+
+
+def count_words(text: str) -> int:
+    """Count the words of a text as BERT splits it: at whitespace; each sign and each ideograph is a word.
+
+    It does not depend on a vocabulary, so that losses per word can be compared between models.
+    """
+    return len(_WORD.findall(text))
+
+
+def count_characters(text: str) -> int:
+    """Count the characters of a text, without whitespace."""
+    return sum(map(len, text.split()))
 
 
 def replace_surrogates(text: str) -> str:

@@ -205,7 +205,7 @@ class _Training:
         # A finite loss can have a gradient that is not finite, which would destroy every weight.
         objection = self.guard.objection(metrics["loss"], norm)
         if objection is not None:
-            self.progress.say(self.guard.reject(step, objection))
+            self.progress.say(self.guard.reject(step, objection, self.settings.learning_rate))
             return
         self.guard.accept(metrics["loss"])
         set_rate(self.optimizer, self.schedule.rate(step, seconds))

@@ -226,8 +226,13 @@ class DivergenceGuard:
         self._mean += (loss - self._mean) * max(_NEWEST_WEIGHT, 1 / (self._accepted + 1))
         self._accepted += 1
 
-    def reject(self, step: int, objection: str) -> str:
+    def reject(self, step: int, objection: str, rate: float) -> str:
         """Count a step that is skipped and return the message to report.
+
+        Args:
+            step: The step, counted from 0.
+            objection: What is wrong with it.
+            rate: The peak learning rate, of which a third is suggested after a divergence.
 
         Raises:
             DivergedError: If too many steps in a row were rejected.
@@ -236,7 +241,7 @@ class DivergenceGuard:
         if self._rejected_in_a_row >= PATIENCE:
             raise DivergedError(
                 f"step {step + 1}: {objection}, for the {PATIENCE}th time in a row; the last checkpoint is from before "
-                "the first of them: lower --learning-rate and start over with --fresh, or look for broken rows"
+                f"the first of them: start over with --learning-rate {rate / 3:.2g} --fresh, or look for broken rows"
             )
         return f"step {step + 1}: {objection}; this batch was left out, the weights are as before"
 

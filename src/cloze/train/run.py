@@ -144,6 +144,13 @@ class Run:
         """Write the final scores."""
         replace_json(self.folder / RESULTS, dict(results))
 
+    def write_advice(self, advice: Sequence[str], progress: Progress) -> None:
+        """Report what to try next, and add it to the final scores; nothing if there is nothing to say."""
+        for line in advice:
+            progress.say(line)
+        if advice:
+            self.write_results({**self.results(), "advice": list(advice)})
+
     def results(self) -> dict[str, Any]:
         """Read the final scores."""
         return read_json(self.folder / RESULTS)

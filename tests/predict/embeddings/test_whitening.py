@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -151,3 +152,17 @@ def test_texts_that_do_not_suffice() -> None:
     with pytest.raises(RequestError, match=message):
         model.whiten(["the", "cat", "sat", "on"], 8)
     assert model.whiten(["the", "cat", "sat", "on"]).embed(["a"]).shape == (1, 3)
+
+
+@pytest.mark.parametrize("dimensions", [1.5, True, "8"])
+def test_dimensions_are_a_whole_number(dimensions: Any) -> None:
+    with pytest.raises(RequestError, match=r"^dimensions is .*; a whole number was expected$"):
+        fit_whitening(numpy.eye(8, 4, dtype=numpy.float32), dimensions)
+
+
+def test_too_few_texts_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model(model_folder())
+    model.whiten(MADE)
+    assert not [record for record in caplog.records if "whitening" in record.getMessage()]
+    assert model.whiten(["the cat", "a dog"]).embed(["a mat"]).shape == (1, 1)
+    assert "whitening is fitted on 2 texts, fewer than the 16 dimensions of a vector: it keeps 1" in caplog.text

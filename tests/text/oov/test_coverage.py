@@ -10,7 +10,7 @@ from cloze.text import SPECIAL, Tokenizer
 from cloze.text.characters import MAX_WINDOW
 from cloze.text.encoding import RUNGS
 from cloze.text.oov import coverage
-from cloze.text.oov.coverage import Candidate, Coverage, measure_coverage
+from cloze.text.oov.coverage import Candidate, Coverage, measure_coverage, unknown_note
 from cloze.text.oov.extension import Additions, WordRow, extend_tokenizer
 from tests.text.generated import strings
 from tests.text.laddered import drawn_ladder, drawn_text, drawn_tokenizer, extended
@@ -135,3 +135,37 @@ def test_published_vocabulary(minilm: Tokenizer, minilm_folder: Path) -> None:
     found = check([ENGLISH, MIXED], minilm)
     assert found.pieces_per_word > 1
     assert found.pieces_per_word_with(10**6) < found.pieces_per_word
+
+
+UNFIT = "今天天气很好"
+
+
+def test_note_on_a_vocabulary_that_does_not_fit() -> None:
+    note = unknown_note(PLAIN, ["the cat sat", UNFIT])
+    assert note == (
+        "66.7% of the tokens are [UNK], which the model cannot tell apart (天, 今, 气, 很, 好; the vocabulary lacks "
+        "most Chinese characters): use a model whose vocabulary fits these texts, or add words with cloze extend"
+    )
+
+
+def test_note_on_a_script_within_other_text() -> None:
+    plain = "the cat sat . " * 10
+    assert "lacks most Chinese characters" in (unknown_note(PLAIN, [plain + "天"]) or "")
+    # Of this script, the vocabulary has most.
+    assert unknown_note(PLAIN, [plain + "北 北 天"]) is None
+    # Signs are of no script, and so few of them are no reason to warn.
+    assert unknown_note(PLAIN, [plain + "☃"]) is None
+    assert "7.0% of the tokens are [UNK], which the model cannot tell apart (☃):" in (
+        unknown_note(PLAIN, [plain + "☃ ☃ ☃"]) or ""
+    )
+
+
+def test_no_note_where_nothing_is_unknown() -> None:
+    assert unknown_note(PLAIN, ["the cat sat"]) is None
+    assert unknown_note(PLAIN, []) is None
+    assert unknown_note(PLAIN, [""]) is None
+
+
+def test_sample_is_spread_over_the_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coverage, "_SAMPLED_TEXTS", 2)
+    assert (unknown_note(PLAIN, ["the cat", "天", UNFIT]) or "").startswith("75.0%")

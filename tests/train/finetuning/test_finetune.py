@@ -329,3 +329,11 @@ def test_length_beyond_what_the_base_reads_is_told(base: Path, tmp_path: Path) -
     run = finetune(source, tmp_path / "short", tmp_path / "run", settings=FAST, progress=listener)
     assert "the model reads at most 12 tokens" in listener.said
     assert load_folder(run).tokenizer.max_length == 12
+
+
+def test_texts_that_the_vocabulary_does_not_fit_are_reported(base: Path, tmp_path: Path) -> None:
+    rows = [{**row, "text": f"{row['text']} ☃ ☂ ☃"} for row in make_rows(16)]
+    listener = Listener()
+    source = Source("classify", write(tmp_path / "train.csv", rows), write(tmp_path / "dev.csv", make_rows(4)))
+    finetune(source, base, tmp_path / "run", settings=FAST, progress=listener)
+    assert any(line.startswith("training texts: ") and "of the tokens are [UNK]" in line for line in listener.said)

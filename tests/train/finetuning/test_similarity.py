@@ -291,3 +291,14 @@ def test_finetune_leads_here(base: Path, text: Path, tmp_path: Path) -> None:
     assert load(run).embedding.pooling == "cls"
     with pytest.raises(ConfigError, match=r"temperature is 0\.1, which is for similarity; leave it out"):
         finetune(Source("classify", text), base, tmp_path / "no", similarity=SimilaritySettings(temperature=0.1))
+
+
+def test_maximum_length_of_the_folder_is_kept(base: Path, text: Path, tmp_path: Path) -> None:
+    longest, listener = load(base).tokenizer.max_length, Listener()
+    assert longest > QUICK.max_length
+    short = replace(QUICK, max_length=6)
+    run = finetune(Source("similarity", text), base, tmp_path / "run", settings=short, progress=listener)
+    assert f"trained with the first 6 tokens; the model still reads up to {longest}" in listener.said
+    assert any("training texts are longer than 6 tokens and are cut" in line for line in listener.said)
+    assert load(run).tokenizer.max_length == longest
+    assert SentenceTransformer(str(run / "model"), device="cpu").max_seq_length == longest

@@ -1,4 +1,5 @@
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,8 @@ from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
 from cloze.errors import CheckpointError, ConfigError
 from cloze.model.surgery import with_heads
-from cloze.text import Tokenizer
-from cloze.train.pretraining.held_out import evaluate_masked_words
+from cloze.text import SPECIAL, Tokenizer
+from cloze.train.pretraining.held_out import evaluate_masked_words, tokens_per_unit
 from cloze.train.settings import MlmEvaluationSettings
 from tests.corpus.texts import as_text, make_documents
 
@@ -55,6 +56,21 @@ def test_loss_is_that_of_transformers_on_the_same_blanks(base: Path, text: Path,
     assert ours["blanks"] == blanks
     assert ours["mlm_loss"] == pytest.approx(total / blanks, abs=1e-5)
     assert 0 < ours["standard_error"] < 0.2
+    # By hand, from the text itself: whatever the pieces are, words and characters are the same.
+    whole = text.read_text(encoding="utf-8").lower()
+    tokens = len(tokenizer.encode_ids([whole])[0])
+    words, characters = len(re.findall(r"\w+|[^\w\s]", whole)), len("".join(whole.split()))
+    assert words < tokens < characters
+    assert ours["mlm_loss_per_word"] == pytest.approx(ours["mlm_loss"] * tokens / words)
+    assert ours["mlm_loss_per_character"] == pytest.approx(ours["mlm_loss"] * tokens / characters)
+
+
+def test_units_of_a_corpus_by_hand() -> None:
+    tokenizer = Tokenizer.from_vocabulary([*SPECIAL, "play", "##ing", "a", "猫"], lowercase=True)
+    ids = {piece: number for number, piece in enumerate(tokenizer.pieces)}
+    corpus = Corpus.from_documents([[[ids["play"], ids["##ing"], ids["a"]]], [[ids["猫"], tokenizer.unknown_id]]])
+    # 5 tokens; playing, a, 猫 and [UNK] are 4 words of 7 + 1 + 1 + 1 characters.
+    assert tokens_per_unit(corpus, tokenizer) == {"per_word": 5 / 4, "per_character": 5 / 10}
 
 
 def test_the_same_blanks_every_time_and_no_more_than_asked(base: Path, text: Path) -> None:

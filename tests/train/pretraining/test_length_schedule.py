@@ -94,7 +94,8 @@ def test_held_out_text_is_read_in_both_lengths(data: Path) -> None:
 def test_long_sequences_are_measured_under_names_of_their_own(data: Path, finished: Path) -> None:
     results = json.loads((finished / "eval_results.json").read_text(encoding="utf-8"))
     kinds = ("mlm_loss", "mlm_accuracy", "nsp_loss", "nsp_accuracy", "nsp_constant", "perplexity")
-    expected = {f"{group}_{kind}" for group in ("held_out", "held_out_long") for kind in kinds}
+    losses = ("mlm_loss_per_word", "mlm_loss_per_character")
+    expected = {f"{group}_{kind}" for group in ("held_out", "held_out_long") for kind in (*kinds, *losses)}
     assert {name for name in results if name.startswith("held_out")} == expected
     rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["step"] for row in rows if "held_out_long_mlm_loss" in row] == [4, 8]

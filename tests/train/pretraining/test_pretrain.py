@@ -63,6 +63,8 @@ def test_finished_run_holds_a_model_and_its_story(finished: Path, data: Path) ->
         "tokens_seen",
         "held_out_mlm_loss",
         "held_out_perplexity",
+        "held_out_mlm_loss_per_word",
+        "held_out_mlm_loss_per_character",
         "held_out_mlm_accuracy",
         "held_out_nsp_loss",
         "held_out_nsp_accuracy",

@@ -78,9 +78,8 @@ def write_page(view: View, path: Path) -> int:
     """Write a self-contained page and return its size in bytes."""
     if path.is_dir():
         raise ClozeError(f"{path}: this is a folder; name a file in it, such as {path / 'page.html'}")
-    with replaced_file(path) as temporary:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(page_parts(view))
+    with replaced_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+        file.writelines(page_parts(view))
     return path.stat().st_size
 
 

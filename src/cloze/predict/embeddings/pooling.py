@@ -95,7 +95,7 @@ def make_vectors(settings: EmbeddingSettings, pooling: Pooling | None, hidden_si
         raise RequestError(f"{settings.unsupported}, which cloze does not do; pass pooling= to choose another")
     chosen = pooling or settings.pooling
     if chosen not in POOLINGS:
-        raise RequestError(f"unknown pooling {chosen!r}{did_you_mean(chosen, POOLINGS)}")
+        raise RequestError(f"unknown pooling {chosen!r}{_pooling_hint(chosen)}")
     if chosen != settings.pooling or not last:
         return VectorMaker(chosen, normalize=settings.normalize)
     size = pooled_width(chosen, hidden_size)
@@ -107,6 +107,14 @@ def make_vectors(settings: EmbeddingSettings, pooling: Pooling | None, hidden_si
             )
         size = len(projection.weight)
     return VectorMaker(chosen, settings.projections, settings.normalize)
+
+
+def _pooling_hint(name: str) -> str:
+    """Return what to use instead; names such as last4 mean layers."""
+    if name.startswith(("last", "layer")):
+        remedy = "for the mean of the last four layers, use layer -4,-3,-2,-1"
+        return f"; the pooling is one of {', '.join(POOLINGS)}; {remedy}"
+    return did_you_mean(name, POOLINGS)
 
 
 def layer_indices(layer: int | Sequence[int], layers: int) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ variance can be dropped. ``geometry`` measures how vectors are distributed, befo
 Dimensions: N texts, D vector size, K dimensions that are kept.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,8 @@ from cloze.checkpoint import EmbeddingSettings, ModelFolder, Pooling
 from cloze.checkpoint.pooling_files import Projection
 from cloze.errors import RequestError
 from cloze.predict.model import Model
+
+logger = logging.getLogger("cloze")
 
 # Directions with less than this share of the largest variance are rounding noise, and dividing by it would amplify it.
 # States behind a LayerNorm have one such direction: before its weight and bias, the features of each sum to zero.
@@ -40,12 +43,20 @@ def fit_whitening(vectors: NDArray[np.float32], dimensions: int | None = None) -
     if not usable:
         raise RequestError(f"all of the {len(vectors)} texts to fit whitening on have one vector; give different ones")
     kept = usable if dimensions is None else dimensions
+    if isinstance(kept, bool) or not isinstance(kept, int):
+        raise RequestError(f"dimensions is {kept!r}; a whole number was expected")
     if not 1 <= kept <= vectors.shape[1]:
         raise RequestError(f"dimensions is {kept}; 1 to {vectors.shape[1]}, the size of a vector, was expected")
     if kept > usable:
         raise RequestError(
             f"{len(vectors)} texts spread in {usable} directions, fewer than the {kept} that are wanted; "
             f"give more texts, or {usable} dimensions or fewer"
+        )
+    if len(vectors) <= vectors.shape[1]:
+        logger.warning(
+            "whitening is fitted on %d texts, fewer than the %d dimensions of a vector: it keeps %d of them and suits "
+            "little but these texts; give more",
+            *(len(vectors), vectors.shape[1], kept),
         )
     weight = (directions[:, :kept] / np.sqrt(variances[:kept])).T  # (K, D)
     return Projection(torch.from_numpy(weight).float(), torch.from_numpy(-weight @ mean).float())

@@ -4,8 +4,9 @@ The savings of a word are exact, since adding it changes the tokens of that word
 by savings are the best N words to add.
 """
 
+import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from cloze.progress import Progress, Silent
@@ -16,6 +17,11 @@ from cloze.text.vocabulary import CONTINUATION
 from cloze.text.wordpiece import build_normalizer
 
 _BATCH_CHARACTERS = 250_000
+# Texts, and characters of each, that are looked at for [UNK].
+_SAMPLED_TEXTS, _SAMPLED_CHARACTERS = 1000, 2000
+# Share of the tokens that is worth a warning; less if it is a script of which the vocabulary lacks half or more.
+_NOTICEABLE, _NOTICEABLE_SCRIPT, _LACKING = 0.05, 0.01, 0.5
+_EXAMPLES = 5
 
 
 @dataclass(frozen=True)
@@ -152,3 +158,56 @@ class _Counts:
 def _is_worth_adding(word: str, longest: int) -> bool:
     """Return whether a word may be added: not too long, and with a letter; there are too many different numbers."""
     return len(word) <= longest and any(map(str.isalpha, word))
+
+
+def unknown_note(tokenizer: Tokenizer, texts: Sequence[str]) -> str | None:
+    """Return one line if a noticeable share of the tokens of texts is ``[UNK]``, or a script that they use is.
+
+    Args:
+        tokenizer: The tokenizer of the model.
+        texts: The texts; of many, a sample is read.
+
+    Returns:
+        The share with the most frequent examples and a remedy; None if the vocabulary fits.
+    """
+    sample = [text[:_SAMPLED_CHARACTERS] for text in texts[:: -(-len(texts) // _SAMPLED_TEXTS) or 1]]
+    encoded = tokenizer.encode_pieces(sample)
+    unknown = sum(pieces.ids.count(tokenizer.unknown_id) for pieces in encoded)
+    if not unknown:
+        return None
+    forms, lacking = _unknown_forms(tokenizer, sample, encoded)
+    share = unknown / sum(map(len, encoded))
+    if share < _NOTICEABLE and not (lacking and share >= _NOTICEABLE_SCRIPT):
+        return None
+    examples = ", ".join(form[:20] for form, _ in forms.most_common(_EXAMPLES))
+    script = f"; the vocabulary lacks most {lacking} characters" if lacking else ""
+    return (
+        f"{share:.1%} of the tokens are [UNK], which the model cannot tell apart ({examples}{script}): use a model "
+        "whose vocabulary fits these texts, or add words with cloze extend"
+    )
+
+
+def _unknown_forms(
+    tokenizer: Tokenizer, texts: Sequence[str], encoded: Sequence[Pieces]
+) -> tuple[Counter[str], str | None]:
+    """Count the words that are ``[UNK]``; also return the script of most of them, if the vocabulary lacks it."""
+    forms: Counter[str] = Counter()
+    scripts: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of unknown tokens, and of others
+    for text, pieces in zip(texts, encoded, strict=True):
+        for number, (start, end) in zip(pieces.ids, pieces.offsets, strict=True):
+            is_unknown = number == tokenizer.unknown_id
+            form = text[start:end]
+            if is_unknown:
+                forms[form] += 1
+            if not form.isascii():
+                scripts[is_unknown][_script(form)] += 1
+    script, count = max(scripts[True].items(), key=lambda item: item[1], default=("", 0))
+    is_lacking = script and count >= _LACKING * (count + scripts[False][script]) and 2 * count >= forms.total()
+    return forms, script if is_lacking else None
+
+
+def _script(form: str) -> str:
+    """Return the script of the first letter that is not ASCII, as Unicode names begin; empty if there is none."""
+    letter = next((letter for letter in form if letter.isalpha() and not letter.isascii()), None)
+    name = "" if letter is None else unicodedata.name(letter, "").partition(" ")[0]
+    return {"CJK": "Chinese"}.get(name, name.capitalize())

@@ -1,13 +1,18 @@
-"""Defaults of fine-tuning that depend on the model and the data: learning rate, epochs, batch size and warm-up.
+"""Defaults of fine-tuning that depend on the model and the data, and advice after a training that they did not suit.
 
 The paper's values (appendix A.3) suit models of hidden size 768 with thousands of rows. Smaller models need higher
 rates, and few rows need more epochs, or training ends after too few updates. The measurements behind the values are in
 docs/experiments/02-finetuning-defaults.md.
 """
 
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from statistics import fmean, stdev
 
 from cloze.progress import Progress
+from cloze.tasks.reports import Evaluation
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
 
 # Peak learning rate of full fine-tuning: (largest hidden size, rate).
@@ -19,6 +24,16 @@ _FEW_ROWS = 1000  # below it, smaller batches: more updates per epoch
 _UPDATES = 250  # optimizer updates that a training should have
 _FEWEST_EPOCHS, _MOST_EPOCHS = 3, 20
 _WARMUP = 0.1
+
+# Advice: the loss is compared between quarters of the training, each the mean of at least this many logged values.
+_LOGGED_PER_QUARTER = 2
+_FALLING = 0.05  # share of the loss of the first quarter by which it falls in the last one, if it is still falling
+_LEARNED = 0.2  # below this share of the first quarter's loss, the rows are learned; more epochs would overfit
+_ONE_LABEL = 0.95  # share of the dev rows that get the same label
+_FEWEST_ROWS = 8  # of fewer dev rows, one label for all is chance
+_UNBALANCED = 0.8  # share of the dev rows that have the same label
+
+History = Sequence[Mapping[str, float]]
 
 
 @dataclass(frozen=True)
@@ -86,3 +101,97 @@ def fill_in(settings: FinetuneSettings, defaults: TrainingDefaults) -> ResolvedS
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     open_values = {name: value for name, value in vars(defaults).items() if values[name] is None}
     return replace(ResolvedSettings(), **(values | open_values))
+
+
+def advise(
+    history: History, evaluation: Evaluation | None, settings: ResolvedSettings, defaults: TrainingDefaults, metric: str
+) -> list[str]:
+    """Say what to try after a training that did not go well.
+
+    Args:
+        history: The measurements of the run: rows with ``loss`` and rows with ``dev_`` scores.
+        evaluation: The final evaluation on the dev rows, if they have labels.
+        settings: How the model was trained.
+        defaults: What would have been chosen for this model and these rows.
+        metric: The dev score that selects models; higher is better.
+
+    Returns:
+        At most one line: on a loss that rose, on one label for nearly all rows, or on a loss that was still falling.
+    """
+    quarters = _loss_quarters([row["loss"] for row in history if "loss" in row])
+    rose = _advise_on_rise(quarters, settings, defaults)
+    one_label = None if rose or evaluation is None else _advise_on_one_label(evaluation, settings, defaults)
+    scores = [row[f"dev_{metric}"] for row in history if f"dev_{metric}" in row]
+    # A dev score that was better before means that more training overfits.
+    is_best = not scores or scores[-1] >= max(scores)
+    falling = _advise_on_fall(quarters, settings) if is_best and not rose and not one_label else None
+    return [line for line in (rose, one_label, falling) if line is not None]
+
+
+def _loss_quarters(losses: Sequence[float]) -> list[Sequence[float]]:
+    """Split the logged losses into four parts of equal length; too few of them are no parts."""
+    size = len(losses) // 4
+    start = len(losses) - 4 * size
+    ends = range(start, len(losses), size) if size >= _LOGGED_PER_QUARTER else ()
+    return [losses[place : place + size] for place in ends]
+
+
+def _advise_on_rise(
+    quarters: Sequence[Sequence[float]], settings: ResolvedSettings, defaults: TrainingDefaults
+) -> str | None:
+    """Advise if the loss ended above its start, or is not a number."""
+    if not quarters:
+        return None
+    first, last = fmean(quarters[0]), fmean(quarters[3])
+    if math.isfinite(last) and last - first <= 2 * _standard_error(quarters[0], quarters[3]) + _FALLING * abs(first):
+        return None
+    return (
+        f"the training loss rose from {first:.3g} to {last:.3g}, so the training diverged: "
+        f"try --learning-rate {_lower_rate(settings, defaults):.2g}"
+    )
+
+
+def _advise_on_one_label(evaluation: Evaluation, settings: ResolvedSettings, defaults: TrainingDefaults) -> str | None:
+    """Advise if nearly all dev rows get one label, although they do not have one."""
+    rows, targets = len(evaluation.predictions), evaluation.targets
+    if targets is None or rows < _FEWEST_ROWS:
+        return None
+    ((label, answered),) = Counter(evaluation.predictions).most_common(1)
+    ((_, commonest),) = Counter(targets).most_common(1)
+    # Of rows that nearly all have one label, answering that label nearly always is right.
+    if commonest == rows or answered < _ONE_LABEL * rows or (answered < rows and commonest >= answered):
+        return None
+    if commonest >= _UNBALANCED * rows and evaluation.confusion is not None and settings.class_weights == "none":
+        remedy = "--class-weights balanced"
+    elif settings.learning_rate > 1.5 * defaults.learning_rate:
+        remedy = f"--learning-rate {_lower_rate(settings, defaults):.2g}"
+    elif settings.learning_rate < defaults.learning_rate / 1.5:
+        remedy = f"--learning-rate {defaults.learning_rate:.2g}"
+    else:
+        remedy = f"--epochs {2 * settings.epochs}, or --learning-rate {settings.learning_rate / 2:.2g}"
+    return f"the model answers {label!r} for {answered} of {rows} dev rows: try {remedy}"
+
+
+def _advise_on_fall(quarters: Sequence[Sequence[float]], settings: ResolvedSettings) -> str | None:
+    """Advise if the loss fell clearly in the last quarter of the training, and is not low yet."""
+    if not quarters:
+        return None
+    first, before, last = fmean(quarters[0]), fmean(quarters[2]), fmean(quarters[3])
+    clear = max(_FALLING * first, 2 * _standard_error(quarters[2], quarters[3]))
+    if before - last <= clear or last < _LEARNED * first:
+        return None
+    return (
+        f"the training loss was still falling at the end (from {before:.3g} to {last:.3g} in the last quarter): "
+        f"try --epochs {2 * settings.epochs}, or --learning-rate {2 * settings.learning_rate:.2g}"
+    )
+
+
+def _lower_rate(settings: ResolvedSettings, defaults: TrainingDefaults) -> float:
+    """Return a rate to try after a divergence: the default if that is clearly lower, else a third."""
+    rate = settings.learning_rate
+    return defaults.learning_rate if rate > 2 * defaults.learning_rate else rate / 3
+
+
+def _standard_error(*parts: Sequence[float]) -> float:
+    """Return the standard error of the difference between the means of two parts."""
+    return math.sqrt(sum(stdev(part) ** 2 / len(part) for part in parts))

@@ -31,9 +31,15 @@ from cloze.text import Tokenizer
 from cloze.train.finetuning.augmentation import augment_rows
 from cloze.train.finetuning.checks import load_checked_base
 from cloze.train.finetuning.correction import finetune_correction
-from cloze.train.finetuning.defaults import resolve_settings
+from cloze.train.finetuning.defaults import advise, choose_defaults, resolve_settings
 from cloze.train.finetuning.mean_teacher import with_mean_teacher
-from cloze.train.finetuning.objective import TaskBatches, TaskObjective, balanced_weights, report_truncated
+from cloze.train.finetuning.objective import (
+    TaskBatches,
+    TaskObjective,
+    balanced_weights,
+    report_truncated,
+    report_unknown,
+)
 from cloze.train.finetuning.settings import (
     FinetuneSettings,
     ResolvedSettings,
@@ -140,7 +146,7 @@ def finetune_rows(
         objective=lambda: _objective(data, wrapped, settings),
         metric=data.metrics[0],
         score=lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
-        finish=lambda run, used: _finish(run, wrapped, tuned, data, used, recorded, fit=fit),
+        finish=lambda run, used: _finish(run, wrapped, tuned, data, used, recorded, fit=fit, progress=progress),
     )
     return run_training(parts, out, fresh=fresh, progress=progress)
 
@@ -157,6 +163,7 @@ def _batches(
     rows = augment_rows(data, base, settings, device, progress)
     assert data.kind.items is not None, "a kind with labels makes items"
     tokenizer = wrapped.tokenizer
+    report_unknown(tokenizer, [text for texts in data.train.documents() for text in texts], progress)
     items = data.kind.items(rows, tokenizer, settings, progress)
     batches = make_batches(items, data.kind, tokenizer, settings, choose_device(device), progress)
     cache_frozen_states(wrapped.bert, batches.items, tokenizer.pad_id, progress)
@@ -249,8 +256,9 @@ def _finish(
     recorded: Mapping[str, Any],
     *,
     fit: bool,
+    progress: Progress,
 ) -> None:
-    """Calibrate and fit on the dev rows, write their scores, and finish the run."""
+    """Calibrate and fit on the dev rows, write their scores and what to try if they are bad, and finish the run."""
     calibrate = data.kind.calibrate if settings.calibrate else None
     calibration = None if calibrate is None else calibrate(wrapped, data.dev, data.metrics)
     if calibration is not None:
@@ -263,6 +271,8 @@ def _finish(
     write_report(evaluation, run.folder)
     if calibration is not None:
         run.write_results(evaluation.results() | calibration.results())
+    defaults = choose_defaults(tuned.model.config.hidden_size, len(data.train), settings)
+    run.write_advice(advise(run.metrics(), evaluation, settings, defaults, data.metrics[0]), progress)
     card = finetuning_card(tuned, evaluation, settings, data, recorded)
     run.finish(replace(tuned, embedding=EmbeddingSettings(), card=card))
 

@@ -24,6 +24,8 @@ from cloze.progress import Progress
 from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.examples import Item
 from cloze.tasks.registry import TaskData
+from cloze.text import Tokenizer
+from cloze.text.oov.coverage import unknown_note
 from cloze.train.loop import ObjectiveOutput
 
 # With similar lengths, the rows of this many batches are drawn at random, sorted by length and cut into batches.
@@ -59,6 +61,13 @@ def report_truncated(items: Sequence[Item], max_length: int, progress: Progress,
     truncated = sum(any(encoding.dropped for encoding in item.encodings) for item in items)
     if truncated:
         progress.say(f"{truncated} of {len(items)} training {noun} are longer than {max_length} tokens and are cut")
+
+
+def report_unknown(tokenizer: Tokenizer, texts: Sequence[str], progress: Progress) -> None:
+    """Report if the vocabulary does not fit the training texts."""
+    note = unknown_note(tokenizer, texts)
+    if note is not None:
+        progress.say(f"training texts: {note}")
 
 
 class TaskBatches:

@@ -38,8 +38,8 @@ from cloze.tasks.similarity.kind import (
 )
 from cloze.tasks.tables import is_table
 from cloze.train.finetuning.checks import check_label_free_settings, check_length
-from cloze.train.finetuning.defaults import TrainingDefaults, fill_in
-from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated
+from cloze.train.finetuning.defaults import TrainingDefaults, advise, fill_in
+from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated, report_unknown
 from cloze.train.finetuning.settings import (
     FinetuneSettings,
     ResolvedSettings,
@@ -172,7 +172,7 @@ def finetune_similarity(
         objective=lambda: PairObjective(wrapped.bert, tuned.embedding.pooling, objective, similarity.temperature),
         metric=data.metrics[0],
         score=lambda: _score(wrapped, data),
-        finish=lambda run, used: _finish(run, wrapped, tuned, data, used),
+        finish=lambda run, used: _finish(run, wrapped, tuned, data, used, progress),
     )
     return run_training(parts, out, fresh=fresh, progress=progress)
 
@@ -285,8 +285,8 @@ def _start(
     if data.partners is None and not bert.config.dropout > 0:
         raise ConfigError("dropout is 0, but without it a text read twice is the same; use 0.1, or rows with pairs")
     freeze_lowest(bert, settings.freeze_layers)
-    length = min(settings.max_length, base.tokenizer.max_length)
-    return ModelFolder(bert, base.tokenizer.with_max_length(length), None, EmbeddingSettings(pooling, normalize=True))
+    # The folder keeps its own maximum length; that of the settings is for training.
+    return ModelFolder(bert, base.tokenizer, None, EmbeddingSettings(pooling, normalize=True))
 
 
 def _batches(
@@ -298,7 +298,11 @@ def _batches(
     progress: Progress,
 ) -> TaskBatches:
     """A text and its partner, or itself again, an item; where partners are to be found, of like length in a batch."""
-    tokenizer = tuned.tokenizer
+    longest = tuned.tokenizer.max_length
+    tokenizer = tuned.tokenizer.with_max_length(min(settings.max_length, longest))
+    if settings.max_length > longest:
+        progress.say(f"the model reads at most {longest} tokens")
+    report_unknown(tokenizer, [*data.texts, *(data.partners or ())], progress)
     firsts = tokenizer.encode_batch(data.texts)
     seconds = firsts if data.partners is None else tokenizer.encode_batch(data.partners)
     targets: list[float] | list[int] = [0] * len(firsts)
@@ -306,6 +310,8 @@ def _batches(
         targets = data.cosine_targets if objective == "cosine" else data.scores
     items = [Item((one, other), target) for one, other, target in zip(firsts, seconds, targets, strict=True)]
     report_truncated(items, tokenizer.max_length, progress)
+    if tokenizer.max_length < longest:
+        progress.say(f"trained with the first {tokenizer.max_length} tokens; the model still reads up to {longest}")
     # With lengths that differ, length would tell which texts are partners.
     alike = objective == "contrastive"
     return TaskBatches(
@@ -320,10 +326,20 @@ def _score(model: Model, data: SimilarityData) -> dict[str, float]:
     return {"anisotropy": spread.anisotropy, "uniformity": spread.uniformity}
 
 
-def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: SimilarityData, settings: ResolvedSettings) -> None:
-    """Write scores, and end the run."""
+def _finish(
+    run: Run,
+    wrapped: Model,
+    tuned: ModelFolder,
+    data: SimilarityData,
+    settings: ResolvedSettings,
+    progress: Progress,
+) -> None:
+    """Write scores and advice, and end the run."""
     scored = _score(wrapped, data)
     run.write_results({**scored, "rows": len(data.texts)})
+    # Without scored pairs, no dev score tells whether more training would help.
+    metric = data.metrics[0] if isinstance(data.dev, ScoredPairs) else ""
+    run.write_advice(advise(run.metrics(), None, settings, _DEFAULTS, metric), progress)
     scores = "\n".join(f"- {name}: {value:.4f}" for name, value in scored.items())
     card = (
         "# BERT, trained for similarity\n\n"

@@ -29,6 +29,7 @@ from cloze.model.losses import masked_word_logits
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
+from cloze.text.vocabulary import CONTINUATION
 from cloze.train.distributed import ProcessGroup
 from cloze.train.pretraining.objective import PretrainingObjective
 from cloze.train.settings import MlmEvaluationSettings, PretrainSettings
@@ -40,6 +41,7 @@ NAME, LONG_NAME = "held_out", "held_out_long"
 # Sequences per batch of `cloze evaluate mlm`, and the number of sequences up to which it reads them one by one.
 BATCH = 16
 FEW = 16 * BATCH
+_READ_AT_ONCE = 2**20  # tokens
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class HeldOut:
     constants: dict[str, float] = field(default_factory=dict)  # accuracy of a constant answer about pairs
     group: ProcessGroup = field(default_factory=ProcessGroup)
     name: str = NAME
+    per_unit: dict[str, float] = field(default_factory=dict)  # tokens per word and per character of the text
 
     @classmethod
     def of(cls, batches: list[PretrainingBatch]) -> "HeldOut":
@@ -67,7 +70,27 @@ class HeldOut:
         values = self.group.all_reduce(list(sums.values()))
         metrics = {f"{self.name}_{name}": value for name, value in zip(sums, values, strict=True)}
         metrics[f"{self.name}_perplexity"] = math.exp(min(700.0, metrics[f"{self.name}_mlm_loss"]))
-        return metrics | self.constants
+        loss = metrics[f"{self.name}_mlm_loss"]
+        per_unit = {f"{self.name}_mlm_loss_{name}": loss * tokens for name, tokens in self.per_unit.items()}
+        return metrics | per_unit | self.constants
+
+
+def tokens_per_unit(corpus: Corpus, tokenizer: Tokenizer) -> dict[str, float]:
+    """Return the tokens per word and per character of a corpus.
+
+    Losses per token cannot be compared between vocabularies: longer pieces are harder to predict, and fewer. A loss
+    per token times these figures is an estimate of the loss per word and per character, which can. A word is what BERT
+    splits a text into before WordPiece, so a piece without ``##`` starts one. Of ``[UNK]``, one character is counted.
+    """
+    lengths = np.array([len(piece.removeprefix(CONTINUATION)) for piece in tokenizer.pieces], np.int64)
+    lengths[tokenizer.unknown_id] = 1
+    starts = np.array([not piece.startswith(CONTINUATION) for piece in tokenizer.pieces])
+    counts = np.zeros(len(lengths), np.int64)
+    for start in range(0, corpus.token_count, _READ_AT_ONCE):
+        ids = corpus.read(start, min(start + _READ_AT_ONCE, corpus.token_count))
+        counts += np.bincount(ids, minlength=len(lengths))
+    words, characters = int(counts[starts].sum()), int(counts @ lengths)
+    return {"per_word": corpus.token_count / max(1, words), "per_character": corpus.token_count / max(1, characters)}
 
 
 def evaluate_held_out(
@@ -130,7 +153,8 @@ def _open(
             size //= 2
         else:
             name = LONG_NAME if long else NAME
-            return _share([batches.at(step) for step in range(count)], batches, settings, group, name)
+            shared = _share([batches.at(step) for step in range(count)], batches, settings, group, name)
+            return replace(shared, per_unit=tokens_per_unit(corpus, tokenizer))
     return None
 
 
@@ -165,6 +189,7 @@ def evaluate_masked_words(
 ) -> dict[str, float]:
     """Return the masked-word loss of a model on text files, with its standard error, perplexity and accuracy.
 
+    To compare models with different vocabularies, use ``mlm_loss_per_word`` or ``mlm_loss_per_character``.
     ``reading`` says how the files are read; nothing of them is held out.
     """
     settings, progress = settings or MlmEvaluationSettings(), progress or Silent()
@@ -187,13 +212,16 @@ def evaluate_masked_words(
         loaded.tokenizer.save(vocabulary)
         whole = replace(reading or PrepareSettings(), held_out=0)
         corpus = prepare(texts, vocabulary, out, settings=whole, progress=progress)
-        batches = _batches(Corpus.open(corpus), loaded.tokenizer, settings)
+        opened = Corpus.open(corpus)
+        per_unit = tokens_per_unit(opened, loaded.tokenizer)
+        batches = _batches(opened, loaded.tokenizer, settings)
         losses, hits, tokens = _measure(bert, batches, settings.tokens, place, progress)
     loss, blanks = float(losses.mean()), len(losses)
     return {
         "mlm_loss": loss,
         "standard_error": float(losses.std()) / math.sqrt(blanks) if blanks > 1 else 0.0,
         "perplexity": math.exp(min(700.0, loss)),
+        **{f"mlm_loss_{name}": loss * count for name, count in per_unit.items()},
         "mlm_accuracy": hits / blanks,
         "blanks": blanks,
         "tokens": tokens,
