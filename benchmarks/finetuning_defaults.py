@@ -2,7 +2,7 @@
 
     python benchmarks/finetuning_defaults.py [--data ../shared/data] [--models cloze-mini] [--tasks sst-2 scicite mrpc]
         [--sizes 200 1000] [--rates 5e-5 1e-4 2e-4 4e-4 1e-3] [--epochs 3 10] [--batch-size 16] [--way full]
-        [--seeds 1] [--out runs/defaults]
+        [--pooling cls] [--seeds 1] [--out runs/defaults]
 
 Every cell is a fine-tuning by the product's own function. Rows are drawn with a fixed seed, dev rows are capped. The
 scores are kept in --out/scores.json, and re-running the same command measures what is missing. It prints a Markdown
@@ -111,14 +111,16 @@ def measure(arguments: argparse.Namespace) -> None:
                     max_length=64,
                     precision="fp32",
                     seed=seed,
+                    pooling=arguments.pooling,
                     **WAYS[arguments.way],
                 )
-                parts = (Path(model).name, task, size, arguments.way, arguments.batch_size, epochs, f"{rate:g}", seed)
+                way = arguments.way + (f"-{arguments.pooling}" if arguments.pooling else "")
+                parts = (Path(model).name, task, size, way, arguments.batch_size, epochs, f"{rate:g}", seed)
                 key = " ".join(map(str, parts))
                 run = arguments.out / key.replace(" ", "-")
                 scores.append(kept.get(key, partial(score, source, model, run, settings)))
             cells.append(f"{100 * mean(scores):.1f}")
-        line = (Path(model).name, task, size, arguments.way, arguments.batch_size or "-", epochs or "-", *cells)
+        line = (Path(model).name, task, size, way, arguments.batch_size or "-", epochs or "-", *cells)
         print("|", " | ".join(map(str, line)), "|", flush=True)
 
 
@@ -133,6 +135,7 @@ def main() -> None:
     parser.add_argument("--epochs", nargs="+", type=int, default=[3, 10])
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--way", default="full", choices=WAYS)
+    parser.add_argument("--pooling", choices=["cls", "mean"])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--dev-rows", type=int, default=500)
     parser.add_argument("--out", type=Path, default=Path("runs/defaults"))

@@ -37,7 +37,7 @@ from cloze.files import read_json, replaced_folder, write_json
 from cloze.model import HEAD_NAMES, Backbone
 from cloze.model.adapters import Attachment, AttachmentKind, Parts, install, new_parts, part_tensors, parts_of
 from cloze.model.heads import PRETRAINING_HEADS
-from cloze.options import FeatureHead, Features
+from cloze.options import FeatureHead, Features, HeadPooling
 from cloze.tasks.kind import TaskLabels
 
 TENSORS = "adapter.safetensors"
@@ -111,6 +111,7 @@ def save_adapter(contents: ModelFolder, destination: Path) -> None:
         "pooler": attachment.pooler,
         **({"alpha": attachment.alpha} if attachment.kind == "lora" else {}),
         **_features(attachment),
+        **({"pooling": attachment.pooling} if attachment.pooling != "cls" else {}),
         "base": {
             "name": adapter.base,
             "path": None if is_hub_name(adapter.base) else _relative_path(destination, adapter.place),
@@ -193,6 +194,7 @@ def _read_attachment(values: Mapping[str, Any], path: Path) -> Attachment:
         alpha=float(alpha),
         reads=_one_of(values.get("reads", "last"), get_args(Features), "reads", path),
         feature_head=_one_of(values.get("feature_head", "linear"), get_args(FeatureHead), "feature_head", path),
+        pooling=_one_of(values.get("pooling", "cls"), get_args(HeadPooling), "pooling", path),
     )
 
 

@@ -116,11 +116,14 @@ def _with_mean_head(
 def usual_pooling(contents: ModelFolder) -> HeadPooling:
     """Return what a new task head on this model reads by default: what the folder was made for.
 
-    A model whose head reads a summary keeps it. Any other reads the mean if the folder pools by mean. cloze writes
-    modules.json into every folder, also of models whose pooler was pre-trained, hence the order.
+    A model whose head reads a summary keeps it: its pooler was trained with that head, or it reads the mean. Any other
+    reads the mean if it has no pooler, or if the folder pools by mean. cloze writes modules.json into every folder,
+    also of models whose pooler was pre-trained, hence the order.
     """
     if any(name in POOLED_HEADS for name in contents.model.head_names):
         return "mean" if contents.model.reads_mean else "cls"
+    if contents.model.pooler is None:
+        return "mean"
     embedding = contents.embedding
     pools_by_mean = embedding.configured and embedding.unsupported is None and embedding.pooling == "mean"
     return "mean" if pools_by_mean else "cls"
@@ -182,7 +185,9 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
         raise CheckpointError(f"{destination}: exists and is not a model folder; choose another place")
     _refuse_others_files(destination)
     model = without_attachment(contents.model)
-    state, embedding = _without_mean_head(model, contents.embedding, destination)
+    # The vectors of a merged adapter are those of its base; its head decides what the folder gives.
+    embedding = contents.embedding if contents.adapter is None or not model.reads_mean else EmbeddingSettings()
+    state, embedding = _without_mean_head(model, embedding, destination)
     tensors = _rounded(to_hugging_face(state, layout_of(model.model_type)), dtype)
     apart = {name for name in tensors if name.startswith("sbo.")}
     with replaced_folder(destination) as folder:
@@ -241,7 +246,7 @@ def plain_card(contents: ModelFolder) -> str:
         f"- parameters: {model.parameter_count():,}\n- heads: {heads}\n"
         f"- vocabulary: {contents.tokenizer.size:,} pieces, {'uncased' if contents.tokenizer.lowercase else 'cased'}\n"
         f"- longest input: {contents.tokenizer.max_length} tokens\n\n"
-        f"Saved by cloze; {mean_head_note() if model.reads_mean and model.head_names else loading}"
+        f"Saved by cloze; {mean_head_note() if model.reads_mean else loading}"
     )
 
 

@@ -27,7 +27,7 @@ from cloze.model.config import BertConfig
 from cloze.model.encoder import Layer, SelfAttention
 from cloze.model.frozen_features import Reader
 from cloze.model.heads import POOLED_HEADS, HeadName, Pooler
-from cloze.options import FeatureHead, Features
+from cloze.options import FeatureHead, Features, HeadPooling
 
 AttachmentKind = Literal["houlsby", "lora", "features"]
 # Modules by their path in a model, as PyTorch writes it; None where there is no module.
@@ -46,6 +46,7 @@ class Attachment:
     alpha: float = 16.0  # lora: the change is scaled by alpha / size
     reads: Features = "last"  # features: which states are read, and by what
     feature_head: FeatureHead = "linear"
+    pooling: HeadPooling = "cls"  # mean: a pooled head reads the mean of the token states, and no pooler
 
 
 class Adapter(nn.Module):
@@ -124,6 +125,8 @@ def new_parts(bert: Backbone, attachment: Attachment) -> Parts:
         parts["reader"] = reader
     if attachment.pooler:
         parts["pooler"] = Pooler(bert.config) if bert.pooler is None else deepcopy(bert.pooler)
+    elif attachment.pooling == "mean":
+        parts["pooler"] = None  # that of the base, if there is one, is not used
     return parts | {"heads": nn.ModuleDict({attachment.head: head})}
 
 
@@ -188,7 +191,7 @@ def parts_of(bert: Backbone, attachment: Attachment) -> Parts:
     """Return the modules of an adapter that is attached to a model."""
     with torch.device("meta"):  # only the paths are needed
         paths = new_parts(bert, attachment)
-    return {path: bert.get_submodule(path) for path in paths}
+    return {path: None if part is None else bert.get_submodule(path) for path, part in paths.items()}
 
 
 def without_attachment(bert: Backbone) -> Backbone:

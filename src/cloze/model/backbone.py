@@ -138,8 +138,11 @@ class Backbone(nn.Module):
 
     @property
     def reads_mean(self) -> bool:
-        """Whether the task head reads the mean of the token states; an adapter may bring a pooler to such a model."""
-        return self.config.head_pooling == "mean" and self.pooler is None and self.reader is None
+        """Whether the task head reads the mean of the token states: it has neither pooler nor reader.
+
+        This follows the modules and not the configuration, because an adapter may add a pooler or take it away.
+        """
+        return self.pooler is None and self.reader is None and any(name in POOLED_HEADS for name in self.heads)
 
     def summary_positions(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
         """Return the flat positions of the summary tokens, (B, T) -> (B,); None where all tokens are read (mean)."""

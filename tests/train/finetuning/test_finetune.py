@@ -191,6 +191,12 @@ def test_model_without_pooler_is_told(data: Path, tmp_path: Path) -> None:
     listener = Listener()
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     run = finetune(source, tmp_path / "bare", tmp_path / "run", settings=FAST, progress=listener)
+    assert (
+        "the head reads the mean of the token states (the model has no pooler); --pooling cls for [CLS] with a pooler"
+    ) in listener.said
+    assert load_folder(run).model.reads_mean
+    with_cls = replace(FAST, pooling="cls")
+    run = finetune(source, tmp_path / "bare", tmp_path / "cls", settings=with_cls, progress=listener)
     assert "the model has no pooler; a new one starts at random" in listener.said
     assert load_folder(run).model.pooler is not None
 

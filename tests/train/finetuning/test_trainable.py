@@ -176,7 +176,8 @@ def test_search_keeps_an_adapter_that_finds_its_base(base: Path, source: Source,
 def test_pooler_that_is_new_goes_with_the_adapter(data: Path, source: Source, tmp_path: Path) -> None:
     bare = Bert.fresh(make_bert(data).config, seed=1)
     save_folder(ModelFolder(bare, Tokenizer.from_folder(data)), tmp_path / "bare")
-    run = finetune(source, tmp_path / "bare", tmp_path / "run", settings=settings_of("houlsby"))
+    settings = replace(settings_of("houlsby"), pooling="cls")
+    run = finetune(source, tmp_path / "bare", tmp_path / "run", settings=settings)
     loaded = load(run)
     assert loaded.bert.pooler is not None
     assert json.loads((run / "model" / "adapter.json").read_text("utf-8"))["pooler"] is True

@@ -14,6 +14,7 @@ from cloze.corpus.documents import read_lines
 from cloze.errors import ConfigError, DataError
 from cloze.model import Backbone, Bert, BertConfig, HeadName, preset
 from cloze.model.surgery import with_heads
+from cloze.options import HeadPooling
 from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.registry import TaskData, find_published, head_of
 from cloze.tasks.rows import Source, read_rows
@@ -41,7 +42,7 @@ def make_student(teacher: ModelFolder, settings: DistillSettings) -> Backbone:
             pad_id=config.pad_id,
         )
         new = Bert.fresh(
-            _with_dropout(replace(shape, head_pooling=config.head_pooling), settings.dropout),
+            _with_dropout(replace(shape, head_pooling=_pooling_of(teacher.model)), settings.dropout),
             (head,),
             labels=teacher.model.labels,
             seed=settings.seed,
@@ -55,7 +56,9 @@ def make_student(teacher: ModelFolder, settings: DistillSettings) -> Backbone:
         return with_layers(teacher.model, chosen, head, settings.dropout)
     # Its head reads what the reader makes of the states, which has another width, and has never seen a pooler.
     headless = with_layers(teacher.model, chosen, None, settings.dropout)
-    return with_heads(headless, (head,), labels=teacher.model.labels, keep=False, seed=settings.seed).eval()
+    pooling: HeadPooling = "mean" if headless.pooler is None else "cls"
+    labels, seed = teacher.model.labels, settings.seed
+    return with_heads(headless, (head,), labels=labels, keep=False, seed=seed, pooling=pooling).eval()
 
 
 def layers_to_take(teacher: int, student: int, take: Take) -> list[int]:
@@ -69,7 +72,7 @@ def with_layers(
     model: Backbone, layers: Sequence[int], head: HeadName | None, dropout: float | None = None
 ) -> Backbone:
     """A model of some of the layers of another, with its embeddings, its pooler and one of its heads, or none."""
-    config = _with_dropout(replace(model.config, layers=len(layers)), dropout)
+    config = _with_dropout(replace(model.config, layers=len(layers), head_pooling=_pooling_of(model)), dropout)
     smaller = Bert(config, () if head is None else (head,), labels=model.labels, pooler=model.pooler is not None)
     places = {str(old): new for new, old in enumerate(layers)}
     state = {}
@@ -81,6 +84,10 @@ def with_layers(
             state[f"encoder.layers.{places[layer[1]]}.{name[layer.end() :]}"] = tensor
     smaller.load_state_dict({name: state[name] for name in smaller.state_dict()})
     return smaller.eval()
+
+
+def _pooling_of(model: Backbone) -> HeadPooling:
+    return "mean" if model.reads_mean else "cls"
 
 
 def _from_folder(teacher: ModelFolder, name: str, settings: DistillSettings) -> Backbone:

@@ -17,7 +17,6 @@ from cloze.checkpoint import (
     weights_fingerprint,
 )
 from cloze.checkpoint.folder import mean_head_note
-from cloze.model.heads import POOLED_HEADS
 from cloze.model.surgery import with_heads
 from cloze.predict import Evaluation, Model, choose_device, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
@@ -189,8 +188,6 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: ResolvedSetti
     head = data.kind.head
     assert head is not None, "a kind with labels has a head"
     pooling = choose_pooling(base, head, settings, progress)
-    if base.model.pooler is None and head in POOLED_HEADS and settings.frozen is None and pooling == "cls":
-        progress.say("the model has no pooler; a new one starts at random")
     outputs = 1 if data.labels is None else len(data.labels)
     bert = with_heads(
         base.model,
@@ -292,5 +289,5 @@ def finetuning_card(
         f"- rows: {recorded['task']}, {recorded['data']} ({recorded['content'][:12]})\n"
         f"- training: {len(data.train):,} rows, {settings.summary}\n\n"
         f"On {len(evaluation.predictions):,} {scored}:\n\n{scores}\n"
-        + (f"\nLoading: {mean_head_note()}" if tuned.model.reads_mean and tuned.model.head_names else "")
+        + (f"\nLoading: {mean_head_note()}" if tuned.model.reads_mean and tuned.adapter is None else "")
     )

@@ -63,7 +63,7 @@ class FinetuneSettings:
     layer_decay: float = 1.0
     """Learning rate of each layer as a fraction of that of the layer above it."""
     pooling: HeadPooling | None = None
-    """What the head of labels, numbers or choices reads: cls (through the pooler) or mean; by default as the folder."""
+    """Input of the head for labels, numbers, choices: cls (with pooler) or mean of tokens; by default as the model."""
     mean_teacher: float = 0.0
     """Weight of a mean teacher: a second target, predicted by the moving average of the weights; 0: off."""
     teacher_decay: float = 0.999
@@ -126,11 +126,10 @@ class FinetuneSettings:
             )
         if self.precision == "bf16" and self.frozen is not None:
             raise ConfigError("precision is bf16, but frozen states are computed once, in fp32; leave out one of them")
-        if self.pooling is not None and not self.trains_all:
-            way = "adapter" if self.adapter is not None else "frozen"
+        if self.pooling is not None and self.frozen is not None:
             raise ConfigError(
-                f"pooling is {self.pooling!r}, but {way} is {getattr(self, way)!r}, whose head has a pooling of its "
-                "own; leave out one of them"
+                f"pooling is {self.pooling!r}, but frozen is {self.frozen!r}, whose head reads the states in its own "
+                "way; leave out one of them"
             )
         chosen = [name for name in ("adapter", "frozen") if getattr(self, name) is not None]
         chosen += ["freeze_layers"] if self.freeze_layers else []

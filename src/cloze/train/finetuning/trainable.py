@@ -30,23 +30,24 @@ STATES_BUDGET = 2 * 2**30
 
 
 def choose_pooling(base: ModelFolder, head: HeadName, settings: FinetuneSettings, progress: Progress) -> HeadPooling:
-    """Return what the new head reads: as the settings say, or else as the folder pools; report the mean."""
-    if head not in POOLED_HEADS or not settings.trains_all:
-        return "cls"  # an adapter trains a pooler of its own, and frozen states are pooled by their reader
-    if settings.pooling is None and usual_pooling(base) == "mean":
-        progress.say(
-            "classification head on the mean of the token states, as this folder pools; --pooling cls for [CLS]"
-        )
-        return "mean"
-    return settings.pooling or "cls"
+    """Return what the new head reads: as the settings say, or else as suits the folder; report what is not usual."""
+    if head not in POOLED_HEADS or settings.frozen is not None:
+        return "cls"  # frozen states are pooled by their reader
+    pooling = settings.pooling or usual_pooling(base)
+    if settings.pooling is None and pooling == "mean":
+        reason = "the model has no pooler" if base.model.pooler is None else "as this folder pools"
+        progress.say(f"the head reads the mean of the token states ({reason}); --pooling cls for [CLS] with a pooler")
+    if pooling == "cls" and base.model.pooler is None:
+        progress.say("the model has no pooler; a new one starts at random")
+    return pooling
 
 
 def make_trainable(bert: Backbone, settings: FinetuneSettings) -> Attachment | None:
     """Attach the adapter or frozen-feature head that the settings choose, or freeze the lowest layers.
 
-    An adapter has its own copy of the pooler, which is trained with the head. Houlsby's code leaves the pooler frozen,
-    which only works if it was trained: many models were pre-trained without a sentence objective, and a pooler with
-    small random weights then hides the hidden states from the head (docs/findings.md).
+    An adapter whose head reads [CLS] has its own copy of the pooler, which is trained with the head. Houlsby's code
+    leaves the pooler frozen, which only works if it was trained: many models were pre-trained without a sentence
+    objective, and a pooler with small random weights then hides the hidden states from the head (docs/findings.md).
 
     Args:
         bert: A model with the head of the task.
@@ -66,9 +67,10 @@ def make_trainable(bert: Backbone, settings: FinetuneSettings) -> Attachment | N
         bert.labels,
         # The paper's LSTM is as wide as its model, 768.
         size=bert.config.hidden_size if kind == "features" else settings.adapter_size or SIZES[kind],
-        pooler=head in POOLED_HEADS and kind != "features",
+        pooler=head in POOLED_HEADS and kind != "features" and bert.pooler is not None,
         reads=settings.frozen or "last",
         feature_head=settings.feature_head,
+        pooling="mean" if bert.reads_mean and kind != "features" else "cls",
     )
     attach(bert, attachment, settings.seed)
     return attachment
