@@ -10,11 +10,15 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cloze import lines
 from cloze.errors import DataError
 from cloze.files import COMPRESSED
 from cloze.lines import Lines, RowError, check_is_file, open_file
+
+if TYPE_CHECKING:
+    from cloze.tasks.memory import TableSource
 
 TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet"})
 
@@ -242,18 +246,22 @@ class ParquetTable(Table):
             ) from error
 
 
-def is_table(path: Path) -> bool:
+def is_table(path: "TableSource") -> bool:
     """Return whether the file extension is that of a table; other files hold one text per line."""
-    return table_ending(path) in TABLES
+    return not isinstance(path, Path) or table_ending(path) in TABLES
 
 
-def table_ending(path: Path) -> str:
-    """Return the lower-case file extension, without that of a compression."""
+def table_ending(path: "TableSource") -> str:
+    """Return the lower-case file extension, without that of a compression; none for rows in memory."""
+    if not isinstance(path, Path):
+        return ""
     return (Path(path.stem).suffix if path.suffix.lower() in COMPRESSED else path.suffix).lower()
 
 
-def open_table(path: Path, columns: Sequence[str] | None = None) -> Table:
+def open_table(path: "TableSource", columns: Sequence[str] | None = None) -> Table:
     """Open a table by its file extension; ``columns`` names the columns of a CSV or TSV file without a header."""
+    if not isinstance(path, Path):
+        return path.open()
     kind = table_ending(path)
     match kind:
         case ".csv":

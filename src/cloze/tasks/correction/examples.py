@@ -11,6 +11,7 @@ from pathlib import Path
 from cloze.errors import DataError
 from cloze.files import COMPRESSED
 from cloze.lines import Lines, RowError, open_file
+from cloze.tasks.memory import TableSource
 from cloze.tasks.rows import OnBadRow, RowSettings, read_rows
 
 SOURCE, TARGET = "source", "target"  # columns, unless others are named
@@ -52,7 +53,7 @@ class Corrections:
 
 
 def read_corrections(
-    path: Path,
+    path: TableSource,
     source: str = SOURCE,
     target: str = TARGET,
     on_bad_row: OnBadRow | None = None,
@@ -60,7 +61,7 @@ def read_corrections(
     training: bool = False,
 ) -> Corrections:
     """Read a table by its columns, or a folder with SIGHAN's files: those of the test, or those of ``training``."""
-    if path.is_dir():
+    if isinstance(path, Path) and path.is_dir():
         return _read_folder(path, training=training)
     rows = read_rows(path, text=source, pair=target, on_bad_row=on_bad_row or "stop")
     found = list(rows)

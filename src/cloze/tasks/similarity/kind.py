@@ -5,7 +5,6 @@ The rated pairs have the rows of regression (as STS-B has them); the ratings are
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from cloze.errors import ConfigError
 from cloze.tasks.classification.examples import LabelledTexts, read_own_texts
 from cloze.tasks.kind import TaskKind
+from cloze.tasks.memory import TableSource
 from cloze.tasks.metrics import spearman
 from cloze.tasks.rows import RowSettings
 
@@ -37,7 +37,7 @@ class ScoredPairs:
     scores: list[float]
 
 
-def read_scored_pairs(path: Path, rows: RowSettings) -> ScoredPairs:
+def read_scored_pairs(path: TableSource, rows: RowSettings) -> ScoredPairs:
     """Read a table by its columns for the texts, the pairs and the numbers."""
     if rows.pair is None:
         raise ConfigError(f"{path}: --pair is missing; name the column with the second texts")

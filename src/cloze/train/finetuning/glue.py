@@ -52,9 +52,9 @@ def finetune_glue(
         raise ConfigError("GLUE has dev sets; leave out --folds")
     if source.dev is not None:
         raise ConfigError("every task of GLUE has dev rows of its own; leave out --dev, or name one task")
-    tasks = [task for task in GLUE.values() if _has_files(task, source.data)]
+    tasks = [task for task in GLUE.values() if _has_files(task, source.path)]
     if not tasks:
-        raise DataError(f"{source.data}: no GLUE task with train and dev files is there; expected MRPC/train.tsv, ...")
+        raise DataError(f"{source.path}: no GLUE task with train and dev files is there; expected MRPC/train.tsv, ...")
     absent = sorted(set(GLUE) - {task.name for task in tasks})
     if absent:
         progress.say(f"skipped, no files: {', '.join(absent)}")
@@ -77,9 +77,9 @@ def finetune_glue(
         results = Run(run).results()
         scores[task.name] = {name: results[name] for name in ("metric", "mean", "deviation")}
         tuned = load(run, device=device)
-        if task.name == "mnli" and find_split(task, source.data, "dev_mismatched", missing_ok=True):
+        if task.name == "mnli" and find_split(task, source.path, "dev_mismatched", missing_ok=True):
             scores["mnli"]["mismatched"] = evaluate(tuned, task_source, split="dev_mismatched").metrics[task.main]
-        write_submission(tuned, task, source.data, out / SUBMISSION)
+        write_submission(tuned, task, source.path, out / SUBMISSION)
     replace_json(out / RESULTS, {"average": _average(scores), "tasks": scores, "absent": absent})
     return out
 

@@ -99,7 +99,7 @@ def _ngrams(words: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
 def read_other_splits(source: Source) -> list[PlacedTexts]:
     """Return the rows of a published task's splits other than train and dev, without their labels."""
     spec = find_task(source.task)
-    return spec.read_other_splits(source) if spec.published and source.data.is_dir() else []
+    return spec.read_other_splits(source) if spec.published and source.path.is_dir() else []
 
 
 def read_test_file(source: Source, path: Path) -> list[PlacedTexts]:
