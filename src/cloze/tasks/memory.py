@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cloze.errors import DataError
+from cloze.errors import DataError, did_you_mean
 from cloze.lines import RowError
 from cloze.tasks.tables import Record, Table
 
@@ -212,6 +212,8 @@ def plain_value(value: object) -> object:
     if value is None or isinstance(value, str | bool | int | float | dict):
         # np.str_ and np.float64 are subclasses, and their repr differs from that of Python's own.
         return value.item() if value is not None and hasattr(value, "item") else value
+    if hasattr(value, "as_py"):  # a scalar of Arrow
+        return plain_value(value.as_py())
     if type(value).__name__ in _MISSING:
         return None
     if hasattr(value, "tolist"):  # arrays and scalars of NumPy, pandas and polars
@@ -248,3 +250,46 @@ def texts_of(data: Any, name: str) -> list[str]:
         if not isinstance(value, str):
             raise DataError(f"{name} row {number}: {value!r:.40} is no text; expected a list of texts, one per row")
     return [str(value) for value in values]
+
+
+def is_frame(data: Any) -> bool:
+    """Return whether the data is a table with named columns: a data frame, an Arrow table or a ``datasets.Dataset``."""
+    return (hasattr(data, "__arrow_c_stream__") or hasattr(data, "__dataframe__") or hasattr(data, "add_column")) and (
+        hasattr(data, "columns") or hasattr(data, "column_names")
+    )
+
+
+def read_columns(frame: Any, names: Sequence[str]) -> list[list[Any]]:
+    """Return columns of a frame as lists of texts, or of lists of words; refuse other cells with their row."""
+    rows = as_table_source(frame, "data", text=names[0], pair=None, label="label")
+    assert isinstance(rows, RowsInMemory), "a frame is no path"
+    for name in names:
+        if rows.columns is not None and name not in rows.columns:
+            raise DataError(f"data has no column {name!r}{did_you_mean(name, rows.columns)}")
+        for number, cells in enumerate(rows.cells, start=1):
+            if not isinstance(cells[name], str | list):
+                raise DataError(f"data row {number}: {name!r} is {cells[name]!r:.40}; expected text in quotes")
+    return [[cells[name] for cells in rows.cells] for name in names]
+
+
+def add_columns(frame: Any, columns: Mapping[str, list[Any]]) -> Any:
+    """Return the frame with more columns: a frame of the same library, or else an Arrow table."""
+    names = getattr(frame, "column_names", None) or list(frame.columns)
+    for name in columns:
+        if name in names:
+            raise DataError(f"data has a column {name!r} already, which the results need; rename or drop it")
+    if hasattr(frame, "assign"):  # pandas
+        return frame.assign(**columns)
+    if hasattr(frame, "hstack"):  # polars
+        return frame.hstack(type(frame)(columns))
+    import pyarrow
+
+    if not hasattr(frame, "append_column"):
+        for name, values in columns.items() if hasattr(frame, "add_column") else ():  # datasets
+            frame = frame.add_column(name, values)
+        if hasattr(frame, "add_column"):
+            return frame
+        frame = pyarrow.table(frame)
+    for name, values in columns.items():
+        frame = frame.append_column(name, pyarrow.array(values))
+    return frame
