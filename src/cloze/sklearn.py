@@ -13,7 +13,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
 
 from cloze.errors import DataError
 from cloze.models import SHIPPED_MODEL
@@ -25,6 +26,10 @@ from cloze.train.finetuning.result import finetune
 # Training rows that are scored after every epoch: a run has dev rows, which an estimator does not use.
 _SCORED = 32
 _CACHE = "_loaded"
+
+
+class InputError(DataError, ValueError):
+    """Texts or targets cannot be used; a ``ValueError`` as well, which scikit-learn expects."""
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
@@ -71,7 +76,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         ) as run:
             self.folder_ = _read_folder(run / "model")
             self.history_ = run.history
-        self.__dict__.pop(_CACHE, None)
+        self.__dict__[_CACHE] = _load_folder(self.folder_, self.device)
         return self
 
     @property
@@ -108,11 +113,13 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
     def fit(self, X: Any, y: Any) -> "TextClassifier":  # noqa: N803 (scikit-learn's name)
         """Fine-tune the model on texts and their labels."""
         texts = _read_texts(X)
-        self.classes_ = np.unique(_read_targets(y, len(texts)))
+        labels = _read_targets(y, len(texts))
+        check_classification_targets(labels)
+        self.classes_ = np.unique(labels)
         if len(self.classes_) < 2:
-            raise DataError(f"y has one class, {self.classes_[0]!r}; a classifier needs at least two classes")
+            raise InputError(f"y has one class, {self.classes_[0]!r}; a classifier needs at least two classes")
         names = {label: name for name, label in self._names().items()}
-        return self._fit(CLASSIFY.name, texts, [names[label] for label in np.asarray(y).tolist()])
+        return self._fit(CLASSIFY.name, texts, [names[label] for label in labels.tolist()])
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
         """Return the label of each text."""
@@ -193,7 +200,9 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return {name: value for name, value in state.items() if name != _CACHE}
 
     def __sklearn_tags__(self) -> Any:
-        return _take_texts(super().__sklearn_tags__())
+        tags = _take_texts(super().__sklearn_tags__())
+        tags.transformer_tags.preserves_dtype = []  # vectors are float32
+        return tags
 
 
 def _take_texts(tags: Any) -> Any:
@@ -207,22 +216,27 @@ def _read_texts(data: Any) -> list[str]:
     shape = getattr(data, "shape", ())
     if len(shape) == 2:
         if shape[1] != 1:
-            raise DataError(f"X has {shape[1]} columns; expected a list of texts, or one column of them")
+            raise InputError(f"X has {shape[1]} columns; expected a list of texts, or one column of them")
         data = np.asarray(data)[:, 0]
-    texts = texts_of(data, "X")
+    try:
+        texts = texts_of(data, "X")
+    except DataError as error:
+        raise InputError(str(error)) from error
     if not texts:
-        raise DataError("X has no texts; expected at least one")
+        raise InputError("X has no texts; expected at least one")
     return texts
 
 
 def _read_targets(y: Iterable[Any], rows: int) -> NDArray[Any]:
     """Return the targets as an array; refuse another number of them, and missing ones."""
     values = np.asarray(y)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = column_or_1d(values, warn=True)
     if values.ndim != 1 or len(values) != rows:
-        raise DataError(f"y has the shape {values.shape}, but X has {rows} texts; expected one target per text")
+        raise InputError(f"y has the shape {values.shape}, but X has {rows} texts; expected one target per text")
     for number, value in enumerate(values.tolist(), start=1):
         if value is None or value != value:
-            raise DataError(f"y row {number}: {value} is no target; label the row, or leave it out")
+            raise InputError(f"y row {number}: {value} is no target; label the row, or leave it out")
     return values
 
 

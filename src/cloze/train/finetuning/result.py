@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -240,7 +240,8 @@ def finetune(
     made, made_similarity, search_settings = make_settings(
         (FinetuneSettings, SimilaritySettings, SearchSettings), _checked_once(more, settings)
     )
-    common = {"settings": settings or made, "device": device, "fresh": fresh, "progress": choose_progress(progress)}
+    common: dict[str, Any] = {"settings": settings or made, "device": device, "fresh": fresh}
+    common["progress"] = choose_progress(progress)
     return _in_folder(
         source, out, _trainer(source, _model_path(model), search_settings, similarity or made_similarity, common)
     )
@@ -306,7 +307,7 @@ def adapt(
         source = Source(task, train, dev, text, pair, label)
     made, made_settings = make_settings((AdaptSettings, FinetuneSettings), _checked_once(more, adaptation, settings))
     rows = None if test is None else as_table_source(test, "test", text=text, pair=source.pair, label=label)
-    common = {"adaptation": adaptation or made, "settings": settings or made_settings, "test": rows}
+    common: dict[str, Any] = {"adaptation": adaptation or made, "settings": settings or made_settings, "test": rows}
     common |= {"device": device, "fresh": fresh, "progress": choose_progress(progress)}
 
     def train_into(folder: Path) -> Path:
@@ -362,9 +363,9 @@ def distill(
     more_rows: TableSource | None = None
     if unlabelled is not None:
         more_rows = as_table_source(unlabelled, "unlabelled", text=source.text, pair=source.pair, label=source.label)
-    common = {"settings": settings or made, "device": device, "fresh": fresh, "progress": choose_progress(progress)}
-    call = partial(train_student, source, _model_path(model), unlabelled=more_rows, **common)
-    return _in_folder(source, out, lambda folder: call(folder))
+    common: dict[str, Any] = {"settings": settings or made, "device": device, "fresh": fresh}
+    common |= {"progress": choose_progress(progress), "unlabelled": more_rows}
+    return _in_folder(source, out, lambda folder: train_student(source, _model_path(model), folder, **common))
 
 
 def _in_folder(source: Source, out: str | os.PathLike[str] | None, train: Callable[[Path], Path]) -> FinetuneRun:
