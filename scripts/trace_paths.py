@@ -223,10 +223,15 @@ STAGES: dict[str, Stage] = {
     "file -> rows": Stage(
         evaluate,
         roots=("cloze.tasks.rows:read_rows", "cloze.tasks.rows:RowFile.__iter__"),
-        entry=("cloze.tasks.rows:read_rows", "cloze.tasks.rows:RowFile.__iter__"),
+        entry=(
+            "cloze.tasks.rows:Source.__post_init__",
+            "cloze.tasks.rows:read_rows",
+            "cloze.tasks.rows:RowFile.__iter__",
+        ),
     ),
     "CSV row -> fine-tuned model": Stage(
         finetune,
+        roots=("cloze.train.finetuning.finetune:finetune",),
         borders=(
             "file -> rows",
             "text -> ids",
@@ -278,7 +283,7 @@ class Recorder:
         return sorted(
             path
             for path, lines in self.lines.items()
-            if len(lines) >= FEWEST_LINES and Path(path).name != "settings.py"
+            if len(lines) >= FEWEST_LINES and Path(path).name not in {"settings.py", "options.py"}
         )
 
     @property

@@ -20,10 +20,11 @@ _HOMES = {
     "train_vocabulary": "cloze.corpus.learn_vocabulary",
     "prepare": "cloze.corpus.preparation.prepare",
     "pretrain": "cloze.train.pretraining.pretrain",
-    "finetune": "cloze.train.finetuning.finetune",
+    "finetune": "cloze.train.finetuning.result",
     "search": "cloze.train.finetuning.search",
-    "adapt": "cloze.train.finetuning.domain_adaptation",
-    "distill": "cloze.train.distillation.distill",
+    "adapt": "cloze.train.finetuning.result",
+    "distill": "cloze.train.finetuning.result",
+    "FinetuneRun": "cloze.train.finetuning.result",
     "convert": "cloze.checkpoint.convert",
     "extend": "cloze.checkpoint.convert",
     "VocabularySettings": "cloze.corpus.settings",
@@ -50,10 +51,11 @@ if TYPE_CHECKING:
     from cloze.predict import evaluate as evaluate
     from cloze.predict import load as load
     from cloze.tasks.rows import Source as Source
-    from cloze.train.distillation.distill import distill as distill
     from cloze.train.distillation.settings import DistillSettings as DistillSettings
-    from cloze.train.finetuning.domain_adaptation import adapt as adapt
-    from cloze.train.finetuning.finetune import finetune as finetune
+    from cloze.train.finetuning.result import FinetuneRun as FinetuneRun
+    from cloze.train.finetuning.result import adapt as adapt
+    from cloze.train.finetuning.result import distill as distill
+    from cloze.train.finetuning.result import finetune as finetune
     from cloze.train.finetuning.search import search as search
     from cloze.train.finetuning.settings import AdaptSettings as AdaptSettings
     from cloze.train.finetuning.settings import FinetuneSettings as FinetuneSettings

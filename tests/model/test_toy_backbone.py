@@ -183,7 +183,9 @@ def test_what_is_not_declared_is_refused(folder: Path, model: Backbone) -> None:
 
 def test_a_folder_of_an_unknown_type_is_refused(folder: Path, toy: type[Backbone]) -> None:
     unregister_backbone(toy)
-    with pytest.raises(CheckpointError, match=r"model_type is 'toy-.*'; only 'bert', 'albert' and 'ernie' folders can be read"):
+    with pytest.raises(
+        CheckpointError, match=r"model_type is 'toy-.*'; only 'bert', 'albert' and 'ernie' folders can be read"
+    ):
         load_folder(folder)
 
 

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from cloze.corpus.documents import format_of, is_compressed, read_paragraphs
+from cloze.corpus.record_files import documents_as_files
 from cloze.corpus.settings import VocabularySettings
 from cloze.errors import DataError
 from cloze.files import replaced_folder
@@ -29,7 +31,7 @@ class LearnedVocabulary:
 
 
 def train_vocabulary(
-    texts: Sequence[str | Path],
+    texts: Any,
     out: str | Path,
     *,
     words: str | Path | None = None,
@@ -39,7 +41,8 @@ def train_vocabulary(
     """Learn a WordPiece vocabulary; the same input gives the same bytes.
 
     Args:
-        texts: Text files, in any format that ``prepare`` reads.
+        texts: Text files, in any format that ``prepare`` reads; or documents in memory: a data frame, an Arrow table or
+            a data set with the column ``text``, ``{"text": [...]}``, or an iterator of texts. A list names files.
         out: The folder to write.
         words: A file with one word per line; these words become entries in any case.
         settings: Size, casing and layout of the vocabulary.
@@ -48,7 +51,9 @@ def train_vocabulary(
     Returns:
         The folder.
     """
-    return learn_vocabulary(texts, out, words=words, settings=settings, progress=progress).folder
+    settings = settings or VocabularySettings()
+    with documents_as_files(texts, Path(out), settings.text) as paths:
+        return learn_vocabulary(paths, out, words=words, settings=settings, progress=progress).folder
 
 
 def learn_vocabulary(

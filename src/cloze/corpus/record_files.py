@@ -1,17 +1,19 @@
-"""JSONL and Parquet rows -> documents: one per row, its text in a column, its paragraphs separated by line ends.
+"""JSONL and Parquet rows, and data in memory -> documents: one per row, its text in a column, a paragraph per line.
 
 ``corpus/documents.py`` calls this for files that are not plain text. Every bad row is named by file and number and
 passed to ``on_bad_row``, which raises, or counts it and returns; then reading continues with the next row.
 """
 
 import json
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from cloze.corpus.documents import FileRange, Paragraph, TextStream, cut_paragraph, named_errors
 from cloze.errors import DataError, did_you_mean
+from cloze.files import replaced_file
 from cloze.lines import UTF8_MARK, RowError
 
 # A row is read into memory as a whole.
@@ -134,3 +136,80 @@ def _paragraphs(number: int, text: str) -> Iterator[Paragraph]:
     for line in text.split("\n"):
         for part in cut_paragraph(line):
             yield Paragraph(number, part)
+
+
+@contextmanager
+def documents_as_files(texts: Any, out: Path, column: str) -> Iterator[list[Path]]:
+    """Yield text files as paths; documents in memory are written beside ``out`` while the block runs.
+
+    Args:
+        texts: A file, a list of files, or documents: a data frame, an Arrow table or a data set with the column, a
+            mapping of columns, or an iterable of texts, of lists of paragraphs or of rows with the column.
+        out: What is made of them; the written file gets its name, so that an interrupted work finds it again.
+        column: The column with the texts.
+    """
+    if isinstance(texts, str | os.PathLike):
+        texts = [texts]
+    if isinstance(texts, list | tuple) and all(isinstance(text, str | os.PathLike) for text in texts):
+        yield [_check_is_path(text) for text in texts]
+        return
+    path = out.with_name(f"{out.name}.documents.txt")
+    with replaced_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines("\n".join(lines) + "\n\n" for lines in iter_documents(texts, column))
+    try:
+        yield [path]
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _check_is_path(text: str | os.PathLike[str]) -> Path:
+    path = Path(text)
+    if isinstance(text, str) and any(mark in text.strip() for mark in " \n") and not os.path.exists(text):  # noqa: PTH110
+        raise DataError(
+            f"{text!r:.60}: no such file; give documents in memory as {{'text': [...]}}, a data frame, or an iterator"
+        )
+    return path
+
+
+def iter_documents(data: Any, column: str) -> Iterator[list[str]]:
+    """Yield documents in memory, each as the list of its paragraphs; blank ones are left out."""
+    for number, value in enumerate(_values(data, column), start=1):
+        if isinstance(value, Mapping):
+            value = value.get(column)
+        paragraphs = list(value) if isinstance(value, list | tuple) else [value]
+        for text in paragraphs:
+            if not isinstance(text, str):
+                raise DataError(f"document {number}: {text!r:.40} is no text; expected a text or a list of paragraphs")
+            _check_characters(text, number)
+        lines = [line.strip() for text in paragraphs for line in text.split("\n") if line.strip()]
+        if lines:
+            yield lines
+
+
+def _check_characters(text: str, number: int) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise DataError(f"document {number}: it has half of a character ({half}); write both halves") from error
+
+
+def _values(data: Any, column: str) -> Iterable[Any]:
+    """Return the documents of data in memory, which is recognised by protocol."""
+    if hasattr(data, "__arrow_c_stream__") and (hasattr(data, "columns") or hasattr(data, "schema")):
+        import pyarrow
+
+        table = pyarrow.table(data)
+        _check_has(column, table.column_names)
+        return (value for part in table.column(column).chunks for value in part.to_pylist())
+    if isinstance(data, Mapping):
+        _check_has(column, list(data))
+        return data[column]  # type: ignore[no-any-return]
+    if isinstance(data, bytes) or not hasattr(data, "__iter__"):
+        raise DataError(f"texts is {data!r:.40} ({type(data).__name__}); expected files, or documents in memory")
+    return (value.as_py() if hasattr(value, "as_py") else value for value in data)
+
+
+def _check_has(column: str, columns: list[str]) -> None:
+    if column not in columns:
+        raise DataError(f"the documents have no column {column!r}{did_you_mean(column, columns)}")

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from cloze.errors import ConfigError, did_you_mean
+from cloze.options import check_types
 
 Objective = Literal["nsp", "sop", "none"]
 Masking = Literal["token", "word", "ngram", "span", "entity", "correction"]
@@ -36,6 +37,7 @@ class VocabularySettings:
     """A row of JSONL or Parquet that cannot be read: stop, or pass over it; plain text that is not UTF-8 stops."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.size < 10:
             raise ConfigError(
                 f"size is {self.size}; a vocabulary needs at least 10 entries, and thousands to be of use"
@@ -68,6 +70,7 @@ class PrepareSettings:
     """Megabytes of text in a shard, about: the work that is lost with a worker; of Parquet, a row group at least."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not 0 <= self.held_out < 1:
             raise ConfigError(f"held_out is {self.held_out}; a share from 0 up to, not including, 1 was expected")
         if not 0 < self.shard_size <= 1024:

@@ -5,6 +5,7 @@ head that it needs.
 """
 
 import logging
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -19,16 +20,16 @@ from cloze.checkpoint.adapter_folder import AttachedAdapters
 from cloze.checkpoint.folder import fingerprint
 from cloze.errors import RequestError
 from cloze.hardware import choose_device
-from cloze.model import Backbone, EncoderOutput, HeadName
+from cloze.model import Backbone, HeadName
 from cloze.model.batch import Batch, Result, collate, join_logits, join_vectors, run_batched
 from cloze.model.surgery import Head, prune_heads, without_heads
 from cloze.models import SHIPPED_MODEL
 from cloze.options import LongTexts, PrecisionName
-from cloze.predict.embeddings.pooling import layer_indices, make_vectors
+from cloze.predict.embeddings.pooling import attention_weights, layer_indices, make_vectors, mean_states, token_states
 from cloze.predict.fill_mask import Floats, fill_blanks, fill_together, score_texts
-from cloze.predict.preprocessing import InputWarnings, read_blanks, read_texts, require_head, require_task
+from cloze.predict.preprocessing import InputWarnings, adds_columns, read_blanks, read_texts, require_head, require_task
 from cloze.predict.quantization.precision import precision_of, set_precision, use_products
-from cloze.predict.results import Attention, Corrected, Filled, FilledTogether, Score
+from cloze.predict.results import Attention, Corrected, Filled, FilledTogether, Score, describe_model
 from cloze.tasks.answering.decoding import Answer, answer_all
 from cloze.tasks.choice.decoding import Option, choose_all
 from cloze.tasks.classification.decoding import Label, Labels, to_label_sets, to_labels
@@ -46,7 +47,7 @@ logger = logging.getLogger("cloze")
 
 
 def load(
-    source: str | Path = SHIPPED_MODEL,
+    source: str | os.PathLike[str] = SHIPPED_MODEL,
     *,
     base: str | Path | None = None,
     device: str | None = None,
@@ -57,6 +58,7 @@ def load(
     An adapter's folder is loaded on the base that it was trained on; ``base`` is its path if it has moved.
     ``precision`` is fp32, whose numbers equal other libraries', bf16, int8, or auto: the fastest that is near enough.
     """
+    source = os.fspath(source)  # a run prints as a table
     folder = load_any(find_source(source), base)
     for note in folder.notes:
         logger.warning("%s: %s", source, note)
@@ -77,6 +79,9 @@ class Model:
         self.bert: Backbone = folder.model.to(self.device).eval()
         if precision is not None:  # else as the model is
             set_precision(folder, precision, self.device)
+
+    def __repr__(self) -> str:
+        return describe_model(self, self._folder)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -150,11 +155,13 @@ class Model:
         require_head(self.bert, "mlm")
         return fill_together(self, text, top, rounds)
 
+    @adds_columns
     def score(self, texts: Sequence[str]) -> list[Score]:
         """The pseudo-log-likelihood of each text: the log-probability of every token when it is masked."""
         require_head(self.bert, "mlm")
         return score_texts(self, texts)
 
+    @adds_columns
     def correct(self, texts: Sequence[str], settings: "CorrectionSettings | None" = None) -> list[Corrected]:
         """Each text with its unlikely characters or words corrected, and what was changed."""
         from cloze.predict.corrector import Corrector
@@ -198,6 +205,7 @@ class Model:
 
     # -- the encoder itself ------------------------------------------------------------------------------------------
 
+    @adds_columns
     def embed(
         self,
         texts: Sequence[str],
@@ -225,7 +233,7 @@ class Model:
         make = make_vectors(self.embedding, pooling, size, last=layers == (self.bert.config.layers,))
 
         def step(batch: Batch) -> list[Floats]:
-            return list(make(self._states(batch, layers), batch.mask).cpu().numpy())
+            return list(make(mean_states(self.bert, batch, layers), batch.mask).cpu().numpy())
 
         rows = self.run([window for text in windows for window in text], step)
         if not rows:
@@ -250,21 +258,14 @@ class Model:
     @torch.inference_mode()
     def hidden(self, text: str, pair: str | None = None, layer: int | None = -1) -> Floats:
         """The token states of one layer, (T, H), or of all with ``layer=None``, (L + 1, T, H), embeddings first."""
-        batch = self._collate(self._encode([text], None if pair is None else [pair]))
-        if layer is not None:
-            return self._states(batch, layer_indices(layer, self.bert.config.layers))[0].cpu().numpy()
-        states = self.bert.encode(batch.ids, batch.segments, keep_states=True).states
-        return torch.cat(states).cpu().numpy()  # L + 1 of (1, T, H) -> (L + 1, T, H)
+        (encoding,) = self._encode([text], None if pair is None else [pair])
+        return token_states(self.bert, self._collate([encoding]), layer)
 
     @torch.inference_mode()
     def attend(self, text: str, pair: str | None = None) -> Attention:
         """The attention weights of every layer and head."""
         (encoding,) = self._encode([text], None if pair is None else [pair])
-        batch = self._collate([encoding])
-        output = self.bert.encode(batch.ids, batch.segments, keep_attentions=True)
-        if not output.attentions:
-            raise RequestError(f"a model of type {self.bert.model_type!r} has no attention weights")
-        weights = torch.cat(output.attentions).float().cpu().numpy()  # L of (1, A, T, T) -> (L, A, T, T)
+        weights = attention_weights(self.bert, self._collate([encoding]))
         return Attention(encoding.tokens, encoding.segments, weights, (self, text, pair))
 
     def without_heads(self, heads: Collection[Head]) -> AbstractContextManager[None]:
@@ -279,16 +280,19 @@ class Model:
 
     # -- fine-tuned heads --------------------------------------------------------------------------------------------
 
+    @adds_columns
     def classify(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Label]:
         """The label of each text, with the probability of every label."""
         task = require_task(self.bert, self.task, CLASSIFY)
         return to_labels(task, self.logits(texts, pairs))
 
+    @adds_columns
     def classify_all(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Labels]:
         """All labels that hold for each text, for models trained on any number of them."""
         task = require_task(self.bert, self.task, MULTILABEL)
         return to_label_sets(task, self.logits(texts, pairs))
 
+    @adds_columns
     def regress(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
         """The number of each text, (N,)."""
         require_task(self.bert, self.task, REGRESS)
@@ -320,6 +324,7 @@ class Model:
             return np.zeros((0, self.bert.labels), np.float32)
         return join_logits(windows, rows)
 
+    @adds_columns
     def tag(self, texts: Sequence[str] | Sequence[Sequence[str]]) -> list[Tagged]:
         """The words of each text with their tags, and its entities; texts, or sentences as lists of words."""
         found = tag_texts(self, texts)
@@ -390,9 +395,3 @@ class Model:
         last = self.bert(batch.ids, batch.segments, batch.mask, needed).last
         logits: Tensor = self.bert.heads[head](self.bert.pooled(last, batch.mask))
         return logits.float()
-
-    def _states(self, batch: Batch, layers: tuple[int, ...]) -> Tensor:
-        """The mean of the states (B, T, H) after each of these layers; the last alone needs no others kept."""
-        alone = layers == (self.bert.config.layers,)
-        output: EncoderOutput = self.bert.encode(batch.ids, batch.segments, batch.mask, keep_states=not alone)
-        return output.last if alone else torch.stack([output.states[layer] for layer in layers]).mean(0)

@@ -4,14 +4,18 @@ The service runs it in another thread than the one that computes. Also checks th
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar, cast
 
 from cloze.errors import RequestError
 from cloze.model import Backbone, HeadName
 from cloze.options import LongTexts
 from cloze.predict.fill_mask import TokenWindow, find_blanks, token_windows
+from cloze.predict.results import results_to_columns
 from cloze.tasks.answering.examples import plan_windows
 from cloze.tasks.kind import TaskKind, TaskLabels
+from cloze.tasks.memory import add_columns, is_frame, read_columns, texts_of
 from cloze.tasks.registry import labelled_kinds
 from cloze.tasks.tagging.windows import read_words
 from cloze.text import Encoding, Tokenizer, encode_long
@@ -52,6 +56,31 @@ class InputWarnings:
         if note is not None and note != self._last_note:
             logger.warning("%s", note)
         self._last_note = note
+
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def adds_columns(method: Method) -> Method:
+    """Let a prediction method take a data frame: it returns the frame with columns for its results.
+
+    The wrapped method has two more arguments, for frames: ``text`` names the column with the texts, and ``pair`` that
+    of second texts. Arrays, series and iterators of texts are read as lists.
+    """
+
+    @wraps(method)
+    def call(model: Any, texts: Any, *arguments: Any, text: str = "text", pair: str | None = None, **more: Any) -> Any:
+        if is_frame(texts):
+            names = [text] if pair is None else [text, pair]
+            results = method(model, *read_columns(texts, names), *arguments, **more)
+            return add_columns(texts, results_to_columns(results))
+        if (text, pair) != ("text", None):
+            raise RequestError(f"text is {text!r} and pair {pair!r}, which name columns of a data frame; give one")
+        if not isinstance(texts, list | tuple | str):
+            texts = texts_of(texts, "texts")
+        return method(model, texts, *arguments, **more)
+
+    return cast("Method", call)
 
 
 def read_texts(

@@ -1,15 +1,20 @@
 """Results of the pre-training heads and of the encoder; those of fine-tuned heads are in ``cloze.tasks``."""
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cloze.tasks.classification.decoding import Label, Labels
+from cloze.tasks.tagging.decoding import Tagged
 from cloze.text.characters import count_characters, count_words
 
 if TYPE_CHECKING:
+    from cloze.checkpoint import ModelFolder
     from cloze.predict.model import Model
+
+_SHOWN_LABELS = 10
 
 
 class Filled(NamedTuple):
@@ -118,3 +123,49 @@ def row_distance(weights: NDArray[np.float32], positions: NDArray[np.int64]) -> 
     distances = np.abs(positions[:, None] - np.arange(weights.shape[-1]))
     distance: NDArray[np.float32] = (weights * distances).sum(-1)
     return distance
+
+
+def results_to_columns(results: Any) -> dict[str, list[Any]]:
+    """Return the columns that a prediction adds to a data frame."""
+    if isinstance(results, np.ndarray):
+        return {"vector": results.tolist()} if results.ndim == 2 else {"prediction": results.tolist()}
+    match results:
+        case [Label(), *_]:
+            return {
+                "prediction": [result.label for result in results],
+                "probability": [result.probability for result in results],
+            }
+        case [Labels(), *_]:
+            return {"prediction": [list(result.labels) for result in results]}
+        case [Tagged(), *_]:
+            return {
+                "tags": [[word.tag for word in result.words] for result in results],
+                "entities": [[asdict(entity) for entity in result.entities] for result in results],
+            }
+        case [Score(), *_]:
+            return {
+                "log_likelihood": [result.total for result in results],
+                "perplexity": [result.perplexity for result in results],
+            }
+        case [Corrected(), *_]:
+            return {"corrected": [result.target for result in results]}
+    return {"prediction": list(results)}
+
+
+def describe_model(model: "Model", folder: "ModelFolder") -> str:
+    """Return what a model is: name, architecture, size, task and labels, maximum length, pooling, precision."""
+    config, task = model.bert.config, model.task
+    name = "" if folder.place is None else str(folder.place)
+    millions = f"{model.bert.parameter_count() / 1e6:.1f}M parameters"
+    size = f"{config.layers} layers, hidden size {config.hidden_size}, {millions}"
+    lines = [f"Model({name!r})", f"  architecture: {model.bert.model_type}, {size}"]
+    lines.append(f"  heads: {', '.join(model.heads) or 'none'}")
+    if task is not None:
+        shown = ", ".join(task.names[:_SHOWN_LABELS]) + (", ..." if len(task.names) > _SHOWN_LABELS else "")
+        lines.append(f"  task: {task.kind}" + (f", {len(task.names)} labels: {shown}" if task.names else ""))
+    elif model.correcting is not None:
+        lines.append(f"  task: correction, from a confidence of {model.correcting:g}")
+    lines.append(f"  reads: at most {model.tokenizer.max_length} tokens; {model.tokenizer.size:,} pieces")
+    pooling = f"{model.embedding.pooling}{', normalized' if model.embedding.normalize else ''}"
+    lines.append(f"  vectors: {pooling}; computes in {model.precision} on {model.device}")
+    return "\n".join(lines)

@@ -32,9 +32,9 @@ def answer_test_rows(model: str | Path, source: Source, out: Path, *, device: st
     task = find_glue_task(source.task)
     tuned = load_tuned(model, task.name, device=device)
     _check_labels(tuned, task, model)
-    written = write_submission(tuned, task, source.data, out)
+    written = write_submission(tuned, task, source.path, out)
     if not written:
-        raise DataError(f"{source.data}: no test file of {task.name} is there; expected {task.folder} as published")
+        raise DataError(f"{source.path}: no test file of {task.name} is there; expected {task.folder} as published")
     return written
 
 

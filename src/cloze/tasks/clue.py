@@ -78,7 +78,7 @@ def has_splits(name: str, folder: Path) -> bool:
 
 
 def _at_home(source: Source, name: str) -> Source:
-    return replace(source, data=find_task_folder(name, source.data)) if source.data.is_dir() else source
+    return replace(source, data=find_task_folder(name, source.path)) if source.path.is_dir() else source
 
 
 def read_clue_squad(files: Mapping[str, str], source: Source, split: str, labels: LabelSet | None) -> Read:
@@ -98,7 +98,7 @@ def read_other_clue_questions(files: Mapping[str, str], source: Source) -> list[
 
 def _squad_names(files: Mapping[str, str], source: Source) -> Mapping[str, str]:
     plain = {split: f"{split}.json" for split in files}
-    found = [names for names in (files, plain) if any(look_for(source.data, name) for name in names.values())]
+    found = [names for names in (files, plain) if any(look_for(source.path, name) for name in names.values())]
     return found[0] if found else files
 
 
@@ -176,12 +176,12 @@ def _read_c3(source: Source, split: str, labels: LabelSet | None) -> Read:  # no
 
 
 def _c3_files(source: Source, split: str) -> list[Path]:
-    if split == "test" or not source.data.is_dir() or (split == "dev" and source.dev is not None):
+    if split == "test" or not source.path.is_dir() or (split == "dev" and source.dev is not None):
         return [find_file(source, split, FILES)]
     names = [(f"{part}-{split}.json", f"c3-{part}-{split}.json") for part in C3_PARTS]
-    found = [path for both in names for name in both if (path := look_for(source.data, name)) is not None]
+    found = [path for both in names for name in both if (path := look_for(source.path, name)) is not None]
     if not found:
-        raise DataError(f"{source.data} has no m-{split}.json or d-{split}.json; expected C3 as published")
+        raise DataError(f"{source.path} has no m-{split}.json or d-{split}.json; expected C3 as published")
     return found
 
 

@@ -23,6 +23,7 @@ from cloze.tasks.classification.published import CHINESE, GLUE, PublishedTask, t
 from cloze.tasks.correction.kind import CORRECTION
 from cloze.tasks.examples import Examples, LabelSet, split_dev
 from cloze.tasks.kind import PlacedTexts, Reader, TaskKind
+from cloze.tasks.memory import RowsInMemory
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import SIMILARITY
 from cloze.tasks.tagging.examples import PUBLISHED_TAGS, read_published_tags
@@ -183,6 +184,11 @@ def _find_task_of(source: Source) -> TaskSpec:
     if source.columns is not None and (spec.published or spec.kind.inputs == "words"):
         remedy = "leave it out" if spec.published else "name columns by number with --text and --label"
         raise ConfigError(f"columns is {source.columns!r}, but the files of {source.task} have no header; {remedy}")
+    if spec.published and isinstance(source.data, RowsInMemory):
+        raise ConfigError(
+            f"{source.data} is {len(source.data)} rows in memory, but {source.task} is read from its published files; "
+            f"give the path of their folder, or take {spec.kind} for rows of yours"
+        )
     for name, value in source.columns_named().items():
         if spec.published:
             raise ConfigError(
@@ -209,11 +215,11 @@ def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = No
     train, labels = spec.read(source, "train", labels)
     notes = _skipped("training", train)
     # A single file of a published task has no other beside it.
-    if source.dev is None and (not spec.published or source.data.is_file()):
+    if source.dev is None and (not spec.published or source.path.is_file()):
         dev = train
         if part:
             train, dev = split_dev(train)
-            notes += (f"no --dev file: {len(dev)} of the training rows, a tenth, are kept for scoring",)
+            notes += (f"no {_dev_name(source)}: {len(dev)} of the training rows, a tenth, are kept for scoring",)
     else:
         dev, _ = spec.read(source, "dev", labels)
         notes += _skipped("dev", dev)
@@ -233,6 +239,10 @@ def read_examples(source: Source, labels: Sequence[str] | None, split: str = "de
     if not spec.published and split not in ("train", "dev"):
         raise ConfigError(f"files of your own have no split {split!r}; leave it out, and name the file itself")
     return spec.read(source, split, known).examples
+
+
+def _dev_name(source: Source) -> str:
+    return "dev rows" if isinstance(source.data, RowsInMemory) else "--dev file"
 
 
 def _skipped(name: str, examples: Examples) -> tuple[str, ...]:

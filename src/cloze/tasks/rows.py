@@ -7,12 +7,13 @@ says. What is wrong with the whole file always stops it. Imports nothing heavy: 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.lines import RowError
+from cloze.tasks.memory import RowsInMemory, TableSource, as_table_source, is_paired
 from cloze.tasks.tables import Record, Table, looks_like_data, no_header, open_table, table_ending
 
 OnBadRow = Literal["stop", "skip"]
@@ -37,18 +38,23 @@ class RowSettings:
     on_bad_row: OnBadRow | None = None
     """stop, or skip and count; left out, to stop, unless the published files of the task are known to be bad."""
 
-    def source(self, task: str, data: Path, dev: Path | None = None) -> "Source":
+    def source(self, task: str, data: Any, dev: Any = None) -> "Source":
         """Return the source of a task whose rows are read like this."""
         return Source(task, data, dev, **asdict(self))
 
 
 @dataclass(frozen=True)
 class Source:
-    """A task by name, its file or folder, and which columns of the user's own files hold what."""
+    """A task by name, its rows, and which columns of the user's own rows hold what.
+
+    ``data`` and ``dev`` are paths or data in memory: a list of dicts, ``(texts, labels)``,
+    ``((texts, pairs), labels)``, a data frame, an Arrow table, or an iterable of rows, which is read once. A published
+    task has a folder.
+    """
 
     task: str
-    data: Path
-    dev: Path | None = None
+    data: Any  # a TableSource, once created
+    dev: Any = None
     text: str = RowSettings.text
     pair: str | None = RowSettings.pair
     label: str = RowSettings.label
@@ -57,20 +63,49 @@ class Source:
     columns: str | None = RowSettings.columns
 
     def __post_init__(self) -> None:
-        # Python callers pass file names as strings.
-        object.__setattr__(self, "data", Path(self.data))
-        object.__setattr__(self, "dev", None if self.dev is None else Path(self.dev))
+        if self.pair is None and (is_paired(self.data) or is_paired(self.dev)):
+            object.__setattr__(self, "pair", "pair")
+        for name, role in (("data", "train"), ("dev", "dev")):
+            given = getattr(self, name)
+            if given is not None or name == "data":
+                rows = as_table_source(given, role, text=self.text, pair=self.pair, label=self.label)
+                object.__setattr__(self, name, rows)
         names = [] if self.columns is None else self.columns.split(",")
         if self.columns is not None and (not all(map(str.strip, names)) or len(set(names)) < len(names)):
             raise ConfigError(
                 f"columns is {self.columns!r}; expected different names with commas between, such as text,label"
             )
 
+    def rows_of(self, split: str) -> TableSource:
+        """Return where the rows of a split are; without dev rows, all rows stand in for them."""
+        rows: TableSource = self.dev if split == "dev" and self.dev is not None else self.data
+        return rows
+
+    @property
+    def path(self) -> Path:
+        """The file or folder of the data; raises ``ConfigError`` if the rows are in memory."""
+        return self._path(self.data)
+
+    @property
+    def dev_path(self) -> Path | None:
+        """The file of the dev rows, if there is one."""
+        return None if self.dev is None else self._path(self.dev)
+
+    def _path(self, rows: TableSource) -> Path:
+        if isinstance(rows, Path):
+            return rows
+        raise ConfigError(
+            f"{rows} is {len(rows)} rows in memory, but {self.task} is read from its published files; "
+            "give the path of their folder"
+        )
+
     def recorded(self) -> dict[str, Any]:
         """Return the source as a run records it, to be compared when the run is resumed."""
-        return {name: None if value is None else str(value) for name, value in asdict(self).items()}
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        texts = {name: one.recorded() if isinstance(one, RowsInMemory) else one for name, one in values.items()}
+        return {name: None if value is None else str(value) for name, value in texts.items()}
 
-    def header(self, path: Path) -> tuple[str, ...] | None:
+    def header(self, path: TableSource) -> tuple[str, ...] | None:
         """Return the columns of a file without a header, as they were named; None if it has one."""
         return None if self.columns is None else parse_columns(self.columns, path)
 
@@ -79,9 +114,9 @@ class Source:
         return {name: value for name in COLUMNS if (value := getattr(self, name)) != getattr(RowSettings, name)}
 
 
-def parse_columns(names: str, path: Path) -> tuple[str, ...]:
+def parse_columns(names: str, path: TableSource) -> tuple[str, ...]:
     """Return the names of the columns of a file without a header; refuse them for a file whose rows name theirs."""
-    if table_ending(path) in (".jsonl", ".ndjson", ".json", ".parquet"):
+    if not isinstance(path, Path) or table_ending(path) in (".jsonl", ".ndjson", ".json", ".parquet"):
         raise ConfigError(
             f"columns is {names!r}, which is for CSV and TSV files without a header; the rows of {path} "
             "name their columns: leave it out"
@@ -115,11 +150,13 @@ class Columns:
     skippable: bool = True  # whether the caller has an option to skip bad rows
     unlabelled: frozenset[str] = frozenset()  # what a published file writes where a row has no label
     convert: Callable[[Record], Record] | None = None  # of a published file whose texts are made from several cells
+    in_memory: bool = False
 
     @property
     def otherwise(self) -> str:
         """The alternative to correcting a bad row, for error messages."""
-        return "pass --on-bad-row skip" if self.skippable else "take the row out"
+        skip = "pass on_bad_row='skip'" if self.in_memory else "pass --on-bad-row skip"
+        return skip if self.skippable else "take the row out"
 
     def names(self) -> list[str]:
         """Return the required columns."""
@@ -129,7 +166,7 @@ class Columns:
 class RowFile:
     """The rows of a file, read again by each iteration; ``skipped`` and ``problem`` describe the latest one."""
 
-    def __init__(self, path: Path, columns: Columns, header: Sequence[str] | None, on_bad_row: OnBadRow) -> None:
+    def __init__(self, path: TableSource, columns: Columns, header: Sequence[str] | None, on_bad_row: OnBadRow) -> None:
         self.path = path
         self.columns = columns
         self.skipped = 0
@@ -139,7 +176,7 @@ class RowFile:
         self._on_bad_row = on_bad_row
         # Problems of the file itself are found before any row is read.
         self._opened: Table | None = self._open()
-        if not path.is_fifo():  # a pipe cannot be opened again
+        if not isinstance(path, Path) or not path.is_fifo():  # a pipe cannot be opened again
             self._opened.close()
             self._opened = None
 
@@ -184,12 +221,13 @@ class RowFile:
         if self.unlabelled:
             return DataError(f"{self.path}: no row has a label ({self.unlabelled} are marked as having none)")
         if self.problem is None:
-            return DataError(f"{self.path} has no rows below its header; expected at least one")
+            below = " below its header" if isinstance(self.path, Path) else ""
+            return DataError(f"{self.path} has no rows{below}; expected at least one")
         return DataError(f"{self.path}: all of its {self.skipped} rows are bad; the first: {self.problem}")
 
 
 def read_rows(
-    path: Path,
+    path: TableSource | str,
     *,
     text: str,
     pair: str | None = None,
@@ -201,14 +239,16 @@ def read_rows(
     unlabelled: frozenset[str] = frozenset(),
     convert: Callable[[Record], Record] | None = None,
 ) -> RowFile:
-    """Open a CSV, TSV, JSONL or Parquet file by column names; ``header`` names those of a file without one.
+    """Open a CSV, TSV, JSONL or Parquet file, or rows in memory, by column names; ``header`` is for a file without one.
 
     ``skippable`` says whether there is an ``--on-bad-row`` to name as a way out; ``unlabelled`` is what stands for a
     label in rows that have none, which are counted and left out; ``convert`` makes the cells that are named.
     """
-    columns = Columns(text, pair, label, several, skippable, unlabelled, convert)
-    names = parse_columns(header, Path(path)) if isinstance(header, str) else header
-    return RowFile(Path(path), columns, names, on_bad_row)
+    source = Path(path) if isinstance(path, str) else path
+    in_memory = isinstance(source, RowsInMemory)
+    columns = Columns(text, pair, label, several, skippable, unlabelled, convert, in_memory)
+    names = parse_columns(header, source) if isinstance(header, str) else header
+    return RowFile(source, columns, names, on_bad_row)
 
 
 def make_row(record: Record, columns: Columns) -> Row:
@@ -229,6 +269,8 @@ def make_row(record: Record, columns: Columns) -> Row:
 
 def _text_of(record: Record, name: str, otherwise: str) -> str:
     value = record.cells[name]
+    if value is None or value != value:  # NaN, as pandas stores a missing text
+        raise RowError(f"{record.place}: {name!r} is {value}; expected text in quotes; fill it in, or {otherwise}")
     if not isinstance(value, str):
         raise RowError(f"{record.place}: {name!r} is {value!r:.40}; expected text in quotes")
     if not value.strip():

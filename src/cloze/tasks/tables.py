@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from cloze import lines
 from cloze.errors import DataError
@@ -24,6 +24,9 @@ _PEEKED = 65536
 _LONGEST_NAME = 40
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _SENTENCE = re.compile(r"[。！？，；]|[.!?](\s|$)|\w+(\s+\w+){3}")
+
+if TYPE_CHECKING:
+    from cloze.tasks.memory import TableSource
 
 TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet"})
 
@@ -293,18 +296,22 @@ class ParquetTable(Table):
             ) from error
 
 
-def is_table(path: Path) -> bool:
+def is_table(path: "TableSource") -> bool:
     """Return whether the file extension is that of a table; other files hold one text per line."""
-    return table_ending(path) in TABLES
+    return not isinstance(path, Path) or table_ending(path) in TABLES
 
 
-def table_ending(path: Path) -> str:
-    """Return the lower-case file extension, without that of a compression."""
+def table_ending(path: "TableSource") -> str:
+    """Return the lower-case file extension, without that of a compression; none for rows in memory."""
+    if not isinstance(path, Path):
+        return ""
     return (Path(path.stem).suffix if path.suffix.lower() in COMPRESSED else path.suffix).lower()
 
 
-def open_table(path: Path, columns: Sequence[str] | None = None) -> Table:
+def open_table(path: "TableSource", columns: Sequence[str] | None = None) -> Table:
     """Open a table by its file extension; ``columns`` names the columns of a CSV or TSV file without a header."""
+    if not isinstance(path, Path):
+        return path.open()
     kind = table_ending(path)
     match kind:
         case ".csv":

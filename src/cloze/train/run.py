@@ -12,6 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ _LONGEST_SHOWN = 100  # characters of a value in a message
 _RECORDED_LATER = frozenset({"content", "teacher", "longest_answer"})
 _INCOMPLETE_SETTINGS = f"{SETTINGS}.tmp"  # all that a run killed at its start leaves
 TENSORBOARD_FOLDER = "tensorboard"
+_WIDTH, _HEIGHT, _MARGIN = 320, 160, 30  # of a curve in a notebook, in pixels
 # The components of a pre-training loss.
 LOSS_COMPONENTS = ("mlm_loss", "nsp_loss", "sop_loss", "sbo_loss")
 # Prefix, label and line style of held-out losses; those of long sequences are a curve of their own.
@@ -300,6 +302,27 @@ def series(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:
     """Return the steps and the values of one metric."""
     rows = [row for row in metrics if name in row]
     return [row["step"] for row in rows], [row[name] for row in rows]
+
+
+def svg_curve(name: str, steps: Sequence[float], values: Sequence[float], colour: str) -> str:
+    """Return a small SVG chart for notebooks, with the first and last step and the range of the values."""
+    if not steps:
+        return ""
+    least, most = min(values), max(values)
+    span, length = (most - least) or 1.0, (steps[-1] - steps[0]) or 1.0
+    xs = [_MARGIN + (_WIDTH - 2 * _MARGIN) * (step - steps[0]) / length for step in steps]
+    ys = [_HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * (value - least) / span for value in values]
+    points = [(f"{x:.1f}", f"{y:.1f}") for x, y in zip(xs, ys, strict=True)]
+    line = " ".join(",".join(point) for point in points)
+    dots = "".join(f"<circle cx='{x}' cy='{y}' r='2' fill='{colour}'/>" for x, y in points)
+    bottom = _HEIGHT - 10
+    return (
+        f"<svg width='{_WIDTH}' height='{_HEIGHT}' font-size='11' fill='currentColor'>"
+        f"<text x='{_MARGIN}' y='14'>{escape(name)}: {values[-1]:.4f} ({least:.3f} to {most:.3f})</text>"
+        f"<polyline points='{line}' fill='none' stroke='{colour}'/>{dots}"
+        f"<text x='{_MARGIN}' y='{bottom}'>step {steps[0]:g}</text>"
+        f"<text x='{_WIDTH - _MARGIN}' y='{bottom}' text-anchor='end'>{steps[-1]:g}</text></svg>"
+    )
 
 
 def draw_curves(metrics: Metrics, path: Path) -> None:

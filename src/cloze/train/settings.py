@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from cloze.corpus.settings import ExampleSettings, Masking, MaskSettings, Objective, check_seed
 from cloze.errors import ConfigError, did_you_mean
+from cloze.options import check_types
 
 Parallel = Literal["ddp", "fsdp"]
 PrecisionName = Literal["auto", "fp32", "bf16"]
@@ -127,6 +128,7 @@ class PretrainSettings:
     """Random seed of the initial weights, order, pairs, masks and dropout."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_precision(self.precision)
         if self.batch_size < 1:
             raise ConfigError(f"batch_size is {self.batch_size}; at least 1 was expected")

@@ -459,7 +459,7 @@ def test_teacher_of_another_task_is_refused(base: Path, teacher: Path, rows: Sou
         ({"take": "first", "student": "x"}, "take is 'first', but a student takes no layers"),
         ({"layers": 0}, "layers is 0; at least 1 was expected"),
         ({"states_weight": -1.0}, "states_weight is -1.0; a number from 0 up was expected"),
-        ({"attention_weight": float("nan")}, "attention_weight is nan; a number from 0 up"),
+        ({"attention_weight": float("nan")}, "attention_weight is nan; a number was expected"),
         ({"labels_weight": 0.0, "logits_weight": 0.0}, "labels_weight and logits_weight are 0: nothing would teach"),
         ({"temperature": 0.0}, "temperature is 0.0; a number above 0 was expected"),
         ({"epochs": 0}, "epochs is 0; at least 1 was expected"),

@@ -2,12 +2,10 @@
 
 The text is divided among shards (``shard_plan.py``), which worker processes or cluster jobs write to the work folder
 ``OUT.partial`` (``shard_maker.py``). A shard appears there complete or not at all, so that after an interruption the
-same command makes only the missing shards. When all exist, the manifest is written and the work folder is renamed to
-``OUT``.
+same command makes only the missing shards. At the end, the manifest is written and the folder is renamed to ``OUT``.
 
-Every step is a list of tasks: ``_Work._run`` -> ``run_tasks`` -> ``PreparationRunner`` (in a worker process, or in this
-one) -> ``survey``, which plans, or ``ShardMaker.hash`` and ``ShardMaker.make``. Cluster jobs call ``ShardMaker``
-directly.
+Every step is a list of tasks: ``_Work._run`` -> ``run_tasks`` -> ``PreparationRunner`` (in a worker process or in this
+one) -> ``survey``, or ``ShardMaker.hash`` and ``ShardMaker.make``, which cluster jobs call directly.
 """
 
 import json
@@ -47,6 +45,7 @@ from cloze.corpus.preparation.shard_plan import (
     make_recipe,
     shard_name,
 )
+from cloze.corpus.record_files import documents_as_files
 from cloze.corpus.settings import EngineSettings, PrepareSettings
 from cloze.corpus.shards import FORMAT, MANIFEST, SHARDS, SPLITS, read_manifest
 from cloze.errors import ClozeError, DataError
@@ -63,8 +62,7 @@ from cloze.corpus.preparation.shard_maker import PreparationRunner
 from cloze.workers import serve
 serve(PreparationRunner())
 """
-# Fewer bytes of text are prepared before a worker process would have started.
-_WORTH_A_PROCESS = 8 * 10**6
+_WORTH_A_PROCESS = 8 * 10**6  # fewer bytes are prepared before a worker process would have started
 # Bytes between two progress reports; a stage of fewer bytes than the second number is not reported.
 _REPORT_EVERY = 2**18
 _FEWEST_REPORTED = 2**15
@@ -74,7 +72,7 @@ _OURS = {PLAN, MANIFEST, SHARDS, HASHES, WORDS, CLUSTER, LOCK, *TOKENIZER_FILES}
 
 
 def prepare(
-    texts: Sequence[str | Path],
+    texts: Any,
     vocab: str | Path,
     out: str | Path,
     *,
@@ -88,7 +86,7 @@ def prepare(
     Calling it again resumes interrupted work, and returns at once if the corpus exists.
 
     Args:
-        texts: Plain text, JSONL or Parquet files.
+        texts: Plain text, JSONL or Parquet files; or documents in memory, as for ``train_vocabulary``.
         vocab: Folder with a vocabulary or model, folder of a run, or name of a shipped model.
         out: Folder to write; while the work lasts, it is ``OUT.partial``.
         settings: What the result depends on.
@@ -100,15 +98,17 @@ def prepare(
         The folder of the corpus.
     """
     settings, engine, progress = settings or PrepareSettings(), engine or EngineSettings(), progress or Silent()
-    paths, folder = [Path(text) for text in texts], check_named(Path(out))
+    folder = check_named(Path(out))
     check_engine(engine)
     tokenizer = Tokenizer.from_folder(find_vocabulary(Path(vocab)))
     WordSplitter(settings.words)  # raises an error now if the file has one
     exists = folder.exists() and not _is_empty(folder)
     if exists:
         check_is_corpus(folder)
-    work = _Work(folder.with_name(f"{folder.name}.partial"), paths, engine, progress)
-    with heard_at_once(), work.summarized_if_interrupted():
+    with heard_at_once(), ExitStack() as stack:
+        paths = stack.enter_context(documents_as_files(texts, folder, settings.text))
+        work = _Work(folder.with_name(f"{folder.name}.partial"), paths, engine, progress)
+        stack.enter_context(work.summarized_if_interrupted())
         recipe = make_recipe(work.fingerprints(), tokenizer, settings)
         if exists and not fresh:
             check_same(folder, recipe)

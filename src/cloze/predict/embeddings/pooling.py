@@ -19,6 +19,8 @@ from torch import Tensor
 from cloze.checkpoint import POOLINGS, EmbeddingSettings, Pooling
 from cloze.checkpoint.pooling_files import Projection
 from cloze.errors import CheckpointError, RequestError, did_you_mean
+from cloze.model import Backbone, EncoderOutput
+from cloze.model.batch import Batch
 from cloze.text.characters import is_ideograph
 
 if TYPE_CHECKING:
@@ -128,6 +130,29 @@ def layer_indices(layer: int | Sequence[int], layers: int) -> tuple[int, ...]:
                 f"layer {index} of a model with {layers}; 0 (embeddings) to {layers}, or -1 for the last"
             )
     return tuple(index % (layers + 1) for index in requested)
+
+
+def mean_states(bert: Backbone, batch: Batch, layers: tuple[int, ...]) -> Tensor:
+    """Return the mean of the states (B, T, H) after each of these layers; the last alone needs no others kept."""
+    alone = layers == (bert.config.layers,)
+    output: EncoderOutput = bert.encode(batch.ids, batch.segments, batch.mask, keep_states=not alone)
+    return output.last if alone else torch.stack([output.states[layer] for layer in layers]).mean(0)
+
+
+def token_states(bert: Backbone, batch: Batch, layer: int | None) -> NDArray[np.float32]:
+    """Return the token states of a single text: of one layer, (T, H), or of all, (L + 1, T, H)."""
+    if layer is not None:
+        return mean_states(bert, batch, layer_indices(layer, bert.config.layers))[0].cpu().numpy()
+    states = bert.encode(batch.ids, batch.segments, keep_states=True).states
+    return torch.cat(states).cpu().numpy()  # L + 1 of (1, T, H) -> (L + 1, T, H)
+
+
+def attention_weights(bert: Backbone, batch: Batch) -> NDArray[np.float32]:
+    """Return the attention weights of a single text, (L, A, T, T)."""
+    output = bert.encode(batch.ids, batch.segments, keep_attentions=True)
+    if not output.attentions:
+        raise RequestError(f"a model of type {bert.model_type!r} has no attention weights")
+    return torch.cat(output.attentions).float().cpu().numpy()  # L of (1, A, T, T) -> (L, A, T, T)
 
 
 def word_vector(

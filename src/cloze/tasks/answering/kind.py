@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 
 from cloze.progress import Progress
 from cloze.tasks.answering.examples import Questions, answer_items
 from cloze.tasks.answering.squad_files import look_for, read_own_questions, read_squad, read_unanswered
 from cloze.tasks.examples import Item
 from cloze.tasks.kind import PlacedTexts, ReadingOptions, TaskKind, deferred
+from cloze.tasks.memory import TableSource
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 
@@ -17,13 +17,13 @@ def _items(examples: Questions, tokenizer: Tokenizer, options: ReadingOptions, p
     return answer_items(examples, tokenizer, options.stride, progress)
 
 
-def _read_texts(source: Source, path: Path) -> list[PlacedTexts]:
+def _read_texts(source: Source, path: TableSource) -> list[PlacedTexts]:
     return [(row.place, row.texts) for row in read_unanswered(source, path).rows]
 
 
 def read_other_splits(files: Mapping[str, str], always: bool, source: Source) -> list[PlacedTexts]:
     """Return the rows of all splits but train and dev, as far as their files exist."""
-    splits = [split for split, name in files.items() if split not in ("train", "dev") and look_for(source.data, name)]
+    splits = [split for split, name in files.items() if split not in ("train", "dev") and look_for(source.path, name)]
     examples = [read_squad(files, always, source, split, None).examples for split in splits]
     return [placed for rows in examples for placed in zip(rows.places, rows.documents(), strict=True)]
 

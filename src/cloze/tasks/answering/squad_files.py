@@ -16,6 +16,7 @@ from cloze.files import BROKEN_ARCHIVE, COMPRESSED
 from cloze.lines import RowError, open_file
 from cloze.tasks.answering.examples import Question, Questions
 from cloze.tasks.examples import LabelSet, Read
+from cloze.tasks.memory import TableSource
 from cloze.tasks.rows import Columns, OnBadRow, RowFile, Source, make_row, read_rows
 from cloze.tasks.tables import Record, table_ending
 
@@ -47,18 +48,18 @@ def read_squad(
 
 def read_own_questions(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
     """The user's own questions: SQuAD's JSON, or a table by column name."""
-    path = source.dev if split == "dev" and source.dev is not None else source.data
+    path = source.rows_of(split)
     cells = partial(_cell_answers, _named(source.label, "label", "answer"))
     return Read(_read_own(source, path, _json_answers, cells))
 
 
-def read_unanswered(source: Source, path: Path) -> Questions:
+def read_unanswered(source: Source, path: TableSource) -> Questions:
     """The questions of a file like the user's own, whether or not it has answers to them."""
     return _read_own(source, path, lambda _: [], lambda _: [])
 
 
-def _read_own(source: Source, path: Path, of_json: AnswersOf, of_cells: AnswersOf) -> Questions:
-    if table_ending(path) == ".json":
+def _read_own(source: Source, path: TableSource, of_json: AnswersOf, of_cells: AnswersOf) -> Questions:
+    if isinstance(path, Path) and table_ending(path) == ".json":
         return _gather(json_questions(path), partial(_question, of_json), path, source.on_bad_row)
     rows = read_rows(
         path,
@@ -73,13 +74,13 @@ def _read_own(source: Source, path: Path, of_json: AnswersOf, of_cells: AnswersO
 
 def find_file(source: Source, split: str, files: Mapping[str, str]) -> Path:
     """The file of a split: that of --dev, the data itself if it is a file, or one of a known name in its folder."""
-    if split == "dev" and source.dev is not None:
-        return source.dev
-    if not source.data.is_dir():
-        return source.data
+    if split == "dev" and source.dev_path is not None:
+        return source.dev_path
+    if not source.path.is_dir():
+        return source.path
     if split not in files:
         raise DataError(f"{source.task} has no split {split!r}; choose one of: {', '.join(files)}")
-    found = look_for(source.data, files[split])
+    found = look_for(source.path, files[split])
     if found is not None:
         return found
     raise DataError(
@@ -155,7 +156,7 @@ def _whole_number(value: object, place: str) -> int | None:
 
 
 def _gather(
-    records: Iterable[Record], make: Callable[[Record], Question], path: Path, on_bad_row: OnBadRow | None
+    records: Iterable[Record], make: Callable[[Record], Question], path: TableSource, on_bad_row: OnBadRow | None
 ) -> Questions:
     """Keep the rows that are good, and count the others."""
     rows: dict[str, Question] = {}

@@ -18,6 +18,7 @@ from cloze.errors import DataError
 from cloze.lines import RowError
 from cloze.tasks.answering.squad_files import find_file
 from cloze.tasks.examples import ExampleList, Item, LabelSet, Read
+from cloze.tasks.memory import TableSource
 from cloze.tasks.rows import SEVERAL, OnBadRow, Row, RowFile, Source, read_rows
 from cloze.text import Encoding, Tokenizer
 
@@ -76,7 +77,7 @@ def read_swag(source: Source, split: str, labels: LabelSet | None) -> Read:  # n
 def read_arc(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
     """Read a split of ARC, from a folder with one of its two sets or from a file."""
     on_bad_row = source.on_bad_row or "skip"
-    path = find_file(source, split, arc_files(source.data))
+    path = find_file(source, split, arc_files(source.path))
     if ".jsonl" in path.suffixes:
         return Read(
             _gather(read_rows(path, text="id", label="answerKey", on_bad_row=on_bad_row), _arc_json, on_bad_row)
@@ -87,7 +88,7 @@ def read_arc(source: Source, split: str, labels: LabelSet | None) -> Read:  # no
 
 def read_own_choices(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
     """Read the user's own table, by column name."""
-    path = source.dev if split == "dev" and source.dev is not None else source.data
+    path = source.rows_of(split)
     rows = read_rows(
         path,
         text=source.text,
@@ -99,7 +100,7 @@ def read_own_choices(source: Source, split: str, labels: LabelSet | None) -> Rea
     return Read(_gather(rows, lambda row: _own_choice(row, columns, source.label), source.on_bad_row))
 
 
-def read_prompts(source: Source, path: Path) -> Choices:
+def read_prompts(source: Source, path: TableSource) -> Choices:
     """Read the prompts and options of a user's own table, with or without labels."""
     rows = read_rows(path, text=source.text, on_bad_row=source.on_bad_row or "stop", header=source.header(path))
     columns = option_columns(source.options)

@@ -27,7 +27,7 @@ def _read_texts(source: Source, path: Path) -> list[PlacedTexts]:
 
 def read_arc_test(source: Source) -> list[PlacedTexts]:
     """Return the test questions of ARC; none if the file is missing."""
-    if look_for(source.data, arc_files(source.data)["test"]) is None:
+    if look_for(source.path, arc_files(source.path)["test"]) is None:
         return []
     examples = read_arc(source, "test", None).examples
     return list(zip(examples.places, examples.documents(), strict=True))

@@ -8,7 +8,6 @@ split must use the same labels.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 from cloze.errors import DataError
@@ -17,6 +16,7 @@ from cloze.options import LongTexts
 from cloze.tasks.classification.published import PublishedTask, find_split, read_split
 from cloze.tasks.examples import Item, LabelSet, Read, sorted_labels
 from cloze.tasks.kind import PlacedTexts, TargetType
+from cloze.tasks.memory import TableSource
 from cloze.tasks.rows import SEVERAL, OnBadRow, Row, RowFile, Source, read_rows
 from cloze.text import Tokenizer, encode_long
 
@@ -146,13 +146,13 @@ def read_published_texts(task: PublishedTask, source: Source, split: str, labels
     """Read a split of a published task; its labels are fixed, unless a model brings its own."""
     if split in task.files and not task.is_labelled(split):
         raise DataError(f"{task.name}: the labels of its test rows are not published; only dev rows can be scored")
-    rows = read_split(task, source.data, split, source.on_bad_row, source.dev if split == "dev" else None)
+    rows = read_split(task, source.path, split, source.on_bad_row, source.dev_path if split == "dev" else None)
     return _read("number" if task.labels is None else "index", rows, source, labels or task.labels)
 
 
 def read_own_texts(targets: TargetType, source: Source, split: str, labels: LabelSet | None) -> Read:
     """Read the user's own table, by column name."""
-    path = source.dev if split == "dev" and source.dev is not None else source.data
+    path = source.rows_of(split)
     rows = read_rows(
         path,
         text=source.text,
@@ -185,7 +185,7 @@ _LABELLED: dict[TargetType, tuple[Callable[..., LabelSet], Callable[..., Labelle
 }
 
 
-def read_unlabelled_texts(source: Source, path: Path) -> list[PlacedTexts]:
+def read_unlabelled_texts(source: Source, path: TableSource) -> list[PlacedTexts]:
     """Return place and texts of each row of a table like the user's own; labels are not read."""
     rows = read_rows(
         path,
@@ -200,13 +200,13 @@ def read_unlabelled_texts(source: Source, path: Path) -> list[PlacedTexts]:
 def read_other_splits(task: PublishedTask, source: Source) -> list[PlacedTexts]:
     """Return the rows of all splits of a published task but train and dev, as far as their files exist."""
     # By file, since MNLI has two names for some splits.
-    splits = {find_split(task, source.data, split, missing_ok=True): split for split in task.files}
-    known = {find_split(task, source.data, split, missing_ok=True) for split in ("train", "dev")}
+    splits = {find_split(task, source.path, split, missing_ok=True): split for split in task.files}
+    known = {find_split(task, source.path, split, missing_ok=True) for split in ("train", "dev")}
     return [
         (row.place, _texts(row))
         for path, split in splits.items()
         if path is not None and path not in known
-        for row in read_split(task, source.data, split, source.on_bad_row)
+        for row in read_split(task, source.path, split, source.on_bad_row)
     ]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from cloze.errors import ConfigError, DataError
 from cloze.files import COMPRESSED
 from cloze.lines import Lines, RowError, open_file
+from cloze.tasks.memory import TableSource
 from cloze.tasks.rows import OnBadRow, RowSettings, read_rows
 from cloze.text.characters import is_ideograph
 
@@ -64,7 +65,7 @@ class Corrections:
 
 
 def read_corrections(
-    path: Path,
+    path: TableSource,
     source: str = SOURCE,
     target: str = TARGET,
     on_bad_row: OnBadRow | None = None,
@@ -76,9 +77,10 @@ def read_corrections(
 
     ``header`` names the columns of a table without a header.
     """
-    if path.is_dir() and header:
+    is_folder = isinstance(path, Path) and path.is_dir()
+    if is_folder and header:
         raise ConfigError(f"columns is {','.join(header)!r}, but {path} is a folder of SIGHAN's; leave it out")
-    if path.is_dir():
+    if isinstance(path, Path) and path.is_dir():
         return _read_folder(path, training=training)
     rows = read_rows(path, text=source, pair=target, on_bad_row=on_bad_row or "stop", header=header)
     found = list(rows)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from cloze.errors import ConfigError, DataError
 from cloze.tasks.classification.examples import LabelledTexts, read_own_texts
 from cloze.tasks.kind import TaskKind
+from cloze.tasks.memory import TableSource
 from cloze.tasks.metrics import auc, spearman
 from cloze.tasks.reports import Evaluation
 from cloze.tasks.rows import RowSettings, Source, read_rows
@@ -165,7 +166,7 @@ def _retrieval_scores(ranks: Sequence[Sequence[int]]) -> dict[str, float]:
     return {"mrr": float(np.mean([1 / row[0] for row in ranks]))} | recalls
 
 
-def has_labels(source: Source, path: Path) -> bool:
+def has_labels(source: Source, path: TableSource) -> bool:
     """Return whether the rows of a table bear labels: a column was named for them, or has the usual name."""
     if "label" in source.columns_named():
         return True
@@ -177,7 +178,7 @@ def has_labels(source: Source, path: Path) -> bool:
     return source.label in columns
 
 
-def read_scored_pairs(path: Path, rows: RowSettings) -> ScoredPairs:
+def read_scored_pairs(path: TableSource, rows: RowSettings) -> ScoredPairs:
     """Read a table by its columns for the texts, the pairs and the numbers."""
     if rows.pair is None:
         raise ConfigError(f"{path}: --pair is missing; name the column with the second texts")
@@ -189,7 +190,7 @@ def read_scored_pairs(path: Path, rows: RowSettings) -> ScoredPairs:
     return ScoredPairs(examples.texts, examples.pairs, scores, examples.places, examples.skipped)
 
 
-def read_rated(source: Source, path: Path) -> ScoredPairs | QuestionAnswers:
+def read_rated(source: Source, path: TableSource) -> ScoredPairs | QuestionAnswers:
     """Read what vectors are scored on: pairs with labels, or without labels, questions with their answers."""
     columns = RowSettings(source.text, source.pair, source.label, columns=source.columns, on_bad_row=source.on_bad_row)
     if source.pair is None:
@@ -205,7 +206,7 @@ def read_rated(source: Source, path: Path) -> ScoredPairs | QuestionAnswers:
     return pairs
 
 
-def _read_questions(source: Source, path: Path) -> QuestionAnswers:
+def _read_questions(source: Source, path: TableSource) -> QuestionAnswers:
     on_bad_row = source.on_bad_row or "stop"
     rows = read_rows(path, text=source.text, pair=source.pair, on_bad_row=on_bad_row, header=source.header(path))
     answers: dict[str, int] = {}

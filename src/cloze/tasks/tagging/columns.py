@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from cloze.errors import ConfigError, DataError
 from cloze.lines import Lines, RowError, open_file
+from cloze.tasks.memory import TableSource, place_of
 from cloze.tasks.rows import OnBadRow
 
 # Of a sentence: its words, what stood between, its tags.
@@ -36,7 +37,7 @@ class Sentence:
     consecutive sentences of one document.
     """
 
-    path: Path
+    path: TableSource
     line: int  # of its first word
     order: int
     words: list[str] = field(default_factory=list)
@@ -47,7 +48,7 @@ class Sentence:
     @property
     def place(self) -> str:
         """Return the place of the first word."""
-        return f"{self.path}:{self.line}"
+        return place_of(self.path, self.line)
 
     def place_of(self, word: int) -> str:
         """Return the place of a word."""

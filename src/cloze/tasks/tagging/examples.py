@@ -18,6 +18,7 @@ from cloze.files import COMPRESSED
 from cloze.lines import RowError
 from cloze.options import IGNORED
 from cloze.tasks.examples import Item, LabelSet, Read
+from cloze.tasks.memory import TableSource
 from cloze.tasks.rows import OnBadRow, Source
 from cloze.tasks.tables import Record, open_table, table_ending
 from cloze.tasks.tagging.columns import Sentence, Sentences, column_number, read_columns
@@ -55,7 +56,7 @@ class TaggedSentences:
     places: list[str]
     between: list[list[str]]  # content of the other columns
     order: list[int]  # consecutive numbers: consecutive sentences of one document
-    path: Path
+    path: TableSource
     marked: bool = False  # the file marks where documents begin
     skipped: int = 0
 
@@ -139,19 +140,19 @@ def read_published_tags(files: Files, source: Source, split: str, labels: LabelS
     """Read a split of a published folder of column files."""
     if split not in files:
         raise ConfigError(f"{source.task} has no split {split!r}{did_you_mean(split, files)}")
-    if split == "dev" and source.dev is not None:
-        path = source.dev
+    if split == "dev" and source.dev_path is not None:
+        path = source.dev_path
     else:
-        path = source.data if source.data.is_file() else _find(source.data, files[split])
+        path = source.path if source.path.is_file() else _find(source.path, files[split])
     on_bad_row = source.on_bad_row or "stop"
     return tag_examples(path, read_columns(path, on_bad_row=on_bad_row), labels, on_bad_row)
 
 
 def read_own_tags(source: Source, split: str, labels: LabelSet | None) -> Read:
     """The user's own: a column file, or a table with the words of a sentence and their tags in each row."""
-    path = source.dev if split == "dev" and source.dev is not None else source.data
+    path = source.rows_of(split)
     on_bad_row = source.on_bad_row or "stop"
-    if is_word_table(path):
+    if not isinstance(path, Path) or is_word_table(path):
         found = read_word_lists(path, text=source.text, label=source.label, on_bad_row=on_bad_row)
     else:
         word, tag = column_numbers(source, path)
@@ -172,7 +173,7 @@ def is_word_table(path: Path) -> bool:
     return table_ending(path) in {".csv", ".jsonl", ".ndjson", ".parquet"}
 
 
-def read_word_lists(path: Path, *, text: str, label: str | None, on_bad_row: OnBadRow = "stop") -> Sentences:
+def read_word_lists(path: TableSource, *, text: str, label: str | None, on_bad_row: OnBadRow = "stop") -> Sentences:
     """Read JSONL, Parquet or CSV: in each row a list of words and a list of tags, or both with spaces between them.
 
     Without a column of labels, the words alone are read.
@@ -220,15 +221,15 @@ def iter_word_lists(path: Path, text: str) -> Iterator[tuple[list[str], dict[str
             yield _texts(record, text), record.cells
 
 
-def _take_words(path: Path, record: Record, text: str, label: str | None, order: int) -> Sentence:
-    spaced = table_ending(path) == ".csv"  # which has no lists
+def _take_words(path: TableSource, record: Record, text: str, label: str | None, order: int) -> Sentence:
+    spaced = not isinstance(path, Path) or table_ending(path) == ".csv"  # which has no lists
     words = _texts(record, text, spaced=spaced)
     tags = [] if label is None else _texts(record, label, spaced=spaced)
     if label is not None and len(words) != len(tags):
         raise RowError(
             f"{record.place}: {len(words)} words in {text!r}, but {len(tags)} tags in {label!r}; give one each"
         )
-    line = int(record.place.rpartition(":")[2])
+    line = int(record.place.replace(" ", ":").rpartition(":")[2])
     return Sentence(path, line, order, words, tags, [""] * len(words), one_line=True)
 
 
@@ -266,7 +267,7 @@ def _find(folder: Path, names: Sequence[str]) -> Path:
     raise DataError(f"{folder} has no {' or '.join(names)} (nor one of them compressed); check the folder")
 
 
-def tag_examples(path: Path, found: Sentences, labels: LabelSet | None, on_bad_row: OnBadRow) -> Read:
+def tag_examples(path: TableSource, found: Sentences, labels: LabelSet | None, on_bad_row: OnBadRow) -> Read:
     """Convert sentences to examples with tag indices in the training label set."""
     given = labels.names if labels is not None else (tag for one in found.sentences for tag in one.tags)
     read_tags = normalize_tags if have_entity_prefixes(given) else attrgetter("tags")

@@ -6,6 +6,7 @@ from pathlib import Path
 from cloze.progress import Progress
 from cloze.tasks.examples import Item
 from cloze.tasks.kind import PlacedTexts, ReadingOptions, TaskKind, deferred
+from cloze.tasks.memory import TableSource
 from cloze.tasks.rows import OnBadRow, Source
 from cloze.tasks.tagging.columns import read_columns
 from cloze.tasks.tagging.entities import ENTITY_METRICS, tag_metrics
@@ -32,10 +33,10 @@ def _items(
     return tag_items(examples, tokenizer, context=options.context)
 
 
-def read_untagged(source: Source, path: Path) -> list[PlacedTexts]:
+def read_untagged(source: Source, path: TableSource) -> list[PlacedTexts]:
     """Return place and text of each sentence of a file like the user's own; tags are not read."""
     on_bad_row = source.on_bad_row or "stop"
-    if not is_word_table(path):
+    if isinstance(path, Path) and not is_word_table(path):
         return _read_sentences(path, on_bad_row, column_numbers(source, path)[0])
     sentences = read_word_lists(path, text=source.text, label=None, on_bad_row=on_bad_row).sentences
     return [(sentence.place, [join_words(sentence.words)[0]]) for sentence in sentences]
@@ -43,7 +44,7 @@ def read_untagged(source: Source, path: Path) -> list[PlacedTexts]:
 
 def read_test_split(files: Files, source: Source) -> list[PlacedTexts]:
     """Return the test sentences of a published folder; none if the file is missing."""
-    path = find_tag_file(source.data, files["test"])
+    path = find_tag_file(source.path, files["test"])
     return [] if path is None else _read_sentences(path, source.on_bad_row or "stop")
 
 

@@ -27,6 +27,7 @@ from cloze.predict import Model, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
 from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.examples import Examples, LabelSet, fingerprint
+from cloze.tasks.memory import RowsInMemory, TableSource
 from cloze.tasks.registry import TaskData, find_task, read_task
 from cloze.tasks.rows import Source
 from cloze.train.distillation.objective import DistillBatches, DistillObjective, compares_attention
@@ -49,7 +50,7 @@ def distill(
     model: str | Path,
     out: str | Path,
     *,
-    unlabelled: str | Path | None = None,
+    unlabelled: TableSource | str | None = None,
     settings: DistillSettings | None = None,
     device: str | None = None,
     fresh: bool = False,
@@ -61,7 +62,7 @@ def distill(
         source: The task and its files.
         model: The fine-tuned teacher.
         out: The run's folder.
-        unlabelled: A file with more texts, without labels, that the teacher labels.
+        unlabelled: A file or data in memory with more texts, without labels, that the teacher labels.
         settings: The student, the weights of the losses, and how to train.
         device: Where to train.
         fresh: Delete a run that is there.
@@ -77,7 +78,8 @@ def distill(
     for note in data.notes:
         progress.say(note)
     student = _start(teacher, settings, progress)
-    texts = None if unlabelled is None else read_unlabelled(Path(unlabelled), source, data)
+    unlabelled = Path(unlabelled) if isinstance(unlabelled, str) else unlabelled
+    texts = None if unlabelled is None else read_unlabelled(unlabelled, source, data)
     if texts is not None and not settings.logits_weight:
         raise ConfigError("logits_weight is 0, but rows without labels teach nothing else; leave out --unlabelled")
     recorded = _recorded(source, model, unlabelled, data, texts)
@@ -107,14 +109,14 @@ def distill(
 
 
 def _recorded(
-    source: Source, model: str | Path, unlabelled: str | Path | None, data: TaskData, texts: LabelledTexts | None
+    source: Source, model: str | Path, unlabelled: TableSource | None, data: TaskData, texts: LabelledTexts | None
 ) -> dict[str, Any]:
     """Return the facts that a resumed run is compared by."""
     return {
         "command": "distill",
         "model": str(Path(model)),
         **source.recorded(),
-        "unlabelled": None if unlabelled is None else str(unlabelled),
+        "unlabelled": unlabelled.recorded() if isinstance(unlabelled, RowsInMemory) else unlabelled and str(unlabelled),
         "rows": len(data.train),
         "unlabelled_rows": 0 if texts is None else len(texts),
         # A run must not be resumed with changed rows or a changed teacher.

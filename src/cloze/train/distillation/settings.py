@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cloze.errors import ConfigError
-from cloze.options import LongTexts
+from cloze.options import LongTexts, check_types
 from cloze.train.finetuning.settings import SHORTEST, ResolvedSettings
 
 Take = Literal["first", "alternate"]
@@ -56,6 +56,7 @@ class DistillSettings:
     """What is new in the student, order and dropout all follow from it."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         chosen = [name for name in ("layers", "preset", "student") if getattr(self, name) is not None]
         if len(chosen) > 1:
             raise ConfigError(f"{' and '.join(chosen)} exclude each other; each says who the student is: choose one")

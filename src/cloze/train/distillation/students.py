@@ -16,6 +16,7 @@ from cloze.model import Backbone, Bert, BertConfig, HeadName, preset
 from cloze.model.surgery import with_heads
 from cloze.options import HeadPooling
 from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.memory import TableSource
 from cloze.tasks.registry import TaskData, find_published, head_of
 from cloze.tasks.rows import Source, read_rows
 from cloze.tasks.tables import is_table
@@ -134,7 +135,7 @@ def _with_dropout(config: BertConfig, dropout: float | None) -> BertConfig:
     return config if dropout is None else replace(config, dropout=dropout, attention_dropout=dropout)
 
 
-def read_unlabelled(path: Path, source: Source, data: TaskData) -> LabelledTexts:
+def read_unlabelled(path: TableSource, source: Source, data: TaskData) -> LabelledTexts:
     """Read a text a line, or a table by the columns of the training rows; each target says that there is none."""
     if not isinstance(data.train, LabelledTexts):
         raise ConfigError(
@@ -149,8 +150,8 @@ def read_unlabelled(path: Path, source: Source, data: TaskData) -> LabelledTexts
     return replace(examples, targets=[missing] * len(examples))
 
 
-def _read(path: Path, source: Source, *, paired: bool) -> LabelledTexts:
-    if is_table(path):
+def _read(path: TableSource, source: Source, *, paired: bool) -> LabelledTexts:
+    if not isinstance(path, Path) or is_table(path):
         published = find_published(source.task)
         columns = source if published is None else published  # whose files have columns of their own
         pair = columns.pair if paired else None

@@ -18,6 +18,7 @@ from cloze.errors import CheckpointError, ConfigError
 from cloze.files import replaced_file, replaced_folder
 from cloze.progress import Progress, Silent
 from cloze.tasks.kind import PlacedTexts
+from cloze.tasks.memory import RowsInMemory, TableSource
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.checks import load_checked_base
@@ -45,7 +46,7 @@ def adapt(
     model: str | Path,
     out: str | Path,
     *,
-    test: str | Path | None = None,
+    test: TableSource | str | None = None,
     adaptation: AdaptSettings | None = None,
     settings: FinetuneSettings | None = None,
     device: str | None = None,
@@ -59,7 +60,7 @@ def adapt(
         domain: Text files of the domain, without labels.
         model: The model folder to start from.
         out: The run's folder.
-        test: A file with more rows that the text must not contain.
+        test: A file or data in memory with more rows that the text must not contain.
         adaptation: Steps of further pre-training, seeds, and what to do about leakage.
         settings: How to fine-tune.
         device: Where to train.
@@ -82,7 +83,7 @@ def adapt(
         "model": str(Path(model)),
         "domain": [str(text) for text in texts],
         **source.recorded(),
-        "test": None if test is None else str(test),
+        "test": None if test is None else test.recorded() if isinstance(test, RowsInMemory) else str(test),
     }
     run = Run.open(Path(out), recorded | asdict(adaptation) | asdict(settings), fresh=fresh)
     if run.finished:
@@ -130,13 +131,13 @@ class _FurtherPretraining:
         return pretrain(data, out, model=model, settings=settings, device=self._device, progress=self._progress)
 
 
-def _read_test_rows(source: Source, test: str | Path | None, adaptation: AdaptSettings) -> list[PlacedTexts]:
+def _read_test_rows(source: Source, test: TableSource | str | None, adaptation: AdaptSettings) -> list[PlacedTexts]:
     """Read the rows besides the dev rows that the model may be evaluated on later."""
     if test is None:
         return [] if adaptation.overlap == "allow" else read_other_splits(source)
     if adaptation.overlap == "allow":
         raise ConfigError(f"test is {test}, but with --overlap allow nothing is looked for; leave out one of them")
-    return read_test_file(source, Path(test))
+    return read_test_file(source, Path(test) if isinstance(test, str) else test)
 
 
 def _evaluation_rows(data: TaskData, test_rows: Sequence[PlacedTexts]) -> Iterator[PlacedTexts]:

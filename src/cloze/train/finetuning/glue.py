@@ -50,9 +50,9 @@ def finetune_glue(
     """
     progress, out = progress or Silent(), Path(out)
     _check_suite("GLUE", source, search_settings)
-    tasks = [task for task in GLUE.values() if _has_files(task, source.data)]
+    tasks = [task for task in GLUE.values() if _has_files(task, source.path)]
     if not tasks:
-        raise DataError(f"{source.data}: no GLUE task with train and dev files is there; expected MRPC/train.tsv, ...")
+        raise DataError(f"{source.path}: no GLUE task with train and dev files is there; expected MRPC/train.tsv, ...")
     run_task = _task_runner(model, out, settings, search_settings, device, fresh, progress)
     absent = _report_absent(GLUE, [task.name for task in tasks], settings, progress)
     scores: dict[str, Any] = {}
@@ -60,9 +60,9 @@ def finetune_glue(
         task_source = replace(source, task=task.name)
         scores[task.name], run = run_task(task_source)
         tuned = load(run, device=device)
-        if task.name == "mnli" and find_split(task, source.data, "dev_mismatched", missing_ok=True):
+        if task.name == "mnli" and find_split(task, source.path, "dev_mismatched", missing_ok=True):
             scores["mnli"]["mismatched"] = evaluate(tuned, task_source, split="dev_mismatched").metrics[task.main]
-        write_submission(tuned, task, source.data, out / SUBMISSION)
+        write_submission(tuned, task, source.path, out / SUBMISSION)
     replace_json(out / RESULTS, {"average": _average(scores), "tasks": scores, "absent": absent})
     return out
 
@@ -85,12 +85,12 @@ def finetune_clue(
     """
     progress, out = progress or Silent(), Path(out)
     _check_suite("CLUE", source, search_settings)
-    if not source.data.is_dir():
-        raise DataError(f"{source.data} is not a folder; expected the one with the folders of CLUE's tasks")
-    tasks = [name for name in CLUE if has_splits(name, source.data)]
+    if not source.path.is_dir():
+        raise DataError(f"{source.path} is not a folder; expected the one with the folders of CLUE's tasks")
+    tasks = [name for name in CLUE if has_splits(name, source.path)]
     if not tasks:
         raise DataError(
-            f"{source.data}: no CLUE task with train and dev files is there; expected tnews/train.json, ..."
+            f"{source.path}: no CLUE task with train and dev files is there; expected tnews/train.json, ..."
         )
     run_task = _task_runner(model, out, settings, search_settings, device, fresh, progress)
     absent = _report_absent(CLUE, tasks, settings, progress)

@@ -16,6 +16,7 @@ from cloze.corpus.settings import PrepareSettings
 from cloze.errors import ConfigError, DataError
 from cloze.files import replaced_file
 from cloze.tasks.kind import PlacedTexts
+from cloze.tasks.memory import TableSource
 from cloze.tasks.registry import find_task
 from cloze.tasks.rows import Source
 
@@ -99,10 +100,10 @@ def _ngrams(words: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
 def read_other_splits(source: Source) -> list[PlacedTexts]:
     """Return the rows of a published task's splits other than train and dev, without their labels."""
     spec = find_task(source.task)
-    return spec.read_other_splits(source) if spec.published and source.data.is_dir() else []
+    return spec.read_other_splits(source) if spec.published and source.path.is_dir() else []
 
 
-def read_test_file(source: Source, path: Path) -> list[PlacedTexts]:
+def read_test_file(source: Source, path: TableSource) -> list[PlacedTexts]:
     """Return the rows of the user's test file, which has the columns of the training file, with or without labels."""
     spec = find_task(source.task)
     if spec.published:

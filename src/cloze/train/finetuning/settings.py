@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from cloze.corpus.settings import Masking
 from cloze.errors import ConfigError, did_you_mean
-from cloze.options import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, HeadPooling, LongTexts
+from cloze.options import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, HeadPooling, LongTexts, check_types
 from cloze.train.settings import LoopSettings, PrecisionName, PretrainSettings, check_precision
 
 Augment = Literal["none", "contextual", "edits"]
@@ -82,6 +82,7 @@ class FinetuneSettings:
     """Random seed of the new head, order and dropout."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         for name, least in (
             ("epochs", 1),
             ("batch_size", 1),
@@ -206,6 +207,7 @@ class SimilaritySettings:
     """For similarity: the pooling to train: cls, mean, max or mean_max; that of the model folder by default."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if not self.temperature > 0:
             raise ConfigError(f"temperature is {self.temperature}; a number above 0 was expected, such as 0.05")
         known = get_args(SimilarityObjective)
@@ -235,6 +237,7 @@ class SearchSettings:
     """Cross-validation where there is no dev set: this many models, each scored on rows it has not seen."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.seeds < 1:
             raise ConfigError(f"seeds is {self.seeds}; at least 1 was expected")
         if self.folds == 1 or self.folds < 0:
@@ -272,6 +275,7 @@ class AdaptSettings:
     """If dev or test rows occur in the text: refuse it, drop the documents in which they do, or allow it."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         if self.masking in ("entity", "correction"):
             raise ConfigError(f"masking is {self.masking}; here it is token, word, ngram or span")
         SearchSettings(seeds=self.seeds)

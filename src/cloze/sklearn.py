@@ -1,0 +1,253 @@
+"""Estimators for scikit-learn: ``TextClassifier``, ``TextRegressor`` and ``TextEmbedder``.
+
+They take a list, an array or a series of texts, and work in ``Pipeline``, ``GridSearchCV`` and ``cross_val_score``. A
+fitted estimator holds its model folder as bytes (the weights as safetensors), so that it can be pickled and leaves no
+files behind.
+"""
+
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d
+
+from cloze.errors import DataError
+from cloze.models import SHIPPED_MODEL
+from cloze.predict import Model, load
+from cloze.tasks.classification.kind import CLASSIFY, REGRESS
+from cloze.tasks.memory import texts_of
+from cloze.train.finetuning.result import finetune
+
+# Training rows that are scored after every epoch: a run has dev rows, which an estimator does not use.
+_SCORED = 32
+_CACHE = "_loaded"
+
+
+class InputError(DataError, ValueError):
+    """Texts or targets cannot be used; a ``ValueError`` as well, which scikit-learn expects."""
+
+
+class _TextEstimator(BaseEstimator):  # type: ignore[misc]
+    """Fine-tunes a model on texts and targets; the subclasses say for which task."""
+
+    def __init__(
+        self,
+        model: str = SHIPPED_MODEL,
+        *,
+        epochs: int | None = None,
+        batch_size: int | None = None,
+        learning_rate: float | None = None,
+        max_length: int = 128,
+        pooling: str | None = None,
+        random_state: int = 0,
+        device: str | None = None,
+        progress: bool = False,
+    ) -> None:
+        """``model`` is a folder, a run or a name; the other settings are those of ``cloze.FinetuneSettings``."""
+        self.model = model
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.learning_rate = learning_rate
+        self.max_length = max_length
+        self.pooling = pooling
+        self.random_state = random_state
+        self.device = device
+        self.progress = progress
+
+    def _fit(self, task: str, texts: list[str], labels: list[Any]) -> Self:
+        with finetune(
+            task,
+            (texts, labels),
+            (texts[:_SCORED], labels[:_SCORED]),
+            model=self.model,
+            device=self.device,
+            progress=self.progress,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            max_length=self.max_length,
+            pooling=self.pooling,
+            seed=self.random_state,
+        ) as run:
+            self.folder_ = _read_folder(run / "model")
+            self.history_ = run.history
+        self.__dict__[_CACHE] = _load_folder(self.folder_, self.device)
+        return self
+
+    @property
+    def model_(self) -> Model:
+        """The fine-tuned model, with all methods of ``cloze.Model``."""
+        check_is_fitted(self, "folder_")
+        if _CACHE not in self.__dict__:
+            self.__dict__[_CACHE] = _load_folder(self.folder_, self.device)
+        loaded: Model = self.__dict__[_CACHE]
+        return loaded
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name != _CACHE}
+
+    def __sklearn_tags__(self) -> Any:
+        return _take_texts(super().__sklearn_tags__())
+
+
+class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
+    """Classifies texts; fine-tunes a BERT model.
+
+    Attributes:
+        classes_: The labels, sorted.
+        model_: The fine-tuned ``cloze.Model``.
+        history_: The measurements of the training.
+
+    Example:
+        >>> from cloze.sklearn import TextClassifier
+        >>> from sklearn.model_selection import cross_val_score
+        >>> cross_val_score(TextClassifier(epochs=3), frame["text"], frame["label"], cv=5)
+    """
+
+    def fit(self, X: Any, y: Any) -> "TextClassifier":  # noqa: N803 (scikit-learn's name)
+        """Fine-tune the model on texts and their labels."""
+        texts = _read_texts(X)
+        labels = _read_targets(y, len(texts))
+        check_classification_targets(labels)
+        self.classes_ = np.unique(labels)
+        if len(self.classes_) < 2:
+            raise InputError(f"y has one class, {self.classes_[0]!r}; a classifier needs at least two classes")
+        names = {label: name for name, label in self._names().items()}
+        return self._fit(CLASSIFY.name, texts, [names[label] for label in labels.tolist()])
+
+    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """Return the label of each text."""
+        names, results = self._names(), self.model_.classify(_read_texts(X))
+        return np.array([names[result.label] for result in results], dtype=self.classes_.dtype)
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return the probability of each class, (texts, classes), in the order of ``classes_``."""
+        results = self.model_.classify(_read_texts(X))
+        return np.array([[result.probabilities[name] for name in self._names()] for result in results])
+
+    def _names(self) -> dict[str, Any]:
+        """Return label name -> class; numbers are used where two classes would have one name."""
+        check_is_fitted(self, "classes_")
+        classes = self.classes_.tolist()
+        names = [str(label).strip() for label in classes]
+        usable = len(set(names)) == len(names) and all(names)
+        return dict(zip(names if usable else map(str, range(len(classes))), classes, strict=True))
+
+
+class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
+    """Predicts a number for each text; fine-tunes a BERT model.
+
+    Attributes:
+        model_: The fine-tuned ``cloze.Model``.
+        history_: The measurements of the training.
+    """
+
+    def fit(self, X: Any, y: Any) -> "TextRegressor":  # noqa: N803
+        """Fine-tune the model on texts and their numbers."""
+        texts = _read_texts(X)
+        values = _read_targets(y, len(texts)).astype(np.float64)
+        # The head starts at outputs around zero: standardized targets need no longer training than others.
+        self.mean_, self.scale_ = float(values.mean()), float(values.std()) or 1.0
+        return self._fit(REGRESS.name, texts, ((values - self.mean_) / self.scale_).tolist())
+
+    def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return the number of each text."""
+        return self.model_.regress(_read_texts(X)).astype(np.float64) * self.scale_ + self.mean_
+
+
+class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Turns texts into vectors, for any estimator that follows in a pipeline.
+
+    Example:
+        >>> make_pipeline(TextEmbedder("MODEL"), LogisticRegression(max_iter=1000)).fit(texts, labels)
+    """
+
+    def __init__(self, model: str = SHIPPED_MODEL, *, pooling: str | None = None, device: str | None = None) -> None:
+        """``pooling``: cls, mean, max or mean_max; that of the model folder by default."""
+        self.model = model
+        self.pooling = pooling
+        self.device = device
+
+    def fit(self, X: Any, y: Any = None) -> "TextEmbedder":  # noqa: ARG002, N803
+        """Load the model; nothing is learned from the texts."""
+        _read_texts(X)
+        self.__dict__[_CACHE] = load(self.model, device=self.device)
+        self.n_features_out_ = self.transform(["a"]).shape[1]
+        return self
+
+    def transform(self, X: Any) -> NDArray[np.float32]:  # noqa: N803
+        """Return one vector per text."""
+        if _CACHE not in self.__dict__:
+            check_is_fitted(self, "n_features_out_")
+            self.__dict__[_CACHE] = load(self.model, device=self.device)
+        pooling: Any = self.pooling
+        vectors: NDArray[np.float32] = self.__dict__[_CACHE].embed(_read_texts(X), pooling=pooling)
+        return vectors
+
+    def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:  # noqa: ARG002
+        """Return the names of the vector's components."""
+        check_is_fitted(self, "n_features_out_")
+        return np.array([f"vector{number}" for number in range(self.n_features_out_)], dtype=object)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name != _CACHE}
+
+    def __sklearn_tags__(self) -> Any:
+        tags = _take_texts(super().__sklearn_tags__())
+        tags.transformer_tags.preserves_dtype = []  # vectors are float32
+        return tags
+
+
+def _take_texts(tags: Any) -> Any:
+    """Return scikit-learn's tags of an estimator of texts."""
+    tags.input_tags.one_d_array, tags.input_tags.two_d_array, tags.input_tags.string = True, False, True
+    return tags
+
+
+def _read_texts(data: Any) -> list[str]:
+    """Return texts as a list; a table of one column is taken as its column."""
+    shape = getattr(data, "shape", ())
+    if len(shape) == 2:
+        if shape[1] != 1:
+            raise InputError(f"X has {shape[1]} columns; expected a list of texts, or one column of them")
+        data = np.asarray(data)[:, 0]
+    try:
+        texts = texts_of(data, "X")
+    except DataError as error:
+        raise InputError(str(error)) from error
+    if not texts:
+        raise InputError("X has no texts; expected at least one")
+    return texts
+
+
+def _read_targets(y: Iterable[Any], rows: int) -> NDArray[Any]:
+    """Return the targets as an array; refuse another number of them, and missing ones."""
+    values = np.asarray(y)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = column_or_1d(values, warn=True)
+    if values.ndim != 1 or len(values) != rows:
+        raise InputError(f"y has the shape {values.shape}, but X has {rows} texts; expected one target per text")
+    for number, value in enumerate(values.tolist(), start=1):
+        if value is None or value != value:
+            raise InputError(f"y row {number}: {value} is no target; label the row, or leave it out")
+    return values
+
+
+def _read_folder(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _load_folder(files: Mapping[str, bytes], device: str | None) -> Model:
+    with tempfile.TemporaryDirectory(prefix="cloze-") as folder:
+        for name, contents in files.items():
+            path = Path(folder, "model", name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(contents)
+        return load(Path(folder, "model"), device=device)

@@ -1,0 +1,398 @@
+"""``cloze.finetune``, ``adapt`` and ``distill``: training on files or data in memory, and the run that they return.
+
+Each builds a ``Source`` and settings from its arguments and calls the function that trains. Without ``out``, the run is
+in a temporary folder, which is deleted with the object.
+"""
+
+import csv
+import html
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cloze.corpus.record_files import documents_as_files
+from cloze.errors import ConfigError
+from cloze.files import read_json, replaced_folder
+from cloze.models import SHIPPED_MODEL
+from cloze.options import make_settings
+from cloze.predict import Model, evaluate_examples, load
+from cloze.progress import Progress, choose_progress
+from cloze.tasks.memory import TableSource, as_table_source
+from cloze.tasks.registry import is_unlabelled, read_task
+from cloze.tasks.rows import OnBadRow, RowSettings, Source
+from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, SearchSettings, SimilaritySettings
+from cloze.train.run import Run, series, svg_curve
+
+if TYPE_CHECKING:
+    from cloze.train.distillation.settings import DistillSettings
+
+_CONFUSION = "confusion.json"
+_PREDICTIONS = "predictions.tsv"
+_MOST_LABELS = 20  # of a confusion matrix that is shown
+_COLOURS = ("#4269d0", "#ff725c")
+_CELL = "padding:2px 8px;text-align:right"
+
+
+class FinetuneRun(os.PathLike[str]):
+    """A finished run: its model, scores, curves and predictions. It is also the path of its folder.
+
+    Attributes:
+        folder: The run's folder.
+
+    Example:
+        >>> run = cloze.finetune("classify", train=frame)
+        >>> run.metrics["accuracy"]
+        >>> run.model.classify(["What a day!"])
+        >>> run.save("runs/mood")
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], *, source: Source | None = None, temporary: Path | None = None
+    ) -> None:
+        """``source``: the rows that it was trained on; ``temporary``: a folder to delete with this object."""
+        self.folder = Path(folder)
+        self._source = source
+        self._delete = None if temporary is None else weakref.finalize(self, shutil.rmtree, temporary, True)
+
+    @cached_property
+    def model(self) -> Model:
+        """The fine-tuned model, loaded when it is first used."""
+        return load(self.folder)
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """All that ``eval_results.json`` holds."""
+        return Run(self.folder).results()
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The scores on the dev rows, the main metric first."""
+        return {name: value for name, value in self.results.items() if isinstance(value, float)}
+
+    @property
+    def history(self) -> list[dict[str, float]]:
+        """The measurements of the training, one dict per logged step or evaluation."""
+        return Run(self.folder).metrics()
+
+    @cached_property
+    def predictions(self) -> list[dict[str, str]]:
+        """The dev rows with their texts, labels and predictions; empty for a kind without labels."""
+        path = self.folder / _PREDICTIONS
+        if path.is_file():
+            with path.open(encoding="utf-8", newline="") as file:
+                return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+        return [] if self._source is None or is_unlabelled(self._source.task) else _predict(self.model, self._source)
+
+    @property
+    def confusion(self) -> dict[str, Any] | None:
+        """The confusion matrix of a classification: labels, and counts whose rows are the expected labels."""
+        path = self.folder / _CONFUSION
+        return read_json(path) if path.is_file() else None
+
+    def save(self, folder: str | os.PathLike[str]) -> "FinetuneRun":
+        """Copy the run to a new folder, which ``cloze.load`` and every command accept."""
+        target = Path(folder)
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise ConfigError(f"{target}: exists and is not empty; choose another folder")
+        with replaced_folder(target) as temporary:
+            shutil.copytree(self.folder, temporary, dirs_exist_ok=True)
+        return FinetuneRun(target, source=self._source)
+
+    def close(self) -> None:
+        """Delete the folder of a temporary run; other runs are kept."""
+        if self._delete is not None:
+            self._delete()
+
+    def __enter__(self) -> "FinetuneRun":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __fspath__(self) -> str:
+        return str(self.folder)
+
+    def __truediv__(self, name: str) -> Path:
+        return self.folder / name
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, os.PathLike) and self.folder == Path(other)
+
+    def __hash__(self) -> int:
+        return hash(self.folder)
+
+    def __str__(self) -> str:
+        scores = "\n".join(f"  {name:<24} {value:.4f}" for name, value in self.metrics.items())
+        rows = self.results.get("rows")
+        return f"{self._title}{f', {rows:,} dev rows' if isinstance(rows, int) else ''}\n{scores}"
+
+    def __repr__(self) -> str:
+        scores = ", ".join(f"{name}={value:.4f}" for name, value in list(self.metrics.items())[:2])
+        return f"FinetuneRun({str(self.folder)!r}{', ' + scores if scores else ''})"
+
+    @property
+    def _title(self) -> str:
+        temporary = " (temporary; keep it with save)" if self._delete is not None and self._delete.alive else ""
+        return f"Fine-tuned model in {self.folder}{temporary}"
+
+    def _repr_html_(self) -> str:
+        """Return scores, curves and confusion matrix for a notebook: HTML and SVG, without scripts."""
+        history = self.history
+        dev = next((name for row in history for name in row if name.startswith("dev_")), None)
+        scores = "".join(
+            f"<tr><td>{html.escape(name)}</td><td style='{_CELL}'>{value:.4f}</td></tr>"
+            for name, value in self.metrics.items()
+        )
+        shown = zip(["loss", *([] if dev is None else [dev])], _COLOURS, strict=False)
+        curves = [svg_curve(name, *series(history, name), colour) for name, colour in shown]
+        confusion = "" if self.confusion is None else _confusion_table(**self.confusion)
+        return (
+            f"<div><b>{html.escape(self._title)}</b><div style='display:flex;gap:24px;flex-wrap:wrap'>"
+            f"<table>{scores}</table>{''.join(curves)}{confusion}</div></div>"
+        )
+
+
+def _predict(model: Model, source: Source) -> list[dict[str, str]]:
+    """Predict the dev rows again, for runs that have not recorded their predictions."""
+    data = read_task(source)
+    found = evaluate_examples(model, data.kind, data.dev, data.metrics)
+    targets = [""] * len(found.predictions) if found.targets is None else found.targets
+    inputs = found.inputs or [{}] * len(found.predictions)
+    rows = zip(found.places, inputs, targets, found.predictions, strict=True)
+    return [{"row": place, **texts, "label": gold, "prediction": said} for place, texts, gold, said in rows]
+
+
+def _confusion_table(labels: Sequence[str], counts: Sequence[Sequence[int]], **_: object) -> str:
+    if len(labels) > _MOST_LABELS:
+        return f"<p>{len(labels)} labels; the confusion matrix is in {_CONFUSION}</p>"
+    most = max(1, *(count for row in counts for count in row))
+    header = "".join(f"<th style='{_CELL}'>{html.escape(label)}</th>" for label in labels)
+    rows = "".join(
+        f"<tr><th style='{_CELL}'>{html.escape(label)}</th>"
+        + "".join(f"<td style='{_CELL};background:rgba(66,105,208,{count / most:.2f})'>{count}</td>" for count in row)
+        + "</tr>"
+        for label, row in zip(labels, counts, strict=True)
+    )
+    return f"<table><caption>expected (rows), predicted (columns)</caption><tr><th></th>{header}</tr>{rows}</table>"
+
+
+def finetune(
+    task: str | Source,
+    train: Any = None,
+    dev: Any = None,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    text: str = RowSettings.text,
+    pair: str | None = RowSettings.pair,
+    label: str = RowSettings.label,
+    options: str = RowSettings.options,
+    on_bad_row: OnBadRow | None = None,
+    settings: FinetuneSettings | None = None,
+    similarity: SimilaritySettings | None = None,
+    device: str | None = None,
+    fresh: bool = False,
+    progress: Progress | bool | None = None,
+    **more: Any,
+) -> FinetuneRun:
+    """Fine-tune a model on rows of a file or in memory; the same call resumes a run that was stopped.
+
+    Args:
+        task: What to learn: classify, multilabel, regress, tag, answer, choose, similarity, correction, or a published
+            task. Or a ``Source``; then the next two arguments are the model and the run's folder.
+        train: The rows: a path, a list of dicts, ``(texts, labels)``, a data frame of pandas or polars, an Arrow table,
+            a ``datasets.Dataset``, or any iterable of rows.
+        dev: Rows to score on, in any of these forms; by default, a tenth of the training rows.
+        model: The model folder or run to start from, or a hub name; the shipped model by default.
+        out: The run's folder; by default a temporary one, which is deleted with the returned object.
+        text: The column with the texts.
+        pair: The column with second texts, if there are any.
+        label: The column with the labels.
+        options: To choose: the column with a list of options, or the columns with one each, commas between.
+        on_bad_row: stop, or skip and count.
+        settings: How to train; or give its fields by name.
+        similarity: Settings of contrastive training, for the task ``similarity``.
+        device: Where to train; the fastest device by default.
+        fresh: Delete a run that is there, and start over.
+        progress: A listener; True for a progress bar, False for none; by default, on terminals and in notebooks.
+        **more: Fields of ``FinetuneSettings`` and ``SimilaritySettings``; ``grid``, ``seeds`` or ``folds``: a search.
+
+    Returns:
+        The run, with ``model``, ``metrics``, ``history`` and ``predictions``; it is also the path of its folder.
+
+    Raises:
+        ConfigError: If settings do not fit the task or the model, or the run was started with other settings or rows.
+        DataError: If rows cannot be read; the message has the place of the row.
+
+    Example:
+        >>> run = cloze.finetune("classify", train=frame, text="review", label="stars", epochs=3)
+        >>> run.model.classify(["What a day!"])
+    """
+    if isinstance(task, Source):
+        source, model, out = task, train if model is None else model, dev if out is None else out
+    else:
+        source = Source(task, train, dev, text, pair, label, on_bad_row, options)
+    made, made_similarity, search_settings = make_settings(
+        (FinetuneSettings, SimilaritySettings, SearchSettings), _checked_once(more, settings)
+    )
+    common: dict[str, Any] = {"settings": settings or made, "device": device, "fresh": fresh}
+    common["progress"] = choose_progress(progress)
+    return _in_folder(
+        source, out, _trainer(source, _model_path(model), search_settings, similarity or made_similarity, common)
+    )
+
+
+def _trainer(
+    source: Source, model: str, search_settings: SearchSettings, similarity: SimilaritySettings, common: dict[str, Any]
+) -> Callable[[Path], Path]:
+    """Return the function that trains into a folder: one run, or a search over several."""
+    if search_settings.several:
+        from cloze.train.finetuning.search import search
+
+        return lambda folder: search(source, model, folder, search_settings=search_settings, **common)
+    from cloze.train.finetuning.finetune import finetune as train_one
+
+    return lambda folder: train_one(source, model, folder, similarity=similarity, **common)
+
+
+def adapt(
+    task: str | Source,
+    domain: Any,
+    train: Any = None,
+    dev: Any = None,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    test: Any = None,
+    text: str = RowSettings.text,
+    pair: str | None = RowSettings.pair,
+    label: str = RowSettings.label,
+    adaptation: AdaptSettings | None = None,
+    settings: FinetuneSettings | None = None,
+    device: str | None = None,
+    fresh: bool = False,
+    progress: Progress | bool | None = None,
+    **more: Any,
+) -> FinetuneRun:
+    """Adapt a model to a domain and a task, fine-tune it from each start, and compare.
+
+    Args:
+        task: What to learn, as for ``finetune``; or a ``Source``, followed by the domain, the model and the folder.
+        domain: Text of the domain, without labels: a list of files; or documents in memory (a data frame, a data set,
+            a generator of texts, or ``{"text": [...]}``).
+        train: The training rows, in any form that ``finetune`` takes.
+        dev: Rows to score on.
+        model: The model folder to start from; the shipped model by default.
+        out: The run's folder; by default a temporary one.
+        test: More rows that the text must not contain.
+        text, pair, label: The columns, as for ``finetune``.
+        adaptation: Steps of further pre-training, seeds, and what to do about leakage.
+        settings: How to fine-tune.
+        device, fresh, progress: As for ``finetune``.
+        **more: Fields of ``AdaptSettings`` and ``FinetuneSettings``.
+
+    Returns:
+        The run.
+    """
+    from cloze.train.finetuning.domain_adaptation import adapt as train_starts
+
+    if isinstance(task, Source):
+        source, model, out = task, train if model is None else model, dev if out is None else out
+    else:
+        source = Source(task, train, dev, text, pair, label)
+    made, made_settings = make_settings((AdaptSettings, FinetuneSettings), _checked_once(more, adaptation, settings))
+    rows = None if test is None else as_table_source(test, "test", text=text, pair=source.pair, label=label)
+    common: dict[str, Any] = {"adaptation": adaptation or made, "settings": settings or made_settings, "test": rows}
+    common |= {"device": device, "fresh": fresh, "progress": choose_progress(progress)}
+
+    def train_into(folder: Path) -> Path:
+        with documents_as_files(domain, folder, source.text) as paths:
+            return train_starts(source, paths, _model_path(model), folder, **common)
+
+    return _in_folder(source, out, train_into)
+
+
+def distill(
+    task: str | Source,
+    train: Any = None,
+    dev: Any = None,
+    *,
+    model: str | os.PathLike[str] | None = None,
+    out: str | os.PathLike[str] | None = None,
+    unlabelled: Any = None,
+    text: str = RowSettings.text,
+    pair: str | None = RowSettings.pair,
+    label: str = RowSettings.label,
+    options: str = RowSettings.options,
+    settings: "DistillSettings | None" = None,
+    device: str | None = None,
+    fresh: bool = False,
+    progress: Progress | bool | None = None,
+    **more: Any,
+) -> FinetuneRun:
+    """Distil a fine-tuned model into a smaller one; the same call resumes a run that was stopped.
+
+    Args:
+        task: What the teacher was trained to do; or a ``Source``, followed by the teacher and the folder.
+        train: The rows, in any form that ``finetune`` takes.
+        dev: Rows to score on.
+        model: The fine-tuned teacher: a folder or a run.
+        out: The run's folder; by default a temporary one.
+        unlabelled: More texts, without labels, that the teacher labels: a path or data in memory.
+        text, pair, label, options: The columns, as for ``finetune``.
+        settings: The student, the weights of the losses, and how to train; or give its fields by name.
+        device, fresh, progress: As for ``finetune``.
+        **more: Fields of ``DistillSettings``.
+
+    Returns:
+        The run.
+    """
+    from cloze.train.distillation.distill import distill as train_student
+    from cloze.train.distillation.settings import DistillSettings
+
+    if isinstance(task, Source):
+        source, model, out = task, train if model is None else model, dev if out is None else out
+    else:
+        source = Source(task, train, dev, text, pair, label, None, options)
+    (made,) = make_settings((DistillSettings,), _checked_once(more, settings))
+    more_rows: TableSource | None = None
+    if unlabelled is not None:
+        more_rows = as_table_source(unlabelled, "unlabelled", text=source.text, pair=source.pair, label=source.label)
+    common: dict[str, Any] = {"settings": settings or made, "device": device, "fresh": fresh}
+    common |= {"progress": choose_progress(progress), "unlabelled": more_rows}
+    return _in_folder(source, out, lambda folder: train_student(source, _model_path(model), folder, **common))
+
+
+def _in_folder(source: Source, out: str | os.PathLike[str] | None, train: Callable[[Path], Path]) -> FinetuneRun:
+    """Train into ``out``, or into a temporary folder, of which nothing is left if the training fails."""
+    if out is not None:
+        return FinetuneRun(train(Path(out)), source=source)
+    temporary = Path(tempfile.mkdtemp(prefix="cloze-"))
+    try:
+        return FinetuneRun(train(temporary / "run"), source=source, temporary=temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _model_path(model: Any) -> str:
+    """Return the model to start from as a path or a name."""
+    if model is None:
+        return SHIPPED_MODEL
+    if not isinstance(model, str | os.PathLike):
+        raise ConfigError(f"model is a {type(model).__name__}; expected a model folder, a run, or a name")
+    return os.fspath(model)
+
+
+def _checked_once(more: Mapping[str, Any], *given: Any) -> Mapping[str, Any]:
+    """Return settings that were given by name; refuse them beside an object that has them too."""
+    for settings in given:
+        twice = [] if settings is None else [name for name in more if hasattr(settings, name)]
+        if twice:
+            raise ConfigError(f"{twice[0]} is given beside {type(settings).__name__}, which has it; give it there")
+    return more
