@@ -9,7 +9,6 @@ Dimensions: N pairs, Q questions, A answers, D size of a vector.
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
