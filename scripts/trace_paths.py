@@ -220,20 +220,20 @@ STAGES: dict[str, Stage] = {
             "cloze.text.tokenizer:Tokenizer.save",
         ),
     ),
-    "file -> rows": Stage(
+    "file -> examples": Stage(
         evaluate,
-        roots=("cloze.tasks.rows:read_rows", "cloze.tasks.rows:RowFile.__iter__"),
+        roots=("cloze.tasks.registry:read_examples",),
         entry=(
             "cloze.tasks.rows:Source.__post_init__",
-            "cloze.tasks.rows:read_rows",
-            "cloze.tasks.rows:RowFile.__iter__",
+            "cloze.tasks.registry:read_task",
+            "cloze.tasks.registry:read_examples",
         ),
     ),
     "CSV row -> fine-tuned model": Stage(
         finetune,
         roots=("cloze.train.finetuning.finetune:finetune",),
         borders=(
-            "file -> rows",
+            "file -> examples",
             "text -> ids",
             "folder -> model",
             "loss -> checkpoint",
@@ -242,7 +242,7 @@ STAGES: dict[str, Stage] = {
     ),
     "rows -> metric": Stage(
         evaluate,
-        borders=("file -> rows", "text -> ids", "folder -> model", "batch -> states"),
+        borders=("file -> examples", "text -> ids", "folder -> model", "batch -> states"),
         entry=("cloze.predict.evaluation:evaluate_examples", "cloze.tasks.reports:write_report"),
     ),
     "sequences -> vectors": Stage(

@@ -20,8 +20,7 @@ from cloze.tasks.rows import Source
 from cloze.train import optimization as precision_module
 from cloze.train.finetuning import finetune as module
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.finetuning.mean_teacher import logits_distance
-from cloze.train.finetuning.objective import TaskObjective
+from cloze.train.finetuning.objective import TaskObjective, logits_distance
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.finetuning.similarity import contrast
 from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write

@@ -218,7 +218,7 @@ def _check_longest(task: str, longest: int | None) -> None:
 
 
 def _predict_test_rows(source: Source, model: str, out: Path | None, machine: Machine, json: bool) -> None:
-    from cloze.predict.submission import answer_test_rows
+    from cloze.predict.evaluation import answer_test_rows
 
     if out is None:
         raise ConfigError(f"the labels of {source.task}'s test rows are not published; give --out for the answers")

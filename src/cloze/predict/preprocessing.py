@@ -14,8 +14,8 @@ from cloze.options import LongTexts
 from cloze.predict.fill_mask import TokenWindow, find_blanks, token_windows
 from cloze.predict.results import results_to_columns
 from cloze.tasks.answering.examples import plan_windows
+from cloze.tasks.in_memory import add_columns, is_frame, read_columns, texts_of
 from cloze.tasks.kind import TaskKind, TaskLabels
-from cloze.tasks.memory import add_columns, is_frame, read_columns, texts_of
 from cloze.tasks.registry import labelled_kinds
 from cloze.tasks.tagging.windows import read_words
 from cloze.text import Encoding, Tokenizer, encode_long

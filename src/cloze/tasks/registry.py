@@ -22,8 +22,8 @@ from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS
 from cloze.tasks.classification.published import CHINESE, GLUE, PublishedTask, task_key
 from cloze.tasks.correction.kind import CORRECTION
 from cloze.tasks.examples import Examples, LabelSet, split_dev
+from cloze.tasks.in_memory import RowsInMemory
 from cloze.tasks.kind import PlacedTexts, Reader, TaskKind
-from cloze.tasks.memory import RowsInMemory
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import SIMILARITY
 from cloze.tasks.tagging.examples import PUBLISHED_TAGS, read_published_tags

@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _SENTENCE = re.compile(r"[。！？，；]|[.!?](\s|$)|\w+(\s+\w+){3}")
 
 if TYPE_CHECKING:
-    from cloze.tasks.memory import TableSource
+    from cloze.tasks.in_memory import TableSource
 
 TABLES = frozenset({".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet"})
 

@@ -18,10 +18,10 @@ from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.checks import check_kind
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.objective import balanced_weights
 from cloze.train.finetuning.settings import FinetuneSettings
+from cloze.train.finetuning.trainable import check_kind
 from tests.corpus.texts import WORDS
 from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.made import Listener, interrupted_at

@@ -7,7 +7,7 @@ import pytest
 from cloze.cli.finetuning import print_search
 from cloze.errors import ConfigError, DataError, RequestError
 from cloze.predict import evaluate, load
-from cloze.predict.submission import answer_test_rows, write_submission
+from cloze.predict.evaluation import answer_test_rows, write_submission
 from cloze.tasks.classification.published import GLUE
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune

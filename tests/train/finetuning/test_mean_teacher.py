@@ -16,8 +16,7 @@ from cloze.predict import load
 from cloze.tasks.registry import head_of
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
-from cloze.train.finetuning.mean_teacher import MeanTeacherObjective, logits_distance, with_mean_teacher
-from cloze.train.finetuning.objective import TaskObjective
+from cloze.train.finetuning.objective import MeanTeacherObjective, TaskObjective, logits_distance, with_mean_teacher
 from cloze.train.finetuning.settings import FinetuneSettings
 from tests.train.distillation.test_objective import KINDS, make_batch, make_teacher
 from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write

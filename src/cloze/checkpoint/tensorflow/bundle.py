@@ -22,8 +22,14 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from cloze.checkpoint.tensorflow.sstable import MAX_TABLE_BYTES, masked_crc32c, read_table
-from cloze.checkpoint.tensorflow.wire_format import as_integer, as_message, read_fields
+from cloze.checkpoint.tensorflow.sstable import (
+    MAX_TABLE_BYTES,
+    as_integer,
+    as_message,
+    masked_crc32c,
+    read_fields,
+    read_table,
+)
 from cloze.errors import CheckpointError
 
 MAX_SHARDS: Final = 99_999  # five digits in the names of the data files

@@ -16,7 +16,7 @@ from cloze.files import BROKEN_ARCHIVE, COMPRESSED
 from cloze.lines import RowError, open_file
 from cloze.tasks.answering.examples import Question, Questions
 from cloze.tasks.examples import LabelSet, Read
-from cloze.tasks.memory import TableSource
+from cloze.tasks.in_memory import TableSource
 from cloze.tasks.rows import Columns, OnBadRow, RowFile, Source, make_row, read_rows
 from cloze.tasks.tables import Record, table_ending
 

@@ -18,7 +18,7 @@ from cloze.errors import DataError
 from cloze.lines import RowError
 from cloze.tasks.answering.squad_files import find_file
 from cloze.tasks.examples import ExampleList, Item, LabelSet, Read
-from cloze.tasks.memory import TableSource
+from cloze.tasks.in_memory import TableSource
 from cloze.tasks.rows import SEVERAL, OnBadRow, Row, RowFile, Source, read_rows
 from cloze.text import Encoding, Tokenizer
 

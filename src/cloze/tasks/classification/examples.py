@@ -15,8 +15,8 @@ from cloze.lines import RowError
 from cloze.options import LongTexts
 from cloze.tasks.classification.published import PublishedTask, find_split, read_split
 from cloze.tasks.examples import Item, LabelSet, Read, sorted_labels
+from cloze.tasks.in_memory import TableSource
 from cloze.tasks.kind import PlacedTexts, TargetType
-from cloze.tasks.memory import TableSource
 from cloze.tasks.rows import SEVERAL, OnBadRow, Row, RowFile, Source, read_rows
 from cloze.text import Tokenizer, encode_long
 

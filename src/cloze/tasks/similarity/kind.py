@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from cloze.errors import ConfigError, DataError
 from cloze.tasks.classification.examples import LabelledTexts, read_own_texts
+from cloze.tasks.in_memory import TableSource
 from cloze.tasks.kind import TaskKind
-from cloze.tasks.memory import TableSource
 from cloze.tasks.metrics import auc, spearman
 from cloze.tasks.reports import Evaluation
 from cloze.tasks.rows import RowSettings, Source, read_rows

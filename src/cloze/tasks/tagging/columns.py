@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from cloze.errors import ConfigError, DataError
 from cloze.lines import Lines, RowError, open_file
-from cloze.tasks.memory import TableSource, place_of
+from cloze.tasks.in_memory import TableSource, place_of
 from cloze.tasks.rows import OnBadRow
 
 # Of a sentence: its words, what stood between, its tags.

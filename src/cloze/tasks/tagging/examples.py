@@ -18,7 +18,7 @@ from cloze.files import COMPRESSED
 from cloze.lines import RowError
 from cloze.options import IGNORED
 from cloze.tasks.examples import Item, LabelSet, Read
-from cloze.tasks.memory import TableSource
+from cloze.tasks.in_memory import TableSource
 from cloze.tasks.rows import OnBadRow, Source
 from cloze.tasks.tables import Record, open_table, table_ending
 from cloze.tasks.tagging.columns import Sentence, Sentences, column_number, read_columns

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from cloze.progress import Progress
 from cloze.tasks.examples import Item
+from cloze.tasks.in_memory import TableSource
 from cloze.tasks.kind import PlacedTexts, ReadingOptions, TaskKind, deferred
-from cloze.tasks.memory import TableSource
 from cloze.tasks.rows import OnBadRow, Source
 from cloze.tasks.tagging.columns import read_columns
 from cloze.tasks.tagging.entities import ENTITY_METRICS, tag_metrics

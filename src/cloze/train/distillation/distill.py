@@ -27,7 +27,7 @@ from cloze.predict import Model, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
 from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.examples import Examples, LabelSet, fingerprint
-from cloze.tasks.memory import RowsInMemory, TableSource
+from cloze.tasks.in_memory import RowsInMemory, TableSource
 from cloze.tasks.registry import TaskData, find_task, read_task
 from cloze.tasks.rows import Source
 from cloze.train.distillation.objective import DistillBatches, DistillObjective, compares_attention

@@ -29,11 +29,10 @@ from cloze.tasks.correction.metrics import applied, choose_threshold, score_corr
 from cloze.tasks.examples import Item, fingerprint, split_dev
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
-from cloze.train.finetuning.checks import check_label_free_settings, check_length
 from cloze.train.finetuning.defaults import resolve_settings
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
-from cloze.train.finetuning.trainable import freeze_lowest
+from cloze.train.finetuning.trainable import check_label_free_settings, check_length, freeze_lowest
 from cloze.train.loop import ObjectiveOutput
 from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import Run

@@ -17,11 +17,10 @@ from cloze.corpus.settings import PrepareSettings
 from cloze.errors import CheckpointError, ConfigError
 from cloze.files import replaced_file, replaced_folder
 from cloze.progress import Progress, Silent
+from cloze.tasks.in_memory import RowsInMemory, TableSource
 from cloze.tasks.kind import PlacedTexts
-from cloze.tasks.memory import RowsInMemory, TableSource
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.checks import load_checked_base
 from cloze.train.finetuning.leakage import (
     Rows,
     read_other_splits,
@@ -31,6 +30,7 @@ from cloze.train.finetuning.leakage import (
 )
 from cloze.train.finetuning.search import search
 from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, SearchSettings
+from cloze.train.finetuning.trainable import load_checked_base
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.run import Run
 from cloze.train.settings import PrecisionName

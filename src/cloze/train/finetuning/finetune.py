@@ -28,16 +28,15 @@ from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import SIMILARITY
 from cloze.text import Tokenizer
 from cloze.train.finetuning.augmentation import augment_rows
-from cloze.train.finetuning.checks import load_checked_base
 from cloze.train.finetuning.correction import finetune_correction
 from cloze.train.finetuning.defaults import advise, choose_defaults, resolve_settings
-from cloze.train.finetuning.mean_teacher import with_mean_teacher
 from cloze.train.finetuning.objective import (
     TaskBatches,
     TaskObjective,
     balanced_weights,
     report_truncated,
     report_unknown,
+    with_mean_teacher,
 )
 from cloze.train.finetuning.settings import (
     FinetuneSettings,
@@ -46,7 +45,7 @@ from cloze.train.finetuning.settings import (
     check_similarity_settings,
 )
 from cloze.train.finetuning.similarity import finetune_similarity
-from cloze.train.finetuning.trainable import cache_frozen_states, choose_pooling, make_trainable
+from cloze.train.finetuning.trainable import cache_frozen_states, choose_pooling, load_checked_base, make_trainable
 from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import Run
 

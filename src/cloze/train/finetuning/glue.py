@@ -8,15 +8,15 @@ from typing import Any
 from cloze.errors import ConfigError, DataError
 from cloze.files import replace_json
 from cloze.predict import evaluate, load
-from cloze.predict.submission import write_submission
+from cloze.predict.evaluation import write_submission
 from cloze.progress import Progress, Silent
 from cloze.tasks.classification.published import GLUE, PublishedTask, find_split
 from cloze.tasks.clue import CLUE, has_splits
 from cloze.tasks.registry import find_task
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.checks import check_kind
 from cloze.train.finetuning.search import search
 from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
+from cloze.train.finetuning.trainable import check_kind
 from cloze.train.run import RESULTS, Run
 
 SUBMISSION = "submission"

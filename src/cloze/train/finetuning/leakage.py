@@ -15,8 +15,8 @@ from cloze.corpus.documents import read_any_documents
 from cloze.corpus.settings import PrepareSettings
 from cloze.errors import ConfigError, DataError
 from cloze.files import replaced_file
+from cloze.tasks.in_memory import TableSource
 from cloze.tasks.kind import PlacedTexts
-from cloze.tasks.memory import TableSource
 from cloze.tasks.registry import find_task
 from cloze.tasks.rows import Source
 

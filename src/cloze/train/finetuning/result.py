@@ -22,7 +22,7 @@ from cloze.models import SHIPPED_MODEL
 from cloze.options import make_settings
 from cloze.predict import Model, evaluate_examples, load
 from cloze.progress import Progress, choose_progress
-from cloze.tasks.memory import TableSource, as_table_source
+from cloze.tasks.in_memory import TableSource, as_table_source
 from cloze.tasks.registry import is_unlabelled, read_task
 from cloze.tasks.rows import OnBadRow, RowSettings, Source
 from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, SearchSettings, SimilaritySettings

@@ -20,10 +20,10 @@ from cloze.progress import Progress, Silent
 from cloze.tasks.examples import fingerprint, split_fold
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.checks import load_checked_base
 from cloze.train.finetuning.defaults import choose_defaults, resolve_settings
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SearchSettings
+from cloze.train.finetuning.trainable import load_checked_base
 from cloze.train.optimization import DivergedError
 from cloze.train.recipe import finetuning_precision
 from cloze.train.run import Run

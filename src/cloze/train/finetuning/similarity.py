@@ -37,7 +37,6 @@ from cloze.tasks.similarity.kind import (
     read_scored_pairs,
 )
 from cloze.tasks.tables import is_table
-from cloze.train.finetuning.checks import check_label_free_settings, check_length
 from cloze.train.finetuning.defaults import TrainingDefaults, advise, fill_in
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated, report_unknown
 from cloze.train.finetuning.settings import (
@@ -46,7 +45,7 @@ from cloze.train.finetuning.settings import (
     SimilarityObjective,
     SimilaritySettings,
 )
-from cloze.train.finetuning.trainable import freeze_lowest
+from cloze.train.finetuning.trainable import check_label_free_settings, check_length, freeze_lowest
 from cloze.train.loop import ObjectiveOutput
 from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import Run

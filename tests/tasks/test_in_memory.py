@@ -20,7 +20,7 @@ from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.choice.kind import CHOOSE
 from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS
 from cloze.tasks.examples import fingerprint
-from cloze.tasks.memory import RowsInMemory, as_table_source, texts_of
+from cloze.tasks.in_memory import RowsInMemory, as_table_source, texts_of
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source, read_rows
 from cloze.tasks.tagging.kind import TAG
@@ -99,7 +99,7 @@ def test_other_rows_have_another_fingerprint() -> None:
 
 def test_fingerprint_is_the_same_in_every_process() -> None:
     code = (
-        "from cloze.tasks.memory import as_table_source\n"
+        "from cloze.tasks.in_memory import as_table_source\n"
         "rows = as_table_source([{'text': 'a', 'more': {'b', 'c'}}], 'train', text='text', pair=None, label='label')\n"
         "print(rows.fingerprint)"
     )
