@@ -67,15 +67,15 @@ def _digits(table: Any) -> list[str]:
 
 
 class NumberClassifier(_NumbersAsTexts, TextClassifier):
-    transform = property()  # type: ignore[assignment]
+    transform = property()
 
 
 class NumberRegressor(_NumbersAsTexts, TextRegressor):
-    transform = predict_proba = property()  # type: ignore[assignment]
+    transform = predict_proba = property()
 
 
 class NumberEmbedder(_NumbersAsTexts, TextEmbedder):
-    predict = predict_proba = property()  # type: ignore[assignment]
+    predict = predict_proba = property()
 
 
 @pytest.fixture(scope="module")

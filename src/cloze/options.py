@@ -46,7 +46,7 @@ def check_types(settings: Any) -> None:
         ConfigError: If a value has another type than its field, or is NaN. Values that a ``Literal`` lists are checked
             by type only: the settings have their own messages for them.
     """
-    for name, annotation in _annotations(type(settings)).items():
+    for name, annotation in _annotations(settings.__class__).items():
         value = getattr(settings, name)
         if not isinstance(value, str) and hasattr(value, "item"):
             value = value.item()

@@ -213,7 +213,7 @@ def _take_texts(tags: Any) -> Any:
 
 def _read_texts(data: Any) -> list[str]:
     """Return texts as a list; a table of one column is taken as its column."""
-    shape = getattr(data, "shape", ())
+    shape: tuple[int, ...] = getattr(data, "shape", ())
     if len(shape) == 2:
         if shape[1] != 1:
             raise InputError(f"X has {shape[1]} columns; expected a list of texts, or one column of them")

@@ -69,7 +69,7 @@ def test_the_same_command_goes_on(run: Cloze, way: Way, table: Path, monkeypatch
         calls.append(texts)
         if len(calls) == 2:
             raise Interrupted(15, "stopped")
-        return embed(self, texts, *rest, **more)  # type: ignore[arg-type]
+        return embed(self, texts, *rest, **more)
 
     monkeypatch.setattr(Model, "embed", stops)
     output = table.with_name("vectors.npy")
@@ -164,7 +164,7 @@ def test_another_model_does_not_go_on(
         calls.append(texts)
         if len(calls) == 2:
             raise Interrupted(15, "stopped")
-        return embed(self, texts, *rest, **more)  # type: ignore[arg-type]
+        return embed(self, texts, *rest, **more)
 
     monkeypatch.setattr(Model, "embed", stops)
     words = ("embed", "--input", table, "--output", output)

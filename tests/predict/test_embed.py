@@ -76,7 +76,7 @@ def test_what_is_refused(pretrained: Model) -> None:
     with pytest.raises(RequestError, match=r"^2 texts, but 1 pairs; one for each was expected$"):
         pretrained.embed(["a", "b"], ["c"])
     with pytest.raises(RequestError, match=r"^unknown pooling 'maen'; did you mean 'mean'\?$"):
-        pretrained.embed(["a"], pooling="maen")  # type: ignore[arg-type]
+        pretrained.embed(["a"], pooling="maen")
 
 
 def test_a_pooling_that_we_do_not_have() -> None:
@@ -100,6 +100,6 @@ def test_batches_hold_each_text_once_within_the_budget(lengths: list[int]) -> No
 def test_names_of_layers_are_no_pooling(pretrained: Model) -> None:
     hint = "the pooling is one of cls, mean, max, mean_max; for the mean of the last four layers, use layer -4,-3,-2,-1"
     with pytest.raises(RequestError, match=f"^unknown pooling 'last4'; {hint}$"):
-        pretrained.embed(["a cat"], pooling="last4")  # type: ignore[arg-type]
+        pretrained.embed(["a cat"], pooling="last4")
     states = [pretrained.hidden("a cat", layer=layer).mean(0) for layer in (-3, -2, -1)]
     assert_close(pretrained.embed(["a cat"], layer=(-3, -2, -1))[0], sum(states) / 3)

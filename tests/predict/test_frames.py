@@ -52,14 +52,14 @@ def test_other_libraries_get_their_own_kind(make: Any, model: cloze.Model) -> No
 
 def test_columns_may_have_other_names(model: cloze.Model) -> None:
     frame = pd.DataFrame({"review": TEXTS})
-    found: Any = model.classify(frame, text="review")  # type: ignore[call-arg]
+    found: Any = model.classify(frame, text="review")
     assert found["prediction"].tolist() == [label.label for label in model.classify(TEXTS)]
     with pytest.raises(DataError, match="data has no column 'text'; choose one of: review"):
         model.classify(frame)
     with pytest.raises(DataError, match="data has a column 'prediction' already, which the results need"):
-        model.classify(found, text="review")  # type: ignore[call-arg]
+        model.classify(found, text="review")
     with pytest.raises(RequestError, match="which name columns of a data frame"):
-        model.classify(TEXTS, text="review")  # type: ignore[call-arg]
+        model.classify(TEXTS, text="review")
     with pytest.raises(DataError, match="data row 2: 'text' is None; expected text in quotes"):
         model.classify(pd.DataFrame({"text": ["a", None]}))
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -135,10 +136,8 @@ def test_choices_are_scored_by_the_mean(tmp_path: Path) -> None:
     assert scores.shape == (len(TEXTS), 1)
     loaded = load_folder(folder)
     assert loaded.model.head_names == ("choice",)
-    assert torch.equal(
-        loaded.model.heads["choice"].output.weight,  # type: ignore[union-attr]
-        contents.model.heads["choice"].output.weight,  # type: ignore[union-attr]
-    )
+    outputs: list[Any] = [model.heads["choice"].output for model in (loaded.model, contents.model)]
+    assert torch.equal(outputs[0].weight, outputs[1].weight)
 
 
 @pytest.mark.parametrize("way", [{"layers": 1}, {"preset": "tiny"}])

@@ -25,7 +25,7 @@ from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source, read_rows
 from cloze.tasks.tagging.kind import TAG
 
-COLUMNS = {"text": ["good film", "bad film", "fine, too", "dull"], "label": [1, 0, 1, 0]}
+COLUMNS: dict[str, Any] = {"text": ["good film", "bad film", "fine, too", "dull"], "label": [1, 0, 1, 0]}
 ROWS = [dict(zip(COLUMNS, cells, strict=True)) for cells in zip(*COLUMNS.values(), strict=True)]
 
 
@@ -212,24 +212,27 @@ def test_published_tasks_are_read_from_files() -> None:
 
 def test_other_kinds_read_rows_in_memory() -> None:
     several = [{"text": "a", "label": ["x", "y"]}, {"text": "b", "label": []}]
-    assert read_task(Source(MULTILABEL.name, several, several)).train.targets == [(1, 1), (0, 0)]
+    train: Any = read_task(Source(MULTILABEL.name, several, several)).train
+    assert train.targets == [(1, 1), (0, 0)]
     numbers = pd.DataFrame({"text": ["a", "b"], "label": [0.5, 2.0]})
-    assert read_task(Source(REGRESS.name, numbers, numbers)).train.targets == [0.5, 2.0]
+    train = read_task(Source(REGRESS.name, numbers, numbers)).train
+    assert train.targets == [0.5, 2.0]
     tagged = [{"text": ["Ann", "sings"], "label": ["B-PER", "O"]}, {"text": "Bob sings", "label": "B-PER O"}]
     for form in (tagged, pl.DataFrame(tagged[:1]), pa.Table.from_pylist(tagged[:1]), Dataset.from_list(tagged[:1])):
-        data = read_task(Source(TAG.name, form, form))
-        assert data.train.words[0] == ["Ann", "sings"]
-        assert data.train.places[0] == "train row 1"
+        train = read_task(Source(TAG.name, form, form)).train
+        assert train.words[0] == ["Ann", "sings"]
+        assert train.places[0] == "train row 1"
     options = [{"text": "The sky is", "options": ["blue", "loud"], "label": 0}]
     for form in (options, pd.DataFrame(options), pl.DataFrame(options)):
-        assert read_task(Source(CHOOSE.name, form, form)).train.rows[0].options == ("blue", "loud")
+        train = read_task(Source(CHOOSE.name, form, form)).train
+        assert train.rows[0].options == ("blue", "loud")
     asked = [{"question": "Who sings?", "context": "Ann sings.", "answers": {"text": ["Ann"], "answer_start": [0]}}]
     of_list = read_task(Source(ANSWER.name, asked, asked))
     assert fingerprint(read_task(Source(ANSWER.name, pd.DataFrame(asked), asked)).train) == fingerprint(of_list.train)
 
 
 def test_tags_of_memory_are_refused_with_their_row() -> None:
-    rows = [{"text": ["a"], "label": ["O"]}, {"text": ["a", "b"], "label": ["O"]}]
+    rows: list[dict[str, Any]] = [{"text": ["a"], "label": ["O"]}, {"text": ["a", "b"], "label": ["O"]}]
     assert complaint(rows, TAG.name).startswith("train row 2: 2 words in 'text', but 1 tags in 'label'")
     rows = [{"text": ["a"], "label": [None]}]
     assert complaint(rows, TAG.name).startswith("train row 1: item 1 of 'label' is None; expected a text")

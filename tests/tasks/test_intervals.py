@@ -91,9 +91,9 @@ def test_no_difference_is_not_reliable() -> None:
 
 
 def test_paired_comparison_needs_the_same_rows() -> None:
-    rows = [MetricRows(("accuracy",), [1] * count, [1] * count) for count in (3, 4)]
+    first, second = (MetricRows(("accuracy",), [1] * count, [1] * count) for count in (3, 4))
     with pytest.raises(DataError, match="3 rows against 4; a paired comparison needs the same rows in both"):
-        paired_difference(*rows, "accuracy")
+        paired_difference(first, second, "accuracy")
 
 
 def test_intervals_are_repeatable_and_quick() -> None:

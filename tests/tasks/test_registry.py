@@ -44,7 +44,7 @@ def texts(source: Source) -> list[str]:
 
 
 def test_names_of_files_may_be_texts() -> None:
-    source = Source("classify", "a.csv", "b.csv")  # type: ignore[arg-type]
+    source = Source("classify", "a.csv", "b.csv")
     assert (source.data, source.dev) == (Path("a.csv"), Path("b.csv"))
 
 

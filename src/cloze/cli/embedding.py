@@ -79,7 +79,7 @@ class Embed(TextPrediction["NDArray[np.float32]"]):
     def predict(self, model: "Model", part: Inputs) -> "NDArray[np.float32]":  # type: ignore[override]
         """Return the vectors, (N, H)."""
         if self.word is None:
-            return model.embed(part.texts, part.pairs, self.pooling, self.layers, self.long_texts)  # type: ignore[arg-type]
+            return model.embed(part.texts, part.pairs, self.pooling, self.layers, self.long_texts)
         import numpy as np
 
         return np.stack([model.word(self.word, text, layer=self.layers) for text in part.texts])

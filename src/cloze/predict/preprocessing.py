@@ -6,7 +6,7 @@ The service runs it in another thread than the one that computes. Also checks th
 import logging
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from cloze.errors import RequestError
 from cloze.model import Backbone, HeadName
@@ -58,10 +58,10 @@ class InputWarnings:
         self._last_note = note
 
 
-Method = TypeVar("Method", bound=Callable[..., Any])
+Result = TypeVar("Result")
 
 
-def adds_columns(method: Method) -> Method:
+def adds_columns(method: Callable[..., Result]) -> Callable[..., Result]:
     """Let a prediction method take a data frame: it returns the frame with columns for its results.
 
     The wrapped method has two more arguments, for frames: ``text`` names the column with the texts, and ``pair`` that
@@ -80,7 +80,7 @@ def adds_columns(method: Method) -> Method:
             texts = texts_of(texts, "texts")
         return method(model, texts, *arguments, **more)
 
-    return cast("Method", call)
+    return call
 
 
 def read_texts(

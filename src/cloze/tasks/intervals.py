@@ -321,9 +321,11 @@ def _correlate(first: Floats, second: Floats, counts: Floats) -> Floats:
     def moment(side: Floats, other: Floats) -> Floats:
         products = (counts * side * other).sum(1) / rows
         means = ((counts * one).sum(1) / rows for one in (side, other))
-        return products - np.prod(list(means), axis=0)
+        centred: Floats = products - np.prod(list(means), axis=0)
+        return centred
 
     spreads = [moment(side, side) for side in (first, second)]
     scales = [np.maximum((side**2).max(-1), 1e-300) for side in (first, second)]
     varies = np.all([spread > 1e-12 * scale for spread, scale in zip(spreads, scales, strict=True)], axis=0)
-    return np.where(varies, divide(moment(first, second), np.sqrt(np.prod(spreads, axis=0))), 0.0)
+    correlations: Floats = np.where(varies, divide(moment(first, second), np.sqrt(np.prod(spreads, axis=0))), 0.0)
+    return correlations

@@ -31,7 +31,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     def counted(self: Model, texts: Sequence[str], **how: object) -> object:
         found.update(texts)
-        return embed(self, texts, **how)  # type: ignore[arg-type]
+        return embed(self, texts, **how)
 
     monkeypatch.setattr(Model, "embed", counted)
     return found

@@ -249,7 +249,7 @@ def test_correction_takes_data(base: Path) -> None:
 
 
 def test_distillation_takes_data(run: FinetuneRun, tmp_path: Path) -> None:
-    settings = {"layers": 1, "epochs": 1, "batch_size": 8}
+    settings: dict[str, Any] = {"layers": 1, "epochs": 1, "batch_size": 8}
     path = write(tmp_path / "train.csv", ROWS)
     source = cloze.Source("classify", path, write(tmp_path / "dev.csv", DEV))
     of_file = cloze.distill(source, run, tmp_path / "file", settings=cloze.DistillSettings(**settings), unlabelled=path)

@@ -145,5 +145,5 @@ def _timed(model: Model, texts: Sequence[str]) -> tuple[Floats, float]:
     # With the folder's own pooling: whitening, for example, amplifies differences.
     pooling = None if model.embedding.unsupported is None else "mean"
     start = time.perf_counter()
-    vectors = model.embed(texts, pooling=pooling)  # type: ignore[arg-type]
+    vectors = model.embed(texts, pooling=pooling)
     return vectors, time.perf_counter() - start

@@ -184,8 +184,8 @@ class TaggedRows:
         from cloze.tasks.intervals import LabelCounts
 
         find = find_entities if self.has_entities else _word_spans
-        spans = ([set(find(tags)) for tags in rows] for rows in (self.expected, self.predicted))
-        return LabelCounts.of_spans(*spans, self.names)
+        expected, predicted = ([set(find(tags)) for tags in rows] for rows in (self.expected, self.predicted))
+        return LabelCounts.of_spans(expected, predicted, self.names)
 
     def scores(self, counts: "Floats") -> "dict[str, Floats]":
         """Return the scores of each resample."""
