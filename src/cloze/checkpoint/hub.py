@@ -1,4 +1,4 @@
-"""Resolve a model name to a local folder: a path, the shipped model, or a model on the Hugging Face hub.
+"""Resolve a model name to a local folder: a path, a model known by name, or a model on the Hugging Face hub.
 
 The only module that accesses the network, and only for hub names.
 """
@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 from cloze.errors import CheckpointError
 from cloze.files import read_json
-from cloze.models import ModelPurpose, shipped_folder
+from cloze.models import ModelPurpose, named_folder
 
 # The hub allows 96 characters; longer names can exceed the file system's limit when looked up as a path.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{,95}/[A-Za-z0-9][\w.-]{,95}")
@@ -45,10 +45,10 @@ def is_hub_name(name: str) -> bool:
 
 
 def find_source(source: str | Path) -> Path:
-    """Return the local path of a model: the path itself, the shipped model, or the downloaded copy of a hub model."""
-    shipped = shipped_folder(source)
-    if shipped is not None:
-        return shipped
+    """Return the local path of a model: a path as it is, a model known by name, or the copy of a hub model."""
+    named = named_folder(source)
+    if named is not None:
+        return named
     return fetch(str(source)) if is_hub_name(str(source)) else Path(source)
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from cloze.cli.console import print_json, print_table
 from cloze.cli.outputs import check_folder
 from cloze.errors import ConfigError
-from cloze.models import SHIPPED_MODEL, SHIPPED_MODELS, shipped_folder
+from cloze.models import PACKAGED_MODELS, SHIPPED_MODEL, SHIPPED_MODELS, named_folder, shipped_folder
 
 if TYPE_CHECKING:
     from cloze.checkpoint.convert import ExtensionReport
@@ -211,8 +211,8 @@ def quantize(
     """
     if (task is None) != (data is None):
         raise ConfigError("--task and --data belong together; give both, or neither")
-    if out is None and shipped_folder(model) is not None:
-        raise ConfigError(f"{model} comes with the package and is left as it is; give --out FOLDER for a copy")
+    if out is None and named_folder(model) is not None:
+        raise ConfigError(f"{model} belongs to an installed package and is left as it is; give --out FOLDER for a copy")
     check_folder(out)
     from cloze.cli.inputs import gather_texts
     from cloze.demo.flow import DATA
@@ -264,7 +264,7 @@ def export(*, model: str = SHIPPED_MODEL, out: Path, json: bool = False) -> None
 
 
 def models(*, json: bool = False) -> None:
-    """List the models that can be used without the network: the shipped ones, and those downloaded from the hub before.
+    """List the models that commands know by name: shipped, installable with pip, and downloaded from the hub before.
 
     The shipped model, cloze-mini, is for trying every command offline, filling blanks and scoring English texts, and as
     a start for pre-training and fine-tuning. It is not for sentence vectors and search, for which a model trained for
@@ -276,6 +276,7 @@ def models(*, json: bool = False) -> None:
     from cloze.checkpoint.hub import cached_models
 
     found = [("shipped", model) for model in SHIPPED_MODELS if shipped_folder(model.name) is not None]
+    found += [("installed" if one.find() else one.install, one.purpose) for one in PACKAGED_MODELS]
     found += [("downloaded", model) for model in cached_models()]
     if json:
         for origin, model in found:
@@ -284,4 +285,4 @@ def models(*, json: bool = False) -> None:
     for origin, model in found:
         default = "; used where --model is left out" if model.name == SHIPPED_MODEL else ""
         print(f"{model.name} ({origin}{default})\n  for: {model.good_for}\n  not for: {model.not_for}")
-    print("Any other: --model FOLDER, a run, or a hub name such as sentence-transformers/all-MiniLM-L6-v2")
+    print("Any other: --model FOLDER, a run, or a hub name such as google-bert/bert-base-uncased")

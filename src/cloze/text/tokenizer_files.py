@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cloze.errors import CheckpointError
-from cloze.models import shipped_folder
+from cloze.models import named_folder
 from cloze.text.oov.ladder import LADDER_FILE, Ladder, read_ladder, write_ladder
 from cloze.text.vocabulary import (
     CLS,
@@ -105,8 +105,8 @@ def read_settings(folder: Path, positions: int | None = None) -> TokenizerSettin
 
 
 def find_vocabulary(path: Path) -> Path:
-    """Return the folder with the vocabulary: of a shipped model, of the model inside a run, or the path itself."""
-    folder = shipped_folder(path) or path
+    """Return the folder with the vocabulary: of a model known by name, of the model in a run, or the path itself."""
+    folder = named_folder(path) or path
     has_one = any((folder / name).is_file() for name in _VOCABULARY_FILES)
     return folder / _RUN_MODEL if not has_one and (folder / _RUN_MODEL).is_dir() else folder
 
