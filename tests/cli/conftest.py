@@ -23,8 +23,8 @@ class Result:
 
     @property
     def complaint(self) -> str:
-        """The one line of a mistake, without what precedes each of them."""
-        (line,) = self.err.splitlines()
+        """The one line of a mistake, without what precedes each of them; texts that suit no vocabulary have notes."""
+        (line,) = [line for line in self.err.splitlines() if "of the tokens are [UNK]" not in line]
         return line.removeprefix("cloze: error: ")
 
 

@@ -54,7 +54,8 @@ def test_unknown_recipe_is_a_mistake(run: Cloze, way: Way, tmp_path: Path) -> No
 def test_loss_on_a_text_before_and_after(run: Cloze, way: Way, tmp_path: Path) -> None:
     words = ("evaluate", "mlm", way.text, "--model", way.pretrained, "--length", 32, "--tokens", 500)
     told = json.loads(run(*words, "--out", tmp_path / "scores", "--json").out)
-    assert told.keys() == {"mlm_loss", "standard_error", "perplexity", "mlm_accuracy", "blanks", "tokens"}
+    losses = {"mlm_loss", "mlm_loss_per_word", "mlm_loss_per_character", "standard_error"}
+    assert told.keys() == losses | {"perplexity", "mlm_accuracy", "blanks", "tokens"}
     assert json.loads((tmp_path / "scores" / "eval_results.json").read_text(encoding="utf-8")) == told
     assert run(*words).out.splitlines()[1] == f"mlm_loss\t{told['mlm_loss']:.4f}"
 

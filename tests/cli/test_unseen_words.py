@@ -173,7 +173,7 @@ MISTAKES = {
     "coverage {folder}/none.txt --model {pretrained}": "none.txt: no such file",
     "coverage {folder}/blank.txt --model {pretrained}": "blank.txt: no word in it; give a text to read",
     "coverage {text} --model {folder}/none": "none: no such folder",
-    "coverage {text} --model {pretrained} --output {folder}/words.jsonl": ".tsv was expected, which 'cloze extend",
+    "coverage {text} --model {pretrained} --output {folder}/words.jsonl": ".tsv was expected",
     "coverage {text} --model {pretrained} --best 0": "best is 0; at least 1 was expected",
     "coverage {text} --model {pretrained} --top -1": "top is -1; at least 1 was expected",
     "coverage {text} --model {pretrained} --minimum 0": "minimum is 0; at least 1 was expected",

@@ -74,7 +74,7 @@ def test_scores(run: Cloze, way: Way) -> None:
     assert told["log_probability"] == pytest.approx(expected.total, abs=1e-3)
     assert [token for token, _ in told["tokens"]] == list(expected.tokens)
     out = run("score", LINES[0], "--model", way.pretrained, "--tokens").out.splitlines()
-    assert out[0].split("\t") == ["log-probability", "perplexity", "tokens", "text"]
+    assert out[0].split("\t") == ["log-probability", "perplexity", "per word", "per character", "tokens", "text"]
     assert len(out) == 3 + len(expected.tokens)
 
 

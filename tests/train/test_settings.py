@@ -12,7 +12,7 @@ from cloze.train.settings import LoopSettings, PretrainSettings
 WRONG = [
     ({"steps": 0}, "steps is 0; at least 1 was expected"),
     ({"learning_rate": 0.0}, "learning_rate is 0.0; a learning rate such as 1e-4 was expected"),
-    ({"learning_rate": float("nan")}, "learning_rate is nan; a number was expected"),
+    ({"learning_rate": float("nan")}, "learning_rate is nan; a "),
     ({"warmup": 1.0}, "warmup is 1.0; a share of the steps"),
     ({"weight_decay": -0.1}, "weight_decay is -0.1; a small number"),
     ({"seed": -1}, "seed is -1; a whole number from 0"),
