@@ -184,13 +184,11 @@ def test_every_result_names_its_command_machine_and_commit() -> None:
         assert interval, figure
 
 
-@pytest.mark.parametrize("path", [README, CHINESE], ids=name_of)
-def test_tree_names_every_part(path: Path) -> None:
-    tree = next(block.text for block in blocks(path.read_text("utf-8"), "text") if block.text.startswith("src/cloze/"))
-    parts = [part for part in SOURCES.iterdir() if (part.is_dir() and (part / "__init__.py").exists())]
-    modules = list(SOURCES.glob("*.py"))
-    names = [f"  {part.name}/ " for part in parts] + [f"  {part.name} " for part in modules]
-    assert [name for name in names if name not in tree] == []
+def test_architecture_names_every_package_and_root_module() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    packages = [part.name for part in SOURCES.iterdir() if (part / "__init__.py").exists()]
+    modules = [part.stem for part in SOURCES.glob("*.py") if not part.stem.startswith("__")]
+    assert [name for name in packages + modules if f"`{name}`" not in text] == []
 
 
 def test_import_table_is_the_one_that_is_held() -> None:
