@@ -29,9 +29,10 @@ from cloze.checkpoint.folder import (
     config_path,
     find_model,
     load_folder,
+    read_card,
 )
 from cloze.checkpoint.hub import find_source, is_hub_name
-from cloze.checkpoint.weights import PICKLE, SAFETENSORS, read_safetensors, write_safetensors
+from cloze.checkpoint.weights import PICKLE, SAFETENSORS, check_finite, read_safetensors, write_safetensors
 from cloze.errors import CheckpointError, RequestError, did_you_mean
 from cloze.files import read_json, replaced_folder, write_json
 from cloze.model import HEAD_NAMES, Backbone
@@ -84,14 +85,13 @@ def load_any(path: Path, base: str | Path | None = None) -> ModelFolder:
 def adapted_folder(described: AdapterFile, base: ModelFolder, place: Path) -> ModelFolder:
     """Return the model folder of a base with the adapter installed."""
     adapter = AdapterInfo(described.attachment, described.base, place, described.sha256, described.settings)
-    card = described.folder / "README.md"
     return ModelFolder(
         model=base.model,
         tokenizer=base.tokenizer.with_max_length(min(described.max_length, base.tokenizer.max_length)),
         task=described.task,
         # Without projections: whitening, and what others learned, was fitted to the states of the base.
         embedding=replace(base.embedding, projections=()),
-        card=card.read_text(encoding="utf-8", errors="replace") if card.is_file() else None,
+        card=read_card(described.folder),
         adapter=adapter,
     )
 
@@ -255,6 +255,7 @@ def _check_tensor(name: str, tensor: Tensor, expected: Tensor, path: Path) -> No
         )
     if not tensor.is_floating_point():
         raise CheckpointError(f"{path}: {name} holds {tensor.dtype}; floating-point weights were expected")
+    check_finite(name, tensor, path)
 
 
 def find_base(described: AdapterFile, base: str | Path | None = None) -> Path:
