@@ -16,6 +16,7 @@ from torch import Tensor
 
 from cloze.errors import CheckpointError
 from cloze.files import flush, plain_name, read_json
+from cloze.hardware import is_out_of_memory
 
 SAFETENSORS = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
@@ -81,6 +82,8 @@ def read_safetensors_with_metadata(path: Path) -> tuple[dict[str, Tensor], dict[
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dictionary)
             return tensors, file.metadata() or {}
     except (SafetensorError, ValueError, OverflowError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise CheckpointError(
             f"{path}: not a whole safetensors file ({str(error)[:120]}); it may be truncated: fetch or save it again"
         ) from error
@@ -111,6 +114,8 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         ) from error
     # A damaged archive can raise almost any exception, including failed assertions of the reader.
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{path}: not a whole PyTorch file ({reason[:120]}); fetch it again") from error
     if not isinstance(loaded, dict) or not all(_is_plain(tensor) for tensor in loaded.values()):
