@@ -1,10 +1,14 @@
-"""The device to compute on, and a processor feature that some virtual machines announce but do not provide.
+"""The device to compute on, the memory that is available, and a processor feature that some virtual machines hide.
 
 Light to import, without torch: ``import cloze`` calls ``avoid_hidden_tiles``, because oneDNN reads its setting when it
 first multiplies.
 """
 
+import errno
 import os
+import resource
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -71,3 +75,132 @@ def choose_device(name: str | None) -> "torch.device":
         raise ConfigError(
             f"device {name!r} is not available on this machine; use 'cpu', or leave --device out"
         ) from error
+
+
+@dataclass(frozen=True)
+class AvailableMemory:
+    """Bytes that this process can still allocate, and the limit that says so."""
+
+    size: int
+    limit: str
+
+
+# Virtual memory that PyTorch and the other libraries map before the first tensor: 0.81 GB with PyTorch 2 on Linux.
+LIBRARIES = 900 * 2**20
+# What an allocation may need beyond an estimate: the allocator rounds up, and freed blocks do not fit the next ones.
+_MARGIN = 1.1
+# Parts of the messages of allocators that raise no MemoryError.
+_ALLOCATION_FAILED = (
+    *("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "cannot allocate memory"),
+    *("can't start new thread", "cannot map", "failed to map"),
+)
+
+
+def available_memory(root: Path = Path("/")) -> AvailableMemory | None:
+    """Return the memory that this process can still allocate on Linux; None if nothing is known.
+
+    This is the least of what the machine, the control group (of a container) and ``ulimit -v`` leave. Swap does not
+    count: a training that swaps does not end.
+    """
+    return min(_limits(root), key=lambda one: one.size, default=None)
+
+
+def _limits(root: Path) -> Iterator[AvailableMemory]:
+    free = _read_field(root / "proc/meminfo", "MemAvailable:")
+    if free is not None:
+        yield AvailableMemory(1024 * free, "free memory of this machine")
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    mapped = _read_field(root / "proc/self/status", "VmSize:")
+    if soft != resource.RLIM_INFINITY and mapped is not None:
+        yield AvailableMemory(max(0, soft - 1024 * mapped), f"ulimit -v {soft // 1024}")
+    for group, limit_file, used_file, cached_field in _control_groups(root):
+        limit, used = _read_number(group / limit_file), _read_number(group / used_file)
+        if limit is not None and used is not None:
+            # Pages of files are given up when memory is needed.
+            cached = _read_field(group / "memory.stat", cached_field) or 0
+            yield AvailableMemory(max(0, limit - used + cached), f"{limit_file} of the control group {group.name}")
+
+
+# The files of a control group that hold its limit and its use, and the field of those pages, in version 1 and 2.
+_GROUP_FILES = {
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    "": ("memory.max", "memory.current", "inactive_file"),
+}
+
+
+def _control_groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
+    """Yield the control group of this process and all above it, each of which may have a limit, with its files."""
+    try:
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return
+    for line in lines:
+        _, _, names_and_path = line.partition(":")
+        names, _, path = names_and_path.partition(":")
+        for name in {"memory", ""} & set(names.split(",")):
+            top = root / "sys/fs/cgroup" / name
+            group = top / path.lstrip("/")
+            yield from ((one, *_GROUP_FILES[name]) for one in (group, *group.parents) if one.is_relative_to(top))
+
+
+def _read_field(path: Path, name: str) -> int | None:
+    """Return the number behind a name at the beginning of a line."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError):
+        return None
+    values = (line.split()[1] for line in lines if line.split()[:1] == [name])
+    return next((int(value) for value in values if value.isdigit()), None)
+
+
+def _read_number(path: Path) -> int | None:
+    """Return the number in a file; None if there is no such file, or "max" in it."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def require_memory(needed: int, purpose: str, remedy: str, available: AvailableMemory | None = None) -> None:
+    """Refuse work before it takes memory that is not there, which can stop the whole machine.
+
+    Args:
+        needed: Bytes beyond those that the process has now.
+        purpose: What they are for, the subject of the message.
+        remedy: What to do about it.
+        available: What there is; by default it is measured.
+
+    Raises:
+        ConfigError: If there is less than that.
+    """
+    available = available or available_memory()
+    if available is not None and needed * _MARGIN > available.size:
+        raise ConfigError(
+            f"{purpose} needs about {format_bytes(needed)} of memory, but {format_bytes(available.size)} are available "
+            f"({available.limit}); {remedy}"
+        )
+
+
+def require_address_space() -> None:
+    """Refuse a ``ulimit -v`` that PyTorch cannot even be loaded under: its libraries end without a message."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft != resource.RLIM_INFINITY and soft < LIBRARIES:
+        raise ConfigError(
+            f"ulimit -v is {soft // 1024} kB, but PyTorch and its libraries alone map {LIBRARIES // 1024}; raise it"
+        )
+
+
+def format_bytes(count: int) -> str:
+    """Return a size in GB, or in MB below one."""
+    return f"{count / 2**30:.2f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error, or what caused it, is that of an allocator which has no memory left."""
+    if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
+        return True
+    if isinstance(error, RuntimeError | ImportError) and any(part in str(error).lower() for part in _ALLOCATION_FAILED):
+        return True
+    cause = error.__cause__
+    return cause is not None and is_out_of_memory(cause)

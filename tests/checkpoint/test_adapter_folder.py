@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -105,6 +106,59 @@ def test_base_is_found_as_it_was_given(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "far" / "away").mkdir(parents=True)
     shutil.move("adapter", "far/away/adapter")
     assert torch.equal(logits(load_any(Path("far/away/adapter"))), logits(made))
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names that the hub was asked for, which has nothing."""
+    asked: list[str] = []
+
+    def ask(name: str, **options: Any) -> Any:
+        if not options.get("local_files_only"):
+            asked.append(name)
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(huggingface_hub, "model_info", ask)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", ask)
+    return asked
+
+
+def test_base_is_found_from_another_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: list[str]
+) -> None:
+    """There, "runs/books" looks like a name on the hub, which must not be asked."""
+    (tmp_path / "work" / "runs").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "work")
+    made = make_adapter(make_base(Path("runs/books")), Path("runs/reviews/model"))
+    monkeypatch.chdir(tmp_path)
+    assert torch.equal(logits(load_any(Path("work/runs/reviews"))), logits(made))
+    shutil.rmtree("work/runs/books")
+    with pytest.raises(CheckpointError, match="its base, runs/books, is not there; give the base"):
+        load_any(Path("work/runs/reviews"))
+    assert requests == []
+
+
+def test_an_adapter_of_a_hub_model_downloads_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: list[str]
+) -> None:
+    base = make_base(tmp_path / "hub" / "copy")
+    made = make_adapter(base, tmp_path / "adapter")
+    values = json.loads((tmp_path / "adapter" / "adapter.json").read_text("utf-8"))
+    change(tmp_path / "adapter", base=values["base"] | {"name": "owner/model", "path": None})
+    with pytest.raises(CheckpointError, match=r'its base, owner/model, is not there; .*base="owner/model"\)$'):
+        load_any(tmp_path / "adapter")
+    assert requests == []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, local_files_only, **__: str(base))  # noqa: ARG005
+    assert torch.equal(logits(load_any(tmp_path / "adapter")), logits(made))
+
+
+def test_weights_of_an_adapter_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    make_adapter(make_base(tmp_path / "base"), tmp_path / "adapter")
+    tensors = load_file(tmp_path / "adapter" / TENSORS)
+    name = min(tensors)
+    save_file(tensors | {name: tensors[name] * float("nan")}, tmp_path / "adapter" / TENSORS)
+    with pytest.raises(CheckpointError, match=rf"{TENSORS}: {name} holds \d+ of \d+ values that are NaN"):
+        load_any(tmp_path / "adapter")
 
 
 def test_base_that_moved_is_asked_for_by_its_hash(tmp_path: Path) -> None:

@@ -1,8 +1,11 @@
 """Folders that cannot be read: one line that says what is wrong and what to do, and nothing worse."""
 
 import json
+import os
 import random
+import zipfile
 from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +212,75 @@ def test_index_without_a_map(folder: Path) -> None:
     assert "index.json: lacks weight_map" in refusal(folder)
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", [QUERY, "classifier.bias"])
+def test_weights_that_are_no_numbers(name: str, bad: float, folder: Path) -> None:
+    tensor = load_file(folder / "model.safetensors")[name].clone()
+    tensor.view(-1)[1] = bad
+    change_weights(folder, {name: tensor})
+    assert f": {name} holds 1 of {tensor.numel()} values that are NaN or infinite; finite weights" in refusal(folder)
+
+
+def test_large_weights_whose_sum_overflows_are_numbers(folder: Path) -> None:
+    change_weights(folder, {QUERY: torch.full((16, 16), 3e38)})
+    assert (
+        float(load_folder(folder).model.state_dict()["encoder.layers.1.attention.query_key_value.weight"][0, 0]) > 1e38
+    )
+
+
+@pytest.mark.parametrize("damage", ["truncated", "overwritten", "deleted"])
+def test_loaded_weights_do_not_depend_on_the_file(damage: str, folder: Path) -> None:
+    """Weights that are views of a mapped file would become zeros, or kill the process with SIGBUS."""
+    path, expected = folder / "model.safetensors", load_file(folder / "model.safetensors")
+    expected = {name: tensor.clone() for name, tensor in expected.items()}
+    model = load_folder(folder).model
+    assert str(path) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+    if damage == "overwritten":
+        with path.open("r+b") as file:
+            file.write(bytes(path.stat().st_size))
+    elif damage == "truncated":
+        os.truncate(path, 0)
+    else:
+        path.unlink()
+    torch.testing.assert_close(model.heads["sequence"].output.weight.data, expected["classifier.weight"])
+
+
 # Pickles
+
+
+def _deflated(path: Path, method: int = zipfile.ZIP_DEFLATED) -> None:
+    """Compress the entries of an archive of PyTorch."""
+    with zipfile.ZipFile(path) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(path, "w", method) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+
+
+def test_compressed_entries_are_not_unpacked(folder: Path) -> None:
+    """A file of megabytes could unpack to gigabytes."""
+    path = save_pickle(folder, load_file(folder / "model.safetensors"))
+    load_folder(folder)
+    _deflated(path, zipfile.ZIP_STORED)
+    load_folder(folder)
+    _deflated(path)
+    message = refusal(folder)
+    assert "is compressed to" in message
+    assert "PyTorch stores tensors uncompressed: fetch the file again, or save it again with torch.save" in message
+
+
+def test_entries_that_share_their_bytes(folder: Path) -> None:
+    """The directory of an archive may list the same bytes many times."""
+    path = save_pickle(folder, {f"t{number}": torch.zeros(3000) for number in range(8)})
+    with zipfile.ZipFile(path, "a") as archive:
+        largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+        for number in range(20):
+            shared = copy(largest)
+            shared.filename = f"archive/data/{100 + number}"
+            archive.filelist.append(shared)
+            archive.NameToInfo[shared.filename] = shared
+        archive._didModify = True  # type: ignore[attr-defined]
+    assert "more than the" in refusal(folder)
 
 
 class Hostile:
@@ -280,6 +351,21 @@ def test_unknown_poolings_do_not_stop_the_rest(mode: Any, folder: Path) -> None:
     unsupported = load_folder(folder).embedding.unsupported
     assert unsupported is not None
     assert "modules.json pools by " in unsupported
+
+
+def test_modules_without_end(folder: Path) -> None:
+    modules = [{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}] * 17
+    (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
+    assert refusal(folder) == "/modules.json: names 17 modules; at most 16 were expected"
+
+
+def test_a_card_that_is_too_long_is_not_kept(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    card = folder / "README.md"
+    card.write_bytes(b"x" * 2**20)
+    assert load_folder(folder).card == "x" * 2**20
+    card.write_bytes(b"x" * (2**20 + 1))
+    assert load_folder(folder).card is None
+    assert f"{card}: longer than 1048576 bytes, so that it is not kept as the model card" in caplog.text
 
 
 # Anything at all

@@ -30,6 +30,28 @@ def test_defect_is_one_line(run: Cloze, monkeypatch: pytest.MonkeyPatch) -> None
     assert debugged.err.splitlines()[-1] == f"cloze: error: {message}"
 
 
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 9 bytes")]
+)
+def test_no_memory_is_no_defect(run: Cloze, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(models, "_facts", fail)
+    result = run("doctor")
+    assert result.code == 2
+    assert result.complaint.startswith("not enough memory")
+    assert "are left (" in result.complaint
+    assert result.complaint.endswith("; use a smaller model or shorter texts")
+
+
+def test_a_limit_of_memory_below_that_of_the_libraries_is_refused(run: Cloze, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (500 * 2**20, -1))
+    result = run("doctor")
+    assert result.code == 2
+    assert result.complaint.startswith("ulimit -v is 512000 kB, but PyTorch and its libraries alone map 921600; raise")
+
+
 def test_interrupted_is_130(run: Cloze, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt() -> None:
         raise KeyboardInterrupt
@@ -100,4 +122,4 @@ def test_reader_that_has_seen_enough_is_no_error(way: Way) -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-    assert process.returncode == 0
+    assert process.returncode == 141  # as of a process that SIGPIPE ended

@@ -96,6 +96,18 @@ def test_bad_rows_of_parquet_are_told_or_skipped(tmp_path: Path) -> None:
         read(path)
 
 
+@pytest.mark.parametrize("kind", [pyarrow.string(), pyarrow.dictionary(pyarrow.int32(), pyarrow.string())], ids=str)
+def test_a_huge_cell_of_parquet_is_a_bad_row(
+    tmp_path: Path, kind: pyarrow.DataType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compressed, it takes next to nothing in the file."""
+    monkeypatch.setattr(module, "LONGEST_ROW", 100)
+    path = write_parquet(tmp_path / "a.parquet", pyarrow.array(["First.", "x" * 101, "y" * 100]).cast(kind))
+    with pytest.raises(DataError, match=r"a.parquet, row 2: the column 'text' holds 101 bytes; at most 100 were"):
+        read(path)
+    assert read(path, skip=True) == ([Paragraph(1, "First."), Paragraph(3, "y" * 100)], 1)
+
+
 def test_parquet_without_the_column_is_refused_even_if_rows_may_be_skipped(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", ["One."], "txt")
     with pytest.raises(DataError, match=r"a.parquet: no column 'text'; it has: number, txt; did you mean 'txt'\?"):

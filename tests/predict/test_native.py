@@ -162,6 +162,16 @@ def test_states_that_are_needed_or_kept(threads: int) -> None:
 
 
 @needs_library
+@pytest.mark.parametrize("places", [[3] * 26, [25], [-1]])
+def test_positions_that_would_write_beyond_the_states_are_refused(places: list[int]) -> None:
+    _, call = layers(CONFIG, native=True)
+    assert call is not None
+    states = torch.randn(25, CONFIG.hidden_size)
+    with torch.inference_mode(), pytest.raises(ValueError, match="different ones below 25 were expected"):
+        call(states, [(5, 5)], torch.tensor(places), False)
+
+
+@needs_library
 def test_numbers_that_are_none_stay_so() -> None:
     _, call = layers(CONFIG, native=True)
     assert call is not None

@@ -134,6 +134,17 @@ def test_parquet(tmp_path: Path) -> None:
     assert message(path, text="txet") == ("a.parquet has no column 'txet'; it has: text, label; did you mean 'text'?")
 
 
+def test_a_huge_cell_of_parquet_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    monkeypatch.setattr(lines, "LONGEST_LINE", 1000)
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": ["one"] * 100 + ["x" * 1001], "label": [0] * 101}), path)
+    with pytest.raises(DataError, match=r"a\.parquet:101: the column 'text' holds 1001 bytes; at most 1000 were"):
+        triples(read_rows(path, text="text", label="label"))
+
+
 def test_a_file_can_be_read_twice(tmp_path: Path) -> None:
     file = read_rows(write(tmp_path, "a.csv", "text\na\nb\n"), text="text")
     assert triples(file) == triples(file)

@@ -4,9 +4,9 @@
     adapter.safetensors   trained tensors, under their names in ``Bert``
     README.md             model card
 
-The base is looked up relative to the adapter's folder first, then at the path given in training. A base with other
-weights is refused: its predictions would look plausible and be wrong. ``AttachedAdapters`` switches between several
-adapters on one loaded base.
+The base is looked up relative to the adapter's folder first, then at the path given in training, then among the models
+that were downloaded before: a folder never causes a download. A base with other weights is refused: its predictions
+would look plausible and be wrong. ``AttachedAdapters`` switches between several adapters on one loaded base.
 """
 
 import hashlib
@@ -29,14 +29,16 @@ from cloze.checkpoint.folder import (
     config_path,
     find_model,
     load_folder,
+    read_card,
 )
-from cloze.checkpoint.hub import find_source, is_hub_name
-from cloze.checkpoint.weights import PICKLE, SAFETENSORS, read_safetensors, write_safetensors
+from cloze.checkpoint.hub import cached_copy, find_source
+from cloze.checkpoint.weights import PICKLE, SAFETENSORS, check_finite, read_safetensors, write_safetensors
 from cloze.errors import CheckpointError, RequestError, did_you_mean
 from cloze.files import read_json, replaced_folder, write_json
 from cloze.model import HEAD_NAMES, Backbone
 from cloze.model.adapters import Attachment, AttachmentKind, Parts, install, new_parts, part_tensors, parts_of
 from cloze.model.heads import PRETRAINING_HEADS
+from cloze.models import shipped_folder
 from cloze.options import FeatureHead, Features, HeadPooling
 from cloze.tasks.kind import TaskLabels
 
@@ -84,14 +86,13 @@ def load_any(path: Path, base: str | Path | None = None) -> ModelFolder:
 def adapted_folder(described: AdapterFile, base: ModelFolder, place: Path) -> ModelFolder:
     """Return the model folder of a base with the adapter installed."""
     adapter = AdapterInfo(described.attachment, described.base, place, described.sha256, described.settings)
-    card = described.folder / "README.md"
     return ModelFolder(
         model=base.model,
         tokenizer=base.tokenizer.with_max_length(min(described.max_length, base.tokenizer.max_length)),
         task=described.task,
         # Without projections: whitening, and what others learned, was fitted to the states of the base.
         embedding=replace(base.embedding, projections=()),
-        card=card.read_text(encoding="utf-8", errors="replace") if card.is_file() else None,
+        card=read_card(described.folder),
         adapter=adapter,
     )
 
@@ -114,7 +115,7 @@ def save_adapter(contents: ModelFolder, destination: Path) -> None:
         **({"pooling": attachment.pooling} if attachment.pooling != "cls" else {}),
         "base": {
             "name": adapter.base,
-            "path": None if is_hub_name(adapter.base) else _relative_path(destination, adapter.place),
+            "path": _relative_path(destination, adapter),
             "sha256": adapter.sha256,
         },
         "max_length": contents.tokenizer.max_length,
@@ -140,8 +141,12 @@ def _task_values(bert: Backbone, attachment: Attachment, task: TaskLabels) -> di
     return {name: value for name, value in write_config(bert, heads, task).items() if name not in without}
 
 
-def _relative_path(destination: Path, base: Path) -> str:
-    return Path(os.path.relpath(base.resolve(), destination.resolve())).as_posix()
+def _relative_path(destination: Path, adapter: AdapterInfo) -> str | None:
+    """Return the path of the base relative to the adapter's folder; None for the downloaded copy of a hub model."""
+    base = adapter.place.resolve()
+    if base == cached_copy(adapter.base):
+        return None
+    return Path(os.path.relpath(base, destination.resolve())).as_posix()
 
 
 def _card(contents: ModelFolder, adapter: AdapterInfo) -> str:
@@ -255,6 +260,7 @@ def _check_tensor(name: str, tensor: Tensor, expected: Tensor, path: Path) -> No
         )
     if not tensor.is_floating_point():
         raise CheckpointError(f"{path}: {name} holds {tensor.dtype}; floating-point weights were expected")
+    check_finite(name, tensor, path)
 
 
 def find_base(described: AdapterFile, base: str | Path | None = None) -> Path:
@@ -268,23 +274,27 @@ def find_base(described: AdapterFile, base: str | Path | None = None) -> Path:
     place_or_none = next(matching, None)
     if place_or_none is None:
         why = "has other weights now" if found else "is not there"
+        name = "..." if described.relative_base is not None else described.base
         raise CheckpointError(
             f"{described.folder}: its base, {described.base}, {why}; give the base whose weights have the SHA-256 "
-            f'{described.sha256}: cloze.load("{described.folder}", base="...")'
+            f'{described.sha256}: cloze.load("{described.folder}", base="{name}")'
         )
     return place_or_none
 
 
 def _candidates(described: AdapterFile) -> Iterator[Path]:
-    """Yield possible folders of the base: relative to the adapter, also if that was moved up, and as it was given."""
-    if is_hub_name(described.base):
-        yield find_source(described.base)
-        return
+    """Yield possible folders of the base: relative to the adapter, also if that was moved up, and as it was given.
+
+    None of them is downloaded: only a name that the user types causes a request.
+    """
     if described.relative_base is not None:
         way = Path(described.relative_base)
         for start in range(sum(part == ".." for part in way.parts) + 1):
             yield described.folder.joinpath(*way.parts[start:])
-    yield Path(described.base)
+    yield shipped_folder(described.base) or Path(described.base)
+    copy = cached_copy(described.base)
+    if copy is not None:
+        yield copy
 
 
 def check_base(described: AdapterFile, place: Path) -> None:

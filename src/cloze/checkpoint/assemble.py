@@ -18,6 +18,7 @@ from cloze.checkpoint.config_file import (
     read_task_labels,
 )
 from cloze.checkpoint.names import COPIES, Layout, hugging_face_names, joined, layer_prefix, normalised
+from cloze.checkpoint.weights import check_finite
 from cloze.errors import CheckpointError
 from cloze.model import HEAD_NAMES, Backbone, BertConfig, HeadName
 from cloze.tasks.kind import TaskLabels
@@ -117,6 +118,7 @@ def _take(name: str, layout: Layout, expected: Tensor, found: Mapping[str, Tenso
             )
         if not found[part].is_floating_point():
             raise CheckpointError(f"{path}: {part} holds {found[part].dtype}; floating-point weights were expected")
+        check_finite(part, found[part], path)
     return joined(found[part].to(torch.float32) for part in names).contiguous()
 
 

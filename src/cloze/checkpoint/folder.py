@@ -1,6 +1,7 @@
 """Model folders in the HF layout: load, save, and compute a fingerprint of everything that affects predictions."""
 
 import hashlib
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -27,6 +28,8 @@ from cloze.tasks.kind import TaskLabels
 from cloze.text import Tokenizer
 from cloze.text.tokenizer_files import TOKENIZER_FILES
 
+logger = logging.getLogger("cloze")
+
 CONFIG = "config.json"
 ADAPTER = "adapter.json"  # checkpoint/adapter_folder.py
 # Files of model folders, written by cloze and by other libraries; others are never overwritten.
@@ -38,6 +41,8 @@ _OURS = {
 }
 # Folders of sentence-transformers, and weights in several files.
 _NUMBERED = re.compile(r"\d+_[A-Z]\w*|(pytorch_model|model)(-[\w-]+)?\.(bin|safetensors)(\.index\.json)?")
+# Bytes of a model card; the longest on the hub have some 100 kB.
+CARD_LIMIT = 2**20
 # Subfolder of a run with the finished model.
 RUN_MODEL = "model"
 
@@ -84,17 +89,29 @@ def load_folder(path: Path) -> ModelFolder:
     tokenizer = Tokenizer.from_folder(folder, positions=longest)
     check_vocabulary(tokenizer.size, assembled.model.config, folder)
     check_segments(tokenizer.segments, assembled.model.config, folder)
-    card = folder / "README.md"
     return ModelFolder(
         model=assembled.model,
         tokenizer=tokenizer,
         task=assembled.task,
         embedding=embedding,
         notes=assembled.notes,
-        card=card.read_text(encoding="utf-8", errors="replace") if card.is_file() else None,
+        card=read_card(folder),
         place=path,
         correcting=read_correcting(values, folder),
     )
+
+
+def read_card(folder: Path) -> str | None:
+    """Return the model card of a folder; None if there is none, or if it is longer than a card can be."""
+    path = folder / "README.md"
+    if not path.is_file():
+        return None
+    with path.open("rb") as file:
+        card = file.read(CARD_LIMIT + 1)
+    if len(card) > CARD_LIMIT:
+        logger.warning("%s: longer than %d bytes, so that it is not kept as the model card", path, CARD_LIMIT)
+        return None
+    return card.decode("utf-8", errors="replace")
 
 
 def _with_mean_head(

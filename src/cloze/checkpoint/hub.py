@@ -66,6 +66,14 @@ def fetch(name: str) -> Path:
         return _cached(name)
 
 
+def cached_copy(name: str) -> Path | None:
+    """Return the copy of an earlier download without any request; None if there is none."""
+    try:
+        return _cached(name).resolve() if _NAME.fullmatch(name) else None
+    except CheckpointError:
+        return None
+
+
 def _cached(name: str) -> Path:
     """Return the copy of an earlier download, when offline."""
     from huggingface_hub import snapshot_download

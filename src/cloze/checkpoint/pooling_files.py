@@ -13,7 +13,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from cloze.checkpoint.weights import read_weights, write_safetensors
+from cloze.checkpoint.weights import check_finite, read_weights, write_safetensors
 from cloze.errors import CheckpointError
 from cloze.files import read_json, read_json_value, write_json
 
@@ -24,6 +24,7 @@ _CLASSES: dict[Activation, str] = {
 }
 # Supported pooling modes; other modules do not produce one vector per text.
 _VECTOR = "sentence_embedding"
+_MOST_MODULES = 16
 
 
 @dataclass(frozen=True, eq=False)  # == of tensors is elementwise
@@ -63,6 +64,8 @@ def read_projection(folder: Path) -> Projection | str:
             f"{folder}: linear.bias has {tuple(bias.shape)}, but linear.weight {tuple(weight.shape)}; "
             "fetch or save it again"
         )
+    check_finite("linear.weight", weight, folder)
+    check_finite("linear.bias", bias, folder)
     return Projection(weight.float(), bias.float(), activations[0])
 
 
@@ -120,6 +123,8 @@ def read_embedding(folder: Path) -> EmbeddingSettings:
     modules = read_json_value(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError(f"{path}: a list of modules was expected")
+    if len(modules) > _MOST_MODULES:  # each may name the same folder of weights, which would be read every time
+        raise CheckpointError(f"{path}: names {len(modules)} modules; at most {_MOST_MODULES} were expected")
     settings = EmbeddingSettings(configured=True)
     for module in modules:
         settings = _with_module(settings, module, folder)

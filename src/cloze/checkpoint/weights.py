@@ -1,9 +1,11 @@
 """Weight files: read and write safetensors, read ``pytorch_model.bin``; neither can execute code.
 
-Reading is lazy where the format allows it, so that shapes are checked before memory is allocated.
+Tensors are copied into memory of the process. A mapped file would change under a running service when somebody
+overwrites it, and kill the process when somebody truncates it.
 """
 
 import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from cloze.errors import CheckpointError
 from cloze.files import flush, plain_name, read_json
+from cloze.hardware import is_out_of_memory
 
 SAFETENSORS = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
@@ -66,7 +69,7 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Map a safetensors file into memory."""
+    """Read all tensors of a safetensors file into memory."""
     return read_safetensors_with_metadata(path)[0]
 
 
@@ -75,9 +78,12 @@ def read_safetensors_with_metadata(path: Path) -> tuple[dict[str, Tensor], dict[
     _check_header(path)
     try:
         with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dictionary)
+            # safetensors returns views of a mapping of the file; see the module docstring.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dictionary)
             return tensors, file.metadata() or {}
     except (SafetensorError, ValueError, OverflowError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise CheckpointError(
             f"{path}: not a whole safetensors file ({str(error)[:120]}); it may be truncated: fetch or save it again"
         ) from error
@@ -98,6 +104,7 @@ def _check_header(path: Path) -> None:
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
     """Read a PyTorch file with the loader that only builds tensors; any other content is an error."""
+    _check_archive(path)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -107,11 +114,55 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         ) from error
     # A damaged archive can raise almost any exception, including failed assertions of the reader.
     except Exception as error:
+        if is_out_of_memory(error):
+            raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(f"{path}: not a whole PyTorch file ({reason[:120]}); fetch it again") from error
     if not isinstance(loaded, dict) or not all(_is_plain(tensor) for tensor in loaded.values()):
         raise CheckpointError(f"{path}: a dictionary of plain tensors was expected; convert it to model.safetensors")
     return {str(name): tensor for name, tensor in loaded.items()}
+
+
+def _check_archive(path: Path) -> None:
+    """Raise an error if the entries of the archive would unpack to more bytes than the file has.
+
+    PyTorch writes stored entries only. A compressed one can unpack to a thousand times its size, and entries that
+    overlap share their bytes.
+    """
+    try:
+        size = path.stat().st_size
+        if not zipfile.is_zipfile(path):
+            return  # the format before PyTorch 1.6, whose tensors are stored as they are
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+    # A damaged directory can raise almost any exception.
+    except Exception as error:
+        raise CheckpointError(f"{path}: not a whole PyTorch file ({str(error)[:120]}); fetch it again") from error
+    compressed = next((entry for entry in entries if entry.compress_type != zipfile.ZIP_STORED), None)
+    if compressed is not None:
+        raise CheckpointError(
+            f"{path}: its entry {compressed.filename[:80]!r} is compressed to {compressed.compress_size} bytes of "
+            f"{compressed.file_size}; PyTorch stores tensors uncompressed: fetch the file again, or save it again "
+            "with torch.save"
+        )
+    unpacked = sum(entry.file_size for entry in entries)
+    if unpacked > size:
+        raise CheckpointError(
+            f"{path}: its entries hold {unpacked} bytes, more than the {size} of the file; fetch it again"
+        )
+
+
+def check_finite(name: str, tensor: Tensor, path: Path) -> None:
+    """Raise an error if a tensor holds NaN or infinity, with which every prediction would be NaN."""
+    # A sum that is finite proves it in one pass without a copy; finite values may still sum to infinity.
+    if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
+        count = int((~torch.isfinite(tensor)).sum())
+        raise CheckpointError(
+            f"{path}: {name} holds {count} of {tensor.numel()} values that are NaN or infinite; "
+            "finite weights were expected: fetch or save it again, or go back to an earlier checkpoint"
+        )
 
 
 def _is_plain(value: object) -> bool:

@@ -2,11 +2,12 @@
 
 Flags may also come from a file (``--config RUN.toml``) or a recipe (``--recipe NAME``); the command line takes
 precedence. Exit codes: 0 success; 2 an error of the user, one line on standard error; 130 and 143 interrupted, with the
-work saved; 1 a bug in cloze, whose traceback ``--debug`` shows.
+work saved; 141 nobody reads the output any more; 1 a bug in cloze, whose traceback ``--debug`` shows.
 """
 
 import logging
 import os
+import select
 import sys
 import traceback
 from collections.abc import Collection, Sequence
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from cloze import __version__
 from cloze.errors import ClozeError, ConfigError, did_you_mean
+from cloze.hardware import available_memory, format_bytes, is_out_of_memory, require_address_space
 
 if TYPE_CHECKING:
     from cyclopts import App, UnknownOptionError
@@ -65,6 +67,8 @@ COMMANDS = {
     "doctor": ("cloze.cli.models", "Show versions, cores, threads and precision, ready to paste."),
 }
 HELP = ("--help", "-h")
+# As of a process that SIGPIPE ended.
+CLOSED_PIPE = 141
 HELP_PAGES = Path(__file__).parent / "help"
 EVERYWHERE = "Every command also takes --config RUN.toml (its flags as a file) and --debug (tracebacks)."
 # Short names of flags, for commands that have no flag of that name themselves.
@@ -76,6 +80,9 @@ ALIASES = {
     "adapt-batch": "adapt-batch-size",
     "adapt-length": "adapt-max-length",
 }
+
+# Flags by which a command needs less memory.
+_SAVING_FLAGS = ("batch-size", "accumulate", "checkpointing", "max-length", "preset")
 
 # Names of flags in the training scripts of transformers, for suggestions.
 TRANSFORMERS_NAMES = {
@@ -98,6 +105,18 @@ TRANSFORMERS_NAMES = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        code = _dispatch(words)
+        sys.stdout.flush()  # here, not at the end of the interpreter, which reports a closed pipe as an error
+    except BrokenPipeError:
+        if not _reader_is_gone():
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = CLOSED_PIPE
+    sys.exit(code)
+
+
+def _dispatch(words: list[str]) -> int:
     debug = _take_flag(words, "--debug")
     if not words or words[0] in HELP:
         print(overview())
@@ -108,8 +127,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # writes them, and a test compares.
         print(HELP_PAGES.joinpath(f"{words[0]}.txt").read_text(encoding="utf-8"), end="")
     else:
-        sys.exit(_run(words[0], words[1:], debug))
-    sys.exit(0)
+        return _run(words[0], words[1:], debug)
+    return 0
+
+
+def _reader_is_gone() -> bool:
+    """Return whether nobody reads standard output any more, as behind "| head"; other pipes break by mistake."""
+    try:
+        poll = select.poll()
+        poll.register(sys.stdout.fileno(), select.POLLOUT)
+        return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
+    except (OSError, ValueError):  # no file, as in a notebook
+        return False
 
 
 def overview() -> str:
@@ -127,34 +156,42 @@ def overview() -> str:
 
 
 def _run(command: str, words: list[str], debug: bool) -> int:
-    from cyclopts import CycloptsError
-
+    flags: Collection[str] = ()
     try:
+        require_address_space()
         _show_notes()
         app = build(command, _take_value(words, "--config"))
-        words = _expand_aliases(words, _flags(app.assemble_argument_collection()))
+        flags = _flags(app.assemble_argument_collection())
+        words = _expand_aliases(words, flags)
         app(words, exit_on_error=False, print_error=False, result_action="return_none")
-    except (ClozeError, CycloptsError) as error:
-        if debug:
-            traceback.print_exc()
-        _print_message(_format_error(error, command))
-        return 2
-    except BrokenPipeError:  # the reader closed the pipe, as in "| head"
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
         _print_message("interrupted")
         return 130
     except Exception as error:
-        code = getattr(error, "exit_code", None)  # of Interrupted, whose module is not imported for this
-        if code is not None:
-            _print_message(str(error), "note")
-            return int(code)
-        if debug:
-            traceback.print_exc()
-        _print_message(f"{type(error).__name__}: {_one_line(error)} (a bug in cloze; --debug shows where)")
-        return 1
+        if isinstance(error, BrokenPipeError) and _reader_is_gone():
+            raise
+        return _report(error, command, flags, debug)
     return 0
+
+
+def _report(error: Exception, command: str, flags: Collection[str], debug: bool) -> int:
+    """Print one line about an error and return the exit code."""
+    from cyclopts import CycloptsError
+
+    code = getattr(error, "exit_code", None)  # of Interrupted, whose module is not imported for this
+    if code is not None:
+        _print_message(str(error), "note")
+        return int(code)
+    if debug:
+        traceback.print_exc()
+    if is_out_of_memory(error):
+        _print_message(_describe_no_memory(error, flags))
+        return 2
+    if isinstance(error, ClozeError | CycloptsError):
+        _print_message(_format_error(error, command))
+        return 2
+    _print_message(f"{type(error).__name__}: {_one_line(error)} (a bug in cloze; --debug shows where)")
+    return 1
 
 
 def build(command: str, config: Path | None = None) -> "App":
@@ -264,6 +301,16 @@ def _format_error(error: Exception, command: str) -> str:
         expected, _ = error.argument.token_count()
         return f"{name} is {' '.join(values)}; {expected} values were expected"
     return f"{name} is missing; 'cloze {command} --help' explains it"
+
+
+def _describe_no_memory(error: Exception, flags: Collection[str]) -> str:
+    """Return one line: what could not be allocated, what is left, and the flags of this command that need less."""
+    reason = _one_line(error).partition(" Exception raised from")[0][:200]
+    available = available_memory()
+    left = "" if available is None else f"; {format_bytes(available.size)} are left ({available.limit})"
+    saving = [f"--{flag}" for flag in _SAVING_FLAGS if flag in flags]
+    remedy = f"try {', '.join(saving)}, or a smaller model" if saving else "use a smaller model or shorter texts"
+    return f"not enough memory{f' ({reason})' if reason else ''}{left}; {remedy}"
 
 
 def _suggest_option(error: "UnknownOptionError") -> str:

@@ -110,6 +110,13 @@ def open_parquet(path: Path, column: str) -> Iterator[Any]:
 
 def _value(path: Path, number: int, column: str, value: Any) -> str:
     place = f"{path}, row {number}"
+    text = value.value if hasattr(value, "dictionary") else value
+    size = len(text.as_buffer()) if text is not None and text.is_valid else 0
+    if size > LONGEST_ROW:
+        raise RowError(
+            f"{place}: the column {column!r} holds {size} bytes; at most {LONGEST_ROW} were expected: shorten the text "
+            "or use --on-bad-row skip"
+        )
     try:
         return _checked(place, column, value.as_py())
     except UnicodeDecodeError as error:

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cloze import lines
 from cloze.errors import DataError
@@ -22,6 +22,8 @@ from cloze.lines import Lines, RowError, broken_archive, check_is_file, open_fil
 # Bytes in which the first line of a file, or enough of it, is looked for.
 _PEEKED = 65536
 _LONGEST_NAME = 40
+# Rows of a Parquet file in memory at once.
+_PARQUET_ROWS = 64
 _NUMBER = re.compile(r"[+-]?\d+([.,]\d+)?")
 _SENTENCE = re.compile(r"[。！？，；]|[.!?](\s|$)|\w+(\s+\w+){3}")
 
@@ -286,7 +288,8 @@ class ParquetTable(Table):
 
         number = 0
         try:
-            for batch in self._file.iter_batches(batch_size=1024):
+            for batch in self._file.iter_batches(batch_size=_PARQUET_ROWS):
+                _check_cells(batch, path, number)
                 for cells in batch.to_pylist():
                     number += 1
                     yield Record(f"{path}:{number}", cells)
@@ -294,6 +297,27 @@ class ParquetTable(Table):
             raise DataError(
                 f"{path}: cannot be read after row {number} ({str(error).splitlines()[0]}); write it again"
             ) from error
+
+
+def _check_cells(batch: Any, path: Path, first: int) -> None:
+    """Raise an error if a cell is longer than a line of any other table may be, before it becomes an object."""
+    if batch.nbytes <= lines.LONGEST_LINE:
+        return
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        for number, cell in enumerate(column, start=first + 1):
+            size = _cell_size(cell)
+            if size > lines.LONGEST_LINE:
+                raise DataError(
+                    f"{path}:{number}: the column {name!r} holds {size} bytes; at most {lines.LONGEST_LINE} were "
+                    "expected: shorten the text, or leave out the row"
+                )
+
+
+def _cell_size(cell: Any) -> int:
+    """Return the bytes of a string in an Arrow column; 0 for other types."""
+    plain = getattr(cell, "value", cell) if hasattr(cell, "dictionary") else cell
+    buffer = plain.as_buffer() if hasattr(plain, "as_buffer") else None
+    return 0 if buffer is None else len(buffer)
 
 
 def is_table(path: "TableSource") -> bool:

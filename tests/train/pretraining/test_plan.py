@@ -1,15 +1,20 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cloze import hardware
 from cloze.checkpoint import load_folder
-from cloze.errors import DataError
+from cloze.errors import ConfigError, DataError
+from cloze.hardware import AvailableMemory
 from cloze.model import Bert
 from cloze.model.cost import count_flops
+from cloze.progress import Silent
 from cloze.train.pretraining import plan as module
 from cloze.train.pretraining.length_schedule import flops_per_token
 from cloze.train.pretraining.plan import expected_loss, plan, recorded_runs
+from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.settings import PretrainSettings
 
 RUNS = [
@@ -120,3 +125,55 @@ def test_share_of_the_peak_is_that_of_both_phases(data: Path, monkeypatch: pytes
 
 def test_further_training_has_no_expected_loss(data: Path, base: Path) -> None:
     assert plan(data, model=base, settings=SETTINGS).expected is None
+
+
+LARGE = PretrainSettings(preset="tiny", batch_size=64, max_length=24, steps=10)
+
+
+def test_a_large_step_is_worked_out_from_a_part_of_it(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    compute = module._compute_gradients
+
+    def counted(objective: Any, optimizer: Any, parts: Any, precision: Any) -> None:
+        rows.append(sum(len(part.ids) for part in parts))
+        compute(objective, optimizer, parts, precision)
+
+    monkeypatch.setattr(module, "_compute_gradients", counted)
+    monkeypatch.setattr(module, "TIMED_TOKENS", 100)
+    planned = plan(data, settings=LARGE)
+    accumulated = plan(data, settings=replace(LARGE, accumulate=32))
+    assert 0 < max(rows) <= 5
+    monkeypatch.setattr(module, "TIMED_TOKENS", 10_000)
+    whole = plan(data, settings=LARGE)
+    assert rows[-1] == 64
+    for worked_out in (planned, accumulated):
+        assert worked_out.tokens_per_step == pytest.approx(whole.tokens_per_step, rel=0.2)
+        assert worked_out.seconds_per_step > whole.seconds_per_step / 10
+    assert planned.estimate == whole.estimate
+    # What the process had before counts too, so that only the part that was not run can be compared.
+    assert planned.peak_bytes > planned.estimate.activation_bytes
+
+
+def test_more_than_the_memory_is_said_by_plan_and_refused_by_pretrain(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = AvailableMemory(30 * 2**20, "a made limit")
+    for place in (module, hardware):
+        monkeypatch.setattr(place, "available_memory", lambda: there)
+    monkeypatch.setattr(module, "resident_memory", lambda: 0)
+    monkeypatch.setattr(module, "TIMED_TOKENS", 100)
+    said: list[str] = []
+    progress = Silent()
+    monkeypatch.setattr(progress, "say", said.append)
+    plan(data, settings=LARGE, progress=progress)
+    assert any("but 30 MB are available here (a made limit); --accumulate" in line for line in said)
+    message = (
+        r"a step of 64 sequences of up to 24 tokens in 1 parts \(parameters and moments \d+ MB, states \d+ MB\) needs "
+        r"about \d+ MB of memory, but 30 MB are available \(a made limit\); use a smaller --batch-size, more parts "
+    )
+    with pytest.raises(ConfigError, match=message):
+        pretrain(data, tmp_path / "run", settings=LARGE)
+    assert not (tmp_path / "run").exists()
+    pretrain(data, tmp_path / "run", settings=replace(LARGE, accumulate=32, steps=1))
+    with pytest.raises(ConfigError, match="but 30 MB are available"):
+        plan(data, settings=replace(LARGE, preset="small"))

@@ -1,15 +1,23 @@
-"""Sequence-length schedule: short sequences first, long ones at the end (appendix A.2: 90 % at 128, 10 % at 512)."""
+"""Sequence-length schedule: short sequences first, long ones at the end (appendix A.2: 90 % at 128, 10 % at 512).
 
+Also what its steps cost: operations per token, and the memory of the largest step.
+"""
+
+import os
+from collections.abc import Collection
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
+
+import torch
 
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
 from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import WordTables, open_word_tables
 from cloze.errors import ConfigError
-from cloze.model import Backbone
-from cloze.model.cost import count_flops
+from cloze.hardware import format_bytes, require_memory
+from cloze.model import Backbone, BertConfig, HeadName
+from cloze.model.cost import Estimate, count_flops, estimate
 from cloze.text import Tokenizer
 from cloze.train.settings import PretrainSettings
 
@@ -70,6 +78,60 @@ class LengthSchedule:
 def open_tables(data: Path, tokenizer: Tokenizer, settings: PretrainSettings) -> WordTables:
     """Open the word lists that the masking strategy needs."""
     return open_word_tables(data, tokenizer, settings.masking, settings.entities, settings.similar, settings.seed)
+
+
+def step_memory(
+    config: BertConfig,
+    heads: Collection[HeadName],
+    settings: PretrainSettings,
+    device: torch.device,
+    *,
+    bf16: bool,
+    split: int = 1,
+) -> Estimate:
+    """Estimate parameters, work and memory of the largest step, whose parts are divided into ``split`` once more."""
+    longest = settings.longest
+    rows = max(1, settings.batch_size * settings.max_length // longest) if settings.long_length else settings.batch_size
+    return estimate(
+        config,
+        heads,
+        batch=-(-rows // (settings.accumulate * split)),
+        length=longest,
+        chosen=settings.mask_rate,
+        checkpointing=settings.checkpointing,
+        # As the encoder decides: dropout and bfloat16 have them written out on a CPU; accelerators have a fused kernel.
+        explicit=device.type == "cpu" and (config.attention_dropout > 0 or bf16),
+    )
+
+
+def require_step_memory(
+    config: BertConfig,
+    heads: Collection[HeadName],
+    settings: PretrainSettings,
+    device: torch.device,
+    *,
+    processes: int = 1,
+    split: int = 1,
+) -> None:
+    """Refuse a training whose step does not fit into memory, before its weights are made.
+
+    Raises:
+        ConfigError: With the figures, and the flags that help.
+    """
+    if device.type != "cpu":
+        return  # the accelerator's allocator fails without harm
+    bf16 = settings.precision == "bf16"
+    numbers = step_memory(config, heads, settings, device, bf16=bf16, split=processes * split)
+    rest = numbers.weight_bytes + numbers.gradient_bytes + numbers.optimizer_bytes
+    # Processes of this machine share its memory.
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if processes > 1 else 1
+    require_memory(
+        local * numbers.total_bytes,
+        f"a step of {settings.batch_size} sequences of up to {settings.longest} tokens in {settings.accumulate} parts "
+        f"(parameters and moments {format_bytes(rest)}, states {format_bytes(numbers.activation_bytes)})",
+        "use a smaller --batch-size, more parts with --accumulate, --checkpointing, a smaller --max-length or a "
+        "smaller model",
+    )
 
 
 def flops_per_token(bert: Backbone, settings: PretrainSettings, long: float) -> float:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,14 +18,21 @@ from cloze.checkpoint import find_source
 from cloze.corpus.batches import PretrainingBatch
 from cloze.corpus.shards import read_manifest
 from cloze.errors import DataError
+from cloze.hardware import available_memory, format_bytes
 from cloze.model import Backbone
-from cloze.model.cost import Estimate, estimate
+from cloze.model.cost import Estimate
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
-from cloze.train.memory import MemoryTrimmer, keep_freed_memory, return_freed_memory
+from cloze.train.memory import MemoryTrimmer, keep_freed_memory, resident_memory, return_freed_memory
 from cloze.train.optimization import Precision, make_optimizer, measure_peak
-from cloze.train.pretraining.length_schedule import LengthSchedule, flops_per_token, open_tables
+from cloze.train.pretraining.length_schedule import (
+    LengthSchedule,
+    flops_per_token,
+    open_tables,
+    require_step_memory,
+    step_memory,
+)
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
 from cloze.train.pretraining.pretrain import start_model
 from cloze.train.settings import PretrainSettings
@@ -32,6 +40,8 @@ from cloze.train.settings import PretrainSettings
 # At least so many steps are timed, and more where they take no time: with many, memory shows what batches of other
 # sizes add to it.
 TIMED, MOST_TIMED, SECONDS = 3, 20, 5.0
+# Tokens that are timed of each step. Of a larger one, so many: its time follows from the number of its tokens.
+TIMED_TOKENS = 8192
 # On a CPU, where freed memory is kept, trainings of forty steps took up to so much more than their first four.
 KEPT = 1.08
 RECORDED = Path(__file__).with_name("recorded_runs.json")
@@ -84,7 +94,9 @@ def plan(
     place = choose_device(device)
     manifest = read_manifest(data)
     start = None if model is None else find_source(model)
-    bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress)
+    split = _Timed.choose(settings, long=bool(settings.long_length)).split
+    check = partial(require_step_memory, device=place, split=split)
+    bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress, check)
     precision = Precision.choose(settings.precision, place)
     batches = LengthSchedule.open(data, tokenizer, settings, open_tables(data, tokenizer, settings))
     seconds, tokens = _phase(bert, batches, settings, precision, 0.0, progress)
@@ -95,11 +107,17 @@ def plan(
         tokens += settings.long_share * (long_tokens - tokens)
         share_of_long = settings.long_share * long_tokens / tokens
     steps, hours = _extent(settings, seconds)
-    numbers = memory_of(bert, settings, precision)
+    numbers, timed = (
+        step_memory(bert.config, bert.head_names, settings, place, bf16=precision.bf16, split=parts)
+        for parts in (1, split)
+    )
+    kept = KEPT if place.type == "cpu" and not settings.checkpointing else 1
+    peak = round(kept * (_peak_memory(place) + numbers.activation_bytes - timed.activation_bytes))
+    _report_shortage(peak, place, progress)
     read = round(steps * tokens)
     return Plan(
         estimate=numbers,
-        peak_bytes=round(_peak_memory(place) * (KEPT if place.type == "cpu" and not settings.checkpointing else 1)),
+        peak_bytes=peak,
         tokens_per_step=round(tokens),
         seconds_per_step=seconds,
         share_of_peak=tokens / seconds * flops_per_token(bert, settings, share_of_long) / measure_peak(precision),
@@ -111,20 +129,23 @@ def plan(
     )
 
 
-def memory_of(bert: Backbone, settings: PretrainSettings, precision: Precision) -> Estimate:
-    """Parameters, work and memory of the largest step."""
-    longest = settings.longest
-    rows = max(1, settings.batch_size * settings.max_length // longest) if settings.long_length else settings.batch_size
-    return estimate(
-        bert.config,
-        bert.head_names,
-        batch=-(-rows // settings.accumulate),
-        length=longest,
-        chosen=settings.mask_rate,
-        checkpointing=settings.checkpointing,
-        # As the encoder decides: dropout and bfloat16 have them written out on a CPU; accelerators have a fused kernel.
-        explicit=precision.device.type == "cpu" and (bert.config.attention_dropout > 0 or precision.bf16),
-    )
+@dataclass(frozen=True)
+class _Timed:
+    """What is timed of a step: this many of its parts, when each is divided into ``split``."""
+
+    split: int
+    parts: int
+    of: int
+
+    @classmethod
+    def choose(cls, settings: PretrainSettings, *, long: bool) -> "_Timed":
+        """Time small parts of a large step: time grows with the tokens, and nobody has to wait, or to have the room."""
+        length, rows = settings.examples(long=long).max_length, settings.sequences(long=long)
+        rows_of_part = rows // settings.accumulate
+        split = max(1, min(rows_of_part, round(rows_of_part * length / TIMED_TOKENS)))
+        parts = settings.accumulate * split
+        tokens = rows * length / parts
+        return cls(split, min(parts, max(1, round(TIMED_TOKENS / tokens))), parts)
 
 
 def _phase(
@@ -140,22 +161,24 @@ def _phase(
     bert.encoder.checkpointing = settings.checkpointing
     optimizer = make_optimizer(objective, settings.learning_rate, settings.weight_decay)
     objective.train()
+    timed, idle = _Timed.choose(settings, long=done > 0), MemoryTrimmer()
     times: list[float] = []
     tokens: list[int] = []
-    idle = MemoryTrimmer()
     while len(times) <= TIMED or (len(times) < MOST_TIMED and sum(times) < SECONDS):
         step = len(times)
         progress.advance("timing", min(step, TIMED), TIMED + 1)
         start = time.perf_counter()
-        parts = [batches.at(step, part, settings.accumulate, done) for part in range(settings.accumulate)]
-        _update(objective, optimizer, parts, precision)
-        times.append(time.perf_counter() - start)
+        parts = [batches.at(step, part, timed.of, done) for part in range(timed.parts)]
+        _compute_gradients(objective, optimizer, parts, precision)
+        computed = time.perf_counter()
+        _update(objective, optimizer)
+        times.append((computed - start) * timed.of / timed.parts + time.perf_counter() - computed)
         tokens.append(sum(part.token_count for part in parts))
         idle.after_step()
-    return min(times[1:]), float(np.mean(tokens))
+    return min(times[1:]), float(np.mean(tokens)) * timed.of / timed.parts
 
 
-def _update(
+def _compute_gradients(
     objective: PretrainingObjective,
     optimizer: torch.optim.Optimizer,
     parts: Sequence[PretrainingBatch],
@@ -167,10 +190,23 @@ def _update(
         with precision.autocast():
             output = objective(part, totals)
         output.loss.backward()
+
+
+def _update(objective: PretrainingObjective, optimizer: torch.optim.Optimizer) -> None:
     torch.nn.utils.clip_grad_norm_(objective.parameters(), 1.0)
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # the work of a step without its effect
     optimizer.step()
+
+
+def _report_shortage(peak: int, device: torch.device, progress: Progress) -> None:
+    """Say if this machine would refuse the run; another one may well have the room."""
+    available = available_memory()
+    if device.type == "cpu" and available is not None and peak > available.size + resident_memory():
+        progress.say(
+            f"the run needs {format_bytes(peak)}, but {format_bytes(available.size)} are available here "
+            f"({available.limit}); --accumulate, --checkpointing or a smaller --batch-size need less"
+        )
 
 
 def _peak_memory(device: torch.device) -> int:

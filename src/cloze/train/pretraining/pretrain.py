@@ -4,7 +4,9 @@ shards -> ``LengthSchedule`` (batches) -> ``PretrainingObjective`` (loss) -> ``t
 """
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_model, find_so
 from cloze.checkpoint.pooling_files import read_embedding
 from cloze.corpus.shards import read_manifest, verify_corpus
 from cloze.errors import ConfigError, DataError
-from cloze.model import Backbone, Bert, BertConfig, preset
+from cloze.model import Backbone, Bert, BertConfig, HeadName, preset
 from cloze.model.surgery import missing_heads, with_heads
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
@@ -22,7 +24,12 @@ from cloze.train.loop import TrainerOptions, train
 from cloze.train.memory import keep_freed_memory, return_freed_memory
 from cloze.train.optimization import Precision, measure_peak
 from cloze.train.pretraining.held_out import evaluate_held_out, open_held_out
-from cloze.train.pretraining.length_schedule import LengthSchedule, flops_per_token, open_tables
+from cloze.train.pretraining.length_schedule import (
+    LengthSchedule,
+    flops_per_token,
+    open_tables,
+    require_step_memory,
+)
 from cloze.train.pretraining.model_card import pretraining_card
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
 from cloze.train.run import Run, TensorBoardLogger, open_run
@@ -73,7 +80,8 @@ def _pretrain(
     if group.is_main:
         verify_corpus(data)
     start = None if model is None else find_source(model)
-    bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress)
+    check = partial(require_step_memory, device=group.device, processes=group.size)
+    bert, tokenizer = start_model(Tokenizer.from_folder(data), settings, start, progress, check)
     tables = open_tables(data, tokenizer, settings)
     batches = LengthSchedule.open(data, tokenizer, settings, tables)
     batches.check(group.size, settings.accumulate)  # now, not after the folder is made
@@ -96,15 +104,23 @@ def _pretrain(
 
 
 def start_model(
-    tokenizer: Tokenizer, settings: PretrainSettings, model: Path | None, progress: Progress
+    tokenizer: Tokenizer,
+    settings: PretrainSettings,
+    model: Path | None,
+    progress: Progress,
+    check: Callable[[BertConfig, tuple[HeadName, ...], PretrainSettings], None] | None = None,
 ) -> tuple[Backbone, Tokenizer]:
     """Return a new model of the preset, or the model to train further, and its tokenizer.
 
-    The tokenizer truncates at the longest sequence that the model has been trained on.
+    The tokenizer truncates at the longest sequence that the model has been trained on. ``check`` may refuse the
+    configuration before memory is allocated for it.
     """
     heads = pretraining_heads(settings)
     if model is None:
-        bert, longest = _fresh(tokenizer, settings), settings.longest
+        config, longest = _new_config(tokenizer, settings), settings.longest
+        if check is not None:
+            check(config, heads, settings)
+        bert: Backbone = Bert.fresh(config, heads, seed=settings.seed)
     else:
         loaded = load_folder(model)
         _refuse_shape(model, loaded.model.config, settings)
@@ -124,12 +140,14 @@ def start_model(
             f"max_length is {settings.longest}, but the model reads at most {bert.config.positions} tokens; "
             "lengthen it with 'cloze extend --positions'"
         )
+    if model is not None and check is not None:
+        check(bert.config, heads, settings)
     return bert, tokenizer.with_max_length(longest)
 
 
-def _fresh(tokenizer: Tokenizer, settings: PretrainSettings) -> Backbone:
+def _new_config(tokenizer: Tokenizer, settings: PretrainSettings) -> BertConfig:
     dropout = BertConfig.dropout if settings.dropout is None else settings.dropout
-    config = preset(
+    return preset(
         settings.preset,
         tokenizer.size,
         dropout=dropout,
@@ -139,7 +157,6 @@ def _fresh(tokenizer: Tokenizer, settings: PretrainSettings) -> Backbone:
         shared_layers=settings.shared_layers,
         positions=max(512, settings.longest),
     )
-    return Bert.fresh(config, pretraining_heads(settings), seed=settings.seed)
 
 
 def _refuse_shape(model: Path, config: BertConfig, settings: PretrainSettings) -> None:

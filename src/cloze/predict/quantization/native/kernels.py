@@ -164,6 +164,7 @@ class NativeLayers:
         found = library()
         assert found is not None
         hidden, count = hidden.contiguous(), len(hidden)
+        needed = None if needed is None else _checked(needed, count)
         states = torch.empty(self._depth if keep_states else 1, count, self._width)
         parts = (SequenceFields * len(lengths))(*(SequenceFields(*shape) for shape in lengths))
         longest, threads = max((length for _, length in lengths), default=0), torch.get_num_threads()
@@ -175,6 +176,14 @@ class NativeLayers:
         )
         last = states[-1] if needed is None else states[-1, : len(needed)]
         return [hidden, *states[:-1], last] if keep_states else [last]
+
+
+def _checked(needed: Tensor, count: int) -> Tensor:
+    """Return the needed positions as the kernel reads them; it does not look where it reads and writes."""
+    needed = needed.to(torch.int64).contiguous()
+    if len(needed) > count or (len(needed) > 0 and (int(needed.min()) < 0 or int(needed.max()) >= count)):
+        raise ValueError(f"needed names {len(needed)} positions; different ones below {count} were expected")
+    return needed
 
 
 def are_native(encoder: Encoder) -> bool:
