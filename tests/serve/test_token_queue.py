@@ -5,13 +5,14 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from cloze.serve.batcher import BatchKey, Job, QueueFullError, TokenQueue
+from cloze.serve.queue import BatchKey, Job, QueueFullError, TokenQueue
 
 EMBED, FILL = BatchKey("embed"), BatchKey("fill")
 
 
-def job(*lengths: int, kind: BatchKey = EMBED, seconds: float = 60) -> Job:
-    return Job(kind, [f"text {index}" for index in range(len(lengths))], lengths, time.monotonic() + seconds)
+def job(*lengths: int, kind: BatchKey = EMBED, seconds: float = 60, client: str = "") -> Job:
+    texts = [f"text {index}" for index in range(len(lengths))]
+    return Job(kind, texts, lengths, time.monotonic() + seconds, client)
 
 
 def taken(queue: TokenQueue, budget: int = 100) -> list[int]:
@@ -45,7 +46,7 @@ def test_no_more_is_padded_than_may_be() -> None:
     assert batches == [[10, 10, 10], [13, 11], [9]]  # 11 beside three of 10 would pad 3
 
 
-def test_the_oldest_comes_first_whatever_its_kind() -> None:
+def test_the_oldest_job_comes_first_whatever_its_kind() -> None:
     queue = TokenQueue(bound=1000)
     jobs = [job(5, 90), job(5, kind=FILL), job(5)]
     for one in jobs:
@@ -86,11 +87,17 @@ def test_what_was_partly_taken_can_be_discarded() -> None:
 
 def test_asking_and_leaving_does_not_grow_the_queue() -> None:
     queue = TokenQueue(bound=20)
-    for _ in range(500):
-        one = job(20)
+    for number in range(500):
+        one = job(20, client=f"10.0.0.{number}")
         queue.put(one)
         queue.discard(one)
-    assert sum(map(len, queue._lanes.values())) <= 2
+    before, last = job(5), job(5, client="10.0.0.1")
+    for one in (before, last):
+        queue.put(one)
+        queue.charge(queue.take(100, wait=0), 0.0, done=True)
+    assert not queue._share._amounts
+    assert not any(client.jobs for client in queue._clients.values())
+    assert len(queue._clients) == 2  # those that were answered just now
 
 
 def test_what_is_late_is_dropped() -> None:
@@ -114,18 +121,11 @@ def test_a_closed_queue_takes_nothing_and_gives_what_it_has() -> None:
     assert taken(queue) == []
 
 
-def test_who_leaves_while_a_batch_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_leaves_without_a_word() -> None:
     queue = TokenQueue(bound=100)
     leaving, staying = job(5), job(6, kind=FILL)
     queue.put(leaving)
     queue.put(staying)
-    oldest = queue._oldest
-
-    def leaves_after_it_was_found() -> object:
-        found = oldest()
-        leaving.future.cancel()  # as a client's task does, without asking the queue
-        return found
-
-    monkeypatch.setattr(queue, "_oldest", leaves_after_it_was_found)
+    leaving.future.cancel()  # as a client's task does, without asking the queue
     assert [item.job for item in queue.take(100, wait=0)] == [staying]
     assert taken(queue) == []
