@@ -2,9 +2,9 @@
 
 A request is a ``Job``; its inputs wait until they are taken in batches. The next batch is that of the client that has
 had the least computing time, as in fair queueing (Demers et al. 1989, "Analysis and simulation of a fair queueing
-algorithm"): a client that sends much waits for itself, not the others for it. Of one client's jobs, the oldest comes
-first, but a large one gives way after every turn. A batch has inputs of one ``BatchKey``, of nearly equal lengths, so
-that there is little padding; clients whose turn is near share it.
+algorithm"): a client that sends much waits for itself, not the others for it. Of one client's jobs, the one with the
+fewest tokens left comes first, but none has more than a turn more than the others. A batch has inputs of one
+``BatchKey``, of nearly equal lengths, so that there is little padding; clients whose turn is near share it.
 
 Two rules protect clients that wait for an answer before they send their next request. While several clients are
 active, none fills more than its part of a batch. And a client that is far ahead pauses for some milliseconds where one
@@ -127,7 +127,7 @@ class _Client:
 class TokenQueue:
     """A queue of jobs, bounded in tokens. Any thread may put and discard; one thread takes batches.
 
-    ``turn`` is the number of tokens after which a job lets its client's other jobs go first.
+    ``turn`` is the number of tokens after which a job lets its client's other jobs go first, whatever their size.
     """
 
     def __init__(self, bound: int, turn: int = 2048) -> None:
@@ -162,7 +162,8 @@ class TokenQueue:
             for name, rest in at_work:
                 waiting[name] = waiting.get(name, 0) + rest
                 jobs += [rest] if name == client else []
-            before = sum(min(rest, tokens + self._turn) for rest in jobs)
+            before = sum(min(rest, tokens) for rest in jobs)
+            before += min(sum(jobs) - before, self._turn)  # larger jobs may have their turn first
             return before + sum(min(rest, before + tokens) for name, rest in waiting.items() if name != client)
 
     def put(self, job: Job) -> None:
@@ -264,9 +265,9 @@ class TokenQueue:
         return None, []
 
     def _items_of(self, client: _Client, key: BatchKey | None, longest: int | None) -> list[Item]:
-        """Return a client's items with a key, or with that of the first; jobs in turn, the oldest first."""
+        """Return a client's items with a key, or with that of the first; of jobs in turn, the smallest first."""
         found: list[Item] = []
-        for job in sorted(client.jobs, key=lambda job: job.tag // self._turn):
+        for job in sorted(client.jobs, key=lambda job: (job.tag // self._turn, job.waiting)):
             if key is not None and job.key != key:
                 continue
             items = (item for item in job.items if longest is None or item.length <= longest)
