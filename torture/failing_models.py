@@ -16,7 +16,8 @@ import httpx
 import numpy as np
 
 from cloze.progress import Progress
-from cloze.serve.batcher import Batcher, BatchKey, Check
+from cloze.serve.batcher import Batcher, Check
+from cloze.serve.queue import BatchKey
 from torture.campaign import Outcome
 from torture.services import Running, made_service
 

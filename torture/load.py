@@ -70,10 +70,11 @@ def _part(values: Sequence[float], share: float) -> float:
 
 @dataclass(frozen=True)
 class Target:
-    """Where to ask, with which headers."""
+    """Where to ask, with which headers, and from which address of this machine."""
 
     url: str
     key: str | None = None
+    source: str | None = None
 
     def request(self, body: bytes) -> bytes:
         """The bytes of a POST."""
@@ -91,7 +92,8 @@ class Target:
         """A new connection."""
         parts = urlsplit(self.url)
         assert parts.hostname is not None
-        return await asyncio.open_connection(parts.hostname, parts.port, limit=2**24)
+        local = None if self.source is None else (self.source, 0)
+        return await asyncio.open_connection(parts.hostname, parts.port, limit=2**24, local_addr=local)
 
 
 Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
@@ -127,6 +129,7 @@ async def press(
     rate: float | None = None,
     aborts: float = 0.0,
     longest: float | None = None,
+    back_off: float = 0.0,
     judge: Judge | None = None,
     seed: int = 0,
 ) -> Figures:
@@ -136,7 +139,7 @@ async def press(
     (and a request is due when it should have been sent, so that a slow service cannot hide behind its own slowness).
     That takes a connection that is free: where all of them wait, fewer are sent than are due.
     ``aborts`` is the share of requests after which the client leaves without waiting, ``longest`` the seconds after
-    which it gives up.
+    which it gives up, ``back_off`` those after which it asks again where it was refused.
     """
     figures = Figures()
     chance = random.Random(seed)
@@ -171,6 +174,8 @@ async def press(
                 if answer is not None and answer[0] == 200:
                     figures.seconds.append(time.monotonic() - due)
                     figures.waited.append(time.monotonic() - asked)
+                if answer is not None and answer[0] == 429:
+                    await asyncio.sleep(back_off)
                 if answer is not None and judge is not None:
                     judge(chosen, answer[0], answer[2])
                 if answer is None or answer[1].get("connection") == "close":

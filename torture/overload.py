@@ -22,7 +22,7 @@ from torture.services import Process, process
 
 # Of MiniLM: with a model that takes next to no time, what is pressed is Python's reading of requests, in which nobody
 # waits in the queue whose bound is tried.
-_SHAPE = replace(SMALL, hidden_size=384, layers=6, heads=12, feedforward_size=1536)
+SHAPE = replace(SMALL, hidden_size=384, layers=6, heads=12, feedforward_size=1536)
 _CONNECTIONS = 32
 _MOST_CONNECTIONS = 400
 _BATCH = Limits().batch
@@ -52,7 +52,7 @@ class OverloadSettings:
 def run(settings: OverloadSettings, progress: Progress) -> Outcome:
     """Measure what it can do, then press harder and harder."""
     with tempfile.TemporaryDirectory() as folder:
-        served = settings.folder or str(saved(model_folder(config=_SHAPE), Path(folder) / "base"))
+        served = settings.folder or str(saved(model_folder(config=SHAPE), Path(folder) / "base"))
         with process([served], "--queue", str(settings.queue), "--threads", "1") as service:
             return press(service, settings, progress)
 

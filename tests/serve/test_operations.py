@@ -9,9 +9,9 @@ import torch
 from cloze.errors import RequestError
 from cloze.predict import Model, load
 from cloze.predict.preprocessing import read_texts
-from cloze.serve.batcher import BatchKey
 from cloze.serve.errors import ModelFailedError
 from cloze.serve.operations import abilities, is_finite, run_operation
+from cloze.serve.queue import BatchKey
 from tests.model.made import model_folder
 
 # What needs no head.

@@ -1,17 +1,20 @@
 """The queue: bounded in tokens, fair, and batches of like lengths."""
 
+import threading
 import time
 from concurrent.futures import CancelledError
+from typing import Any
 
 import pytest
 
-from cloze.serve.batcher import BatchKey, Job, QueueFullError, TokenQueue
+from cloze.serve.queue import BatchKey, Job, QueueFullError, TokenQueue
 
 EMBED, FILL = BatchKey("embed"), BatchKey("fill")
 
 
-def job(*lengths: int, kind: BatchKey = EMBED, seconds: float = 60) -> Job:
-    return Job(kind, [f"text {index}" for index in range(len(lengths))], lengths, time.monotonic() + seconds)
+def job(*lengths: int, kind: BatchKey = EMBED, seconds: float = 60, client: str = "") -> Job:
+    texts = [f"text {index}" for index in range(len(lengths))]
+    return Job(kind, texts, lengths, time.monotonic() + seconds, client)
 
 
 def taken(queue: TokenQueue, budget: int = 100) -> list[int]:
@@ -25,7 +28,7 @@ def test_bound_is_in_tokens_and_jobs_are_whole() -> None:
         queue.put(job(3, 2))
     queue.put(job(4))
     assert queue.tokens == 20
-    assert taken(queue) == [8, 8, 4]
+    assert sorted(taken(queue)) == [4, 8, 8]
     assert (queue.tokens, taken(queue)) == (0, [])
 
 
@@ -45,13 +48,13 @@ def test_no_more_is_padded_than_may_be() -> None:
     assert batches == [[10, 10, 10], [13, 11], [9]]  # 11 beside three of 10 would pad 3
 
 
-def test_the_oldest_comes_first_whatever_its_kind() -> None:
+def test_the_smallest_job_comes_first_whatever_its_kind() -> None:
     queue = TokenQueue(bound=1000)
     jobs = [job(5, 90), job(5, kind=FILL), job(5)]
     for one in jobs:
         queue.put(one)
     batches = [[(jobs.index(item.job), item.length) for item in queue.take(20, wait=0)] for _ in range(3)]
-    assert batches == [[(0, 5), (2, 5)], [(0, 90)], [(1, 5)]]
+    assert batches == [[(1, 5)], [(2, 5), (0, 5)], [(0, 90)]]
 
 
 def test_kinds_do_not_mix() -> None:
@@ -86,11 +89,17 @@ def test_what_was_partly_taken_can_be_discarded() -> None:
 
 def test_asking_and_leaving_does_not_grow_the_queue() -> None:
     queue = TokenQueue(bound=20)
-    for _ in range(500):
-        one = job(20)
+    for number in range(500):
+        one = job(20, client=f"10.0.0.{number}")
         queue.put(one)
         queue.discard(one)
-    assert sum(map(len, queue._lanes.values())) <= 2
+    before, last = job(5), job(5, client="10.0.0.1")
+    for one in (before, last):
+        queue.put(one)
+        queue.charge(queue.take(100, wait=0), 0.0, done=True)
+    assert not queue._share._amounts
+    assert not any(client.jobs for client in queue._clients.values())
+    assert len(queue._clients) == 2  # those that were answered just now
 
 
 def test_what_is_late_is_dropped() -> None:
@@ -114,18 +123,143 @@ def test_a_closed_queue_takes_nothing_and_gives_what_it_has() -> None:
     assert taken(queue) == []
 
 
-def test_who_leaves_while_a_batch_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_leaves_without_a_word() -> None:
     queue = TokenQueue(bound=100)
     leaving, staying = job(5), job(6, kind=FILL)
     queue.put(leaving)
     queue.put(staying)
-    oldest = queue._oldest
-
-    def leaves_after_it_was_found() -> object:
-        found = oldest()
-        leaving.future.cancel()  # as a client's task does, without asking the queue
-        return found
-
-    monkeypatch.setattr(queue, "_oldest", leaves_after_it_was_found)
+    leaving.future.cancel()  # as a client's task does, without asking the queue
     assert [item.job for item in queue.take(100, wait=0)] == [staying]
     assert taken(queue) == []
+
+
+def names(queue: TokenQueue, budget: int = 100, **how: Any) -> list[str]:
+    """The clients of the next batch, which takes a second for every ten tokens."""
+    batch = queue.take(budget, wait=0, **how)
+    queue.charge(batch, sum(item.length for item in batch) / 10, done=True)
+    return [item.job.client for item in batch]
+
+
+def contended(greedy: int) -> TokenQueue:
+    """A queue of which a greedy client has had ten seconds, and a modest one a second, at the same time."""
+    queue = TokenQueue(bound=10_000)
+    queue.put(job(*[20] * greedy, client="greedy"))
+    queue.put(job(10, kind=FILL, client="modest"))
+    assert names(queue) == ["greedy"] * 2  # which came first; half of a batch is its part
+    assert names(queue) == ["modest"]
+    return queue
+
+
+def test_clients_take_turns_by_the_time_they_have_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloze.serve.queue.PAUSE", 0.0)
+    queue = TokenQueue(bound=1000)
+    for _ in range(6):
+        queue.put(job(60, client="greedy"))
+        queue.put(job(20, client="modest"))
+    served = [names(queue, budget=60)[0] for _ in range(6)]
+    assert served.count("modest") >= 4  # 20 tokens at a time
+    queue.put(job(60, client="later"))  # the time before it came is not owed to it
+    order = [names(queue, budget=60)[0] for _ in range(4)]
+    assert order.count("later") == 1
+    assert "greedy" in order
+
+
+def test_no_client_fills_more_than_its_part_of_a_batch() -> None:
+    queue = TokenQueue(bound=1000)
+    queue.put(job(*[10] * 30, client="greedy"))
+    assert names(queue) == ["greedy"] * 10  # it is alone
+    queue.put(job(10, client="modest"))
+    assert sorted(names(queue)) == [*["greedy"] * 5, "modest"]
+    queue.closed = True  # it does not pause
+    assert names(queue) == ["greedy"] * 5  # another has been active lately
+
+
+def test_who_is_ahead_pauses_for_who_was_answered_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloze.serve.queue.PAUSE", 5.0)
+    queue = contended(30)
+    found: list[str] = []
+    taking = threading.Thread(target=lambda: found.extend(names(queue)))
+    taking.start()
+    taking.join(0.2)
+    assert taking.is_alive()
+    queue.put(job(10, client="modest"))  # its next request, on its way until now
+    taking.join(10)
+    assert found == ["modest"]
+
+
+def test_a_pause_is_charged_to_those_it_was_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloze.serve.queue.PAUSE", 0.05)
+    queue = contended(30)
+    before = queue._clients["modest"].tag
+    assert names(queue) == ["greedy"] * 2
+    assert queue._clients["modest"].tag - before == pytest.approx(0.05, abs=0.04)
+
+
+def test_beside_a_batch_at_work_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cloze.serve.queue.PAUSE", 0.0)
+    queue = TokenQueue(bound=10_000)
+    queue.put(job(1000, client="greedy"))
+    long = queue.take(100, wait=0)
+    queue.charge(long, 1.0, done=False)
+    queue.put(job(10, client="greedy"))
+    queue.put(job(1000, client="other"))  # too long for a batch that interrupts another one
+    assert names(queue, beside={"greedy"}) == []
+    queue.put(job(10, client="modest"))
+    assert names(queue, beside={"greedy"}) == ["modest"]
+    queue.charge(long, 1.0, done=False)
+    assert names(queue, beside={"greedy"}) == []
+    assert names(queue, beside={"greedy"}, own=True) == ["greedy"]
+    queue.charge(long, 1.0, done=True)
+    assert {name for _ in range(2) for name in names(queue)} == {"other"}
+
+
+def test_a_large_job_gives_way_after_a_turn() -> None:
+    queue = TokenQueue(bound=10_000, turn=200)
+    large = job(*[10] * 100)
+    queue.put(large)
+    sizes: list[int] = []
+    for _ in range(12):
+        queue.put(job(10))
+        batch = queue.take(100, wait=0)
+        sizes.append(sum(item.job is large for item in batch))
+        queue.charge(batch, 0.1, done=True)
+    assert all(size < 10 for size in sizes)  # the small one is in every batch
+    assert sum(sizes) >= 50
+
+
+def test_a_large_job_is_not_starved_by_small_ones() -> None:
+    queue = TokenQueue(bound=10**6, turn=200)
+    large = job(100, 100, 100)
+    queue.put(large)
+    batches = 0
+    while large.items and batches < 100:
+        while queue.tokens - large.waiting < 400:  # there are always ten others
+            queue.put(job(*[10] * 4))
+        queue.charge(queue.take(100, wait=0), 0.1, done=True)
+        batches += 1
+    assert batches < 100
+
+
+def test_a_full_queue_has_room_for_who_waits_for_little() -> None:
+    queue = TokenQueue(bound=100)
+    queue.put(job(100, client="greedy"))
+    for client, size, fits in (("greedy", 1, False), ("modest", 51, False), ("modest", 50, True), ("modest", 1, False)):
+        assert queue.has_room(size, client) is fits
+        if fits:
+            queue.put(job(size, client=client))
+    others = [f"client {number}" for number in range(100)]
+    for other in others:
+        if queue.has_room(1, other):
+            queue.put(job(1, client=other))
+    assert queue.tokens <= 200  # twice the bound, however many there are
+
+
+def test_what_is_ahead_of_a_job() -> None:
+    queue = TokenQueue(bound=10_000, turn=200)
+    queue.put(job(1000, client="greedy"))
+    queue.put(job(20, client="modest"))
+    assert queue.ahead("new", 10) == 10 + 10  # as much of each of the others, in turn
+    assert queue.ahead("modest", 50) == 20 + 70
+    assert queue.ahead("greedy", 50) == (50 + 200) + 20  # one turn of its own large job
+    assert queue.ahead("greedy", 5000) == 1000 + 20
+    assert queue.ahead("new", 10, [("greedy", 500), ("new", 30)]) == 30 + 40 + 20

@@ -382,12 +382,15 @@ class Model:
 
     @contextmanager
     def before_each_batch(self, check: Callable[[], object]) -> Iterator[None]:
-        """Call ``check`` before each batch while the block runs; an exception that it raises stops the computation."""
-        self._before_batch = check
+        """Call ``check`` before each batch while the block runs; an exception that it raises stops the computation.
+
+        The check may itself compute with the model, in a block of its own.
+        """
+        outer, self._before_batch = self._before_batch, check
         try:
             yield
         finally:
-            self._before_batch = None
+            self._before_batch = outer
 
     def _pooled_logits(self, head: HeadName, batch: Batch) -> Tensor:
         """Return the float32 logits, (B, labels), of a head that reads the pooled vector."""

@@ -15,8 +15,9 @@ from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cloze.serve.batcher import Batcher
 from cloze.serve.errors import AuthenticationError, OriginError, OverloadedError, ServiceError, WrongHostError
+from cloze.serve.queue import FairShare
+from cloze.serve.schemas import client_of
 from cloze.serve.service import Service, error_response
 
 logger = logging.getLogger("cloze.serve")
@@ -43,7 +44,12 @@ class AccessMiddleware:
         self._app, self._service, self._routes = app, service, routes
         self._key = service.settings.key.encode() if service.settings.key else None
         self._trusted = {name.lower() for name in service.settings.trusted}
-        self.in_flight = 0
+        self._requests = FairShare(service.settings.limits.connections)
+
+    @property
+    def in_flight(self) -> int:
+        """Return the number of requests that are being answered."""
+        return self._requests.total
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
@@ -52,32 +58,39 @@ class AccessMiddleware:
             return
         metrics, start, status = self._service.metrics, time.monotonic(), 0
 
+        # HEAD is GET without the body; the server, which sees the method itself, keeps the length in the headers.
+        is_head, client = scope["method"] == "HEAD", client_of(scope)
+        request = {**scope, "method": "GET"} if is_head else scope
+
         async def send_with_headers(message: Message) -> None:
             nonlocal status
+            if is_head and message["type"] == "http.response.body":
+                message = {**message, "body": b""}
             if message["type"] == "http.response.start":
                 status = message["status"]
                 closing = [(b"connection", b"close")] if self._service.draining else []
                 message["headers"] = [*message["headers"], *HEADERS, *closing]
             await send(message)
 
-        self.in_flight += 1
+        has_room = self._requests.has_room(client, 1)
+        self._requests.add(client, 1)
         metrics.in_flight.set(self.in_flight)
         try:
-            self._check(scope)
-            await self._app(scope, receive, send_with_headers)
+            self._check(request, client, has_room=has_room)
+            await self._app(request, receive, send_with_headers)
         except ServiceError as error:
             asks_for_page = _header(scope, b"accept").startswith("text/html")
-            await error_response(error, password=asks_for_page)(scope, receive, send_with_headers)
+            await error_response(error, password=asks_for_page)(request, receive, send_with_headers)
         except Exception:
             logger.exception("a defect of cloze, at %s", scope["path"][:80])  # the app has sent the response
         finally:
-            self.in_flight -= 1
+            self._requests.add(client, -1)
             metrics.in_flight.set(self.in_flight)
             route = scope["path"] if scope["path"] in self._routes else "other"
             metrics.requests.labels(route, str(status or "gone")).inc()
             metrics.request_seconds.labels(route).observe(time.monotonic() - start)
 
-    def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope, client: str, *, has_room: bool) -> None:
         if scope["path"] in OPEN:
             return
         host = _header(scope, b"host")
@@ -90,18 +103,17 @@ class AccessMiddleware:
             raise OriginError("a page of another site asks, which is not allowed")
         if self._key is not None and not self._knows_key(_header(scope, b"authorization")):
             raise AuthenticationError("a key is needed: Authorization: Bearer KEY")
-        if self.in_flight > self._service.settings.limits.connections:
+        if not has_room:
             raise OverloadedError(f"{self.in_flight} requests are in flight; try again in 1 s", "too_many_requests", 1)
         if scope["method"] == "POST":
-            self._check_room(_header(scope, b"content-length"))
+            self._check_room(_header(scope, b"content-length"), client)
 
-    def _check_room(self, length: str) -> None:
+    def _check_room(self, length: str, client: str) -> None:
         """Reject a request that will not fit into any queue before its body is read, when it costs least."""
         tokens = int(length[:12]) // BYTES_PER_TOKEN if length.isdecimal() else 1
-        batchers = self._service.models.batchers
-        full = [batcher for batcher in batchers if _is_full(batcher, tokens)]
-        if len(full) == len(batchers):
-            raise full[0].overloaded()
+        refusals = [batcher.refusal(client, tokens) for batcher in self._service.models.batchers]
+        if refusals[0] is not None and None not in refusals:
+            raise refusals[0]
 
     def _trusts(self, host: str) -> bool:
         """Return whether a Host header is ours: an IP address or a trusted name. This defeats DNS rebinding."""
@@ -127,12 +139,6 @@ class AccessMiddleware:
         elif scheme.lower() != "bearer":
             return False
         return hmac.compare_digest(given, self._key)
-
-
-def _is_full(batcher: Batcher, tokens: int) -> bool:
-    """Return whether a job of about this many tokens cannot be queued; never for a queue that is half empty."""
-    queue = batcher.queue
-    return batcher.ahead > batcher.most_waiting or (2 * queue.tokens > queue.bound and not queue.has_room(tokens))
 
 
 def _header(scope: Scope, name: bytes) -> str:

@@ -1,202 +1,65 @@
-"""The queue of requests and the thread that computes them in batches. Knows neither HTTP nor models.
+"""The thread that computes queued requests in batches. Knows neither HTTP nor models.
 
-A request is a ``Job``; its inputs wait in a ``TokenQueue``, which is bounded in tokens. Inputs that may share a forward
-pass (the same ``BatchKey``) wait in the same lane. A batch starts with the oldest input of all lanes, so that none
-starves, and takes the inputs of its lane that are nearest in length, so that there is little padding.
-
-A ``Batcher`` owns a queue and a thread, and is given the function that computes. If a batch fails, its jobs are
-computed separately, so that no request fails because of another one in its batch.
+A ``Batcher`` owns a ``TokenQueue`` and a thread, and is given the function that computes. If a batch fails, its jobs
+are computed separately, so that no request fails because of another one in its batch. A batch that takes many forward
+passes is interrupted between them when other requests are due.
 """
 
 import logging
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
 from cloze.errors import RequestError
 from cloze.serve.errors import ModelFailedError, OverloadedError
 from cloze.serve.metrics import Metrics
+from cloze.serve.queue import BatchKey, Item, Job, QueueFullError, TokenQueue
 
 logger = logging.getLogger("cloze.serve")
 
-# Number of inputs of a lane among which those of the nearest lengths are chosen.
-LOOK_AHEAD = 1024
 PROBE_EVERY = 10.0  # seconds between the probes of an idle model
 STALE_AFTER = 60.0  # seconds without success after which a model is not ready
 FIRST_GUESS = 2000.0  # throughput in tokens per second that is assumed until it has been measured
 KEPT = 0.9  # decay per batch of the measured tokens and seconds
+BATCHES_PER_TURN = 2  # of a job, while others of its client wait
+# Seconds that a batch computes before it may be interrupted: most are done by then.
+UNINTERRUPTED = 0.05
 
 Check = Callable[[], None]
 
-
-@dataclass(frozen=True)
-class BatchKey:
-    """What inputs must have in common to share a batch."""
-
-    operation: str
-    adapter: str | None = None
-    options: tuple[tuple[str, Hashable], ...] = ()
-
-
-# Maps inputs with one key to results. It must call the check regularly, which raises if no client waits any more.
+# Maps inputs with one key to results. It must call the check before each forward pass. The check raises if no client
+# waits any more; and it may compute another batch, by a nested call.
 ComputeBatch = Callable[[BatchKey, Sequence[Any], Check], Sequence[Any]]
 
 
 @dataclass(eq=False)
-class Job:
-    """One request: its inputs, the tokens of each, and its deadline."""
+class _Run:
+    """A batch at work."""
 
-    key: BatchKey
-    inputs: Sequence[Any]
-    lengths: Sequence[int]
-    deadline: float
-    future: "Future[list[Any]]" = field(default_factory=Future)
-    results: dict[int, Any] = field(default_factory=dict)
-    waiting: int = 0  # tokens in the queue
+    batch: list[Item]
+    nested: bool  # computed while another one is interrupted
+    started: float = field(default_factory=lambda: time.monotonic())
+    charged: float = 0.0  # seconds charged to its clients so far
+    lent: float = 0.0  # seconds in which other batches were computed
+    lent_to_own: float = 0.0  # of them, to other jobs of its own clients
+
+    @property
+    def seconds(self) -> float:
+        """Return the seconds it has been computed for."""
+        return time.monotonic() - self.started - self.lent
+
+    @property
+    def clients(self) -> set[str]:
+        """Return the clients of its jobs."""
+        return {item.job.client for item in self.batch}
 
     @property
     def tokens(self) -> int:
-        """Return the tokens of all inputs."""
-        return sum(self.lengths)
-
-
-@dataclass(eq=False, slots=True)
-class Item:
-    """One input of a job."""
-
-    job: Job
-    index: int
-    length: int
-    number: int
-    queued: float
-    taken: bool = False
-
-    @property
-    def value(self) -> Any:
-        """Return the input."""
-        return self.job.inputs[self.index]
-
-
-class QueueFullError(Exception):
-    """The queue has no room for a job."""
-
-
-class TokenQueue:
-    """A queue of jobs, bounded in tokens. Any thread may put and discard; one thread takes batches."""
-
-    def __init__(self, bound: int) -> None:
-        self.bound, self.tokens = bound, 0
-        self.closed = False
-        self._lanes: dict[BatchKey, deque[Item]] = {}
-        self._number = self._stale = 0
-        self._changed = threading.Condition()
-
-    def has_room(self, tokens: int) -> bool:
-        """Return whether this many more tokens fit."""
-        return self.tokens + tokens <= self.bound
-
-    def put(self, job: Job) -> None:
-        """Queue all inputs of a job, or raise ``QueueFullError``."""
-        now = time.monotonic()
-        with self._changed:
-            if self.closed or not self.has_room(job.tokens):
-                raise QueueFullError
-            lane = self._lanes.setdefault(job.key, deque())
-            for index, length in enumerate(job.lengths):
-                self._number += 1
-                lane.append(Item(job, index, length, self._number, now))
-            job.waiting = job.tokens
-            self.tokens += job.waiting
-            self._changed.notify()
-
-    def discard(self, job: Job) -> None:
-        """Remove the waiting inputs of a job; their room is free at once."""
-        with self._changed:
-            self._release(job)
-            # Its items stay in their lanes until they reach the front; the lanes must not grow without bound.
-            if self._stale > self.bound:
-                self._sweep()
-
-    def take(self, budget: int, wait: float, padding: float = math.inf) -> list[Item]:
-        """Take the next batch: one item, or several with at most ``budget`` tokens and ``padding`` padding tokens.
-
-        Returns ``[]`` if nothing arrives within ``wait`` seconds.
-        """
-        with self._changed:
-            items = self._next()
-            if not items and not self.closed:
-                self._changed.wait(wait)
-                items = self._next()
-            batch = _choose(items, budget, padding) if items else []
-            for item in batch:
-                item.taken = True
-                item.job.waiting -= item.length
-                self.tokens -= item.length
-            return batch
-
-    def close(self) -> None:
-        """Accept no more jobs; waiting ones can still be taken."""
-        with self._changed:
-            self.closed = True
-            self._changed.notify()
-
-    def _next(self) -> list[Item]:
-        """Return the candidates for the next batch, oldest first."""
-        while (lane := self._oldest()) is not None:
-            # Clients may disconnect at any time, also after this lane was chosen.
-            if items := list(islice((item for item in lane if _waits(item)), LOOK_AHEAD)):
-                return items
-        return []
-
-    def _oldest(self) -> deque[Item] | None:
-        """Return the lane whose first item has waited longest; drop items that no longer wait."""
-        now = time.monotonic()
-        for key, lane in list(self._lanes.items()):
-            while lane and not _waits(lane[0], now):
-                self._drop(lane.popleft())
-            if not lane:
-                del self._lanes[key]
-        return min(self._lanes.values(), key=lambda lane: lane[0].number, default=None)
-
-    def _drop(self, item: Item) -> None:
-        if not item.taken and item.job.waiting:  # past the deadline: the rest of the job is not needed either
-            self._release(item.job)
-            item.job.future.cancel()
-
-    def _release(self, job: Job) -> None:
-        self._stale += job.waiting
-        self.tokens -= job.waiting
-        job.waiting = 0
-
-    def _sweep(self) -> None:
-        lanes = {key: deque(item for item in lane if _waits(item)) for key, lane in self._lanes.items()}
-        self._lanes = {key: lane for key, lane in lanes.items() if lane}
-        self._stale = 0
-
-
-def _waits(item: Item, now: float = 0.0) -> bool:
-    """Return whether an item is still to be computed."""
-    return not item.taken and item.job.waiting > 0 and not item.job.future.done() and now < item.job.deadline
-
-
-def _choose(items: list[Item], budget: int, padding: float) -> list[Item]:
-    """Choose the first item and those nearest in length; older ones first if equally near."""
-    first = items[0].length
-    chosen: list[Item] = []
-    longest = real = 0
-    for item in sorted(items, key=lambda item: abs(item.length - first)):
-        longest, real = max(longest, item.length), real + item.length
-        padded = (len(chosen) + 1) * longest
-        if chosen and (real > budget or padded - real > padding):
-            break
-        chosen.append(item)
-    return chosen
+        """Return the tokens of its items."""
+        return sum(item.length for item in self.batch)
 
 
 class AbandonedError(Exception):
@@ -225,11 +88,12 @@ class Batcher:
         within: float = math.inf,
     ) -> None:
         self.name, self._compute_batch, self._probe, self._metrics = name, compute_batch, probe, metrics
-        self._budget, self._padding, self.queue = budget, padding, TokenQueue(bound)
+        self._budget, self._padding = budget, padding
+        self.queue = TokenQueue(bound, BATCHES_PER_TURN * budget)
         self._patience, self._within = patience, within
         self.succeeded: float | None = None  # time of the last successful forward pass
         self._tried = 0.0  # time of the last probe
-        self._work_began, self._at_work = 0.0, 0  # start and tokens of the current batch
+        self._at_work: _Run | None = None
         self._done, self._spent = FIRST_GUESS, 1.0  # decayed sums of tokens and seconds
         self._thread = threading.Thread(target=self._work, name=f"batcher {name}", daemon=True)
         metrics.queue_tokens.labels(name).set_function(lambda: self.queue.tokens)
@@ -256,37 +120,43 @@ class Batcher:
         """Return the tokens that may wait: the size of the queue, or what is computed within ``patience``."""
         return int(min(self.queue.bound, self._patience * self.rate))
 
-    @property
-    def ahead(self) -> int:
-        """Return the tokens ahead of a new job: those waiting, and the rest of the current batch beyond one budget.
+    def ahead(self, client: str = "", tokens: int = 0) -> int:
+        """Return the tokens that would be computed before a new job of this client and size is done, without its own.
 
-        A single text to correct may take as long as a full queue; jobs behind it could miss their deadlines.
+        Includes the rest of the current batch beyond one budget: a single text to correct may take as long as a full
+        queue.
         """
-        done = (time.monotonic() - self._work_began) * self.rate
-        return self.queue.tokens + max(0, int(self._at_work - done) - self._budget)
-
-    @property
-    def retry_after(self) -> int:
-        """Return the seconds until the tokens ahead are computed."""
-        return max(1, min(60, round(self.ahead / self.rate)))
+        run, rests = self._at_work, []
+        if run is not None:
+            rest = run.tokens - int(run.seconds * self.rate) - self._budget
+            rests = [(client, rest // len(run.clients)) for client in run.clients] if rest > 0 else []
+        return self.queue.ahead(client, tokens, rests)
 
     def submit(self, job: Job) -> None:
         """Queue a job, or raise ``OverloadedError`` at once if it would miss its deadline."""
-        waiting = self.ahead
+        waiting = self.ahead(job.client, job.tokens)
         # An empty queue accepts any job: throughput measured on small batches underestimates large ones.
         too_late = waiting > 0 and waiting + job.tokens > self._within * self.rate
         if too_late or waiting > self.most_waiting:
-            raise self.overloaded()
+            raise self.overloaded(waiting)
         try:
             self.queue.put(job)
         except QueueFullError as error:
-            raise self.overloaded() from error
+            raise self.overloaded(self.queue.tokens) from error
 
-    def overloaded(self) -> OverloadedError:
-        """Return the error for a full queue."""
-        seconds = self.retry_after
-        waiting = f"{self.ahead} tokens wait for model {self.name!r}, of at most {self.most_waiting}"
-        return OverloadedError(f"{waiting}; try again in {seconds} s", retry_after=seconds)
+    def refusal(self, client: str, tokens: int) -> OverloadedError | None:
+        """Return why a job of about this many tokens cannot be queued; never for a queue that is half empty."""
+        waiting, queue = self.ahead(client, tokens), self.queue
+        if waiting > self.most_waiting:
+            return self.overloaded(waiting)
+        is_full = 2 * queue.tokens > queue.bound and not queue.has_room(tokens, client)
+        return self.overloaded(queue.tokens) if is_full else None
+
+    def overloaded(self, waiting: int) -> OverloadedError:
+        """Return the error for a job that would have to wait for this many tokens."""
+        seconds = max(1, min(60, round(waiting / self.rate)))
+        message = f"{waiting} tokens wait for model {self.name!r}, of at most {self.most_waiting}"
+        return OverloadedError(f"{message}; try again in {seconds} s", retry_after=seconds)
 
     def cancel(self, job: Job) -> None:
         """Cancel a job whose results are no longer needed."""
@@ -322,26 +192,48 @@ class Batcher:
             logger.exception("%s: the trial failed", self.name)
 
     def _run(self, batch: list[Item]) -> None:
-        start = time.monotonic()
+        outer = self._at_work
+        run = _Run(batch, nested=outer is not None)
         for item in batch:
-            self._waited.observe(start - item.queued)
-        key, tokens = batch[0].job.key, sum(item.length for item in batch)
-        self._work_began, self._at_work = start, tokens
-        results = self._compute_results(key, batch)
-        seconds, self._at_work = time.monotonic() - start, 0
+            self._waited.observe(run.started - item.queued)
+        key, tokens = batch[0].job.key, run.tokens
+        self._at_work = run
+        results = self._compute_results(key, run)
+        seconds, self._at_work = run.seconds, outer
         self._metrics.inference_seconds.labels(self.name, key.operation).observe(seconds)
         self._sizes.observe(tokens)
         self._tokens.inc(tokens)
         for item, result in zip(batch, results, strict=True):
             _deliver(item, result)
+        self.queue.charge(batch, run.seconds - run.charged, done=True)
         # Sums, not rates: a full batch says more about how fast the queue empties than a batch of one text.
         self._done = KEPT * self._done + tokens
-        self._spent = KEPT * self._spent + time.monotonic() - start
+        self._spent = KEPT * self._spent + run.seconds
 
-    def _compute_results(self, key: BatchKey, batch: list[Item]) -> list[Any]:
+    def _let_others_in(self, run: _Run) -> None:
+        """Between two forward passes of a batch: compute those whose turn it is, on top of the stack of this one.
+
+        Only batches within the budget are computed here, so that the one below goes on soon; they are not interrupted
+        themselves. Jobs of the same client get at most as much time as the batch itself.
+        """
+        seconds, clients = run.seconds, run.clients
+        if run.nested or seconds < UNINTERRUPTED:
+            return
+        self.queue.charge(run.batch, seconds - run.charged, done=False)
+        run.charged = seconds
+        start = time.monotonic()
+        while batch := self.queue.take(self._budget, 0.0, self._padding, clients, own=run.lent_to_own < seconds):
+            began = time.monotonic()
+            self._run(batch)
+            if clients & {item.job.client for item in batch}:
+                run.lent_to_own += time.monotonic() - began
+        run.lent += time.monotonic() - start
+
+    def _compute_results(self, key: BatchKey, run: _Run, part: list[Item] | None = None) -> list[Any]:
         """Compute a result for each item, together, or job by job if that fails."""
+        batch = run.batch if part is None else part
         try:
-            return self._compute_together(key, batch)
+            return self._compute_together(key, run, batch)
         except AbandonedError as error:
             return [error] * len(batch)
         except RequestError as error:
@@ -358,11 +250,15 @@ class Batcher:
                 return [ModelFailedError(message)] * len(batch)
         results: dict[int, Any] = {}
         for items in jobs:
-            results |= dict(zip(map(id, items), self._compute_results(key, items), strict=True))
+            results |= dict(zip(map(id, items), self._compute_results(key, run, items), strict=True))
         return [results[id(item)] for item in batch]
 
-    def _compute_together(self, key: BatchKey, batch: list[Item]) -> list[Any]:
-        results = list(self._compute_batch(key, [item.value for item in batch], lambda: _check_wanted(batch)))
+    def _compute_together(self, key: BatchKey, run: _Run, batch: list[Item]) -> list[Any]:
+        def check() -> None:
+            _check_wanted(batch)
+            self._let_others_in(run)
+
+        results = list(self._compute_batch(key, [item.value for item in batch], check))
         if len(results) != len(batch):
             raise RuntimeError(f"{len(results)} results for {len(batch)} inputs")
         if any(isinstance(result, ModelFailedError) for result in results):

@@ -22,7 +22,7 @@ router = APIRouter()
 async def embeddings(service: Service, request: Request, form: schemas.OpenAIForm) -> Any:
     """OpenAI's ``/v1/embeddings``."""
     served = service.models.find(form.model, "embed")
-    texts = await _texts(service, served, form.input)
+    texts = await _texts(service, request, served, form.input)
     if form.dimensions is not None and form.dimensions != served.description["width"]:
         raise InvalidRequestError(
             f"dimensions is {form.dimensions}; model {served.name!r} has vectors of {served.description['width']} "
@@ -60,7 +60,7 @@ def _base64(vector: NDArray[np.float32]) -> str:
 
 
 async def _texts(
-    service: Service, served: ServedModel, given: str | list[str] | list[int] | list[list[int]]
+    service: Service, request: Request, served: ServedModel, given: str | list[str] | list[int] | list[list[int]]
 ) -> list[str]:
     """Return the texts of an input; ids are decoded, off the event loop and within the limits."""
     if isinstance(given, str):
@@ -69,7 +69,9 @@ async def _texts(
         return [text for text in given if isinstance(text, str)]
     rows = [row for row in given if isinstance(row, list)] or [[id_ for id_ in given if isinstance(id_, int)]]
     ids = service.check_size([[row] for row in rows])
-    texts: list[str] = await service.tokenizer_pool.run(CHARACTERS_PER_ID * ids, _decode, served, rows)
+    texts: list[str] = await service.tokenizer_pool.run(
+        schemas.client_of(request.scope), CHARACTERS_PER_ID * ids, _decode, served, rows
+    )
     return texts
 
 

@@ -8,20 +8,15 @@ from typing import Any
 from cloze.errors import CheckpointError, ClozeError, RequestError, did_you_mean
 from cloze.options import LongTexts, PrecisionName
 from cloze.predict import Model, batch_limits, load
-from cloze.predict.preprocessing import read_texts
-from cloze.serve.batcher import Batcher, BatchKey, Check
+from cloze.serve.batcher import Batcher
 from cloze.serve.errors import InvalidRequestError, NotFoundError
 from cloze.serve.metrics import Metrics
-from cloze.serve.operations import abilities, run_operation
+from cloze.serve.operations import EMBED, ModelWorker, abilities
 from cloze.serve.settings import ServiceSettings
 
 # Share of the timeout in which a new job must be expected to finish, at the current throughput, which may drop.
 EXPECTED_WITHIN = 0.6
-EMBED = "embed"
 _SHOWN_NAMES = 10  # in messages
-PROBE_TEXT = "Are you there?"
-# With a pooling that every model supports, whatever its folder specifies.
-PROBE = BatchKey(EMBED, None, (("pooling", "mean"),))
 
 
 @dataclass(frozen=True)
@@ -107,29 +102,6 @@ class ModelRegistry:
             batcher.queue.close()
         ended = [batcher.drain(max(0.0, end - time.monotonic())) for batcher in self.batchers]
         return all(ended)
-
-
-class ModelWorker:
-    """Computes with one base model, in one thread. No other thread uses the model, so adapters can be switched."""
-
-    def __init__(self, model: Model) -> None:
-        self._model = model
-        self._adapter: str | None = None
-
-    def run_batch(self, key: BatchKey, inputs: Sequence[Any], check: Check) -> list[Any]:
-        """Switch to the adapter of the batch and compute its results."""
-        if key.adapter != self._adapter:
-            self._model.use(key.adapter)
-            self._adapter = key.adapter
-        with self._model.before_each_batch(check):
-            return run_operation(self._model, key, inputs)
-
-    def probe(self) -> None:
-        """Compute one embedding; raise if the model fails."""
-        (windows,) = read_texts(self._model.tokenizer, [PROBE_TEXT])
-        (result,) = self.run_batch(PROBE, [(PROBE_TEXT, windows)], lambda: None)
-        if isinstance(result, Exception):
-            raise result
 
 
 def load_models(

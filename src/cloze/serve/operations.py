@@ -1,7 +1,7 @@
 """The operations of a model: for each, the function that computes a batch of tokenized inputs.
 
-``run_operation`` runs in the model's thread. A batch mixes the inputs of several requests; the result of an input does
-not depend on the rest of its batch. Results are JSON-able, except vectors, which stay arrays until the response's
+``ModelWorker`` runs them in the model's thread. A batch mixes the inputs of several requests; the result of an input
+does not depend on the rest of its batch. Results are JSON-able, except vectors, which stay arrays until the response's
 format is known. What the inputs look like is decided in ``tokenization``.
 
 The operations of fine-tuned models come from the table of task kinds.
@@ -16,14 +16,51 @@ import numpy as np
 
 from cloze.predict.fill_mask import fill_blanks
 from cloze.predict.model import Model
+from cloze.predict.preprocessing import read_texts
 from cloze.serve.attention_views import view_texts
-from cloze.serve.batcher import BatchKey
+from cloze.serve.batcher import Check
 from cloze.serve.errors import ModelFailedError
+from cloze.serve.queue import BatchKey
 from cloze.serve.tokenization import ROUNDS, task_kind
 from cloze.tasks.registry import labelled_kinds
 
 Options = Mapping[str, Any]
 NOT_FINITE = "the model gave no finite numbers for this; check its training"
+EMBED = "embed"
+PROBE_TEXT = "Are you there?"
+# With a pooling that every model supports, whatever its folder specifies.
+PROBE = BatchKey(EMBED, None, (("pooling", "mean"),))
+
+
+class ModelWorker:
+    """Computes with one base model, in one thread. No other thread uses the model, so adapters can be switched."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._adapter: str | None = None
+
+    def run_batch(self, key: BatchKey, inputs: Sequence[Any], check: Check) -> list[Any]:
+        """Switch to the adapter of the batch and compute its results."""
+
+        def check_and_return() -> None:
+            check()
+            self._use(key.adapter)  # the check may have computed another batch meanwhile
+
+        self._use(key.adapter)
+        with self._model.before_each_batch(check_and_return):
+            return run_operation(self._model, key, inputs)
+
+    def probe(self) -> None:
+        """Compute one embedding; raise if the model fails."""
+        (windows,) = read_texts(self._model.tokenizer, [PROBE_TEXT])
+        (result,) = self.run_batch(PROBE, [(PROBE_TEXT, windows)], lambda: None)
+        if isinstance(result, Exception):
+            raise result
+
+    def _use(self, adapter: str | None) -> None:
+        if adapter != self._adapter:
+            self._model.use(adapter)
+            self._adapter = adapter
 
 
 def run_operation(model: Model, key: BatchKey, inputs: Sequence[Any]) -> list[Any]:
@@ -84,7 +121,7 @@ def _sequences(inputs: Sequence[Any]) -> list[Any]:
 
 
 OPERATIONS: dict[str, Callable[[Model, Sequence[Any], Options], list[Any]]] = {
-    "embed": _embed,
+    EMBED: _embed,
     "fill": _fill,
     "correct": _correct,
     "inspect": view_texts,

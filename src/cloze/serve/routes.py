@@ -93,13 +93,13 @@ async def correct(service: Service, request: Request, form: schemas.CorrectForm)
     return await _each(service, request, form, "correct", texts, **options)
 
 
-async def tokenize(service: Service, request: Request, form: schemas.TokenizeForm) -> Any:  # noqa: ARG001 (as all here)
+async def tokenize(service: Service, request: Request, form: schemas.TokenizeForm) -> Any:
     """Return the tokens of each text, their ids, and their offsets in the text."""
     served = service.models.find(form.model, "embed")
     inputs = _pairs(form.texts, form.pairs)
-    characters = service.check_size(_parts(inputs))
+    client, characters = schemas.client_of(request.scope), service.check_size(_parts(inputs))
     texts, pairs = [text for text, _ in inputs], None if form.pairs is None else [pair for _, pair in inputs]
-    encodings = await service.tokenizer_pool.run(characters, served.tokenizer.encode_batch, texts, pairs)
+    encodings = await service.tokenizer_pool.run(client, characters, served.tokenizer.encode_batch, texts, pairs)
     results = [
         {
             "tokens": encoding.tokens,

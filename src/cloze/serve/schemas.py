@@ -1,18 +1,22 @@
 """The schema of each route's body, and reading a body: bounded in bytes and time, then validated in one step.
 
 ``/docs`` shows the schemas. The raw bytes are validated without decoding them first: a decoded string could hold half a
-character (a lone surrogate), which would fail later, when it is written.
+character (a lone surrogate), which would fail later, when it is written. ``client_of`` returns whose request it is, for
+the limits that clients share.
 """
 
 import asyncio
+import ipaddress
 from typing import Annotated, Literal, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.types import Scope
 
 from cloze.errors import did_you_mean
 from cloze.options import LongTexts
 from cloze.serve.errors import DeadlineError, InvalidRequestError, OverloadedError, TooLargeError
+from cloze.serve.queue import FairShare
 from cloze.serve.settings import Limits
 
 # ``fail_fast``: validation stops at the first bad item of a list, since a body has room for a million of them.
@@ -167,11 +171,27 @@ AnyForm = TypeVar("AnyForm", bound=BaseModel)
 MOST_REPORTED = 100
 
 
+def client_of(scope: Scope) -> str:
+    """Return whose request this is: the address it comes from; of IPv6, the network, since a host has all of its /64.
+
+    Behind a balancer on this host, or on one that FORWARDED_ALLOW_IPS names, uvicorn puts the address that
+    X-Forwarded-For tells in its place.
+    """
+    host = str((scope.get("client") or ("",))[0])
+    if ":" not in host:
+        return host
+    try:
+        address = ipaddress.IPv6Address(host.partition("%")[0])
+    except ValueError:
+        return host
+    return str(address.ipv4_mapped or ipaddress.IPv6Network((int(address) >> 64 << 64, 64)))
+
+
 class Bodies:
-    """Reads request bodies; the total size of those in memory is bounded as well."""
+    """Reads request bodies; the total size of those in memory is bounded as well, and shared fairly by clients."""
 
     def __init__(self, limits: Limits) -> None:
-        self._limits, self._held = limits, 0
+        self._limits, self._held = limits, FairShare(limits.held)
 
     async def read(self, request: Request, form: type[AnyForm]) -> AnyForm:
         """Read and validate the body of a request.
@@ -191,19 +211,19 @@ class Bodies:
 
     async def _gather(self, request: Request) -> bytes:
         parts: list[bytes] = []
-        size = 0
+        size, client = 0, client_of(request.scope)
         try:
             async for part in request.stream():
-                size += len(part)
-                self._held += len(part)
-                if size > self._limits.body:
+                if size + len(part) > self._limits.body:
                     raise self._too_large()
-                if self._held > self._limits.held:
+                if not self._held.has_room(client, len(part)):
                     raise OverloadedError("too many bodies are on their way; try again in 1 s", retry_after=1)
+                size += len(part)
+                self._held.add(client, len(part))
                 parts.append(part)
             return b"".join(parts)
         finally:
-            self._held -= size
+            self._held.add(client, -size)
 
     def _too_large(self) -> TooLargeError:
         return TooLargeError(f"the body has more than {self._limits.body} bytes; send less at a time", "body_too_large")

@@ -19,11 +19,12 @@ from starlette.requests import ClientDisconnect
 
 from cloze.errors import RequestError
 from cloze.predict.fill_mask import count_blanks
-from cloze.serve.batcher import AbandonedError, Batcher, BatchKey, Job
+from cloze.serve.batcher import AbandonedError, Batcher
 from cloze.serve.errors import DeadlineError, InvalidRequestError, ServiceError, TooLargeError, error_body
 from cloze.serve.metrics import Metrics
 from cloze.serve.models import ModelRegistry, ServedModel
-from cloze.serve.schemas import Bodies
+from cloze.serve.queue import BatchKey, Job
+from cloze.serve.schemas import Bodies, client_of
 from cloze.serve.settings import ServiceSettings
 from cloze.serve.tokenization import TokenizedInputs, TokenizerPool, Usage, tokenize
 
@@ -102,9 +103,9 @@ class Service:
         """
         deadline = time.monotonic() + self.settings.limits.timeout
         served = self.models.find(name, operation)
-        characters = self.check_size(parts)
+        characters, client = self.check_size(parts), client_of(request.scope)
         tokenized: TokenizedInputs = await self.tokenizer_pool.run(
-            characters, tokenize, served, operation, inputs, parts, options
+            client, characters, tokenize, served, operation, inputs, parts, options
         )
         usage, bound = tokenized.usage, served.batcher.queue.bound
         if usage.tokens > bound:
@@ -113,7 +114,7 @@ class Service:
                 "too_many_tokens",
             )
         key = BatchKey(operation, served.adapter, tuple(options.items()))
-        job = Job(key, tokenized.inputs, usage.lengths, deadline)
+        job = Job(key, tokenized.inputs, usage.lengths, deadline, client)
         served.batcher.submit(job)
         return ServiceResult(served, await self._wait(request, served.batcher, job), usage)
 

@@ -18,6 +18,7 @@ from cloze.predict.fill_mask import count_blanks, most_passes
 from cloze.predict.preprocessing import count_corrected, count_windows, count_words, read_blanks, read_texts
 from cloze.serve.errors import OverloadedError
 from cloze.serve.metrics import Metrics
+from cloze.serve.queue import FairShare
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import labelled_kinds
 from cloze.tasks.tagging.windows import split_characters
@@ -57,17 +58,18 @@ class TokenizedInputs:
 
 
 class TokenizerPool:
-    """Two threads that tokenize, and a limit on the characters that wait for them."""
+    """Two threads that tokenize, and a limit on the characters that wait for them, shared fairly by clients."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="tokenizer")
-        self._pending = 0
+        self._pending = FairShare(PENDING_CHARACTERS)
         self._seconds = metrics.tokenization_seconds
 
-    async def run(self, characters: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def run(self, client: str, characters: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function that tokenizes, in a thread unless its input is short.
 
         Args:
+            client: Whose request it is.
             characters: Size of its input.
             function: The function to call.
             *arguments: Its arguments.
@@ -78,14 +80,14 @@ class TokenizerPool:
         start = time.monotonic()
         if characters <= INLINE_CHARACTERS:
             result = function(*arguments)
-        elif self._pending + characters > PENDING_CHARACTERS:
+        elif not self._pending.has_room(client, characters):
             raise OverloadedError("too many texts wait to be read; try again in 1 s", retry_after=1)
         else:
-            self._pending += characters
+            self._pending.add(client, characters)
             try:
                 result = await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
             finally:
-                self._pending -= characters
+                self._pending.add(client, -characters)
         self._seconds.observe(time.monotonic() - start)
         return result
 
