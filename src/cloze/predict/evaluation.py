@@ -18,7 +18,7 @@ from cloze.tasks.classification.decoding import predicted_classes
 from cloze.tasks.classification.published import PublishedTask, find_glue_task, find_split, read_unlabelled_split
 from cloze.tasks.correction.examples import correction_columns, read_corrections
 from cloze.tasks.correction.kind import CORRECTION_NAME
-from cloze.tasks.correction.metrics import score_corrections
+from cloze.tasks.correction.metrics import CorrectedRows, score_corrections
 from cloze.tasks.examples import Examples, LabelSet
 from cloze.tasks.in_memory import as_table_source, is_paired
 from cloze.tasks.kind import TaskKind
@@ -122,7 +122,15 @@ def _evaluate_correction(model: Any, source: Source, device: str | None) -> Eval
     predictions = [corrected.target for corrected in loaded.correct(expected.sources)]
     metrics = score_corrections(expected.sources, expected.targets, predictions)
     inputs = [{"text": text} for text in expected.sources]
-    return Evaluation(dict(metrics), predictions, expected.places, expected.targets, inputs, skipped=expected.skipped)
+    return Evaluation(
+        dict(metrics),
+        predictions,
+        expected.places,
+        expected.targets,
+        inputs,
+        skipped=expected.skipped,
+        rows=CorrectedRows(expected.sources, expected.targets, predictions),
+    )
 
 
 def load_tuned(model: str | os.PathLike[str] | Model, name: str, *, device: str | None = None) -> Model:

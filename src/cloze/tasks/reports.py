@@ -3,10 +3,14 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloze.files import replace_json, replace_json_lines, replaced_file
+
+if TYPE_CHECKING:
+    from cloze.tasks.intervals import RowScores
 
 # A score of any metric below which a model has learned nothing.
 _NOTHING = 0.05
@@ -36,6 +40,19 @@ class Evaluation:
     errors: Sequence[float] | None = None  # absolute error of each row, where predictions are numbers
     skipped: int = 0  # rows that could not be used
     unlabelled: int = 0  # rows of a published file that are marked as having no label
+    rows: "RowScores | None" = None  # what the metrics need of each row, for intervals and paired comparisons
+
+    @cached_property
+    def intervals(self) -> dict[str, list[float]]:
+        """Lower and upper end of the 95 % interval of each metric, by a bootstrap over rows; empty without ``rows``."""
+        from cloze.tasks.intervals import bootstrap_intervals  # imports NumPy
+
+        return {} if self.rows is None else bootstrap_intervals(self.rows)
+
+    @cached_property
+    def by_label(self) -> dict[str, dict[str, float]]:
+        """Precision, recall, F1 and support of each label, type of entity or tag; empty where there are none."""
+        return {} if self.rows is None else self.rows.by_label()
 
     def results(self) -> dict[str, Any]:
         """Return what ``eval_results.json`` holds."""
