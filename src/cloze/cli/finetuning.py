@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Machine, Reporter, print_json, print_results, print_table
+from cloze.cli.console import Machine, Reporter, print_json, print_results, print_scores, print_table
 from cloze.cli.correction import SETTINGS, evaluate_correction
-from cloze.cli.outputs import check_folder, write_rows
+from cloze.cli.outputs import check_folder
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction.kind import CORRECTION_NAME, CorrectionSettings
@@ -182,18 +182,8 @@ def _print_evaluation(evaluation: "Evaluation", out: Path | None, json: bool) ->
 
     if out is not None:
         write_report(evaluation, out)
-        predictions = zip(evaluation.places, evaluation.predictions, strict=True)
-        write_rows(
-            out / "predictions.tsv", [{"row": place, "prediction": prediction} for place, prediction in predictions]
-        )
-    if json:
-        print_json(evaluation.results())
-    else:
-        print_table(("metric", "value"), [(name, f"{value:.4f}") for name, value in evaluation.metrics.items()])
-        if evaluation.skipped:
-            print(f"{evaluation.skipped} bad rows were skipped")
-        if evaluation.unlabelled:
-            print(f"{evaluation.unlabelled} rows that are marked as having no label were skipped")
+    results = evaluation.results()
+    print_json(results) if json else print_scores(results)
 
 
 def _check_flags(task: str, split: str, blanks: MlmEvaluationSettings, correction: CorrectionSettings) -> None:

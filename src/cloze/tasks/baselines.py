@@ -14,7 +14,7 @@ Dimensions: N rows, F features.
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -44,8 +44,6 @@ _MOST_STEPS = 200
 _INVERSE_REGULARIZATION = 10.0
 # Below this share of whitespace, a text is written without spaces between words, as Chinese is.
 _WHITESPACE = 0.05
-# Words of the context on either side of a candidate answer that are compared with the question.
-_AROUND = 8
 _TOKEN = r"[^\W_]+|[^\w\s]"
 # A Chinese character, another word, or a punctuation mark.
 _WORD = re.compile(r"[\u3400-\u9fff]|[^\W_\u3400-\u9fff]+|[^\w\s]")
@@ -125,25 +123,6 @@ def baseline_scores(
 def compare_with_floor(evaluation: "Evaluation", floor: Baseline | None) -> dict[str, Any] | None:
     """Compare with a floor that was computed on the scored rows themselves, where there are no training rows."""
     return None if floor is None else compare(evaluation, [Baseline(f"{floor.name} of these rows", floor.rows)])
-
-
-def verdict(metric: str, baseline: Mapping[str, Any]) -> str:
-    """Say in one line whether the model is ahead of a baseline, level with it or behind it."""
-    points = {name: 100 * value for name, value in baseline["difference"].items()}
-    value, low, high = points["value"], points["low"], points["high"]
-    if high < 0:
-        return (
-            f"behind {baseline['name']} by {-value:.1f} points of {metric} (95 % interval {-high:.1f} to {-low:.1f}): "
-            "try more epochs, a larger model or more rows, or use the simpler model"
-        )
-    place = "ahead of" if low > 0 else "level with"
-    shown = f"by {value:.1f}" if low > 0 else f"within noise: {value:+.1f}"
-    return f"{place} {baseline['name']} ({shown} points of {metric}, 95 % interval {low:+.1f} to {high:+.1f})"
-
-
-def is_behind(baseline: Mapping[str, Any]) -> bool:
-    """Return whether the model is behind the baseline by more than noise."""
-    return bool(baseline["difference"]["high"] < 0)
 
 
 # -- texts and pairs: labels, label sets, numbers ----------------------------------------------------------------------
@@ -343,14 +322,14 @@ def fit_window(
     labels: LabelSet | None,  # noqa: ARG001 (answers have no labels)
     metrics: Sequence[str],
 ) -> Baseline:
-    """Answer with the words around which most words of the question stand.
+    """Answer with the words that are the nearest to words of the question (after Richardson et al. 2013).
 
-    As many words as the median training answer has are taken from where the eight words before and after share most
-    distinct words with the question; words of the question itself are no answer (after Richardson et al. 2013).
+    As many words are taken as the median training answer has. A stretch of the context scores the sum of one divided by
+    the distance to each word of the question; words of the question inside it count against it.
     """
     lengths = [len(_WORD.findall(row.answers[0])) for row in train.rows if row.answers]
     size = max(1, int(np.median(lengths))) if lengths else 1
-    return _answered("overlapping words", dev, [_likely_window(row, size) for row in dev.rows], metrics)
+    return _answered("question-word overlap", dev, [_likely_window(row, size) for row in dev.rows], metrics)
 
 
 def answer_none(
@@ -365,17 +344,22 @@ def answer_none(
 
 
 def _likely_window(row: Question, size: int) -> str:
-    """Return the stretch of ``size`` words in the context with most words of the question around it."""
-    asked = {word.lower() for word in _WORD.findall(row.question)}
+    """Return the stretch of ``size`` words in the context that is the nearest to words of the question."""
+    asked = {word.lower() for word in _WORD.findall(row.question) if word[0].isalnum()}
     words = list(_WORD.finditer(row.context[:_MOST_CHARACTERS]))
-    folded = [word.group().lower() for word in words]
-    best, answer = -1, ""
+    found = [(place, word) for place, match in enumerate(words) if (word := match.group().lower()) in asked]
+    best, answer = -1.0, ""
     for start in range(max(1, len(words) - size + 1) if words else 0):
         stop = min(start + size, len(words))
-        around = {*folded[max(0, start - _AROUND) : start], *folded[stop : stop + _AROUND]}
-        shared = len(asked & around) - len(asked.intersection(folded[start:stop]))
-        if shared > best:
-            best, answer = shared, row.context[words[start].start() : words[stop - 1].end()]
+        if not (words[start].group()[0].isalnum() and words[stop - 1].group()[0].isalnum()):
+            continue
+        nearness: dict[str, float] = {}
+        for place, word in found:
+            # An answer hardly repeats the question: a word of it inside counts against the stretch.
+            near = -1.0 if start <= place < stop else 1 / (start - place if place < start else place - stop + 1)
+            nearness[word] = near if near < 0 else max(near, nearness.get(word, 0.0))
+        if (total := sum(nearness.values())) > best:
+            best, answer = total, row.context[words[start].start() : words[stop - 1].end()]
     return answer
 
 

@@ -250,6 +250,7 @@ def evaluate_answers(
         [{"question": row.question, "context": row.context} for row in examples.rows],
         files=files,
         rows=MeanRows(row_scores(metrics, predictions)),
+        probabilities=[best[0][1] for best in decided],
     )
 
 

@@ -93,4 +93,5 @@ def evaluate_choices(predictor: Predictor, examples: Choices, metrics: Sequence[
         [own[index] for own, index in zip(options, targets, strict=True)],
         [{"prompt": row.prompt, "options": " | ".join(row.options)} for row in examples.rows],
         rows=MetricRows(metrics, targets, chosen),
+        probabilities=[float(torch.tensor(one).softmax(0).max()) for one in logits],
     )

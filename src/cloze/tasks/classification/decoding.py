@@ -134,6 +134,7 @@ def evaluate_labels(predictor: Predictor, examples: LabelledTexts, metrics: Sequ
         _inputs(examples),
         Confusion(task.names, confusion(LabelSet(task.names), targets, classes)),
         rows=MetricRows(metrics, targets, classes, task.names),
+        probabilities=np.take_along_axis(probabilities(task, logits), np.asarray(classes)[:, None], 1)[:, 0].tolist(),
     )
 
 
@@ -143,7 +144,16 @@ def evaluate_label_sets(predictor: Predictor, examples: LabelledTexts, metrics: 
     flags = _flags(task, logits)
     predictions, expected = _join_names(task, flags), _join_names(task, targets)
     scores, rows = score(metrics, targets, flags), MetricRows(metrics, targets, flags, task.names)
-    return Evaluation(scores, predictions, examples.places, expected, _inputs(examples), rows=rows)
+    return Evaluation(
+        scores,
+        predictions,
+        examples.places,
+        expected,
+        _inputs(examples),
+        rows=rows,
+        # Of the set: the product over all labels, those that are predicted and those that are not.
+        probabilities=np.where(flags, shares := probabilities(task, logits), 1 - shares).prod(1).tolist(),
+    )
 
 
 def evaluate_numbers(predictor: Predictor, examples: LabelledTexts, metrics: Sequence[str]) -> Evaluation:

@@ -193,6 +193,10 @@ def evaluate_tags(predictor: Predictor, examples: TaggedSentences, metrics: Sequ
             )
         },
         rows=TaggedRows(examples.labels, expected_tags, predicted_tags),
+        probabilities=[
+            float(np.take_along_axis(probabilities(task, row), np.asarray(tags)[:, None], 1).prod())
+            for row, tags in zip(logits, predicted, strict=True)
+        ],
     )
 
 
