@@ -1,7 +1,7 @@
 """``cloze finetune`` and ``evaluate``; tables of several runs: a grid, seeds, folds, or all of GLUE or CLUE."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -59,6 +59,13 @@ def _print_cells(cells: list[dict[str, Any]], results: dict[str, Any]) -> None:
     print(f"{metric}: {spread}, {results['least']:.4f} to {results['most']:.4f}; failed: {len(results['failed'])}")
 
 
+@dataclass(frozen=True)
+class FinetuneFlags(FinetuneSettings):
+    """The settings of fine-tuning as flags: the one that is on by default can be turned off."""
+
+    baseline: Annotated[bool, Parameter(negative="--no-baseline")] = FinetuneSettings.baseline
+
+
 Place = Annotated[Machine, Parameter(name="*")]
 HERE = Machine()
 ROWS = RowSettings()
@@ -83,7 +90,7 @@ def finetune(
     rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
     fresh: bool = False,
     search: Annotated[SearchSettings, Parameter(name="*")] = SearchSettings(),  # noqa: B008 (frozen)
-    settings: Annotated[FinetuneSettings, Parameter(name="*")] = FinetuneSettings(),  # noqa: B008 (frozen)
+    settings: Annotated[FinetuneFlags, Parameter(name="*")] = FinetuneFlags(),
     similarity: Annotated[SimilaritySettings, Parameter(name="*")] = SimilaritySettings(),  # noqa: B008 (frozen)
     machine: Place = HERE,
     json: bool = False,

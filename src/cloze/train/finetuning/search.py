@@ -21,6 +21,7 @@ from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import Baseline, fit_baselines
 from cloze.tasks.examples import fingerprint, split_fold
 from cloze.tasks.registry import TaskData, read_task
+from cloze.tasks.reports import PREDICTIONS
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.defaults import choose_defaults, resolve_settings
 from cloze.train.finetuning.finetune import finetune_rows
@@ -291,6 +292,9 @@ def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
     best_cell = {"best": best.name, "best_results": best.results, "kept": kept}
     run.write_results({"metric": metric, **summarize(rows), **best_cell})
     draw_search(table.rows, metric, run.folder / "search.png")
+    predictions = run.folder / CELLS / kept / PREDICTIONS
+    if kept != ALL_ROWS and predictions.is_file():  # that model has been trained on all rows
+        shutil.copyfile(predictions, run.folder / PREDICTIONS)
     Run(run.folder / CELLS / kept).model_folder.rename(run.model_folder)
 
 
