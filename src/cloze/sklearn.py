@@ -73,6 +73,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
             max_length=self.max_length,
             pooling=self.pooling,
             seed=self.random_state,
+            baseline=False,
         ) as run:
             self.folder_ = _read_folder(run / "model")
             self.history_ = run.history

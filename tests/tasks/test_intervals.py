@@ -53,6 +53,20 @@ def test_resampled_scores_are_those_of_the_rows_they_stand_for(kind: str, metric
             assert {name: found[name][number] for name in metrics} == pytest.approx(expected, abs=1e-9)
 
 
+def test_resampled_auc_is_that_of_the_rows_it_stands_for() -> None:
+    generator = np.random.default_rng(0)
+    targets = generator.integers(0, 2, 30).astype(float)
+    predictions = (targets + generator.normal(0, 1, 30)).round(1)  # with ties
+    chosen = generator.integers(0, 30, (6, 30))
+    chosen[0] = int(targets.argmax())  # positives alone
+    counts = np.stack([np.bincount(one, minlength=30) for one in chosen]).astype(float)
+    found = MetricRows(("auc",), targets.tolist(), predictions.tolist()).scores(counts)["auc"]
+    assert found[0] == 0.5
+    assert found.tolist() == pytest.approx(
+        [METRICS["auc"](targets[one].tolist(), predictions[one].tolist()) for one in chosen]
+    )
+
+
 def test_constants_correlate_with_nothing() -> None:
     rows = MetricRows(("pearson", "spearman"), [0.1, 0.2, 0.3], [0.1, 0.1, 0.1])
     assert bootstrap_intervals(rows) == {"pearson": [0.0, 0.0], "spearman": [0.0, 0.0]}

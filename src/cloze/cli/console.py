@@ -221,6 +221,18 @@ class InferenceMachine(Machine):
         return load(model, device=self.use(), precision=self.precision)
 
 
+def print_scores(results: Mapping[str, Any]) -> None:
+    """Print scores with intervals and baselines, after a line that says so if the model is behind the baseline."""
+    from cloze.tasks.reports import headline, label_table, score_table, summary_lines
+
+    if (first := headline(results)) is not None:
+        print(first)
+    print_table(*score_table(results))
+    print(*summary_lines(results), sep="\n")
+    if (labels := label_table(results)) is not None:
+        print_table(*labels)
+
+
 def print_results(run: "Path", json: bool) -> None:
     """Print the results of a finished run."""
     from cloze.train.run import Run
@@ -230,5 +242,9 @@ def print_results(run: "Path", json: bool) -> None:
         print_json({"folder": str(run), **results})
         return
     results.pop("advice", None)  # reported at the end of the training
+    if "intervals" in results:
+        print_scores(results)
+        print(run / "model")
+        return
     rows = [(name, f"{value:.4f}" if isinstance(value, float) else value) for name, value in results.items()]
     print_table((str(run / "model"), ""), rows)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Machine, print_json, print_table
+from cloze.cli.console import Machine, print_json, print_scores, print_table
 from cloze.cli.inputs import Inputs, Texts, read_arguments
 from cloze.cli.jobs import OPTIONS, Options, Row, TextPrediction, run_prediction
 from cloze.cli.outputs import write_rows
@@ -116,23 +116,28 @@ def evaluate_correction(
 ) -> None:
     """Evaluate corrections of texts with mistakes against the correct texts."""
     from cloze.files import replace_json
-    from cloze.predict import load
+    from cloze.predict import Evaluation, load
     from cloze.tasks.correction.examples import correction_columns, read_corrections
-    from cloze.tasks.correction.metrics import score_corrections
+    from cloze.tasks.correction.metrics import CorrectedRows, score_corrections
 
     header = rows.source(CORRECTION_NAME, data).header(data)
     expected = read_corrections(data, *correction_columns(rows.text, rows.label), rows.on_bad_row, header)
     corrections = load(model, device=machine.use()).correct(expected.sources, settings)
-    results = score_corrections(expected.sources, expected.targets, [correction.target for correction in corrections])
+    told = [correction.target for correction in corrections]
+    evaluation = Evaluation(
+        score_corrections(expected.sources, expected.targets, told),
+        told,
+        expected.places,
+        skipped=expected.skipped,
+        rows=CorrectedRows(expected.sources, expected.targets, told),
+    )
+    results = evaluation.results()
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        replace_json(out / "eval_results.json", results | {"rows": len(corrections)})
+        replace_json(out / "eval_results.json", results)
         pairs = zip(expected.places, expected.targets, corrections, strict=True)
         predictions = [
             {"row": place, **correction_row(correction), "expected": target} for place, target, correction in pairs
         ]
         write_rows(out / "predictions.jsonl", predictions)
-    if json:
-        print_json(results | {"rows": len(corrections)})
-    else:
-        print_table(("metric", "value"), [(name, f"{value:.4f}") for name, value in results.items()])
+    print_json(results) if json else print_scores(results)

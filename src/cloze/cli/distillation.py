@@ -6,11 +6,12 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from cloze.cli.console import Machine, Reporter, print_json, print_table
+from cloze.cli.finetuning import FinetuneFlags
 from cloze.cli.outputs import check_folder
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.rows import RowSettings
 from cloze.train.distillation.settings import DistillSettings
-from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings
+from cloze.train.finetuning.settings import AdaptSettings
 
 HERE = Machine()
 
@@ -98,7 +99,7 @@ def adapt(
     rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
     fresh: bool = False,
     adaptation: Annotated[AdaptSettings, Parameter(name="*")] = AdaptSettings(),  # noqa: B008 (frozen)
-    settings: Annotated[FinetuneSettings, Parameter(name="*")] = FinetuneSettings(),  # noqa: B008 (frozen)
+    settings: Annotated[FinetuneFlags, Parameter(name="*")] = FinetuneFlags(),  # noqa: B008 (frozen)
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
     json: bool = False,
 ) -> None:

@@ -1,16 +1,16 @@
 """``cloze finetune`` and ``evaluate``; tables of several runs: a grid, seeds, folds, or all of GLUE or CLUE."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Machine, Reporter, print_json, print_results, print_table
+from cloze.cli.console import Machine, Reporter, print_json, print_results, print_scores, print_table
 from cloze.cli.correction import SETTINGS, evaluate_correction
-from cloze.cli.outputs import check_folder, write_rows
+from cloze.cli.outputs import check_folder
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 from cloze.tasks.correction.kind import CORRECTION_NAME, CorrectionSettings
@@ -59,6 +59,13 @@ def _print_cells(cells: list[dict[str, Any]], results: dict[str, Any]) -> None:
     print(f"{metric}: {spread}, {results['least']:.4f} to {results['most']:.4f}; failed: {len(results['failed'])}")
 
 
+@dataclass(frozen=True)
+class FinetuneFlags(FinetuneSettings):
+    """The settings of fine-tuning as flags: the one that is on by default can be turned off."""
+
+    baseline: Annotated[bool, Parameter(negative="--no-baseline")] = FinetuneSettings.baseline
+
+
 Place = Annotated[Machine, Parameter(name="*")]
 HERE = Machine()
 ROWS = RowSettings()
@@ -83,7 +90,7 @@ def finetune(
     rows: Annotated[RowSettings, Parameter(name="*")] = ROWS,
     fresh: bool = False,
     search: Annotated[SearchSettings, Parameter(name="*")] = SearchSettings(),  # noqa: B008 (frozen)
-    settings: Annotated[FinetuneSettings, Parameter(name="*")] = FinetuneSettings(),  # noqa: B008 (frozen)
+    settings: Annotated[FinetuneFlags, Parameter(name="*")] = FinetuneFlags(),
     similarity: Annotated[SimilaritySettings, Parameter(name="*")] = SimilaritySettings(),  # noqa: B008 (frozen)
     machine: Place = HERE,
     json: bool = False,
@@ -182,18 +189,8 @@ def _print_evaluation(evaluation: "Evaluation", out: Path | None, json: bool) ->
 
     if out is not None:
         write_report(evaluation, out)
-        predictions = zip(evaluation.places, evaluation.predictions, strict=True)
-        write_rows(
-            out / "predictions.tsv", [{"row": place, "prediction": prediction} for place, prediction in predictions]
-        )
-    if json:
-        print_json(evaluation.results())
-    else:
-        print_table(("metric", "value"), [(name, f"{value:.4f}") for name, value in evaluation.metrics.items()])
-        if evaluation.skipped:
-            print(f"{evaluation.skipped} bad rows were skipped")
-        if evaluation.unlabelled:
-            print(f"{evaluation.unlabelled} rows that are marked as having no label were skipped")
+    results = evaluation.results()
+    print_json(results) if json else print_scores(results)
 
 
 def _check_flags(task: str, split: str, blanks: MlmEvaluationSettings, correction: CorrectionSettings) -> None:

@@ -14,11 +14,12 @@ from cloze.errors import ConfigError, DataError, RequestError
 from cloze.files import replaced_file
 from cloze.predict.model import Model, load
 from cloze.tasks.answering.decoding import check_longest
+from cloze.tasks.baselines import compare_with_floor
 from cloze.tasks.classification.decoding import predicted_classes
 from cloze.tasks.classification.published import PublishedTask, find_glue_task, find_split, read_unlabelled_split
 from cloze.tasks.correction.examples import correction_columns, read_corrections
 from cloze.tasks.correction.kind import CORRECTION_NAME
-from cloze.tasks.correction.metrics import score_corrections
+from cloze.tasks.correction.metrics import CorrectedRows, score_corrections
 from cloze.tasks.examples import Examples, LabelSet
 from cloze.tasks.in_memory import as_table_source, is_paired
 from cloze.tasks.kind import TaskKind
@@ -95,7 +96,16 @@ def _evaluate(model: Any, source: Source, split: str, device: str | None, longes
     loaded.warnings.unknown(loaded.tokenizer, [text for texts in examples.documents() for text in texts])
     options = {} if longest is None else {"longest": longest}
     evaluation = evaluate_examples(loaded, spec.kind, examples, metrics, **options)
-    return replace(evaluation, skipped=examples.skipped, unlabelled=getattr(examples, "unlabelled", 0))
+    floor = None
+    if spec.kind.floor is not None:
+        # Without training rows, what the scored rows themselves tell has to do: their majority label, mean, or chance.
+        floor = spec.kind.floor(examples, examples, LabelSet(names) if names else None, metrics)
+    return replace(
+        evaluation,
+        skipped=examples.skipped,
+        unlabelled=getattr(examples, "unlabelled", 0),
+        baseline=compare_with_floor(evaluation, floor),
+    )
 
 
 def _evaluate_similarity(model: Any, source: Source, split: str, device: str | None, longest: int | None) -> Evaluation:
@@ -122,7 +132,15 @@ def _evaluate_correction(model: Any, source: Source, device: str | None) -> Eval
     predictions = [corrected.target for corrected in loaded.correct(expected.sources)]
     metrics = score_corrections(expected.sources, expected.targets, predictions)
     inputs = [{"text": text} for text in expected.sources]
-    return Evaluation(dict(metrics), predictions, expected.places, expected.targets, inputs, skipped=expected.skipped)
+    return Evaluation(
+        dict(metrics),
+        predictions,
+        expected.places,
+        expected.targets,
+        inputs,
+        skipped=expected.skipped,
+        rows=CorrectedRows(expected.sources, expected.targets, predictions),
+    )
 
 
 def load_tuned(model: str | os.PathLike[str] | Model, name: str, *, device: str | None = None) -> Model:

@@ -40,6 +40,9 @@ class RowScores(Protocol):
     def scores(self, counts: Floats) -> Mapping[str, Floats]:
         """Return every metric of every resample, (S,); ``counts`` says how often it has each row, (S, N)."""
 
+    def by_label(self) -> dict[str, dict[str, float]]:
+        """Return precision, recall, F1 and support of each label; empty where rows have no labels of a fixed set."""
+
 
 # -- intervals ---------------------------------------------------------------------------------------------------------
 
@@ -230,6 +233,10 @@ class MeanRows:
             name: divide(counts @ np.nan_to_num(array), counts @ ~np.isnan(array)) for name, array in arrays.items()
         }
 
+    def by_label(self) -> dict[str, dict[str, float]]:
+        """Return nothing: rows have scores, not labels."""
+        return {}
+
 
 @dataclass(frozen=True)
 class MetricRows:
@@ -238,6 +245,7 @@ class MetricRows:
     metrics: Sequence[str]
     targets: Numbers
     predictions: Numbers
+    names: Sequence[str] = ()  # of the labels, where they have names
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -252,8 +260,8 @@ class MetricRows:
         """How often each label was right, predicted and expected in each row, (N, L)."""
         if self.has_flags:
             return LabelCounts.of_flags(self.targets, self.predictions)
-        labels = max(1, *self.targets, *self.predictions) + 1
-        return LabelCounts.of_classes(self.targets, self.predictions, int(labels))
+        labels = max(2, len(self.names), int(max(*self.targets, *self.predictions)) + 1)
+        return LabelCounts.of_classes(self.targets, self.predictions, labels)
 
     @cached_property
     def numbers(self) -> tuple[Floats, Floats]:
@@ -263,6 +271,10 @@ class MetricRows:
     def scores(self, counts: Floats) -> dict[str, Floats]:
         """Return the metrics of each resample."""
         return {name: RESAMPLED_METRICS[name](self, counts) for name in self.metrics}
+
+    def by_label(self) -> dict[str, dict[str, float]]:
+        """Return precision, recall, F1 and support of each named label."""
+        return self.label_counts.by_label(self.names) if self.names else {}
 
 
 def _accuracy(rows: MetricRows, counts: Floats) -> Floats:
@@ -289,6 +301,15 @@ def _spearman(rows: MetricRows, counts: Floats) -> Floats:
     return _correlate(_ranks(targets, counts), _ranks(predictions, counts), counts)
 
 
+def _auc(rows: MetricRows, counts: Floats) -> Floats:
+    """Return the share of (positive, negative) pairs in the right order, equal ones by half; 0.5 without both."""
+    targets, predictions = rows.numbers
+    positive, negative = (_group_sizes(predictions, counts * (targets == label))[0] for label in (1, 0))
+    right = (positive * (np.cumsum(negative, axis=1) - negative / 2)).sum(1)
+    pairs = positive.sum(1) * negative.sum(1)
+    return np.where(pairs > 0, divide(right, pairs), 0.5)
+
+
 # The metrics of ``cloze.tasks.metrics``, over many resamples at once.
 RESAMPLED_METRICS: dict[str, Callable[[MetricRows, Floats], Floats]] = {
     "accuracy": _accuracy,
@@ -298,18 +319,23 @@ RESAMPLED_METRICS: dict[str, Callable[[MetricRows, Floats], Floats]] = {
     "matthews": lambda rows, counts: rows.label_counts.resampled(counts).matthews(),
     "pearson": _pearson,
     "spearman": _spearman,
+    "auc": _auc,
     "mse": _mse,
 }
 
 
 def _ranks(values: Floats, counts: Floats) -> Floats:
     """Return the rank of each row within each resample, the mean rank for equal values: (N,), (S, N) -> (S, N)."""
-    _, group = np.unique(values, return_inverse=True)
-    sizes = np.asarray(
-        counts @ _sparse(np.ones(len(values)), np.arange(len(values)), group, (len(values), int(group.max()) + 1))
-    )
+    sizes, group = _group_sizes(values, counts)
     ranks: Floats = (np.cumsum(sizes, axis=1) - (sizes - 1) / 2)[:, group]
     return ranks
+
+
+def _group_sizes(values: Floats, counts: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """Return the number of rows with each distinct value, in order, of each resample, (S, G), and each row's group."""
+    _, group = np.unique(values, return_inverse=True)
+    ones, rows = np.ones(len(values)), np.arange(len(values))
+    return np.asarray(counts @ _sparse(ones, rows, group, (len(values), int(group.max()) + 1))), group
 
 
 def _correlate(first: Floats, second: Floats, counts: Floats) -> Floats:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cloze.model import Backbone, HeadName
     from cloze.model.batch import Batch
     from cloze.progress import Progress
+    from cloze.tasks.baselines import Baseline
     from cloze.tasks.examples import Item
     from cloze.tasks.reports import Evaluation
     from cloze.text import Encoding, Tokenizer
@@ -133,6 +134,10 @@ class TaskKind:
     items: "Callable[[Any, Tokenizer, ReadingOptions, Progress], list[Item]] | None" = None
     # Model, examples, metrics -> scores and predictions; keyword options as named in ``settings``.
     evaluate: "Callable[..., Evaluation] | None" = None
+    # Training rows, rows to score, labels, metrics -> a simple model to compare with; None where it makes no sense. The
+    # first learns from the words; the second does not look at the texts, so that it can be computed on the scored rows.
+    baseline: "Callable[[Any, Any, LabelSet | None, Sequence[str]], Baseline | None] | None" = None
+    floor: "Callable[[Any, Any, LabelSet | None, Sequence[str]], Baseline | None] | None" = None
     # Model, inputs (tokenized where they are texts), options -> one JSON-able result per input.
     respond: "Callable[[Predictor, Sequence[Any], Mapping[str, Any]], list[Any]] | None" = None
 

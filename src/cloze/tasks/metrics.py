@@ -91,6 +91,7 @@ METRICS: dict[str, Callable[[Numbers, Numbers], float]] = {
     "matthews": matthews,
     "pearson": pearson,
     "spearman": spearman,
+    "auc": auc,
     "mse": mse,
 }
 

@@ -1,13 +1,32 @@
-"""The result of an evaluation, and the files that report it."""
+"""The result of an evaluation, the files that report it, and the tables in which people read it.
 
+Tables are made from what ``eval_results.json`` holds, so that a finished run prints as a new one does.
+"""
+
+import html
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloze.files import replace_json, replace_json_lines, replaced_file
 
+if TYPE_CHECKING:
+    from cloze.tasks.intervals import RowScores
+
+PREDICTIONS = "predictions.tsv"
+CONFUSION_FILE = "confusion.json"
+# Below this many rows, intervals of a bootstrap are too narrow.
+FEWEST_ROWS = 30
+# Labels up to which scores by label and the confusion matrix are shown; the files have them in any case.
+MOST_LABELS = 20
+_CELL = "padding:2px 8px;text-align:right"
+# In a cell of a TSV file, as in the text format of PostgreSQL's COPY.
+_ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
+_UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
 # A score of any metric below which a model has learned nothing.
 _NOTHING = 0.05
 # Hardly any number is exactly right: for regression, this share of the rows counts as wrong, those furthest off.
@@ -36,12 +55,29 @@ class Evaluation:
     errors: Sequence[float] | None = None  # absolute error of each row, where predictions are numbers
     skipped: int = 0  # rows that could not be used
     unlabelled: int = 0  # rows of a published file that are marked as having no label
+    rows: "RowScores | None" = None  # what the metrics need of each row, for intervals and paired comparisons
+    probabilities: Sequence[float] | None = None  # of each prediction
+    baseline: Mapping[str, Any] | None = None  # what ``cloze.tasks.baselines.compare`` returned
+
+    @cached_property
+    def intervals(self) -> dict[str, list[float]]:
+        """Lower and upper end of the 95 % interval of each metric, by a bootstrap over rows; empty without ``rows``."""
+        from cloze.tasks.intervals import bootstrap_intervals  # imports NumPy
+
+        return {} if self.rows is None else bootstrap_intervals(self.rows)
+
+    @cached_property
+    def by_label(self) -> dict[str, dict[str, float]]:
+        """Precision, recall, F1 and support of each label, type of entity or tag; empty where there are none."""
+        return {} if self.rows is None else self.rows.by_label()
 
     def results(self) -> dict[str, Any]:
         """Return what ``eval_results.json`` holds."""
         results: dict[str, Any] = {**self.metrics, "rows": len(self.predictions)}
         results |= {"skipped": self.skipped} if self.skipped else {}
         results |= {"unlabelled": self.unlabelled} if self.unlabelled else {}
+        further = {"intervals": self.intervals, "by_label": self.by_label, "baseline": self.baseline}
+        results |= {name: value for name, value in further.items() if value}
         return {**results, "degenerate": self.degenerate} if self.degenerate else results
 
     @property
@@ -79,12 +115,13 @@ class Evaluation:
 
 
 def write_report(evaluation: Evaluation, folder: Path) -> None:
-    """Write scores, confusion matrix, wrong rows, and the files that the task's official scripts write."""
+    """Write scores, predictions, confusion matrix, wrong rows, and the files that the task's official scripts write."""
     folder.mkdir(parents=True, exist_ok=True)
     replace_json(folder / "eval_results.json", evaluation.results())
+    write_predictions(evaluation, folder / PREDICTIONS)
     if evaluation.confusion is not None:
         labels, counts = evaluation.confusion.labels, evaluation.confusion.counts
-        replace_json(folder / "confusion.json", {"labels": list(labels), "rows_are": "expected", "counts": counts})
+        replace_json(folder / CONFUSION_FILE, {"labels": list(labels), "rows_are": "expected", "counts": counts})
     if evaluation.targets is not None:
         replace_json_lines(folder / "wrong_rows.jsonl", evaluation.wrong())
     for name, contents in evaluation.files.items():
@@ -93,3 +130,187 @@ def write_report(evaluation: Evaluation, folder: Path) -> None:
                 temporary.write_text(contents, encoding="utf-8")
         else:
             replace_json(folder / name, contents)
+
+
+# -- predictions -------------------------------------------------------------------------------------------------------
+
+
+def prediction_rows(evaluation: Evaluation) -> list[dict[str, str]]:
+    """Return each row: its place, its texts, and its label, prediction and the probability of that, where there are."""
+    columns: dict[str, Sequence[str]] = {"row": evaluation.places}
+    for name in evaluation.inputs[0] if evaluation.inputs else ():
+        columns[name] = [row[name] for row in evaluation.inputs]
+    if evaluation.targets is not None:
+        columns["label"] = evaluation.targets
+    columns["prediction"] = evaluation.predictions
+    if evaluation.probabilities is not None:
+        columns["probability"] = [f"{value:.4g}" for value in evaluation.probabilities]
+    return [dict(zip(columns, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+
+
+def write_predictions(evaluation: Evaluation, path: Path) -> None:
+    """Write a TSV file with one line per row: tabs, line breaks and backslashes in cells are escaped by backslashes."""
+    rows = prediction_rows(evaluation)
+    lines = ["\t".join(rows[0]) if rows else "row", *("\t".join(map(_escape, row.values())) for row in rows)]
+    with replaced_file(path) as temporary:
+        # An unpaired surrogate, which a text in memory can hold and UTF-8 cannot, is written as an escape.
+        temporary.write_text("\n".join(lines) + "\n", encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
+def read_predictions(path: Path) -> list[dict[str, str]]:
+    """Read what ``write_predictions`` wrote, with the texts as they were."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        header, *rows = ([_unescape(cell) for cell in line.rstrip("\n").split("\t")] for line in file)
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def _escape(cell: str) -> str:
+    return re.sub(r"[\\\t\n\r]", lambda found: _ESCAPES[found.group()], cell)
+
+
+def _unescape(cell: str) -> str:
+    return re.sub(r"\\[\\tnr]", lambda found: _UNESCAPES[found.group()], cell)
+
+
+# -- tables ------------------------------------------------------------------------------------------------------------
+
+
+Table = tuple[tuple[str, ...], list[tuple[str, ...]]]  # header and rows
+
+
+def scores_of(results: Mapping[str, Any]) -> dict[str, float]:
+    """Return the scores among results, the main metric first."""
+    return {name: value for name, value in results.items() if isinstance(value, float)}
+
+
+def score_table(results: Mapping[str, Any]) -> Table:
+    """Return each metric with its value, its 95 % interval, and those of the baselines."""
+    intervals, baseline = results.get("intervals", {}), results.get("baseline")
+    baselines = [] if baseline is None else [baseline, *baseline.get("others", ())]
+    rows = [
+        (name, _shown(value), _interval(intervals.get(name)), *(_shown(one.get(name)) for one in baselines))
+        for name, value in scores_of(results).items()
+    ]
+    return ("metric", "value", "95 % interval", *(one["name"] for one in baselines)), rows
+
+
+def label_table(results: Mapping[str, Any]) -> Table | None:
+    """Return precision, recall, F1 and support of each label; None without labels, or with more than 20."""
+    labels = results.get("by_label", {})
+    if not 0 < len(labels) <= MOST_LABELS:
+        return None
+    columns = ("precision", "recall", "f1", "support")
+    return ("label", *columns), [
+        (label, *(_shown(scores[name]) for name in columns)) for label, scores in labels.items()
+    ]
+
+
+def headline(results: Mapping[str, Any]) -> str | None:
+    """Return what a report has to begin with: that the model is behind the baseline by more than noise."""
+    baseline = results.get("baseline")
+    return verdict(results) if baseline is not None and baseline["difference"]["high"] < 0 else None
+
+
+def verdict(results: Mapping[str, Any]) -> str:
+    """Say in one line whether the model is ahead of the baseline, level with it, or behind it."""
+    metric, baseline = next(iter(scores_of(results))), results["baseline"]
+    value, low, high = (100 * baseline["difference"][name] for name in ("value", "low", "high"))
+    if high < 0:
+        return (
+            f"behind {baseline['name']} by {-value:.1f} points of {metric} (95 % interval {-high:.1f} to {-low:.1f}): "
+            "try more epochs, more rows or a larger model, or use the simpler one"
+        )
+    if low > 0:
+        return f"ahead of {baseline['name']} by {value:.1f} points of {metric} (95 % interval {low:.1f} to {high:.1f})"
+    return (
+        f"level with {baseline['name']}: a difference of {value:+.1f} points of {metric} is within noise "
+        f"(95 % interval {low:+.1f} to {high:+.1f})"
+    )
+
+
+def summary_lines(results: Mapping[str, Any]) -> list[str]:
+    """Return the lines below a table of scores: number of rows, rows left out, and the comparison with the baseline."""
+    rows, lines = results.get("rows"), []
+    if rows is not None:  # a search over several runs has none
+        rough = f"; below {FEWEST_ROWS} rows, the intervals are rough" if rows < FEWEST_ROWS else ""
+        lines.append(f"{rows:,} rows{rough if results.get('intervals') else ''}")
+    if results.get("skipped"):
+        lines.append(f"{results['skipped']} bad rows were skipped")
+    if results.get("unlabelled"):
+        lines.append(f"{results['unlabelled']} rows that are marked as having no label were skipped")
+    if results.get("degenerate"):
+        lines.append(f"degenerate: {results['degenerate']}")
+    if results.get("baseline") and headline(results) is None:
+        lines.append(verdict(results))
+    if len(results.get("by_label", ())) > MOST_LABELS:
+        lines.append(f"{len(results['by_label'])} labels; their scores are in the results' by_label")
+    return lines
+
+
+def card_scores(evaluation: Evaluation) -> str:
+    """Return the scores as a list in Markdown, with intervals and the comparison with the baseline."""
+    results = evaluation.results()
+    lines = [f"- {name}: {value:.4f}" for name, value in evaluation.metrics.items()]
+    shown = (_interval(evaluation.intervals.get(name)) for name in evaluation.metrics)
+    lines = [
+        f"{line} (95 % interval {interval})" if interval else line for line, interval in zip(lines, shown, strict=True)
+    ]
+    return "\n".join([*lines, *([f"- {verdict(results)}"] if evaluation.baseline else ())])
+
+
+def text_report(title: str, results: Mapping[str, Any]) -> str:
+    """Return scores with intervals, baseline and scores by label as text, for ``print``."""
+    tables = [_text_table(table) for table in (score_table(results), label_table(results)) if table is not None]
+    return "\n".join([*filter(None, [headline(results)]), title, tables[0], *summary_lines(results), *tables[1:]])
+
+
+def _text_table(table: Table) -> str:
+    header, rows = table
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    cells = ([cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in (header, *rows))
+    return "\n".join(f"  {'  '.join(row).rstrip()}" for row in cells)
+
+
+def html_report(
+    title: str, results: Mapping[str, Any], curves: Sequence[str], confusion: Mapping[str, Any] | None
+) -> str:
+    """Return scores, curves and confusion matrix for a notebook: HTML and SVG, without scripts."""
+    lines = [html.escape(line) for line in (headline(results), *summary_lines(results)) if line]
+    tables = [_html_table(table) for table in (score_table(results), label_table(results)) if table is not None]
+    matrix = "" if confusion is None else _confusion_table(confusion["labels"], confusion["counts"])
+    return (
+        f"<div><b>{html.escape(title)}</b><p>{'<br>'.join(lines)}</p>"
+        "<div style='display:flex;gap:24px;flex-wrap:wrap'>"
+        f"<div>{''.join(tables)}</div>{''.join(curves)}{matrix}</div></div>"
+    )
+
+
+def _html_table(table: Table) -> str:
+    header, rows = table
+    cells = [("th", header), *(("td", row) for row in rows)]
+    lines = ("".join(f"<{tag} style='{_CELL}'>{html.escape(cell)}</{tag}>" for cell in row) for tag, row in cells)
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _confusion_table(labels: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
+    if len(labels) > MOST_LABELS:
+        return f"<p>{len(labels)} labels; the confusion matrix is in {CONFUSION_FILE}</p>"
+    most = max(1, *(count for row in counts for count in row))
+    header = "".join(f"<th style='{_CELL}'>{html.escape(label)}</th>" for label in labels)
+    rows = "".join(
+        f"<tr><th style='{_CELL}'>{html.escape(label)}</th>"
+        + "".join(f"<td style='{_CELL};background:rgba(66,105,208,{count / most:.2f})'>{count}</td>" for count in row)
+        + "</tr>"
+        for label, row in zip(labels, counts, strict=True)
+    )
+    return f"<table><caption>expected (rows), predicted (columns)</caption><tr><th></th>{header}</tr>{rows}</table>"
+
+
+def _shown(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+
+
+def _interval(ends: Sequence[float] | None) -> str:
+    return "" if ends is None else f"{ends[0]:.4f} to {ends[1]:.4f}"

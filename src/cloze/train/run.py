@@ -30,6 +30,8 @@ CURVES = "curves.png"
 _LONGEST_SHOWN = 100  # characters of a value in a message
 # Facts that runs of earlier versions did not record; where they are missing, they are not compared.
 _RECORDED_LATER = frozenset({"content", "teacher", "longest_answer"})
+# Settings that change nothing but the report.
+_NOT_COMPARED = frozenset({"baseline"})
 _INCOMPLETE_SETTINGS = f"{SETTINGS}.tmp"  # all that a run killed at its start leaves
 TENSORBOARD_FOLDER = "tensorboard"
 _WIDTH, _HEIGHT, _MARGIN = 320, 160, 30  # of a curve in a notebook, in pixels
@@ -194,7 +196,7 @@ def _changes(recorded: Mapping[str, Any], settings: Mapping[str, Any], prefix: s
     """Yield one line per difference; of nested objects, such as the corpus, only the entries that differ."""
     for key in sorted(recorded.keys() | settings.keys()):
         before, now = recorded.get(key), settings.get(key)
-        if key in _RECORDED_LATER and key not in recorded:
+        if key in _NOT_COMPARED or (key in _RECORDED_LATER and key not in recorded):
             continue
         if isinstance(before, dict) and isinstance(now, dict):
             yield from _changes(before, now, f"{prefix}{key}: ")

@@ -84,6 +84,7 @@ def test_run_has_model_scores_history_and_predictions(run: FinetuneRun) -> None:
     labels = [label.label for label in run.model.classify([row["text"] for row in DEV])]
     assert [row["prediction"] for row in run.predictions] == labels
     assert [row["text"] for row in run.predictions] == [row["text"] for row in DEV]
+    assert list(run.predictions[0]) == ["row", "text", "label", "prediction", "probability"]
     right = sum(row["prediction"] == row["label"] for row in run.predictions)
     assert right / len(DEV) == pytest.approx(run.metrics["accuracy"])
 
@@ -104,9 +105,21 @@ def test_run_is_a_path(run: FinetuneRun) -> None:
 
 def test_run_prints_readably(run: FinetuneRun) -> None:
     assert repr(run).startswith(f"FinetuneRun('{run.folder}', accuracy=")
-    assert str(run).startswith(
-        f"Fine-tuned model in {run.folder} (temporary; keep it with save), 12 dev rows\n  accuracy"
-    )
+    first, title, header, accuracy, *rest = str(run).splitlines()
+    assert first.startswith("behind TF-IDF + logistic regression by ")  # one epoch on 40 rows is too little
+    assert title == f"Fine-tuned model in {run.folder} (temporary; keep it with save)"
+    assert header.split("  ")[1] == "metric"
+    low, high = run.intervals["accuracy"]
+    assert accuracy.split() == [
+        "accuracy",
+        f"{run.metrics['accuracy']:.4f}",
+        f"{low:.4f}",
+        "to",
+        f"{high:.4f}",
+        *accuracy.split()[5:],
+    ]
+    assert "  12 rows; below 30 rows, the intervals are rough".strip() in rest
+    assert [line.split()[0] for line in rest[-2:]] == ["garden", "winter"]
 
 
 def test_notebook_shows_scores_curves_and_confusion_matrix(run: FinetuneRun) -> None:

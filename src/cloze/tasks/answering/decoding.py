@@ -27,7 +27,8 @@ from cloze.model.losses import task_logits
 from cloze.options import LONGEST_ANSWER
 from cloze.tasks.answering.examples import Questions, Reading, read_contexts
 from cloze.tasks.answering.kind import ANSWER
-from cloze.tasks.answering.metrics import AnswerPrediction, best_threshold, is_right, score_answers, word_f1
+from cloze.tasks.answering.metrics import AnswerPrediction, best_threshold, is_right, row_scores, score_answers, word_f1
+from cloze.tasks.intervals import MeanRows
 from cloze.tasks.kind import Predictor, TaskLabels
 from cloze.tasks.reports import Evaluation
 
@@ -248,6 +249,8 @@ def evaluate_answers(
         [one.said if is_right(metrics, one) else "".join(one.answers[:1]) for one in predictions],
         [{"question": row.question, "context": row.context} for row in examples.rows],
         files=files,
+        rows=MeanRows(row_scores(metrics, predictions)),
+        probabilities=[best[0][1] for best in decided],
     )
 
 

@@ -29,6 +29,7 @@ def read_other_splits(files: Mapping[str, str], always: bool, source: Source) ->
 
 
 _decoded = partial(deferred, "cloze.tasks.answering.decoding")
+_baseline = partial(deferred, "cloze.tasks.baselines")
 
 ANSWER = TaskKind(
     name="answer",
@@ -41,6 +42,8 @@ ANSWER = TaskKind(
     read=read_own_questions,
     items=_items,
     evaluate=_decoded("evaluate_answers"),
+    baseline=_baseline("fit_window"),
+    floor=_baseline("answer_none"),
     respond=_decoded("respond"),
     read_texts=_read_texts,
     settings=frozenset({"stride", "longest_answer"}),

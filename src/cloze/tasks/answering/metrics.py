@@ -7,6 +7,7 @@ One deviation: CMRC's script tokenizes non-Chinese text with NLTK. Here it is sp
 characters, which only differs for contractions and the like, rare in that data.
 """
 
+import math
 import re
 import string
 from collections import Counter
@@ -14,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cloze.errors import DataError
+
+RowScoresByMetric = dict[str, list[float]]
 
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -40,60 +43,64 @@ def normalized(answer: str) -> str:
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_WITHOUT_PUNCTUATION)).split())
 
 
-def squad_scores(predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
+def _squad_rows(predictions: Sequence[AnswerPrediction]) -> RowScoresByMetric:
     """Return exact match and F1 of SQuAD 1.1."""
     f1 = [
         max((_bag_f1(normalized(right).split(), _words(prediction)) for right in prediction.answers), default=0.0)
         for prediction in predictions
     ]
-    return {"f1": _mean(f1), "exact_match": _mean([_first_exact_match(prediction) for prediction in predictions])}
+    return {"f1": f1, "exact_match": [_first_exact_match(prediction) for prediction in predictions]}
 
 
-def squad2_scores(predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
-    """Return exact match and F1 of SQuAD 2.0: overall, with and without answers, and at the best thresholds."""
+def _squad2_rows(predictions: Sequence[AnswerPrediction]) -> RowScoresByMetric:
+    """Return exact match and F1 of SQuAD 2.0: of all questions, of those with answers and of those without."""
     exact, f1 = (
         [exact_match(prediction) for prediction in predictions],
         [word_f1(prediction) for prediction in predictions],
     )
     answerable = [bool(prediction.answers) for prediction in predictions]
-    scores = {"f1": _mean(f1), "exact": _mean(exact)}
+    scores = {"f1": f1, "exact": exact}
     for name, kind in (("HasAns", True), ("NoAns", False)):
-        if kind in answerable:
-            chosen = [index for index, having in enumerate(answerable) if having is kind]
-            scores[f"{name}_exact"] = _mean([exact[index] for index in chosen])
-            scores[f"{name}_f1"] = _mean([f1[index] for index in chosen])
-    if not all(answerable):
-        for name, each in (("exact", exact), ("f1", f1)):
-            best = best_threshold(predictions, each)
-            scores |= {f"best_{name}": best.score, f"best_{name}_thresh": best.official}
+        for metric, values in (("exact", exact), ("f1", f1)) if kind in answerable else ():
+            rows = zip(values, answerable, strict=True)
+            scores[f"{name}_{metric}"] = [value if having is kind else math.nan for value, having in rows]
     return scores
 
 
-def cmrc_scores(predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
+def _cmrc_rows(predictions: Sequence[AnswerPrediction]) -> RowScoresByMetric:
     """Return exact match, F1 by longest common substring, and their mean, of CMRC 2018."""
-    f1 = _mean(
-        [
-            max((_common_substring_f1(right, prediction.said) for right in prediction.answers), default=0.0)
-            for prediction in predictions
-        ]
-    )
-    exact = _mean([_chinese_exact_match(prediction) for prediction in predictions])
-    return {"f1": f1, "em": exact, "average": (exact + f1) / 2}
+    f1 = [
+        max((_common_substring_f1(right, prediction.said) for right in prediction.answers), default=0.0)
+        for prediction in predictions
+    ]
+    exact = [_chinese_exact_match(prediction) for prediction in predictions]
+    return {"f1": f1, "em": exact, "average": [(one + other) / 2 for one, other in zip(exact, f1, strict=True)]}
 
 
-_SCRIPTS: Mapping[str, Callable[[Sequence[AnswerPrediction]], dict[str, float]]] = {
-    "exact_match": squad_scores,
-    "exact": squad2_scores,
-    "em": cmrc_scores,
+_SCRIPTS: Mapping[str, Callable[[Sequence[AnswerPrediction]], RowScoresByMetric]] = {
+    "exact_match": _squad_rows,
+    "exact": _squad2_rows,
+    "em": _cmrc_rows,
 }
 
 
-def score_answers(metrics: Sequence[str], predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
-    """Return the scores of the script that has these metrics."""
+def row_scores(metrics: Sequence[str], predictions: Sequence[AnswerPrediction]) -> RowScoresByMetric:
+    """Return the scores of each question by the script that has these metrics; NaN where a score is not of it."""
     if not predictions:
         raise DataError("there is nothing to score: 0 questions; expected at least one with its answers")
     (script,) = (script for name, script in _SCRIPTS.items() if name in metrics)
     return script(predictions)
+
+
+def score_answers(metrics: Sequence[str], predictions: Sequence[AnswerPrediction]) -> dict[str, float]:
+    """Return the scores of the script that has these metrics; of SQuAD 2.0, at the best thresholds too."""
+    rows = row_scores(metrics, predictions)
+    scores = {name: _mean([value for value in values if not math.isnan(value)]) for name, values in rows.items()}
+    if "exact" in rows and not all(prediction.answers for prediction in predictions):
+        for name in ("exact", "f1"):
+            best = best_threshold(predictions, rows[name])
+            scores |= {f"best_{name}": best.score, f"best_{name}_thresh": best.official}
+    return scores
 
 
 def is_right(metrics: Sequence[str], prediction: AnswerPrediction) -> bool:

@@ -11,6 +11,7 @@ from cloze.errors import RequestError
 from cloze.model.batch import Batch
 from cloze.model.losses import task_logits
 from cloze.tasks.choice.examples import Choices, encode_options
+from cloze.tasks.intervals import MetricRows
 from cloze.tasks.kind import Predictor
 from cloze.tasks.metrics import score
 from cloze.tasks.reports import Evaluation
@@ -91,4 +92,6 @@ def evaluate_choices(predictor: Predictor, examples: Choices, metrics: Sequence[
         examples.places,
         [own[index] for own, index in zip(options, targets, strict=True)],
         [{"prompt": row.prompt, "options": " | ".join(row.options)} for row in examples.rows],
+        rows=MetricRows(metrics, targets, chosen),
+        probabilities=[float(torch.tensor(one).softmax(0).max()) for one in logits],
     )

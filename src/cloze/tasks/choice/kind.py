@@ -34,6 +34,7 @@ def read_arc_test(source: Source) -> list[PlacedTexts]:
 
 
 _decoded = partial(deferred, "cloze.tasks.choice.decoding")
+_baseline = partial(deferred, "cloze.tasks.baselines")
 
 CHOOSE = TaskKind(
     name="choose",
@@ -46,6 +47,8 @@ CHOOSE = TaskKind(
     read=read_own_choices,
     items=_items,
     evaluate=_decoded("evaluate_choices"),
+    baseline=_baseline("fit_overlap"),
+    floor=_baseline("expect_chance"),
     respond=_decoded("respond"),
     columns=("text", "label", "options"),
     read_texts=_read_texts,

@@ -17,6 +17,7 @@ from cloze.errors import ConfigError, RequestError
 from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.classification.kind import MULTILABEL
 from cloze.tasks.examples import Examples, LabelSet
+from cloze.tasks.intervals import MetricRows
 from cloze.tasks.kind import Predictor, TaskLabels
 from cloze.tasks.metrics import confusion, score
 from cloze.tasks.reports import Confusion, Evaluation
@@ -132,6 +133,8 @@ def evaluate_labels(predictor: Predictor, examples: LabelledTexts, metrics: Sequ
         [task.names[int(index)] for index in targets],
         _inputs(examples),
         Confusion(task.names, confusion(LabelSet(task.names), targets, classes)),
+        rows=MetricRows(metrics, targets, classes, task.names),
+        probabilities=np.take_along_axis(probabilities(task, logits), np.asarray(classes)[:, None], 1)[:, 0].tolist(),
     )
 
 
@@ -140,7 +143,17 @@ def evaluate_label_sets(predictor: Predictor, examples: LabelledTexts, metrics: 
     task, targets, logits = _predict(predictor, examples)
     flags = _flags(task, logits)
     predictions, expected = _join_names(task, flags), _join_names(task, targets)
-    return Evaluation(score(metrics, targets, flags), predictions, examples.places, expected, _inputs(examples))
+    scores, rows = score(metrics, targets, flags), MetricRows(metrics, targets, flags, task.names)
+    return Evaluation(
+        scores,
+        predictions,
+        examples.places,
+        expected,
+        _inputs(examples),
+        rows=rows,
+        # Of the set: the product over all labels, those that are predicted and those that are not.
+        probabilities=np.where(flags, shares := probabilities(task, logits), 1 - shares).prod(1).tolist(),
+    )
 
 
 def evaluate_numbers(predictor: Predictor, examples: LabelledTexts, metrics: Sequence[str]) -> Evaluation:
@@ -150,7 +163,8 @@ def evaluate_numbers(predictor: Predictor, examples: LabelledTexts, metrics: Seq
     errors = [abs(number - float(target)) for number, target in zip(numbers, targets, strict=True)]
     predictions, expected = [str(number) for number in numbers], [str(target) for target in targets]
     scores = score(metrics, targets, numbers)
-    return Evaluation(scores, predictions, examples.places, expected, _inputs(examples), errors=errors)
+    rows = MetricRows(metrics, targets, numbers)
+    return Evaluation(scores, predictions, examples.places, expected, _inputs(examples), errors=errors, rows=rows)
 
 
 def _predict(predictor: Predictor, examples: LabelledTexts) -> tuple[TaskLabels, Sequence[Any], Floats]:

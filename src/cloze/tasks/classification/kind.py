@@ -23,6 +23,7 @@ def text_items(
 
 
 _decoded = partial(deferred, "cloze.tasks.classification.decoding")
+_baseline = partial(deferred, "cloze.tasks.baselines")
 
 CLASSIFY = TaskKind(
     name="classify",
@@ -34,6 +35,8 @@ CLASSIFY = TaskKind(
     read=partial(read_own_texts, "index"),
     items=text_items,
     evaluate=_decoded("evaluate_labels"),
+    baseline=partial(_baseline("fit_tfidf"), "index"),
+    floor=partial(_baseline("fit_constant"), "index"),
     respond=_decoded("respond_labels"),
     read_texts=read_unlabelled_texts,
     named_outputs=True,
@@ -50,6 +53,8 @@ MULTILABEL = replace(
     metrics=("micro_f1", "macro_f1"),
     read=partial(read_own_texts, "flags"),
     evaluate=_decoded("evaluate_label_sets"),
+    baseline=partial(_baseline("fit_tfidf"), "flags"),
+    floor=partial(_baseline("fit_constant"), "flags"),
     respond=_decoded("respond_label_sets"),
     problem_type="multi_label_classification",
     missing_target=lambda labels: (math.nan,) * labels,
@@ -62,6 +67,8 @@ REGRESS = replace(
     metrics=("pearson", "spearman", "mse"),
     read=partial(read_own_texts, "number"),
     evaluate=_decoded("evaluate_numbers"),
+    baseline=partial(_baseline("fit_tfidf"), "number"),
+    floor=partial(_baseline("fit_constant"), "number"),
     respond=_decoded("respond_numbers"),
     named_outputs=False,
     problem_type="regression",

@@ -12,10 +12,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cached_property
 
 import numpy as np
 
 from cloze.errors import DataError
+from cloze.tasks.intervals import Floats, divide
 from cloze.text.characters import is_ideograph
 
 _RUN = re.compile(r"\w+|\W")
@@ -25,17 +27,20 @@ Edits = frozenset[tuple[int, str, str]]  # where, what stood there, what stands 
 
 @dataclass(frozen=True)
 class Tally:
-    """Counts of what was right, out of what was said and what was to be said."""
+    """Counts of what was right, of what was said and of what was to be said: of each text, or of each resample."""
 
-    right: int
-    said: int
-    wanted: int
+    right: Floats
+    said: Floats
+    wanted: Floats
 
-    def figures(self, name: str) -> dict[str, float]:
+    def resampled(self, counts: Floats) -> "Tally":
+        """Sum the texts of each resample."""
+        return Tally(counts @ self.right, counts @ self.said, counts @ self.wanted)
+
+    def figures(self, name: str) -> dict[str, Floats]:
         """Precision, recall and their harmonic mean."""
-        precision = self.right / self.said if self.said else 0.0
-        recall = self.right / self.wanted if self.wanted else 0.0
-        f1 = 2 * precision * recall / (precision + recall) if self.right else 0.0
+        precision, recall = divide(self.right, self.said), divide(self.right, self.wanted)
+        f1 = divide(2 * precision * recall, precision + recall)
         return {f"{name}_f1": f1, f"{name}_precision": precision, f"{name}_recall": recall}
 
 
@@ -68,21 +73,56 @@ def score_corrections(sources: Sequence[str], targets: Sequence[str], told: Sequ
     """All figures; the first is the one that counts."""
     if not sources:
         raise DataError("there is nothing to score: 0 rows; expected at least one with its correction")
-    wanted = [find_edits(source, target) for source, target in zip(sources, targets, strict=True)]
-    made = [find_edits(source, target) for source, target in zip(sources, told, strict=True)]
-    clean = [own for own, gold in zip(made, wanted, strict=True) if not gold]
-    false_alarms = sum(map(bool, clean))
-    figures: dict[str, float] = {}
-    for level, parts in (("correction", 3), ("detection", 1)):
-        pairs = [(_cut(own, parts), _cut(gold, parts)) for own, gold in zip(made, wanted, strict=True)]
-        right = sum(own == gold for own, gold in pairs if gold)
-        wrong_sentences = sum(bool(gold) for _, gold in pairs)
-        figures |= Tally(right, right + false_alarms, wrong_sentences).figures(level)
-        figures |= Tally(right, sum(bool(own) for own, _ in pairs), wrong_sentences).figures(f"flagged_{level}")
-        both = sum(len(own & gold) for own, gold in pairs)
-        said, asked = sum(len(own) for own, _ in pairs), sum(len(gold) for _, gold in pairs)
-        figures |= Tally(both, said, asked).figures(f"character_{level}")
-    return figures | {"false_alarms": false_alarms / len(clean) if clean else 0.0}
+    rows = CorrectedRows(sources, targets, told)
+    return {name: float(values[0]) for name, values in rows.scores(np.ones((1, len(rows)))).items()}
+
+
+@dataclass(frozen=True)
+class CorrectedRows:
+    """The figures of ``score_corrections`` over resampled texts."""
+
+    sources: Sequence[str]
+    targets: Sequence[str]
+    told: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.sources)
+
+    @cached_property
+    def edits(self) -> list[tuple[Edits, Edits]]:
+        """The edits that were made in each text, and those that were wanted."""
+        rows = zip(self.sources, self.targets, self.told, strict=True)
+        return [(find_edits(source, told), find_edits(source, target)) for source, target, told in rows]
+
+    @cached_property
+    def tallies(self) -> dict[str, Tally]:
+        """What each text adds to the counts behind each figure."""
+        false_alarms = np.array([bool(made) and not wanted for made, wanted in self.edits], float)
+        tallies: dict[str, Tally] = {}
+        for level, parts in (("correction", 3), ("detection", 1)):
+            pairs = [(_cut(made, parts), _cut(wanted, parts)) for made, wanted in self.edits]
+            right = np.array([made == wanted and bool(wanted) for made, wanted in pairs], float)
+            flagged, wrong = np.array([(bool(made), bool(wanted)) for made, wanted in pairs], float).T
+            both, said, asked = np.array(
+                [(len(made & wanted), len(made), len(wanted)) for made, wanted in pairs], float
+            ).T
+            tallies |= {level: Tally(right, right + false_alarms, wrong)}
+            tallies |= {f"flagged_{level}": Tally(right, flagged, wrong)}
+            tallies |= {f"character_{level}": Tally(both, said, asked)}
+        return tallies
+
+    def scores(self, counts: Floats) -> dict[str, Floats]:
+        """Return the figures of each resample."""
+        figures: dict[str, Floats] = {}
+        for name, tally in self.tallies.items():
+            figures |= tally.resampled(counts).figures(name)
+        clean = np.array([not wanted for _, wanted in self.edits], float)
+        alarms = np.array([bool(made) for made, _ in self.edits], float) * clean
+        return figures | {"false_alarms": divide(counts @ alarms, counts @ clean)}
+
+    def by_label(self) -> dict[str, dict[str, float]]:
+        """Return nothing: corrections have no labels."""
+        return {}
 
 
 def _cut(edits: Edits, parts: int) -> frozenset[tuple[object, ...]]:

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 from cloze.errors import ConfigError, DataError
 from cloze.tasks.classification.examples import LabelledTexts, read_own_texts
 from cloze.tasks.in_memory import TableSource
+from cloze.tasks.intervals import MeanRows, MetricRows
 from cloze.tasks.kind import TaskKind
-from cloze.tasks.metrics import auc, spearman
+from cloze.tasks.metrics import score, spearman
 from cloze.tasks.reports import Evaluation
 from cloze.tasks.rows import RowSettings, Source, read_rows
 from cloze.tasks.tables import open_table
@@ -85,7 +86,7 @@ class ScoredPairs:
     def score(self, firsts: Vectors, seconds: Vectors) -> dict[str, float]:
         """Return the metrics of vectors, (N, D) each."""
         found = cosines(firsts, seconds).tolist()
-        return {name: {"auc": auc, "spearman": spearman}[name](self.scores, found) for name in self.metrics}
+        return score(self.metrics, self.scores, found)
 
     def evaluation(self, firsts: Vectors, seconds: Vectors) -> Evaluation:
         """Return the metrics of vectors, and the cosine of each pair."""
@@ -99,6 +100,7 @@ class ScoredPairs:
             # How far a pair's place by cosine is from its place by rating.
             errors=np.abs(_ranks(found) - _ranks(np.array(self.scores))).tolist(),
             skipped=self.skipped,
+            rows=MetricRows(self.metrics, self.scores, found.tolist()),
         )
 
 
@@ -135,6 +137,7 @@ class QuestionAnswers:
             [self.seconds[answer] for answer in expected],
             [{"text": question} for question in self.firsts],
             skipped=self.skipped,
+            rows=MeanRows(_row_scores(ranks)),
         )
 
     def _ranks(self, firsts: Vectors, seconds: Vectors) -> tuple[list[list[int]], list[int]]:
@@ -158,11 +161,15 @@ def _right_ranks(found: NDArray[np.float64], right: Sequence[int]) -> list[int]:
 
 
 def _retrieval_scores(ranks: Sequence[Sequence[int]]) -> dict[str, float]:
+    return {name: float(np.mean(values)) for name, values in _row_scores(ranks).items()}
+
+
+def _row_scores(ranks: Sequence[Sequence[int]]) -> dict[str, list[float]]:
+    """Return each metric of each question."""
     recalls = {
-        f"recall@{count}": float(np.mean([np.mean([rank <= count for rank in row]) for row in ranks]))
-        for count in RECALLS
+        f"recall@{count}": [float(np.mean([rank <= count for rank in row])) for row in ranks] for count in RECALLS
     }
-    return {"mrr": float(np.mean([1 / row[0] for row in ranks]))} | recalls
+    return {"mrr": [1 / row[0] for row in ranks]} | recalls
 
 
 def has_labels(source: Source, path: TableSource) -> bool:

@@ -21,7 +21,7 @@ from cloze.tasks.kind import Predictor, TaskLabels
 from cloze.tasks.metrics import confusion
 from cloze.tasks.reports import Confusion, Evaluation
 from cloze.tasks.tagging.columns import columns_text
-from cloze.tasks.tagging.entities import OUTSIDE, find_entities, is_constrained, may_follow, score_tags
+from cloze.tasks.tagging.entities import OUTSIDE, TaggedRows, find_entities, is_constrained, may_follow, score_tags
 from cloze.tasks.tagging.examples import TaggedSentences, join_words
 from cloze.tasks.tagging.kind import TAG
 from cloze.tasks.tagging.windows import WordIds, read_words, split_characters, split_text, tag_windows
@@ -192,6 +192,11 @@ def evaluate_tags(predictor: Predictor, examples: TaggedSentences, metrics: Sequ
                 list(zip(examples.words, examples.between, expected_tags, predicted_tags, strict=True))
             )
         },
+        rows=TaggedRows(examples.labels, expected_tags, predicted_tags),
+        probabilities=[
+            float(np.take_along_axis(probabilities(task, row), np.asarray(tags)[:, None], 1).prod())
+            for row, tags in zip(logits, predicted, strict=True)
+        ],
     )
 
 

@@ -200,6 +200,10 @@ class TaggedRows:
         scores = {"precision": divide(right, predicted), "recall": divide(right, expected)}
         return {"f1": found.micro_f1(), **scores, "accuracy": accuracy}
 
+    def by_label(self) -> dict[str, dict[str, float]]:
+        """Return precision, recall, F1 and support of each type of entity, or of each plain tag."""
+        return self.label_counts.by_label(self.names)
+
 
 def _word_spans(tags: Sequence[str]) -> list[Span]:
     return [Span(tag, place, place) for place, tag in enumerate(tags)]

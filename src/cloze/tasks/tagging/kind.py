@@ -55,6 +55,7 @@ def _read_sentences(path: Path, on_bad_row: OnBadRow, column: int = 1) -> list[P
 
 
 _decoded = partial(deferred, "cloze.tasks.tagging.decoding")
+_baseline = partial(deferred, "cloze.tasks.baselines")
 
 TAG = TaskKind(
     name="tag",
@@ -67,6 +68,8 @@ TAG = TaskKind(
     read=read_own_tags,
     items=_items,
     evaluate=_decoded("evaluate_tags"),
+    baseline=_baseline("fit_word_tags"),
+    floor=_baseline("fit_one_tag"),
     respond=_decoded("respond"),
     columns=("text", "label"),
     read_texts=read_untagged,

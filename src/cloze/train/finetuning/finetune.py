@@ -1,6 +1,6 @@
 """``cloze finetune``: add a task head to a pre-trained model and train it on labelled rows (section 4 of the paper)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,12 @@ from cloze.checkpoint.folder import mean_head_note
 from cloze.model.surgery import with_heads
 from cloze.predict import Evaluation, Model, choose_device, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
+from cloze.tasks.baselines import Baseline, baseline_scores, fit_baselines
 from cloze.tasks.correction.kind import CORRECTION
 from cloze.tasks.examples import Item, fingerprint
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import TaskData, read_task
+from cloze.tasks.reports import card_scores
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import SIMILARITY
 from cloze.text import Tokenizer
@@ -113,6 +115,7 @@ def finetune_rows(
     fresh: bool = False,
     progress: Progress | None = None,
     fit: bool = True,
+    baselines: Callable[[], Sequence[Baseline]] | None = None,
 ) -> Path:
     """Fine-tune on rows that have been read already.
 
@@ -126,6 +129,7 @@ def finetune_rows(
         fresh: Delete a run that is there.
         progress: Where progress is reported.
         fit: Let the dev rows decide from which score on a question has no answer. Not where they stand for unseen rows.
+        baselines: Returns the baselines, for a search that fits them once; by default, they are fitted on these rows.
 
     Returns:
         The run's folder.
@@ -144,7 +148,17 @@ def finetune_rows(
         objective=lambda: _objective(data, wrapped, settings),
         metric=data.metrics[0],
         score=lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
-        finish=lambda run, used: _finish(run, wrapped, tuned, data, used, recorded, fit=fit, progress=progress),
+        finish=lambda run, used: _finish(
+            run,
+            wrapped,
+            tuned,
+            data,
+            used,
+            recorded,
+            fit=fit,
+            baselines=baselines or partial(fit_baselines, data),
+            progress=progress,
+        ),
     )
     return run_training(parts, out, fresh=fresh, progress=progress)
 
@@ -252,9 +266,10 @@ def _finish(
     recorded: Mapping[str, Any],
     *,
     fit: bool,
+    baselines: Callable[[], Sequence[Baseline]],
     progress: Progress,
 ) -> None:
-    """Calibrate and fit on the dev rows, write their scores and what to try if they are bad, and finish the run."""
+    """Calibrate and fit on the dev rows, write their scores and the baseline's, advise, and finish the run."""
     calibrate = data.kind.calibrate if settings.calibrate else None
     calibration = None if calibrate is None else calibrate(wrapped, data.dev, data.metrics)
     if calibration is not None:
@@ -264,6 +279,9 @@ def _finish(
         tuned = replace(tuned, task=data.kind.fit_on_dev(wrapped, data.dev))
         wrapped = Model(tuned, device=str(wrapped.device))
     evaluation = evaluate_examples(wrapped, data.kind, data.dev, data.metrics)
+    # Training rows would tell nothing of the baseline either.
+    if settings.baseline and data.dev is not data.train:
+        evaluation = replace(evaluation, baseline=baseline_scores(evaluation, baselines, progress))
     write_report(evaluation, run.folder)
     if calibration is not None:
         run.write_results(evaluation.results() | calibration.results())
@@ -280,13 +298,12 @@ def finetuning_card(
     assert tuned.task is not None
     # After cross-validation there are no other rows to score.
     scored = "training rows, which tell little of others" if data.dev is data.train else "dev rows"
-    scores = "\n".join(f"- {name}: {value:.4f}" for name, value in evaluation.metrics.items())
     labels = ", ".join(tuned.task.names) or data.kind.answers
     return (
         f"# BERT, fine-tuned to {tuned.task.kind}\n\n"
         f"- answers: {labels}\n- from: {recorded['model']}\n"
         f"- rows: {recorded['task']}, {recorded['data']} ({recorded['content'][:12]})\n"
         f"- training: {len(data.train):,} rows, {settings.summary}\n\n"
-        f"On {len(evaluation.predictions):,} {scored}:\n\n{scores}\n"
+        f"On {len(evaluation.predictions):,} {scored}:\n\n{card_scores(evaluation)}\n"
         + (f"\nLoading: {mean_head_note()}" if tuned.model.reads_mean and tuned.adapter is None else "")
     )

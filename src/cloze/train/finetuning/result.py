@@ -4,13 +4,11 @@ Each builds a ``Source`` and settings from its arguments and calls the function 
 in a temporary folder, which is deleted with the object.
 """
 
-import csv
-import html
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +22,15 @@ from cloze.predict import Model, evaluate_examples, load
 from cloze.progress import Progress, choose_progress
 from cloze.tasks.in_memory import TableSource, as_table_source
 from cloze.tasks.registry import is_unlabelled, read_task
+from cloze.tasks.reports import (
+    CONFUSION_FILE,
+    PREDICTIONS,
+    html_report,
+    prediction_rows,
+    read_predictions,
+    scores_of,
+    text_report,
+)
 from cloze.tasks.rows import OnBadRow, RowSettings, Source
 from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, SearchSettings, SimilaritySettings
 from cloze.train.run import Run, series, svg_curve
@@ -31,11 +38,7 @@ from cloze.train.run import Run, series, svg_curve
 if TYPE_CHECKING:
     from cloze.train.distillation.settings import DistillSettings
 
-_CONFUSION = "confusion.json"
-_PREDICTIONS = "predictions.tsv"
-_MOST_LABELS = 20  # of a confusion matrix that is shown
 _COLOURS = ("#4269d0", "#ff725c")
-_CELL = "padding:2px 8px;text-align:right"
 
 
 class FinetuneRun(os.PathLike[str]):
@@ -72,7 +75,18 @@ class FinetuneRun(os.PathLike[str]):
     @property
     def metrics(self) -> dict[str, float]:
         """The scores on the dev rows, the main metric first."""
-        return {name: value for name, value in self.results.items() if isinstance(value, float)}
+        return scores_of(self.results)
+
+    @property
+    def intervals(self) -> dict[str, list[float]]:
+        """The 95 % interval of each score, by a bootstrap over the dev rows; empty where rows have no scores."""
+        return dict(self.results.get("intervals", {}))
+
+    @property
+    def baseline(self) -> dict[str, Any] | None:
+        """The scores of a simple model on the same rows, and the paired difference; None without one."""
+        found: dict[str, Any] | None = self.results.get("baseline")
+        return found
 
     @property
     def history(self) -> list[dict[str, float]]:
@@ -82,16 +96,15 @@ class FinetuneRun(os.PathLike[str]):
     @cached_property
     def predictions(self) -> list[dict[str, str]]:
         """The dev rows with their texts, labels and predictions; empty for a kind without labels."""
-        path = self.folder / _PREDICTIONS
+        path = self.folder / PREDICTIONS
         if path.is_file():
-            with path.open(encoding="utf-8", newline="") as file:
-                return list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+            return read_predictions(path)
         return [] if self._source is None or is_unlabelled(self._source.task) else _predict(self.model, self._source)
 
     @property
     def confusion(self) -> dict[str, Any] | None:
         """The confusion matrix of a classification: labels, and counts whose rows are the expected labels."""
-        path = self.folder / _CONFUSION
+        path = self.folder / CONFUSION_FILE
         return read_json(path) if path.is_file() else None
 
     def save(self, folder: str | os.PathLike[str]) -> "FinetuneRun":
@@ -127,9 +140,7 @@ class FinetuneRun(os.PathLike[str]):
         return hash(self.folder)
 
     def __str__(self) -> str:
-        scores = "\n".join(f"  {name:<24} {value:.4f}" for name, value in self.metrics.items())
-        rows = self.results.get("rows")
-        return f"{self._title}{f', {rows:,} dev rows' if isinstance(rows, int) else ''}\n{scores}"
+        return text_report(self._title, self.results)
 
     def __repr__(self) -> str:
         scores = ", ".join(f"{name}={value:.4f}" for name, value in list(self.metrics.items())[:2])
@@ -141,44 +152,17 @@ class FinetuneRun(os.PathLike[str]):
         return f"Fine-tuned model in {self.folder}{temporary}"
 
     def _repr_html_(self) -> str:
-        """Return scores, curves and confusion matrix for a notebook: HTML and SVG, without scripts."""
         history = self.history
         dev = next((name for row in history for name in row if name.startswith("dev_")), None)
-        scores = "".join(
-            f"<tr><td>{html.escape(name)}</td><td style='{_CELL}'>{value:.4f}</td></tr>"
-            for name, value in self.metrics.items()
-        )
         shown = zip(["loss", *([] if dev is None else [dev])], _COLOURS, strict=False)
         curves = [svg_curve(name, *series(history, name), colour) for name, colour in shown]
-        confusion = "" if self.confusion is None else _confusion_table(**self.confusion)
-        return (
-            f"<div><b>{html.escape(self._title)}</b><div style='display:flex;gap:24px;flex-wrap:wrap'>"
-            f"<table>{scores}</table>{''.join(curves)}{confusion}</div></div>"
-        )
+        return html_report(self._title, self.results, curves, self.confusion)
 
 
 def _predict(model: Model, source: Source) -> list[dict[str, str]]:
     """Predict the dev rows again, for runs that have not recorded their predictions."""
     data = read_task(source)
-    found = evaluate_examples(model, data.kind, data.dev, data.metrics)
-    targets = [""] * len(found.predictions) if found.targets is None else found.targets
-    inputs = found.inputs or [{}] * len(found.predictions)
-    rows = zip(found.places, inputs, targets, found.predictions, strict=True)
-    return [{"row": place, **texts, "label": gold, "prediction": said} for place, texts, gold, said in rows]
-
-
-def _confusion_table(labels: Sequence[str], counts: Sequence[Sequence[int]], **_: object) -> str:
-    if len(labels) > _MOST_LABELS:
-        return f"<p>{len(labels)} labels; the confusion matrix is in {_CONFUSION}</p>"
-    most = max(1, *(count for row in counts for count in row))
-    header = "".join(f"<th style='{_CELL}'>{html.escape(label)}</th>" for label in labels)
-    rows = "".join(
-        f"<tr><th style='{_CELL}'>{html.escape(label)}</th>"
-        + "".join(f"<td style='{_CELL};background:rgba(66,105,208,{count / most:.2f})'>{count}</td>" for count in row)
-        + "</tr>"
-        for label, row in zip(labels, counts, strict=True)
-    )
-    return f"<table><caption>expected (rows), predicted (columns)</caption><tr><th></th>{header}</tr>{rows}</table>"
+    return prediction_rows(evaluate_examples(model, data.kind, data.dev, data.metrics))
 
 
 def finetune(

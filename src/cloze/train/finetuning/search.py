@@ -8,6 +8,7 @@ command ends with the same table and the same model.
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -17,8 +18,10 @@ from cloze.errors import ConfigError
 from cloze.files import read_json, replace_json, replaced_file
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
+from cloze.tasks.baselines import Baseline, fit_baselines
 from cloze.tasks.examples import fingerprint, split_fold
 from cloze.tasks.registry import TaskData, read_task
+from cloze.tasks.reports import PREDICTIONS
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.defaults import choose_defaults, resolve_settings
 from cloze.train.finetuning.finetune import finetune_rows
@@ -110,7 +113,10 @@ def search(
 
     table = _ResultTable(run.folder, progress, settings, device)
     settings = replace(settings, precision=table.precision)
-    train_cell = _CellTrainer(source, model, run.folder, device, progress, fit=not plan.folds)
+    # Fitted once, when the first cell ends. Folds differ in their rows: there is none.
+    settings = replace(settings, baseline=settings.baseline and not plan.folds)
+    baselines = cache(partial(fit_baselines, data))
+    train_cell = _CellTrainer(source, model, run.folder, device, progress, fit=not plan.folds, baselines=baselines)
     if plan.folds:
         table.fill(fold_cells(data, settings, plan.folds), train_cell)
         if train_cell(Cell(ALL_ROWS, "whole", settings, data)).diverged:
@@ -191,6 +197,7 @@ class _CellTrainer:
     device: str | None
     progress: Progress
     fit: bool
+    baselines: Callable[[], Sequence[Baseline]]
 
     def __call__(self, cell: Cell) -> CellResult:
         folder = self.folder / CELLS / cell.name
@@ -204,6 +211,7 @@ class _CellTrainer:
                 device=self.device,
                 progress=self.progress,
                 fit=self.fit,
+                baselines=self.baselines,
             )
         except DivergedError as error:
             self.progress.say(f"{cell.name}: {error}")
@@ -284,6 +292,9 @@ def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
     best_cell = {"best": best.name, "best_results": best.results, "kept": kept}
     run.write_results({"metric": metric, **summarize(rows), **best_cell})
     draw_search(table.rows, metric, run.folder / "search.png")
+    predictions = run.folder / CELLS / kept / PREDICTIONS
+    if kept != ALL_ROWS and predictions.is_file():  # that model has been trained on all rows
+        shutil.copyfile(predictions, run.folder / PREDICTIONS)
     Run(run.folder / CELLS / kept).model_folder.rename(run.model_folder)
 
 

@@ -74,6 +74,8 @@ class FinetuneSettings:
     """Number of augmented copies per training row."""
     synonyms: str | None = None
     """For edits: a file with a word and its synonyms per line; by default, words with similar embeddings."""
+    baseline: bool = True
+    """Compare the scores with a simple model's on the same rows, such as TF-IDF + logistic regression."""
     precision: PrecisionName = "auto"
     """fp32, bf16, or auto: bf16 where it is faster. Weights, heads and dev scores are always float32."""
     save_every: int = 500
