@@ -26,6 +26,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import cloze
+from cloze.tasks.reports import write_report
 
 SOURCES = Path(cloze.__file__).parent
 LIMIT = 8  # files per stage
@@ -110,6 +111,11 @@ def finetune(work: Workspace, out: Path | None = None) -> None:
 def evaluate(work: Workspace) -> None:
     """Rows -> metric."""
     cloze.evaluate(work.tuned, cloze.Source("classify", work.table))
+
+
+def report(work: Workspace) -> None:
+    """Metric -> report."""
+    write_report(cloze.evaluate(work.tuned, cloze.Source("classify", work.table)), work.fresh("scores"))
 
 
 def encode(work: Workspace) -> None:
@@ -238,12 +244,28 @@ STAGES: dict[str, Stage] = {
             "folder -> model",
             "loss -> checkpoint",
             "rows -> metric",
+            "rows -> baseline",
+            "metric -> report",
         ),
     ),
     "rows -> metric": Stage(
         evaluate,
-        borders=("file -> examples", "text -> ids", "folder -> model", "batch -> states"),
-        entry=("cloze.predict.evaluation:evaluate_examples", "cloze.tasks.reports:write_report"),
+        borders=("file -> examples", "text -> ids", "folder -> model", "batch -> states", "rows -> baseline"),
+        entry=("cloze.predict.evaluation:evaluate_examples",),
+    ),
+    "rows -> baseline": Stage(
+        finetune,
+        roots=("cloze.tasks.baselines:baseline_scores",),
+        entry=(
+            "cloze.tasks.baselines:baseline_scores",
+            "cloze.tasks.baselines:fit_constant",
+            "cloze.tasks.baselines:compare_with_floor",
+        ),
+    ),
+    "metric -> report": Stage(
+        report,
+        roots=("cloze.tasks.reports:write_report",),
+        entry=("cloze.tasks.reports:write_report", "cloze.tasks.reports:card_scores"),
     ),
     "sequences -> vectors": Stage(
         embed,
@@ -262,6 +284,8 @@ MAIN_PATHS = (
     "loss -> checkpoint",
     "CSV row -> fine-tuned model",
     "rows -> metric",
+    "rows -> baseline",
+    "metric -> report",
     "request -> vector",
 )
 

@@ -94,7 +94,10 @@ def test_scores_are_told_and_kept(run: Cloze, way: Way, tmp_path: Path) -> None:
     lines = (tmp_path / "scores" / "predictions.tsv").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 61
     assert lines[1].split("\t")[0] == f"{way.rows}:2"
-    assert run(*words).out.splitlines()[1] == f"accuracy\t{told['accuracy']:.4f}"
+    low, high = told["intervals"]["accuracy"]
+    printed = run(*words).out.splitlines()
+    assert printed[1].startswith(f"accuracy\t{told['accuracy']:.4f}\t{low:.4f} to {high:.4f}\t")
+    assert "60 rows" in printed
 
 
 def test_checkpoint_of_the_original_is_converted(run: Cloze, tmp_path: Path) -> None:

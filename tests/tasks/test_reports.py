@@ -105,7 +105,7 @@ def similar(scores: list[float]) -> Evaluation:
 def retrieved() -> Evaluation:
     vectors = np.random.default_rng(0).normal(size=(2, ROWS, 4)).astype(np.float32)
     texts = make_texts()
-    right = [(row, (row + 1) % ROWS) for row in range(ROWS)]
+    right: list[tuple[int, ...]] = [(row, (row + 1) % ROWS) for row in range(ROWS)]
     return QuestionAnswers(texts, texts, right, texts).evaluation(*vectors)
 
 

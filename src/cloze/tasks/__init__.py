@@ -2,7 +2,8 @@
 
 - ``kind.py`` defines ``TaskKind``; ``registry.py`` is the table of kinds and finds tasks by name.
 - ``tables.py`` (files -> records) and ``rows.py`` (records -> text, pair, label) read the user's files.
-- ``examples.py`` (examples, labels, splits), ``metrics.py`` and ``reports.py`` (scores, reports) are shared.
+- ``examples.py`` (examples, labels, splits), ``metrics.py``, ``intervals.py``, ``baselines.py`` and ``reports.py``
+  (scores, their intervals, what they are compared with, reports) are shared.
 - Each folder: ``kind.py`` (the descriptor), ``examples.py`` (rows -> examples -> training items) and ``decoding.py``
   (logits -> results, scores), where the kind needs them.
 

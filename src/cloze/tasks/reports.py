@@ -76,9 +76,9 @@ class Evaluation:
         results: dict[str, Any] = {**self.metrics, "rows": len(self.predictions)}
         results |= {"skipped": self.skipped} if self.skipped else {}
         results |= {"unlabelled": self.unlabelled} if self.unlabelled else {}
-        further = {"intervals": self.intervals, "by_label": self.by_label, "baseline": self.baseline}
-        results |= {name: value for name, value in further.items() if value}
-        return {**results, "degenerate": self.degenerate} if self.degenerate else results
+        further: dict[str, Any] = {"degenerate": self.degenerate, "intervals": self.intervals}
+        further |= {"by_label": self.by_label, "baseline": self.baseline}
+        return results | {name: value for name, value in further.items() if value}
 
     @property
     def degenerate(self) -> str | None:

@@ -71,7 +71,7 @@ def learned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_separable_labels_are_learned(learned: Path) -> None:
     results = json.loads((learned / "eval_results.json").read_text(encoding="utf-8"))
-    assert results.keys() == {"accuracy", "macro_f1", "rows"}
+    assert results.keys() == {"accuracy", "macro_f1", "rows", "intervals", "by_label", "baseline"}
     assert results["rows"] == 40
     assert results["accuracy"] > 0.9
     # Scored after every epoch of 20 steps.
@@ -145,7 +145,7 @@ def test_numbers_of_pairs_are_learned(base: Path, tmp_path: Path) -> None:
     )
     run = finetune(source, base, tmp_path / "run", settings=LEARNING)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
-    assert results.keys() == {"pearson", "spearman", "mse", "rows"}
+    assert results.keys() == {"pearson", "spearman", "mse", "rows", "intervals", "baseline"}
     assert results["pearson"] > 0.9
     values = load(run).regress(["river", "river"], ["winter", "garden"])
     assert values[0] > 0.5 > -0.5 > values[1]
@@ -164,7 +164,7 @@ def test_published_folder_is_read_by_its_name(base: Path, tmp_path: Path) -> Non
         (folder / f"{split}.tsv").write_text(header + "".join(lines), encoding="utf-8")
     run = finetune(Source("mrpc", tmp_path / "glue"), base, tmp_path / "run", settings=FAST)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
-    assert list(results) == ["f1", "accuracy", "rows", "degenerate"]
+    assert list(results) == ["f1", "accuracy", "rows", "degenerate", "intervals", "by_label", "baseline"]
     assert results["degenerate"].startswith("says "), "all rows are alike, and so are the answers"
     assert results["rows"] == 6
     assert load_folder(run).task is not None

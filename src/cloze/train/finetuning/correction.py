@@ -20,13 +20,14 @@ from cloze.model import Backbone
 from cloze.model.losses import masked_word_logits, masked_word_loss
 from cloze.model.surgery import with_heads
 from cloze.options import IGNORED
-from cloze.predict import Model
+from cloze.predict import Evaluation, Model, write_report
 from cloze.predict.corrector import proposed_changes
 from cloze.progress import Progress, Silent
 from cloze.tasks.correction.examples import Corrections, correction_columns, read_corrections
 from cloze.tasks.correction.kind import CORRECTION, CorrectionSettings
-from cloze.tasks.correction.metrics import applied, choose_threshold, score_corrections
+from cloze.tasks.correction.metrics import CorrectedRows, applied, choose_threshold, score_corrections
 from cloze.tasks.examples import Item, fingerprint, split_dev
+from cloze.tasks.reports import card_scores
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.defaults import resolve_settings
@@ -98,7 +99,7 @@ def finetune_correction(
         ),
         objective=lambda: CorrectionObjective(wrapped.bert),
         metric="correction_f1",
-        score=lambda: _score(wrapped, data.dev),
+        score=lambda: _dev_scores(wrapped, data.dev),
         finish=lambda run, used: _finish(run, wrapped, tuned, data, used),
     )
     return run_training(parts, out, fresh=fresh, progress=progress)
@@ -176,23 +177,37 @@ def _start(base: ModelFolder, name: str, settings: FinetuneSettings) -> ModelFol
     return ModelFolder(bert, base.tokenizer.with_max_length(length), None, EmbeddingSettings())
 
 
-def _score(model: Model, dev: Corrections) -> dict[str, float]:
-    """All figures at the threshold that suits these rows best."""
+def _score(model: Model, dev: Corrections) -> tuple[Evaluation, float]:
+    """All figures at the threshold that suits these rows best, and that threshold."""
     changes = proposed_changes(model, dev.sources, CorrectionSettings(reading="seen"))
     threshold = choose_threshold(dev.sources, dev.targets, changes)
-    told_right = score_corrections(dev.sources, dev.targets, applied(dev.sources, changes, threshold))
-    return told_right | {"threshold": threshold}
+    told = applied(dev.sources, changes, threshold)
+    evaluation = Evaluation(
+        score_corrections(dev.sources, dev.targets, told),
+        told,
+        dev.places,
+        dev.targets,
+        [{"text": text} for text in dev.sources],
+        skipped=dev.skipped,
+        rows=CorrectedRows(dev.sources, dev.targets, told),
+    )
+    return evaluation, threshold
+
+
+def _dev_scores(model: Model, dev: Corrections) -> dict[str, float]:
+    evaluation, threshold = _score(model, dev)
+    return evaluation.metrics | {"threshold": threshold}
 
 
 def _finish(run: Run, wrapped: Model, tuned: ModelFolder, data: CorrectionData, settings: ResolvedSettings) -> None:
     """Write scores, and end the run."""
-    scored = _score(wrapped, data.dev)
-    run.write_results({**scored, "rows": len(data.dev)})
-    scores = "\n".join(f"- {name}: {value:.4f}" for name, value in scored.items())
+    evaluation, threshold = _score(wrapped, data.dev)
+    write_report(evaluation, run.folder)
+    run.write_results(evaluation.results() | {"threshold": threshold})
     card = (
         "# BERT, trained to correct\n\n"
-        f"- corrects: what it is surer of than {scored['threshold']:.4f}, looking at the text as it stands\n"
+        f"- corrects: what it is surer of than {threshold:.4f}, looking at the text as it stands\n"
         f"- training: {len(data.train):,} rows, {settings.summary}\n\n"
-        f"On {len(data.dev):,} dev rows, at the threshold that suits them best:\n\n{scores}\n"
+        f"On {len(data.dev):,} dev rows, at the threshold that suits them best:\n\n{card_scores(evaluation)}\n"
     )
-    run.finish(replace(tuned, card=card, correcting=scored["threshold"]))
+    run.finish(replace(tuned, card=card, correcting=threshold))

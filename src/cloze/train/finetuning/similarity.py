@@ -21,12 +21,13 @@ from cloze.checkpoint import POOLINGS, EmbeddingSettings, ModelFolder, Pooling, 
 from cloze.corpus.documents import read_documents
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.model.surgery import with_heads
-from cloze.predict import Model
+from cloze.predict import Model, write_report
 from cloze.predict.embeddings.pooling import POOL
 from cloze.predict.embeddings.whitening import geometry
 from cloze.predict.evaluation import embed_both
 from cloze.progress import Progress, Silent
 from cloze.tasks.examples import DEV_SHARE, Item, fingerprint, split_dev
+from cloze.tasks.reports import card_scores
 from cloze.tasks.rows import RowSettings, Source, read_rows
 from cloze.tasks.similarity.kind import (
     SIMILARITY,
@@ -334,12 +335,17 @@ def _finish(
     progress: Progress,
 ) -> None:
     """Write scores and advice, and end the run."""
-    scored = _score(wrapped, data)
-    run.write_results({**scored, "rows": len(data.texts)})
+    if isinstance(data.dev, list):
+        scored = _score(wrapped, data)
+        run.write_results({**scored, "rows": len(data.texts)})
+        scores = "\n".join(f"- {name}: {value:.4f}" for name, value in scored.items())
+    else:
+        evaluation = data.dev.evaluation(*embed_both(wrapped, data.dev))
+        write_report(evaluation, run.folder)
+        scores = card_scores(evaluation)
     # Without scored pairs, no dev score tells whether more training would help.
     metric = data.metrics[0] if isinstance(data.dev, ScoredPairs) else ""
     run.write_advice(advise(run.metrics(), None, settings, _DEFAULTS, metric), progress)
-    scores = "\n".join(f"- {name}: {value:.4f}" for name, value in scored.items())
     card = (
         "# BERT, trained for similarity\n\n"
         f"- gives: one vector a text ({tuned.embedding.pooling} of the tokens, of length 1)\n"
