@@ -237,6 +237,9 @@ def quantize(
     for precision, scores in report.scores.items():
         rows += [(f"{name}, {precision}", f"{value:.4f}") for name, value in scores.items()]
     print_table((report.file, f"on {report.texts:,} texts"), rows)
+    if report.difference is not None:
+        metric = next(iter(report.scores["int8"]))
+        print(f"int8 against fp32, {metric}: {report.difference.in_points('difference')}")
     if not report.near:
         print("int8 changes this model's vectors too much for --precision auto; --precision int8 uses it all the same")
     elif report.far:
