@@ -62,10 +62,10 @@ def distill(
         print_json({"folder": str(folder), **report})
     else:
         print_table((str(folder / "model"), "teacher", "student", "student / teacher"), _rows(report))
-        _print_difference(report)
+        print_difference(report)
 
 
-def _print_difference(report: dict[str, Any]) -> None:
+def print_difference(report: dict[str, Any]) -> None:
     """Print whether the student is level with the teacher; reports of version 0.1 do not tell."""
     from cloze.tasks.comparisons import read_difference
 
@@ -146,7 +146,12 @@ def adapt(
     results = read_json(folder / "eval_results.json")
     if json:
         print_json(results)
-        return
+    else:
+        print_starts(folder, results)
+
+
+def print_starts(folder: Path, results: dict[str, Any]) -> None:
+    """Print what each start gained over the direct one, and which model is kept and why."""
     table = [
         (name, f"{row['mean']:.4f} ± {row['deviation']:.4f}", *_gain(row), len(row["failed"]))
         for name, row in results["starts"].items()

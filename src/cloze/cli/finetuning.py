@@ -64,6 +64,8 @@ def _print_cells(cells: list[dict[str, Any]], results: dict[str, Any]) -> None:
     if grid is not None:
         level, others = len(grid["within_noise"]), grid["settings"] - 1
         print(f"{level} of the other {others} settings are within noise of the best, {grid['best']}")
+    if any(cell.get("interval") is None and cell["failed"] != "diverged" for cell in cells):
+        print("runs without an interval have kept no scores of rows, as those of version 0.1")
     spread = f"{results['mean']:.4f} ± {results['deviation']:.4f} over {results['runs']} runs"
     print(f"{metric}: {spread}, {results['least']:.4f} to {results['most']:.4f}; failed: {len(results['failed'])}")
     if results.get("interval") is not None:
