@@ -114,7 +114,7 @@ def adapt(
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
     json: bool = False,
 ) -> None:
-    """Continue pre-training on domain text and task text, then fine-tune; report the gain of each step.
+    """Continue pre-training on domain text and task text, then fine-tune; keep what gains more than noise.
 
     Args:
         domain: Text of the domain: plain, with a blank line between documents; or JSONL or Parquet with a column text.

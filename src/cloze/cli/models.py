@@ -205,7 +205,7 @@ def quantize(
         model: A model folder, or a hub name.
         out: A folder for a copy of the model with int8 weights; by default, they are written to the model's folder.
         input: A file with one text per line to compare int8 and float32 on; by default, bundled texts.
-        task: A task to evaluate both on, such as sst-2 or classify.
+        task: A task to evaluate both on, such as sst-2 or classify; the difference has a 95 % interval.
         data: The file or folder of the task.
         json: Print JSON.
     """

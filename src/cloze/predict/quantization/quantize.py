@@ -123,7 +123,7 @@ def _compare_scores(
     if task is None:
         return {}, None
     exact, rounded = evaluate(plain, task), evaluate(quantized, task)
-    scores = {plain.precision: exact.metrics, quantized.precision: rounded.metrics}
+    scores: dict[str, dict[str, float]] = {"fp32": exact.metrics, "int8": rounded.metrics}
     return scores, rounded.gain_over(exact)
 
 
