@@ -1,6 +1,7 @@
 """Several runs against several others: over rows and seeds, by hand and by simulation."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +23,7 @@ from cloze.tasks.comparisons import (
     write_resamples,
 )
 from cloze.tasks.intervals import Difference, MetricRows, bootstrap_intervals, paired_difference, t_interval
+from cloze.tasks.reports import Evaluation
 
 
 def right_or_wrong(right: list[int]) -> MetricRows:
@@ -136,6 +138,20 @@ def test_runs_that_cannot_be_paired_are_refused() -> None:
         runs_difference([one], [other])
     with pytest.raises(DataError, match="needs the same rows and metric in all runs"):
         mean_interval([one, other])
+    with pytest.raises(DataError, match=r"^the runs were scored on different files of 11 rows; a paired comparison"):
+        runs_difference([one], [replace(one, content="other rows")])
+
+
+def test_evaluations_of_other_rows_are_not_paired() -> None:
+    rows = right_or_wrong([1, 0])
+    one = Evaluation({"accuracy": 0.5, "f1": 0.0}, ["1", "0"], ["a:1", "a:2"], ["1", "1"], rows=rows)
+    assert one.gain_over(one) == Difference(0.0, 0.0, 0.0)
+    assert one.gain_over(replace(one, rows=None)) is None
+    assert replace(one, rows=None).gain_over(one) is None
+    with pytest.raises(DataError, match="the expected answers differ; a paired comparison needs the same rows in both"):
+        one.gain_over(replace(one, targets=["1", "0"]))
+    with pytest.raises(DataError, match="2 rows against 3; a paired comparison needs the same rows in both"):
+        one.gain_over(replace(one, targets=["1"] * 3, rows=right_or_wrong([1, 0, 0])))
 
 
 def test_what_results_hold_of_a_mean() -> None:

@@ -15,7 +15,7 @@ Dimensions: R runs, S resamples.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
 from typing import Any
@@ -47,12 +47,13 @@ class Resamples:
     rows: int
     score: float
     values: Floats  # (S,)
+    content: str = ""  # fingerprint of the rows: others of the same number are not paired with them
 
     @classmethod
-    def of(cls, rows: RowScores, metric: str) -> "Resamples":
+    def of(cls, rows: RowScores, metric: str, content: str = "") -> "Resamples":
         """Resample the rows of an evaluation."""
         score = float(rows.scores(np.ones((1, len(rows))))[metric][0])
-        return cls(metric, len(rows), score, resampled(rows)[metric])
+        return cls(metric, len(rows), score, resampled(rows)[metric], content)
 
     @classmethod
     def read(cls, folder: Path) -> "Resamples | None":
@@ -61,16 +62,17 @@ class Resamples:
         if not path.is_file():
             return None
         facts = read_json(path)
-        return cls(facts["metric"], facts["rows"], facts["score"], np.asarray(facts["values"], np.float64))
+        return cls(**facts | {"values": np.asarray(facts["values"], np.float64)})
 
     def write(self, folder: Path) -> None:
         """Write the resamples to a run's folder."""
         values = [round(value, 6) for value in self.values.tolist()]
-        replace_json(folder / FILE, {"metric": self.metric, "rows": self.rows, "score": self.score, "values": values})
+        facts = {"metric": self.metric, "rows": self.rows, "content": self.content, "score": self.score}
+        replace_json(folder / FILE, facts | {"values": values})
 
     def zeros(self) -> "Resamples":
         """Return the resamples of a training on the same rows that diverged: it scores 0."""
-        return Resamples(self.metric, self.rows, 0.0, np.zeros_like(self.values))
+        return replace(self, score=0.0, values=np.zeros_like(self.values))
 
     @property
     def interval(self) -> list[float]:
@@ -78,10 +80,17 @@ class Resamples:
         return percentiles(self.values)
 
 
-def write_resamples(rows: RowScores | None, metric: str, folder: Path) -> None:
-    """Write what comparisons with other runs need to a run's folder, if the evaluation has scores of rows."""
+def write_resamples(rows: RowScores | None, metric: str, folder: Path, content: str = "") -> None:
+    """Write what comparisons with other runs need to a run's folder, if the evaluation has scores of rows.
+
+    Args:
+        rows: The scores of the dev rows.
+        metric: The main metric.
+        folder: The run's folder.
+        content: The fingerprint of the dev rows.
+    """
     if rows is not None:
-        Resamples.of(rows, metric).write(folder)
+        Resamples.of(rows, metric, content).write(folder)
 
 
 def read_runs(folders: Sequence[Path], diverged: Sequence[bool]) -> list[Resamples] | None:
@@ -177,6 +186,10 @@ def _check_same_rows(runs: Sequence[Resamples]) -> None:
     if len(sets) > 1:
         shown = " and ".join(f"{metric} of {rows} rows" for rows, metric in sets)
         raise DataError(f"{shown}; a paired comparison needs the same rows and metric in all runs")
+    if len({run.content for run in runs}) > 1:
+        raise DataError(
+            f"the runs were scored on different files of {runs[0].rows} rows; a paired comparison needs the same rows"
+        )
 
 
 def _over_rows_and_seeds(scores: Sequence[float], values: Sequence[Floats], rows: int) -> Difference:

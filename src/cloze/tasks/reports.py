@@ -12,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloze.errors import DataError
 from cloze.files import replace_json, replace_json_lines, replaced_file
 
 if TYPE_CHECKING:
@@ -72,11 +73,17 @@ class Evaluation:
         return {} if self.rows is None else self.rows.by_label()
 
     def gain_over(self, other: "Evaluation") -> "Difference | None":
-        """Return by how much the main metric is higher than another model's on the same rows; None without ``rows``."""
+        """Return by how much the main metric is higher than another model's on the same rows; None without ``rows``.
+
+        Raises:
+            DataError: If the rows are not the same.
+        """
         from cloze.tasks.intervals import paired_difference
 
         if self.rows is None or other.rows is None:
             return None
+        if len(self.rows) == len(other.rows) and self.targets != other.targets:
+            raise DataError("the expected answers differ; a paired comparison needs the same rows in both evaluations")
         return paired_difference(self.rows, other.rows, next(iter(self.metrics)))
 
     def results(self) -> dict[str, Any]:

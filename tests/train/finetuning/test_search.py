@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cloze.cli.finetuning import print_search
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, DataError
 from cloze.predict import load
 from cloze.progress import Silent
 from cloze.tasks.classification.examples import LabelledTexts
@@ -258,6 +258,11 @@ def test_searches_are_compared_by_seed_and_row(base: Path, source: Source, tmp_p
     expected = runs_difference(*([one for one in rows if one] for rows in kept))
     assert compare_searches(*runs) == expected
     assert compare_searches(runs[0], runs[0]) == Difference(0.0, 0.0, 0.0)
+    one = search(source, base, tmp_path / "one", settings=replace(FAST, seed=1))
+    with pytest.raises(
+        DataError, match=r"slow has the seeds \[0, 1\], .*one \[1\]; compare runs over the same --seeds"
+    ):
+        compare_searches(runs[0], one)
     as_of_version_01(runs[1])
     scores = [[row.score for row in read_cells(run)] for run in runs]
     assert compare_searches(*runs) == paired_t_difference(*scores)

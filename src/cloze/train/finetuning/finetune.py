@@ -284,7 +284,7 @@ def _finish(
     if settings.baseline and data.dev is not data.train:
         evaluation = replace(evaluation, baseline=baseline_scores(evaluation, baselines, progress))
     write_report(evaluation, run.folder)
-    write_resamples(evaluation.rows, data.metrics[0], run.folder)
+    write_resamples(evaluation.rows, data.metrics[0], run.folder, fingerprint(data.dev))
     if calibration is not None:
         run.write_results(evaluation.results() | calibration.results())
     defaults = choose_defaults(tuned.model.config.hidden_size, len(data.train), settings)

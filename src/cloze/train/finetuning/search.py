@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 from typing import Any
 
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, DataError
 from cloze.files import read_json, replace_json, replaced_file
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
@@ -346,6 +346,9 @@ def compare_searches(first: Path, second: Path) -> Difference | None:
     Pairs seeds and rows; seeds alone where a run of version 0.1 has no resamples; None if that leaves one pair.
     """
     cells = [[row for row in read_cells(folder) if row.part == "seeds"] for folder in (first, second)]
+    seeds = [[row.settings["seed"] for row in rows] for rows in cells]
+    if not seeds[0] or seeds[0] != seeds[1]:
+        raise DataError(f"{first} has the seeds {seeds[0]}, {second} {seeds[1]}; compare runs over the same --seeds")
     runs = [_read_runs(folder, rows) for folder, rows in zip((first, second), cells, strict=True)]
     if runs[0] is None or runs[1] is None:
         return paired_t_difference(*([row.score for row in rows] for rows in cells))
