@@ -15,11 +15,11 @@ from cloze.tasks.comparisons import (
     average_interval,
     bounded,
     difference_facts,
-    mean_facts,
     mean_interval,
     read_difference,
     read_runs,
     runs_difference,
+    summarize,
     write_resamples,
 )
 from cloze.tasks.intervals import Difference, MetricRows, bootstrap_intervals, paired_difference, t_interval
@@ -157,13 +157,16 @@ def test_evaluations_of_other_rows_are_not_paired() -> None:
 def test_what_results_hold_of_a_mean() -> None:
     runs = [made(0.7, [0.7, 0.7, 0.7]), made(0.8, [0.8, 0.8, 0.8])]
     over_runs = [0.75 - 12.7062 * 0.05, 1.0]  # t(0.975, 1) = 12.7062; no accuracy is above 1
-    seeds = mean_facts([0.7, 0.8], None, "accuracy", "seeds")
+    seeds = summarize([0.7, 0.8], None, "accuracy", "seeds")
     assert seeds["interval_over_runs"] == pytest.approx([max(0.0, over_runs[0]), 1.0], abs=1e-4)
     assert (seeds["interval"], seeds["interval_of"]) == (seeds["interval_over_runs"], "seeds")
-    both = mean_facts([0.7, 0.8], runs, "accuracy", "seeds")
+    both = summarize([0.7, 0.8], runs, "accuracy", "seeds")
     assert (both["interval"], both["interval_of"]) == (mean_interval(runs), "rows and seeds")
-    one = mean_facts([0.7], runs[:1], "accuracy", "seeds")
-    assert one == {"interval": [0.7, 0.7], "interval_of": "rows", "interval_over_runs": None}
+    one = summarize([0.7], runs[:1], "accuracy", "seeds")
+    assert (one["interval"], one["interval_of"], one["interval_over_runs"]) == ([0.7, 0.7], "rows", None)
+    assert (one["runs"], one["mean"], one["deviation"]) == (1, 0.7, 0.0)
+    names = ("runs", "mean", "deviation", "median", "least", "most")
+    assert [both[name] for name in names] == pytest.approx([2, 0.75, 0.005**0.5, 0.75, 0.7, 0.8])
 
 
 def test_average_of_means_by_hand() -> None:

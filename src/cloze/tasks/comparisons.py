@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 from pathlib import Path
+from statistics import mean, median, stdev
 from typing import Any
 
 import numpy as np
@@ -110,11 +111,11 @@ def mean_interval(runs: Sequence[Resamples]) -> list[float]:
     return bounded([found.low, found.high], runs[0].metric)
 
 
-def mean_facts(scores: Sequence[float], runs: Sequence[Resamples] | None, metric: str, part: str) -> dict[str, Any]:
-    """Return the 95 % intervals of a mean over runs, as ``eval_results.json`` holds them.
+def summarize(scores: Sequence[float], runs: Sequence[Resamples] | None, metric: str, part: str) -> dict[str, Any]:
+    """Return mean, spread and 95 % intervals over runs that differ only in the seed or the fold.
 
     Args:
-        scores: The score of each run.
+        scores: The score of each run; failed runs count.
         runs: Their resamples; None for folds, where the variance between runs is that of rows and trainings already,
             and for runs that have none.
         metric: The main metric.
@@ -125,7 +126,17 @@ def mean_facts(scores: Sequence[float], runs: Sequence[Resamples] | None, metric
     interval, interval_of = over_runs, part
     if runs is not None:
         interval, interval_of = mean_interval(runs), "rows and seeds" if len(runs) > 1 else "rows"
-    return {"interval": interval, "interval_of": interval_of, "interval_over_runs": over_runs}
+    return {
+        "runs": len(scores),
+        "mean": mean(scores),
+        "deviation": stdev(scores) if len(scores) > 1 else 0.0,
+        "median": median(scores),
+        "least": min(scores),
+        "most": max(scores),
+        "interval": interval,
+        "interval_of": interval_of,
+        "interval_over_runs": over_runs,
+    }
 
 
 def runs_difference(first: Sequence[Resamples], second: Sequence[Resamples]) -> Difference:
@@ -157,7 +168,7 @@ def average_interval(means: Sequence[float], intervals: Sequence[Sequence[float]
         return None
     average = sum(means) / len(means)
     below, above = (
-        sqrt(sum((mean - ends[end]) ** 2 for mean, ends in zip(means, known, strict=True))) / len(means)
+        sqrt(sum((value - ends[end]) ** 2 for value, ends in zip(means, known, strict=True))) / len(means)
         for end in (0, 1)
     )
     return [average - below, average + above]
@@ -197,14 +208,14 @@ def _over_rows_and_seeds(scores: Sequence[float], values: Sequence[Floats], rows
 
     A single run tells nothing about seeds: its interval is that over rows.
     """
-    mean = float(np.mean(scores))
+    average = float(np.mean(scores))
     if len(scores) == 1:
-        return Difference(mean, *percentiles(values[0]))
+        return Difference(average, *percentiles(values[0]))
     from scipy.stats import t
 
     parts = float(np.mean(values, axis=0).var(ddof=1)), float(np.var(scores, ddof=1)) / len(scores)
     if not sum(parts):
-        return Difference(mean, mean, mean)
+        return Difference(average, average, average)
     freedom = sum(parts) ** 2 / (parts[0] ** 2 / max(rows - 1, 1) + parts[1] ** 2 / (len(scores) - 1))
     reach = float(t.ppf((1 + LEVEL) / 2, freedom)) * sqrt(sum(parts))
-    return Difference(mean, mean - reach, mean + reach)
+    return Difference(average, average - reach, average + reach)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean
 from typing import Any
 
 from cloze.errors import ConfigError, DataError
@@ -19,7 +19,7 @@ from cloze.files import read_json, replace_json, replaced_file
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import Baseline, fit_baselines
-from cloze.tasks.comparisons import Resamples, mean_facts, read_runs, runs_difference
+from cloze.tasks.comparisons import Resamples, read_runs, runs_difference, summarize
 from cloze.tasks.examples import fingerprint, split_fold
 from cloze.tasks.intervals import Difference, paired_t_difference
 from cloze.tasks.registry import TaskData, read_task
@@ -301,28 +301,15 @@ def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
     best_cell = {"best": best.name, "best_results": best.results, "kept": kept}
     # Folds are scored on different rows, which cannot be resampled together.
     runs = None if part == "folds" else _read_runs(run.folder, rows)
-    intervals = mean_facts([row.score for row in rows], runs, metric, part)
+    summary = summarize([row.score for row in rows], runs, metric, part)
+    failed = {"failed": [row.name for row in rows if row.failed]}
     grid = _within_noise(run.folder, table)
-    run.write_results({"metric": metric, **summarize(rows), **intervals, **grid, **best_cell})
+    run.write_results({"metric": metric, **summary, **failed, **grid, **best_cell})
     draw_search(table.rows, metric, run.folder / "search.png")
     predictions = run.folder / CELLS / kept / PREDICTIONS
     if kept != ALL_ROWS and predictions.is_file():  # that model has been trained on all rows
         shutil.copyfile(predictions, run.folder / PREDICTIONS)
     Run(run.folder / CELLS / kept).model_folder.rename(run.model_folder)
-
-
-def summarize(rows: Sequence[CellResult]) -> dict[str, Any]:
-    """Return mean and spread over runs that differ only in the seed or the fold. Failed runs count, and are listed."""
-    scores = [row.score for row in rows]
-    return {
-        "runs": len(scores),
-        "mean": mean(scores),
-        "deviation": stdev(scores) if len(scores) > 1 else 0.0,
-        "median": median(scores),
-        "least": min(scores),
-        "most": max(scores),
-        "failed": [row.name for row in rows if row.failed],
-    }
 
 
 def _within_noise(folder: Path, table: _ResultTable) -> dict[str, Any]:
