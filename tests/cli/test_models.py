@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from cloze.models import SHIPPED_MODELS, shipped_folder
-from cloze.predict import Difference, load
+from cloze.predict import load
 from cloze.predict.quantization.quantize import QuantizeReport
+from cloze.tasks.intervals import Difference
 from tests.cli.conftest import Cloze, Way
 
 
