@@ -3,7 +3,10 @@
 import json
 from pathlib import Path
 
-from cloze.predict import load
+import pytest
+
+from cloze.cli.distillation import print_difference
+from cloze.predict import Difference, load
 from tests.cli.conftest import Cloze, Way
 
 
@@ -15,7 +18,7 @@ def test_student_and_table(run: Cloze, way: Way, tmp_path: Path) -> None:
     table = [line.split("\t") for line in result.out.splitlines()]
     assert table[0] == [str(tmp_path / "run" / "model"), "teacher", "student", "student / teacher"]
     report = json.loads((tmp_path / "run" / "distillation.json").read_text(encoding="utf-8"))
-    assert [row[0] for row in table[1:]] == [
+    assert [row[0] for row in table[1:-1]] == [
         "layers",
         "parameters",
         "MiB",
@@ -31,10 +34,39 @@ def test_student_and_table(run: Cloze, way: Way, tmp_path: Path) -> None:
         f"{report['student']['scores']['accuracy']:.4f}",
         kept,
     ]
+    gain, ends = report["difference"]["gain"], report["difference"]["interval"]
+    difference = Difference(gain, *ends)
+    level = "" if difference.reliable else "; level with the teacher"
+    assert result.out.splitlines()[-1] == (
+        f"student against teacher, accuracy: {difference.in_points('difference')}{level}"
+    )
     told = run(*words, "--json")
     assert json.loads(told.out) == {"folder": str(tmp_path / "run"), **report}
     assert "finished already" in told.err
     assert load(tmp_path / "run").bert.config.layers == 1
+
+
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        (
+            {"gain": -0.004, "interval": [-0.015, 0.006]},
+            "student against teacher, f1: difference -0.4 points, 95 % interval -1.5 to +0.6: within noise; "
+            "level with the teacher\n",
+        ),
+        (
+            {"gain": -0.04, "interval": [-0.06, -0.02]},
+            "student against teacher, f1: difference -4.0 points, 95 % interval -6.0 to -2.0: beyond noise\n",
+        ),
+        ({"gain": None, "interval": None}, ""),
+        (None, ""),  # of version 0.1
+    ],
+)
+def test_a_student_within_noise_is_level_with_its_teacher(
+    facts: dict[str, object] | None, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_difference({"metric": "f1"} | ({} if facts is None else {"difference": facts}))
+    assert capsys.readouterr().out == line
 
 
 def test_teacher_that_reads_frozen_states(run: Cloze, way: Way, tmp_path: Path) -> None:

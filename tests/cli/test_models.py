@@ -10,6 +10,7 @@ import pytest
 from cloze.models import PACKAGED_MODELS, SHIPPED_MODELS, shipped_folder
 from cloze.predict import load
 from cloze.predict.quantization.quantize import QuantizeReport
+from cloze.tasks.intervals import Difference
 from tests.cli.conftest import Cloze, Way
 
 
@@ -27,6 +28,13 @@ def test_int8_beside_the_model(run: Cloze, way: Way, tuned: Path) -> None:
     assert told["speedup"] > 0
     assert set(told["scores"]) == {"fp32", "int8"}
     assert abs(told["scores"]["fp32"]["accuracy"] - told["scores"]["int8"]["accuracy"]) < 0.2
+    difference = told["difference"]
+    scores = [told["scores"][name]["accuracy"] for name in ("int8", "fp32")]
+    assert difference["gain"] == pytest.approx(scores[0] - scores[1])
+    assert difference["interval"][0] <= difference["gain"] <= difference["interval"][1]
+    lines = run("quantize", "--model", tuned, "--task", "classify", "--data", way.rows).out.splitlines()
+    text = Difference(difference["gain"], *difference["interval"]).in_points("difference")
+    assert f"int8 against fp32, accuracy: {text}" in lines
     assert load(tuned, precision="int8").precision == "int8"
     labelled = run("classify", "the door", "--model", tuned, "--precision", "int8", "--json")
     assert json.loads(labelled.out)["label"]

@@ -1,5 +1,6 @@
 """What heads are worth to a task, on a model in which one head alone does the work."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +17,12 @@ from cloze.inspect.pruning import (
     pruning_curve,
     random_order,
     removal_costs,
+    removal_gains,
 )
 from cloze.model.surgery import gated_heads, prune_heads
-from cloze.predict import Model
+from cloze.predict import Difference, Evaluation, Model, evaluate_examples
+from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.classification.kind import CLASSIFY
 from tests.model.made import SMALL, model_folder
 
 TEXTS = ["the cat sat", "a dog ran on a mat", "the dogs sat on the cat", "a mat"]
@@ -102,6 +106,59 @@ def test_curve_starts_with_the_whole_model_and_ends_without_heads() -> None:
     assert curve.scores[1] == pytest.approx(loss_of(model, targets), abs=1e-6)
     model.prune_heads(order)
     assert curve.scores[-1] == pytest.approx(loss_of(model, targets), abs=1e-6)
+
+
+def evaluated(model: Model, rows: LabelledTexts) -> Evaluation:
+    return evaluate_examples(model, CLASSIFY, rows, ("accuracy", "macro_f1"))
+
+
+def labelled_rows(model: Model) -> LabelledTexts:
+    """Sixteen rows, with the labels that the whole model gives them, of both kinds."""
+    texts = [f"{text} {other}" for text in TEXTS for other in TEXTS]
+    margins = model.logits(texts) @ np.array([-1.0, 1.0])
+    output = model.bert.heads["sequence"].get_submodule("output")
+    assert isinstance(output, torch.nn.Linear)
+    with torch.no_grad():
+        output.bias[1] -= float(np.median(margins))
+    targets = model.logits(texts).argmax(-1).tolist()
+    return LabelledTexts(texts, None, targets, [str(number) for number in range(16)])
+
+
+def test_labelled_rows_give_the_curve_intervals() -> None:
+    model = made_model()
+    order, rows = random_order(model, 0), labelled_rows(model)
+    curve = pruning_curve(model, order, lambda: evaluated(model, rows), steps=3)
+    assert curve.scores[0] == 1.0, "it predicts its own labels"
+    assert curve.scores[-1] == 0.5, "without heads it says the same of every row"
+    whole = evaluated(model, rows)
+    assert curve.gains[0] == Difference(0.0, 0.0, 0.0)
+    with model.without_heads(order):
+        assert curve.gains[-1] == evaluated(model, rows).gain_over(whole)
+    assert [gain and gain.value for gain in curve.gains] == pytest.approx([score - 1.0 for score in curve.scores])
+
+
+def test_share_that_can_be_removed_within_noise() -> None:
+    level, worse = Difference(-0.01, -0.03, 0.01), Difference(-0.2, -0.3, -0.1)
+    none = Difference(0.0, 0.0, 0.0)
+    curve = PruningCurve((0, 0.25, 0.5, 0.75), (0.9, 0.89, 0.7, 0.89), (none, level, worse, level))
+    assert curve.share_within_noise == 0.25  # what comes after a loss does not count
+    assert PruningCurve((0, 0.5), (0.9, 0.89), (none, level)).share_within_noise == 0.5
+    assert PruningCurve((0, 0.5), (0.9, 0.8)).share_within_noise is None
+    assert PruningCurve((0, 0.5), (0.9, 0.8), (None, None)).share_within_noise is None
+
+
+def test_gain_of_removing_each_head() -> None:
+    model = made_model()
+    rows = labelled_rows(model)
+    gains = removal_gains(model, lambda: evaluated(model, rows))
+    costs = removal_costs(model, lambda: evaluated(model, rows))
+    assert sorted(gains) == sorted(np.ndindex(SMALL.layers, SMALL.heads))
+    assert [gains[head].value for head in np.ndindex(costs.shape)] == pytest.approx((-costs).ravel().tolist())
+    with model.without_heads([(1, 0)]):
+        removed = evaluated(model, rows)
+    assert gains[1, 0] == removed.gain_over(evaluated(model, rows))
+    with pytest.raises(RequestError, match="the evaluation has no scores of rows; evaluate the model on labelled rows"):
+        removal_gains(model, lambda: replace(evaluated(model, rows), rows=None))
 
 
 @pytest.mark.parametrize("name", ["curves.png", "curves.svg"])

@@ -62,6 +62,17 @@ def distill(
         print_json({"folder": str(folder), **report})
     else:
         print_table((str(folder / "model"), "teacher", "student", "student / teacher"), _rows(report))
+        print_difference(report)
+
+
+def print_difference(report: dict[str, Any]) -> None:
+    """Print whether the student is level with the teacher; reports of version 0.1 do not tell."""
+    from cloze.tasks.comparisons import read_difference
+
+    difference = read_difference(report.get("difference", {}))
+    if difference is not None:
+        level = "" if difference.reliable else "; level with the teacher"
+        print(f"student against teacher, {report['metric']}: {difference.in_points('difference')}{level}")
 
 
 def _rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
@@ -103,7 +114,7 @@ def adapt(
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
     json: bool = False,
 ) -> None:
-    """Continue pre-training on domain text and task text, then fine-tune; report the gain of each step.
+    """Continue pre-training on domain text and task text, then fine-tune; keep what gains more than noise.
 
     Args:
         domain: Text of the domain: plain, with a blank line between documents; or JSONL or Parquet with a column text.
@@ -135,10 +146,28 @@ def adapt(
     results = read_json(folder / "eval_results.json")
     if json:
         print_json(results)
-        return
+    else:
+        print_starts(folder, results)
+
+
+def print_starts(folder: Path, results: dict[str, Any]) -> None:
+    """Print what each start gained over the direct one, and which model is kept and why."""
     table = [
-        (name, f"{row['mean']:.4f} ± {row['deviation']:.4f}", f"{row['brought']:+.4f}", len(row["failed"]))
+        (name, f"{row['mean']:.4f} ± {row['deviation']:.4f}", *_gain(row), len(row["failed"]))
         for name, row in results["starts"].items()
     ]
-    print_table(("start", results["metric"], "brought", "failed"), table)
-    print(f"{folder}: the best model, that of {results['best']}")
+    print_table(("start", results["metric"], "gain", "95 % interval", "", "failed"), table)
+    # Runs that version 0.1 finished kept the best mean.
+    print(results.get("reason", "the model with the best mean is kept"))
+    print(f"{folder}: the model of {results.get('kept', results['best'])}")
+
+
+def _gain(row: dict[str, Any]) -> tuple[str, str, str]:
+    """Return the gain of a start over the direct one, its interval, and whether it is within noise."""
+    from cloze.tasks.comparisons import read_difference
+
+    difference = read_difference(row)
+    if difference is None:
+        gain = row.get("gain", row.get("brought"))  # of version 0.1
+        return ("" if gain is None else f"{gain:+.4f}", "", "")
+    return f"{difference.value:+.4f}", f"{difference.low:+.4f} to {difference.high:+.4f}", difference.verdict

@@ -45,18 +45,53 @@ def print_search(folder: Path, json: bool) -> None:
 def _print_suite(results: dict[str, Any]) -> None:
     rows = []
     for task, score in results["tasks"].items():
-        rows.append((task, score["metric"], f"{score['mean']:.4f}", f"{score['deviation']:.4f}"))
+        ends = _ends(score.get("interval"))
+        rows.append((task, score["metric"], f"{score['mean']:.4f}", f"{score['deviation']:.4f}", ends))
         if "mismatched" in score:  # of the kept model only
-            rows.append((f"{task}, mismatched", score["metric"], f"{score['mismatched']:.4f}", "best run alone"))
-    print_table(("task", "metric", "mean", "deviation"), [*rows, ("average", "", f"{results['average']:.4f}", "")])
+            ends = _ends(score.get("mismatched_interval"))
+            rows.append((f"{task}, mismatched", score["metric"], f"{score['mismatched']:.4f}", "best run alone", ends))
+    average = ("average", "", f"{results['average']:.4f}", "", _ends(results.get("average_interval")))
+    print_table(("task", "metric", "mean", "deviation", "95 % interval"), [*rows, average])
 
 
 def _print_cells(cells: list[dict[str, Any]], results: dict[str, Any]) -> None:
-    metric = results["metric"]
-    rows = [(cell["part"], cell["name"], f"{cell['score']:.4f}", cell["failed"] or "") for cell in cells]
-    print_table(("part", "run", metric, "failed"), rows)
+    metric, grid = results["metric"], results.get("grid")
+    rows = [
+        (cell["part"], cell["name"], f"{cell['score']:.4f}", _ends(cell.get("interval")), _note(cell, grid))
+        for cell in cells
+    ]
+    print_table(("part", "run", metric, "95 % interval over rows", ""), rows)
+    if grid is not None:
+        level, others = len(grid["within_noise"]), grid["settings"] - 1
+        print(f"{level} of the other {others} settings are within noise of the best, {grid['best']}")
+    if any(cell.get("interval") is None and cell["failed"] != "diverged" for cell in cells):
+        print("runs without an interval have kept no scores of rows, as those of version 0.1")
     spread = f"{results['mean']:.4f} ± {results['deviation']:.4f} over {results['runs']} runs"
     print(f"{metric}: {spread}, {results['least']:.4f} to {results['most']:.4f}; failed: {len(results['failed'])}")
+    if results.get("interval") is not None:
+        print(_describe_mean(results))
+
+
+def _note(cell: dict[str, Any], grid: dict[str, Any] | None) -> str:
+    """Return why a cell failed, or how it stands to the best of the grid."""
+    if cell["failed"]:
+        return f"failed: {cell['failed']}"
+    if grid is None or cell["part"] != "grid":
+        return ""
+    return "best" if cell["name"] == grid["best"] else "within noise" if cell["name"] in grid["within_noise"] else ""
+
+
+def _describe_mean(results: dict[str, Any]) -> str:
+    """Return the mean with its interval: over rows and seeds, rows alone (one seed), or folds."""
+    alone = results["interval_over_runs"]
+    seeds = f"; over seeds alone {_ends(alone)}" if results["interval_of"] == "rows and seeds" else ""
+    mean = f"{results['metric']}: mean {results['mean']:.4f}"
+    return f"{mean}, 95 % interval {_ends(results['interval'])} over {results['interval_of']}{seeds}"
+
+
+def _ends(interval: list[float] | None) -> str:
+    """Return an interval as text; empty for runs that version 0.1 finished, which have none."""
+    return "" if interval is None else f"{interval[0]:.4f} to {interval[1]:.4f}"
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ def quantize(
         model: A model folder, or a hub name.
         out: A folder for a copy of the model with int8 weights; by default, they are written to the model's folder.
         input: A file with one text per line to compare int8 and float32 on; by default, bundled texts.
-        task: A task to evaluate both on, such as sst-2 or classify.
+        task: A task to evaluate both on, such as sst-2 or classify; the difference has a 95 % interval.
         data: The file or folder of the task.
         json: Print JSON.
     """
@@ -237,6 +237,9 @@ def quantize(
     for precision, scores in report.scores.items():
         rows += [(f"{name}, {precision}", f"{value:.4f}") for name, value in scores.items()]
     print_table((report.file, f"on {report.texts:,} texts"), rows)
+    if report.difference is not None:
+        metric = next(iter(report.scores["int8"]))
+        print(f"int8 against fp32, {metric}: {report.difference.in_points('difference')}")
     if not report.near:
         print("int8 changes this model's vectors too much for --precision auto; --precision int8 uses it all the same")
     elif report.far:

@@ -1,7 +1,8 @@
 """Head pruning: the importance of each head for a task, and the score as heads are removed in some order.
 
 A score is a function without arguments that evaluates the model and returns a number, higher is better: for example
-the task's metric on the development rows. Dimensions: B sequences, L layers, A heads.
+the task's metric on the development rows. If it returns the ``Evaluation`` of labelled rows, the main metric is the
+score, and differences to the whole model have intervals, paired by row. Dimensions: B sequences, L layers, A heads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,10 +19,11 @@ from cloze.files import replaced_file
 from cloze.inspect.survey_report import save_figure
 from cloze.model.batch import batches, collate
 from cloze.model.surgery import Head, gated_heads, without_heads
+from cloze.predict import Difference, Evaluation
 from cloze.predict.model import Model
 from cloze.progress import Progress, Silent
 
-Score = Callable[[], float]
+Score = Callable[[], float | Evaluation]
 
 
 @dataclass(frozen=True)
@@ -30,17 +32,59 @@ class PruningCurve:
 
     shares: tuple[float, ...]  # share of all heads that is removed
     scores: tuple[float, ...]
+    # By how much each is better than the whole model; None where the score has no rows.
+    gains: tuple[Difference | None, ...] = ()
+
+    @property
+    def share_within_noise(self) -> float | None:
+        """The largest share that can be removed before a step is worse beyond noise; None if the score has no rows."""
+        if not self.gains or self.gains[0] is None:
+            return None
+        level = 0.0
+        for share, gain in zip(self.shares, self.gains, strict=True):
+            if gain is None or gain.high < 0:
+                break
+            level = share
+        return level
 
 
 def removal_costs(model: Model, score: Score, progress: Progress | None = None) -> NDArray[np.float64]:
     """Return how much the score drops when each head alone is removed, (L, A); negative where it rises."""
-    progress, full_score = progress or Silent(), score()
+    progress, full_score = progress or Silent(), _number(score())
     costs = np.zeros((model.bert.config.layers, model.bert.config.heads))
     for done, (layer, head) in enumerate(np.ndindex(costs.shape), start=1):
         with without_heads(model.bert, [(layer, head)]):
-            costs[layer, head] = full_score - score()
+            costs[layer, head] = full_score - _number(score())
         progress.advance("heads", done, costs.size)
     return costs
+
+
+def removal_gains(
+    model: Model, evaluate: Callable[[], Evaluation], progress: Progress | None = None
+) -> dict[Head, Difference]:
+    """Return by how much the score on labelled rows rises when each head alone is removed, with its 95 % interval.
+
+    Args:
+        model: The model whose heads are removed.
+        evaluate: Evaluates it on the same labelled rows each time.
+        progress: Where progress is reported.
+    """
+    progress, whole = progress or Silent(), evaluate()
+    heads = list(np.ndindex(model.bert.config.layers, model.bert.config.heads))
+    gains: dict[Head, Difference] = {}
+    for done, (layer, head) in enumerate(heads, start=1):
+        with without_heads(model.bert, [(layer, head)]):
+            gain = evaluate().gain_over(whole)
+        if gain is None:
+            raise RequestError("the evaluation has no scores of rows; evaluate the model on labelled rows")
+        gains[layer, head] = gain
+        progress.advance("heads", done, len(heads))
+    return gains
+
+
+def _number(found: float | Evaluation) -> float:
+    """Return a score as a number; of an evaluation, the main metric."""
+    return next(iter(found.metrics.values())) if isinstance(found, Evaluation) else found
 
 
 def head_importance(
@@ -99,14 +143,18 @@ def pruning_curve(
     model: Model, order: Sequence[Head], score: Score, steps: int = 10, progress: Progress | None = None
 ) -> PruningCurve:
     """Score a model while its heads are removed in the given order, from none to all in equal steps."""
-    progress, shares, scores = progress or Silent(), list[float](), list[float]()
+    progress, shares, found = progress or Silent(), list[float](), list[float | Evaluation]()
     for step in range(steps + 1):
         removed = round(len(order) * step / steps)
         with without_heads(model.bert, order[:removed]):
-            scores.append(score())
+            found.append(score())
         shares.append(removed / len(order))
         progress.advance("steps", step + 1, steps + 1)
-    return PruningCurve(tuple(shares), tuple(scores))
+    whole = found[0]
+    gains = (
+        one.gain_over(whole) if isinstance(one, Evaluation) and isinstance(whole, Evaluation) else None for one in found
+    )
+    return PruningCurve(tuple(shares), tuple(map(_number, found)), tuple(gains))
 
 
 def _loss(logits: torch.Tensor, targets: torch.Tensor, *, numbers: bool) -> torch.Tensor:

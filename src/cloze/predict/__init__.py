@@ -8,6 +8,7 @@ from cloze.predict.results import Attention, Corrected, Correction, Filled, Fill
 from cloze.tasks.answering.decoding import Answer
 from cloze.tasks.choice.decoding import Option
 from cloze.tasks.classification.decoding import Label, Labels
+from cloze.tasks.intervals import Difference
 from cloze.tasks.reports import Evaluation, write_report
 from cloze.tasks.tagging.decoding import Entity, Tagged, TaggedWord
 
@@ -16,6 +17,7 @@ __all__ = [
     "Attention",
     "Corrected",
     "Correction",
+    "Difference",
     "Entity",
     "Evaluation",
     "Filled",

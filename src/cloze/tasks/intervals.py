@@ -54,7 +54,7 @@ def resample_count(rows: int) -> int:
 
 def bootstrap_intervals(rows: RowScores) -> dict[str, list[float]]:
     """Return the lower and upper end of each metric's 95 % interval over rows."""
-    return {name: _percentiles(values) for name, values in _resampled(rows).items()}
+    return {name: percentiles(values) for name, values in resampled(rows).items()}
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,17 @@ class Difference:
         """Whether the interval excludes zero."""
         return self.low > 0 or self.high < 0
 
+    @property
+    def verdict(self) -> str:
+        """Whether such a difference may be chance, in two words."""
+        return "beyond noise" if self.reliable else "within noise"
+
+    def in_points(self, name: str = "gain") -> str:
+        """Return the difference of scores from 0 to 1 in points, with its interval and whether that excludes zero."""
+        # Adding 0.0 turns a rounded -0.0 into 0.0.
+        value, low, high = (f"{round(100 * one, 1) + 0.0:+.1f}" for one in (self.value, self.low, self.high))
+        return f"{name} {value} points, 95 % interval {low} to {high}: {self.verdict}"
+
     def __str__(self) -> str:
         return f"{self.value:+.4f}, 95 % interval {self.low:+.4f} to {self.high:+.4f}"
 
@@ -81,7 +92,7 @@ def paired_difference(first: RowScores, second: RowScores, metric: str) -> Diffe
     whole = np.ones((1, len(first)))
     value = float(first.scores(whole)[metric][0] - second.scores(whole)[metric][0])
     # Both are resampled from the same seed: the resamples are the same rows.
-    low, high = _percentiles(_resampled(first)[metric] - _resampled(second)[metric])
+    low, high = percentiles(resampled(first)[metric] - resampled(second)[metric])
     return Difference(value, low, high)
 
 
@@ -102,7 +113,8 @@ def paired_t_difference(first: Sequence[float], second: Sequence[float]) -> Diff
     return None if interval is None else Difference(float(np.mean(differences)), *interval)
 
 
-def _resampled(rows: RowScores) -> dict[str, Floats]:
+def resampled(rows: RowScores) -> dict[str, Floats]:
+    """Return each metric on every resample, (S,); equally many rows are always resampled alike."""
     parts = [rows.scores(counts) for counts in _draw_counts(len(rows))]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
@@ -118,7 +130,8 @@ def _draw_counts(rows: int) -> Iterator[Floats]:
         left -= size
 
 
-def _percentiles(values: Floats) -> list[float]:
+def percentiles(values: Floats) -> list[float]:
+    """Return the ends of the middle 95 %."""
     low, high = np.quantile(values, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
     return [float(low), float(high)]
 

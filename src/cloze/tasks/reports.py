@@ -12,10 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cloze.errors import DataError
 from cloze.files import replace_json, replace_json_lines, replaced_file
 
 if TYPE_CHECKING:
-    from cloze.tasks.intervals import RowScores
+    from cloze.tasks.intervals import Difference, RowScores
 
 PREDICTIONS = "predictions.tsv"
 CONFUSION_FILE = "confusion.json"
@@ -70,6 +71,20 @@ class Evaluation:
     def by_label(self) -> dict[str, dict[str, float]]:
         """Precision, recall, F1 and support of each label, type of entity or tag; empty where there are none."""
         return {} if self.rows is None else self.rows.by_label()
+
+    def gain_over(self, other: "Evaluation") -> "Difference | None":
+        """Return by how much the main metric is higher than another model's on the same rows; None without ``rows``.
+
+        Raises:
+            DataError: If the rows are not the same.
+        """
+        from cloze.tasks.intervals import paired_difference
+
+        if self.rows is None or other.rows is None:
+            return None
+        if len(self.rows) == len(other.rows) and self.targets != other.targets:
+            raise DataError("the expected answers differ; a paired comparison needs the same rows in both evaluations")
+        return paired_difference(self.rows, other.rows, next(iter(self.metrics)))
 
     def results(self) -> dict[str, Any]:
         """Return what ``eval_results.json`` holds."""

@@ -17,7 +17,7 @@ from cloze.interrupts import Interrupted
 from cloze.lines import RowError
 from cloze.model import Bert, HeadName
 from cloze.options import AdapterKind, Features
-from cloze.predict import load
+from cloze.predict import evaluate, load
 from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.classification.kind import CLASSIFY
 from cloze.tasks.examples import LabelSet
@@ -76,7 +76,7 @@ def read(path: Path) -> dict[str, Any]:
 # -- what comes out ----------------------------------------------------------------------------------------------------
 
 
-def test_student_learns_and_the_report_tells(learned: Path, teacher: Path) -> None:
+def test_student_learns_and_the_report_tells(learned: Path, teacher: Path, rows: Source) -> None:
     report, results = read(learned / "distillation.json"), read(learned / "eval_results.json")
     assert results["accuracy"] > 0.9
     assert report["metric"] == "accuracy"
@@ -85,6 +85,13 @@ def test_student_learns_and_the_report_tells(learned: Path, teacher: Path) -> No
     assert large["scores"]["accuracy"] == read(teacher / "eval_results.json")["accuracy"]
     assert small["scores"] == {name: results[name] for name in ("accuracy", "macro_f1")}
     assert report["kept"] == results["accuracy"] / large["scores"]["accuracy"]
+    # Paired on the dev rows, by the predictions of the models that were saved.
+    assert rows.dev is not None
+    found = [evaluate(load(folder), Source("classify", rows.dev)) for folder in (learned, teacher)]
+    difference = found[0].gain_over(found[1])
+    assert difference is not None
+    assert report["difference"] == {"gain": difference.value, "interval": [difference.low, difference.high]}
+    assert difference.value == pytest.approx(results["accuracy"] - large["scores"]["accuracy"])
     assert large["parameters"] == load(teacher).bert.parameter_count()
     assert small["parameters"] == load(learned).bert.parameter_count() < large["parameters"]
     assert large["bytes"] == 4 * large["parameters"]

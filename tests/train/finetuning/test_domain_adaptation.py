@@ -5,14 +5,18 @@ from pathlib import Path
 
 import pytest
 
+from cloze.cli.distillation import print_starts
 from cloze.errors import ConfigError, DataError
-from cloze.predict import load
+from cloze.predict import Difference, load
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.domain_adaptation import adapt
+from cloze.train.finetuning import domain_adaptation
+from cloze.train.finetuning.domain_adaptation import adapt, choose_start
+from cloze.train.finetuning.search import compare_searches
 from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings
 from tests.corpus.texts import WORDS
 from tests.train.finetuning.test_finetune import make_rows, write
 from tests.train.made import Listener
+from tests.train.pretraining.test_pretrain import weights
 
 FAST = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-3, precision="fp32")
 QUICK = AdaptSettings(domain_steps=4, task_steps=2, adapt_batch_size=4, adapt_max_length=16, held_out=0.2, seeds=2)
@@ -24,19 +28,28 @@ def write_domain(path: Path, documents: int = 30) -> Path:
     return path
 
 
-def test_every_step_is_compared_and_the_best_model_stays(base: Path, tmp_path: Path) -> None:
+def test_every_step_is_compared_and_the_direct_model_stays_within_noise(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "a.csv", make_rows(64)), write(tmp_path / "b.csv", make_rows(16, 1)))
     domain = write_domain(tmp_path / "domain.txt")
     listener = Listener()
     run = adapt(source, [domain], base, tmp_path / "run", adaptation=QUICK, settings=FAST, progress=listener)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     assert list(results["starts"]) == ["direct", "domain", "task", "domain + task"]
-    assert results["starts"]["direct"]["brought"] == 0
-    for start in results["starts"].values():
+    direct = results["starts"]["direct"]
+    assert (direct["runs"], "gain" in direct) == (2, False)
+    for name, start in list(results["starts"].items())[1:]:
         assert start["runs"] == 2
-        assert start["brought"] == pytest.approx(start["mean"] - results["starts"]["direct"]["mean"])
+        assert start["gain"] == pytest.approx(start["mean"] - direct["mean"])
+        tuned = (run / "tuned" / folder for folder in (name.replace(" + ", "-"), "direct"))
+        gain = compare_searches(*tuned)
+        assert gain is not None
+        assert (start["gain"], *start["interval"]) == (gain.value, gain.low, gain.high)
+        assert start["interval"][0] <= start["gain"] <= start["interval"][1]
     best = results["starts"][results["best"]]["mean"]
     assert best == max(start["mean"] for start in results["starts"].values())
+    # A few steps on made-up text bring nothing beyond noise on 16 rows and two seeds.
+    assert (results["kept"], results["reason"]) == ("direct", "within noise: the direct model is kept")
+    assert weights(run) == weights(run / "tuned" / "direct")
     assert load(run).task is not None
     # The task's own text is that of its training rows, and of them alone.
     text = (run / "task.txt").read_text(encoding="utf-8")
@@ -49,6 +62,74 @@ def test_every_step_is_compared_and_the_best_model_stays(base: Path, tmp_path: P
     again = Listener()
     adapt(source, [domain], base, run, adaptation=QUICK, settings=FAST, progress=again)
     assert any("finished already" in line for line in again.said)
+
+
+def test_a_start_is_kept_for_a_gain_beyond_noise() -> None:
+    means = {"direct": 0.80, "domain": 0.84, "task": 0.83, "domain + task": 0.82}
+    noise = Difference(0.04, -0.01, 0.09)
+    clear, small = Difference(0.03, 0.01, 0.05), Difference(0.02, 0.005, 0.035)
+    kept = choose_start(means, {"domain": noise, "task": clear, "domain + task": small})
+    # Not the best mean, but the best of those that are beyond noise.
+    assert kept == ("task", "task: gain +3.0 points, 95 % interval +1.0 to +5.0: beyond noise")
+    assert choose_start(means, {"domain": noise, "task": noise, "domain + task": noise}) == (
+        "direct",
+        "within noise: the direct model is kept",
+    )
+    worse = Difference(-0.03, -0.05, -0.01)
+    assert choose_start(means, {"domain": worse, "task": worse, "domain + task": worse}) == (
+        "direct",
+        "every other start is worse: the direct model is kept",
+    )
+    assert choose_start(means, {"domain": None, "task": None, "domain + task": None}) == (
+        "direct",
+        "the gains have no interval, since the runs have no scores of rows: the direct model is kept",
+    )
+
+
+def test_a_gain_beyond_noise_changes_the_model(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = {"domain": Difference(0.1, 0.05, 0.15)}
+    monkeypatch.setattr(
+        domain_adaptation,
+        "compare_searches",
+        lambda folder, _: gains.get(folder.name, Difference(0.0, -0.1, 0.1)),
+    )
+    source = Source("classify", write(tmp_path / "a.csv", make_rows(64)), write(tmp_path / "b.csv", make_rows(16, 1)))
+    once = replace(QUICK, seeds=1)
+    run = adapt(source, [write_domain(tmp_path / "d.txt")], base, tmp_path / "run", adaptation=once, settings=FAST)
+    results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
+    assert results["kept"] == "domain"
+    assert results["reason"] == "domain: gain +10.0 points, 95 % interval +5.0 to +15.0: beyond noise"
+    assert weights(run) == weights(run / "tuned" / "domain") != weights(run / "tuned" / "direct")
+
+
+def test_the_table_of_starts_has_gains_and_why_a_model_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = {"mean": 0.8, "deviation": 0.01, "failed": []}
+    starts = {
+        "direct": common,
+        "domain": {**common, "gain": 0.02, "interval": [-0.01, 0.05]},
+        "task": {**common, "gain": -0.03, "interval": [-0.05, -0.01]},
+    }
+    kept = {"best": "domain", "kept": "direct", "reason": "within noise: the direct model is kept"}
+    print_starts(tmp_path, {"metric": "accuracy", "starts": starts, **kept})
+    assert capsys.readouterr().out.splitlines() == [
+        "start\taccuracy\tgain\t95 % interval\t\tfailed",
+        "direct\t0.8000 ± 0.0100\t\t\t\t0",
+        "domain\t0.8000 ± 0.0100\t+0.0200\t-0.0100 to +0.0500\twithin noise\t0",
+        "task\t0.8000 ± 0.0100\t-0.0300\t-0.0500 to -0.0100\tbeyond noise\t0",
+        "within noise: the direct model is kept",
+        f"{tmp_path}: the model of direct",
+    ]
+    # Runs that version 0.1 finished.
+    early = {"direct": {**common, "brought": 0.0}, "domain": {**common, "brought": 0.02}}
+    print_starts(tmp_path, {"metric": "accuracy", "starts": early, "best": "domain"})
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "direct\t0.8000 ± 0.0100\t+0.0000\t\t\t0",
+        "domain\t0.8000 ± 0.0100\t+0.0200\t\t\t0",
+        "the model with the best mean is kept",
+        f"{tmp_path}: the model of domain",
+    ]
 
 
 def test_rows_to_be_scored_must_not_be_read(base: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from cloze.errors import ConfigError, DataError, RequestError
 from cloze.predict import evaluate, load
 from cloze.predict.evaluation import answer_test_rows, write_submission
 from cloze.tasks.classification.published import GLUE
+from cloze.tasks.comparisons import average_interval
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.glue import finetune_glue
@@ -52,6 +53,9 @@ def test_every_task_that_is_there_is_tuned_scored_and_answered(base: Path, glue:
     results = Run(out).results()
     assert list(results["tasks"]) == ["sts-b", "rte"]
     assert results["average"] == pytest.approx(sum(one["mean"] for one in results["tasks"].values()) / 2)
+    means, ends = ([one[name] for one in results["tasks"].values()] for name in ("mean", "interval"))
+    assert results["average_interval"] == average_interval(means, ends)
+    assert {one["interval_of"] for one in results["tasks"].values()} == {"rows and seeds"}
     assert "wnli" in results["absent"]
     answers = (out / "submission" / "RTE.tsv").read_text(encoding="utf-8").splitlines()
     assert answers[0] == "index\tprediction"
@@ -136,6 +140,7 @@ def test_mismatched_rows_count_for_themselves_and_wnli_does_not_count(
     assert list(tasks) == ["sts-b", "mnli", "rte", "wnli"]
     told = evaluate(load(out / "mnli"), Source("mnli", more_glue), split="dev_mismatched")
     assert tasks["mnli"]["mismatched"] == told.metrics["accuracy"]
+    assert tasks["mnli"]["mismatched_interval"] == told.intervals["accuracy"]
     # All rows ask the same, and the two dev sets expect different answers.
     assert {tasks["mnli"]["mean"], tasks["mnli"]["mismatched"]} <= {0.0, 1.0}
     assert tasks["mnli"]["mean"] + tasks["mnli"]["mismatched"] <= 1.0
@@ -157,18 +162,25 @@ def test_wnli_alone_is_its_own_average(base: Path, more_glue: Path, tmp_path: Pa
 
 def test_the_table_of_a_suite_says_whose_scores_these_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tasks = {
-        "mnli": {"metric": "accuracy", "mean": 0.5, "deviation": 0.01, "mismatched": 0.75},
+        "mnli": {
+            "metric": "accuracy",
+            "mean": 0.5,
+            "deviation": 0.01,
+            "interval": [0.4, 0.6],
+            "mismatched": 0.75,
+            "mismatched_interval": [0.7, 0.8],
+        },
         "wnli": {"metric": "accuracy", "mean": 0.25, "deviation": 0.0},
     }
-    results = {"average": 0.625, "tasks": tasks, "absent": []}
+    results = {"average": 0.625, "average_interval": [0.5, 0.75], "tasks": tasks, "absent": []}
     (tmp_path / "eval_results.json").write_text(json.dumps(results), encoding="utf-8")
     print_search(tmp_path, json=False)
     assert [line.split("\t") for line in capsys.readouterr().out.splitlines()] == [
-        ["task", "metric", "mean", "deviation"],
-        ["mnli", "accuracy", "0.5000", "0.0100"],
-        ["mnli, mismatched", "accuracy", "0.7500", "best run alone"],
-        ["wnli", "accuracy", "0.2500", "0.0000"],
-        ["average", "", "0.6250", ""],
+        ["task", "metric", "mean", "deviation", "95 % interval"],
+        ["mnli", "accuracy", "0.5000", "0.0100", "0.4000 to 0.6000"],
+        ["mnli, mismatched", "accuracy", "0.7500", "best run alone", "0.7000 to 0.8000"],
+        ["wnli", "accuracy", "0.2500", "0.0000", ""],  # of a run that version 0.1 finished
+        ["average", "", "0.6250", "", "0.5000 to 0.7500"],
     ]
     print_search(tmp_path, json=True)
     assert json.loads(capsys.readouterr().out) == results

@@ -9,18 +9,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from cloze.errors import ConfigError
+from cloze.cli.finetuning import print_search
+from cloze.errors import ConfigError, DataError
 from cloze.predict import load
 from cloze.progress import Silent
 from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.comparisons import Resamples, bounded, mean_interval, runs_difference
+from cloze.tasks.intervals import Difference, paired_t_difference, t_interval
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
 from cloze.train import optimization as precision_module
 from cloze.train.finetuning import search as search_module
 from cloze.train.finetuning.finetune import finetune_rows
-from cloze.train.finetuning.search import TABLE, Cell, CellResult, search
+from cloze.train.finetuning.search import TABLE, Cell, CellResult, compare_searches, read_cells, search
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SearchSettings
 from cloze.train.optimization import DivergedError
 from cloze.train.run import Run
@@ -52,6 +56,14 @@ def test_seeds_give_mean_spread_and_the_best_model(base: Path, source: Source, t
     assert results["mean"] == pytest.approx(sum(scores) / 3)
     assert results["metric"] == "accuracy"
     assert results["best"] == rows[scores.index(max(scores))]["name"]
+    # Each run has its interval over rows, the mean one over rows and seeds.
+    kept = [Resamples.read(run / "cells" / str(row["name"])) for row in rows]
+    assert [row["interval"] for row in rows] == [one and one.interval for one in kept]
+    assert [one and one.score for one in kept] == scores
+    assert results["interval"] == mean_interval([one for one in kept if one])
+    assert results["interval_of"] == "rows and seeds"
+    assert results["interval_over_runs"] == bounded(t_interval(scores) or (), "accuracy")
+    assert "grid" not in results
     assert (run / "search.png").read_bytes().startswith(b"\x89PNG")
     assert load(run).classify(["the winter"])[0].label in {"winter", "garden"}
     # Other models are gone, what they scored is not.
@@ -60,7 +72,7 @@ def test_seeds_give_mean_spread_and_the_best_model(base: Path, source: Source, t
 
 
 def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
-    base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, values in (("BATCH_SIZES", (4, 8)), ("RATE_FACTORS", (1.0, 3.0)), ("EPOCH_FACTORS", (0.05, 0.1))):
         monkeypatch.setattr(f"cloze.train.finetuning.search.{name}", values)
@@ -76,7 +88,20 @@ def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
     assert seeds[0]["name"] == best["name"], "the first seed has been run already"
     assert seeds[0]["score"] == best["score"]
     assert [row["settings"] for row in seeds] == [{**best["settings"], "seed": seed} for seed in (0, 1)]  # type: ignore[dict-item]
-    assert Run(run).results()["runs"] == 2
+    results = Run(run).results()
+    assert results["runs"] == 2
+    level = results["grid"]["within_noise"]
+    assert (results["grid"]["best"], results["grid"]["settings"]) == (best["name"], 8)
+    kept = {str(row["name"]): Resamples.read(run / "cells" / str(row["name"])) for row in grid}
+    top = kept.pop(str(best["name"]))
+    failed = {row["name"] for row in grid if row["failed"]}
+    for name, one in kept.items():
+        assert top is not None
+        assert one is not None
+        assert (name in level) == (name not in failed and np.quantile(top.values - one.values, 0.025) <= 0)
+    print_search(run, json=False)
+    line = f"{len(level)} of the other 7 settings are within noise of the best, {best['name']}"
+    assert line in capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize(
@@ -120,7 +145,13 @@ def test_folds_score_every_row_once_and_leave_a_model_of_all(base: Path, tmp_pat
     )
     recorded = json.loads((run / "cells" / "all-rows" / "run.json").read_text(encoding="utf-8"))
     assert recorded["rows"] == 31
-    assert Run(run).results()["kept"] == "all-rows"
+    results = Run(run).results()
+    assert results["kept"] == "all-rows"
+    # Folds have different rows: what varies between them is rows and trainings at once.
+    scores = [float(row["score"]) for row in rows]  # type: ignore[arg-type]
+    assert results["interval"] == results["interval_over_runs"] == bounded(t_interval(scores) or (), "accuracy")
+    assert results["interval_of"] == "folds"
+    assert all(row["interval"] is not None for row in rows)
     assert load(run).task is not None
 
 
@@ -181,7 +212,90 @@ def test_a_diverging_run_is_named_and_the_others_go_on(
     assert rows[1]["name"] in results["failed"]
     assert (rows[1]["failed"], results["least"]) == ("diverged", 0.0)
     assert f"{rows[1]['name']}: step 7: the loss is nan" in listener.said
+    # It counts as 0 on every row, in the interval as in the mean.
+    survivor = Resamples.read(run / "cells" / str(rows[0]["name"]))
+    assert survivor is not None
+    assert results["interval"] == mean_interval([survivor, survivor.zeros()])
     assert load(run).task is not None
+
+
+def as_of_version_01(run: Path) -> None:
+    """Take away what searches of version 0.1 did not write."""
+    for path in run.glob("cells/*/resamples.json"):
+        path.unlink()
+    saved = json.loads((run / TABLE).read_text(encoding="utf-8"))
+    cells = [{name: value for name, value in cell.items() if name != "interval"} for cell in saved["cells"]]
+    (run / TABLE).write_text(json.dumps(saved | {"cells": cells}), encoding="utf-8")
+
+
+def test_searches_of_version_01_are_resumed_and_shown(
+    base: Path, source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = partial(search, source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
+    run = asked()
+    scores = [row.score for row in read_cells(run)]
+    as_of_version_01(run)
+    Run(run).model_folder.rename(run / "cells" / str(Run(run).results()["kept"]) / "model")  # as before its end
+    assert asked() == run
+    results = Run(run).results()
+    assert results["interval_of"] == "seeds"
+    assert results["interval"] == bounded(t_interval(scores) or (), "accuracy")
+    print_search(run, json=False)
+    assert "runs without an interval have kept no scores of rows, as those of version 0.1" in capsys.readouterr().out
+    early = {name: value for name, value in results.items() if not name.startswith("interval")}
+    Run(run).write_results(early)  # finished by version 0.1
+    print_search(run, json=False)
+    assert "95 % interval over" not in capsys.readouterr().out.split("\n", 1)[1]
+
+
+def test_searches_are_compared_by_seed_and_row(base: Path, source: Source, tmp_path: Path) -> None:
+    runs = []
+    for name, rate in (("slow", 1e-5), ("fast", 3e-3)):
+        settings = replace(FAST, learning_rate=rate, epochs=3)
+        two = SearchSettings(seeds=2)
+        runs.append(search(source, base, tmp_path / name, settings=settings, search_settings=two))
+    kept = [[Resamples.read(run / "cells" / row.name) for row in read_cells(run)] for run in runs]
+    expected = runs_difference(*([one for one in rows if one] for rows in kept))
+    assert compare_searches(*runs) == expected
+    assert compare_searches(runs[0], runs[0]) == Difference(0.0, 0.0, 0.0)
+    one = search(source, base, tmp_path / "one", settings=replace(FAST, seed=1))
+    with pytest.raises(
+        DataError, match=r"slow has the seeds \[0, 1\], .*one \[1\]; compare runs over the same --seeds"
+    ):
+        compare_searches(runs[0], one)
+    as_of_version_01(runs[1])
+    scores = [[row.score for row in read_cells(run)] for run in runs]
+    assert compare_searches(*runs) == paired_t_difference(*scores)
+
+
+def test_the_table_of_a_search_has_intervals_and_one_of_rows_and_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cell(name: str, part: str, failed: str | None = None) -> dict[str, Any]:
+        interval = None if failed else [0.7, 0.9]
+        return {"name": name, "part": part, "score": 0.8, "failed": failed, "interval": interval}
+
+    cells = [cell("a", "grid"), cell("b", "grid"), cell("c", "grid"), cell("d", "grid", "diverged")]
+    cells += [cell("a", "seeds"), cell("a-1", "seeds")]
+    results = {"metric": "accuracy", "mean": 0.8, "deviation": 0.0, "runs": 2, "least": 0.8, "most": 0.8, "failed": []}
+    results |= {"interval": [0.6, 1.0], "interval_of": "rows and seeds", "interval_over_runs": [0.65, 0.95]}
+    results |= {"best": "a", "grid": {"best": "a", "settings": 4, "within_noise": ["b"]}}
+    (tmp_path / TABLE).write_text(json.dumps({"cells": cells}), encoding="utf-8")
+    (tmp_path / "eval_results.json").write_text(json.dumps(results), encoding="utf-8")
+    print_search(tmp_path, json=False)
+    assert capsys.readouterr().out.splitlines() == [
+        "part\trun\taccuracy\t95 % interval over rows\t",
+        "grid\ta\t0.8000\t0.7000 to 0.9000\tbest",
+        "grid\tb\t0.8000\t0.7000 to 0.9000\twithin noise",
+        "grid\tc\t0.8000\t0.7000 to 0.9000\t",
+        "grid\td\t0.8000\t\tfailed: diverged",
+        "seeds\ta\t0.8000\t0.7000 to 0.9000\t",
+        "seeds\ta-1\t0.8000\t0.7000 to 0.9000\t",
+        "1 of the other 3 settings are within noise of the best, a",
+        "accuracy: 0.8000 ± 0.0000 over 2 runs, 0.8000 to 0.8000; failed: 0",
+        "accuracy: mean 0.8000, 95 % interval 0.6000 to 1.0000 over rows and seeds; over seeds alone 0.6500 to 0.9500",
+        f"{tmp_path}: the model of a, search.json, search.png",
+    ]
 
 
 def test_all_cells_compute_in_the_numbers_that_were_chosen_first(

@@ -18,6 +18,8 @@ from cloze.predict.model import Model
 from cloze.predict.quantization.precision import LEAST_COSINE, use_products
 from cloze.predict.quantization.rounding import round_products
 from cloze.predict.quantization.sample_texts import odd_texts, running_texts
+from cloze.tasks.comparisons import difference_facts
+from cloze.tasks.intervals import Difference
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import cosines
 
@@ -38,6 +40,7 @@ class QuantizeReport:
     mean_cosine: float
     scores: Mapping[str, Mapping[str, float]]  # of fp32 and int8, if a task was named
     kinds: Mapping[str, float] = field(default_factory=dict)  # least cosine of each kind of sample texts
+    difference: Difference | None = None  # int8's main score minus float32's on the same rows, if a task was named
 
     @property
     def near(self) -> bool:
@@ -56,7 +59,8 @@ class QuantizeReport:
 
     def facts(self) -> dict[str, Any]:
         """Return the report as a dictionary, for JSON output."""
-        return asdict(self) | {"near": self.near, "least_of_all": self.least_of_all}
+        facts = asdict(self) | {"near": self.near, "least_of_all": self.least_of_all}
+        return facts | {"difference": difference_facts(self.difference)}
 
 
 def quantize(
@@ -92,9 +96,7 @@ def quantize(
     plain = Model(contents, device="cpu")
     quantized, weights = Model(load_any(place), device="cpu"), round_products(plain.bert)
     use_products(quantized.bert, "int8", weights)
-    scores: dict[str, dict[str, float]] = {}
-    if task is not None:
-        scores = {one.precision: dict(evaluate(one, task).metrics) for one in (plain, quantized)}
+    scores, difference = _compare_scores(plain, quantized, task)
     running = running_texts(plain.tokenizer, texts) if with_odd else {"": texts}
     odd = odd_texts(plain.tokenizer) if with_odd else {}
     compared, speedup = _compare_kinds(plain, quantized, running | odd)
@@ -110,7 +112,19 @@ def quantize(
         float(near.mean()),
         scores,
         {kind: float(one.min()) for kind, one in compared.items() if kind},
+        difference,
     )
+
+
+def _compare_scores(
+    plain: Model, quantized: Model, task: Source | None
+) -> tuple[dict[str, dict[str, float]], Difference | None]:
+    """Return the scores of each precision, and the difference of the main one, paired by row."""
+    if task is None:
+        return {}, None
+    exact, rounded = evaluate(plain, task), evaluate(quantized, task)
+    scores: dict[str, dict[str, float]] = {"fp32": exact.metrics, "int8": rounded.metrics}
+    return scores, rounded.gain_over(exact)
 
 
 def _compare_kinds(

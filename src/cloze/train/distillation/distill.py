@@ -23,9 +23,10 @@ from cloze.errors import ConfigError, RequestError
 from cloze.files import replace_json
 from cloze.model import Backbone
 from cloze.model.adapters import without_attachment
-from cloze.predict import Model, evaluate_examples, write_report
+from cloze.predict import Evaluation, Model, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
 from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.comparisons import difference_facts
 from cloze.tasks.examples import Examples, LabelSet, fingerprint
 from cloze.tasks.in_memory import RowsInMemory, TableSource
 from cloze.tasks.registry import TaskData, find_task, read_task
@@ -199,20 +200,20 @@ def _finish(
     partial = run.folder / _PARTIAL
     card = finetuning_card(contents, evaluation, settings, data, recorded) + f"\nDistilled from {recorded['model']}.\n"
     save_folder(replace(contents, card=card), partial)
-    replace_json(run.folder / REPORT, compare(teacher, student, partial, data, evaluation.metrics))
+    replace_json(run.folder / REPORT, compare(teacher, student, partial, data, evaluation))
     partial.rename(run.model_folder)
     run.clear()
 
 
-def compare(
-    teacher: Model, student: Model, folder: Path, data: TaskData, scores: Mapping[str, float]
-) -> dict[str, Any]:
-    """Compare teacher and student; ``folder`` holds the saved student, ``scores`` are its dev scores."""
-    teacher_scores = evaluate_examples(teacher, data.kind, data.dev, data.metrics).metrics
+def compare(teacher: Model, student: Model, folder: Path, data: TaskData, evaluation: Evaluation) -> dict[str, Any]:
+    """Compare teacher and student on the same dev rows; ``folder`` holds the saved student, evaluated before."""
+    teacher_evaluation, metric = evaluate_examples(teacher, data.kind, data.dev, data.metrics), data.metrics[0]
+    scores, teacher_scores = evaluation.metrics, teacher_evaluation.metrics
     speeds = measure_speeds(teacher, student, data)
     return {
-        "metric": data.metrics[0],
-        "kept": share_kept(scores[data.metrics[0]], teacher_scores[data.metrics[0]]),
+        "metric": metric,
+        "kept": share_kept(scores[metric], teacher_scores[metric]),
+        "difference": difference_facts(evaluation.gain_over(teacher_evaluation)),
         "teacher": _describe(teacher.bert, None, speeds[0], teacher_scores),
         "student": _describe(student.bert, folder, speeds[1], scores),
     }

@@ -1,8 +1,9 @@
 """``cloze adapt``: domain-adaptive and task-adaptive pre-training before fine-tuning (Gururangan et al., 2020).
 
 Four models are fine-tuned over the same seeds: the given model, and the model after further pre-training on the text
-of the domain, on the task's training texts, and on both. The results list what each step gained, and the best model is
-kept. Every step is a run of its own in the run's folder, so that the same command resumes it.
+of the domain, on the task's training texts, and on both. The results list what each step gained over the given model,
+paired by seed and by dev row. The given model, fine-tuned directly, is kept unless the 95 % interval of a gain excludes
+zero. Every step is a run of its own in the run's folder, so that the same command resumes it.
 """
 
 import shutil
@@ -17,7 +18,9 @@ from cloze.corpus.settings import PrepareSettings
 from cloze.errors import CheckpointError, ConfigError
 from cloze.files import replaced_file, replaced_folder
 from cloze.progress import Progress, Silent
+from cloze.tasks.comparisons import difference_facts
 from cloze.tasks.in_memory import RowsInMemory, TableSource
+from cloze.tasks.intervals import Difference
 from cloze.tasks.kind import PlacedTexts
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
@@ -28,7 +31,7 @@ from cloze.train.finetuning.leakage import (
     refuse_overlap,
     write_without_overlap,
 )
-from cloze.train.finetuning.search import search
+from cloze.train.finetuning.search import compare_searches, search
 from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, SearchSettings
 from cloze.train.finetuning.trainable import load_checked_base
 from cloze.train.pretraining.pretrain import pretrain
@@ -53,7 +56,7 @@ def adapt(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Adapt a model to a domain and a task, fine-tune it from each start, and compare.
+    """Adapt a model to a domain and a task, fine-tune it from each start, and keep a gain that is beyond noise.
 
     Args:
         source: The task and its files.
@@ -182,16 +185,38 @@ def _write_task_text(data: TaskData, path: Path) -> Path:
     return path
 
 
+def choose_start(means: Mapping[str, float], gains: Mapping[str, Difference | None]) -> tuple[str, str]:
+    """Return the start to keep, and why: the best of those with a gain beyond noise, else the direct one.
+
+    Args:
+        means: The mean score of each start.
+        gains: The gain of each other start over the direct one; None if there is nothing to pair.
+    """
+    better = [name for name, gain in gains.items() if gain is not None and gain.low > 0]
+    if better:
+        kept = max(better, key=means.__getitem__)
+        gain = gains[kept]
+        assert gain is not None, "it is better by something"
+        return kept, f"{kept}: {gain.in_points()}"
+    if None in gains.values():
+        return DIRECT, "the gains have no interval, since the runs have no scores of rows: the direct model is kept"
+    if all(gain is not None and gain.high < 0 for gain in gains.values()):
+        return DIRECT, "every other start is worse: the direct model is kept"
+    return DIRECT, "within noise: the direct model is kept"
+
+
 def _finish(run: Run, results: Mapping[str, Mapping[str, Any]], metric: str) -> None:
-    """Write what each start reached, and copy the best model into the run's folder."""
-    baseline = results[DIRECT]["mean"]
+    """Write what each start reached and gained, and copy the model of the chosen one into the run's folder."""
+    folders = {name: run.folder / result["folder"] for name, result in results.items()}
+    means = {name: result["mean"] for name, result in results.items()}
+    gains = {name: compare_searches(folder, folders[DIRECT]) for name, folder in folders.items() if name != DIRECT}
+    kept, reason = choose_start(means, gains)
     table = {
         name: {key: result[key] for key in ("mean", "deviation", "runs", "least", "most", "failed")}
-        | {"brought": result["mean"] - baseline}
+        | (difference_facts(gains[name]) if name in gains else {})
         for name, result in results.items()
     }
-    best = max(results, key=lambda name: results[name]["mean"])
-    run.write_results({"metric": metric, "starts": table, "best": best})
-    chosen = Run(run.folder / results[best]["folder"]).model_folder
+    best = max(means, key=means.__getitem__)
+    run.write_results({"metric": metric, "starts": table, "best": best, "kept": kept, "reason": reason})
     with replaced_folder(run.model_folder) as temporary:
-        shutil.copytree(chosen, temporary, dirs_exist_ok=True)
+        shutil.copytree(Run(folders[kept]).model_folder, temporary, dirs_exist_ok=True)

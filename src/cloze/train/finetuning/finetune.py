@@ -21,6 +21,7 @@ from cloze.model.surgery import with_heads
 from cloze.predict import Evaluation, Model, choose_device, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import Baseline, baseline_scores, fit_baselines
+from cloze.tasks.comparisons import write_resamples
 from cloze.tasks.correction.kind import CORRECTION
 from cloze.tasks.examples import Item, fingerprint
 from cloze.tasks.kind import TaskKind
@@ -283,6 +284,7 @@ def _finish(
     if settings.baseline and data.dev is not data.train:
         evaluation = replace(evaluation, baseline=baseline_scores(evaluation, baselines, progress))
     write_report(evaluation, run.folder)
+    write_resamples(evaluation.rows, data.metrics[0], run.folder, fingerprint(data.dev))
     if calibration is not None:
         run.write_results(evaluation.results() | calibration.results())
     defaults = choose_defaults(tuned.model.config.hidden_size, len(data.train), settings)

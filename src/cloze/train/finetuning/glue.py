@@ -12,6 +12,7 @@ from cloze.predict.evaluation import write_submission
 from cloze.progress import Progress, Silent
 from cloze.tasks.classification.published import GLUE, PublishedTask, find_split
 from cloze.tasks.clue import CLUE, has_splits
+from cloze.tasks.comparisons import average_interval
 from cloze.tasks.registry import find_task
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.search import search
@@ -61,9 +62,11 @@ def finetune_glue(
         scores[task.name], run = run_task(task_source)
         tuned = load(run, device=device)
         if task.name == "mnli" and find_split(task, source.path, "dev_mismatched", missing_ok=True):
-            scores["mnli"]["mismatched"] = evaluate(tuned, task_source, split="dev_mismatched").metrics[task.main]
+            evaluation = evaluate(tuned, task_source, split="dev_mismatched")
+            scores["mnli"]["mismatched"] = evaluation.metrics[task.main]
+            scores["mnli"]["mismatched_interval"] = evaluation.intervals.get(task.main)
         write_submission(tuned, task, source.path, out / SUBMISSION)
-    replace_json(out / RESULTS, {"average": _average(scores), "tasks": scores, "absent": absent})
+    replace_json(out / RESULTS, {**_average(scores), "tasks": scores, "absent": absent})
     return out
 
 
@@ -95,8 +98,8 @@ def finetune_clue(
     run_task = _task_runner(model, out, settings, search_settings, device, fresh, progress)
     absent = _report_absent(CLUE, tasks, settings, progress)
     scores = {name: run_task(replace(source, task=name))[0] for name in tasks}
-    average = sum(score["mean"] for score in scores.values()) / len(scores)
-    replace_json(out / RESULTS, {"average": average, "tasks": scores, "absent": absent})
+    average = _average_facts([(score["mean"], score.get("interval")) for score in scores.values()])
+    replace_json(out / RESULTS, {**average, "tasks": scores, "absent": absent})
     return out
 
 
@@ -143,20 +146,31 @@ def _task_runner(
             progress=progress,
         )
         results = Run(run).results()
-        return {name: results[name] for name in ("metric", "mean", "deviation")}, run
+        # Runs that version 0.1 finished have no interval.
+        interval = {"interval": results.get("interval"), "interval_of": results.get("interval_of")}
+        return {name: results[name] for name in ("metric", "mean", "deviation")} | interval, run
 
     return run_task
 
 
-def _average(scores: Mapping[str, Mapping[str, Any]]) -> float:
+def _average(scores: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Average the tasks as in the paper: one metric per task, MNLI's two dev sets separately, and without WNLI.
 
     WNLI's dev rows contradict its training rows. MNLI's mismatched rows are scored by the best model only, since a
     search keeps no other.
     """
-    averaged: list[float] = [score["mean"] for name, score in scores.items() if name != "wnli" or len(scores) == 1]
-    averaged += [score["mismatched"] for score in scores.values() if "mismatched" in score]
-    return sum(averaged) / len(averaged)
+    counted = {name: score for name, score in scores.items() if name != "wnli" or len(scores) == 1}
+    averaged = [(score["mean"], score.get("interval")) for score in counted.values()]
+    mismatched = [score for score in scores.values() if "mismatched" in score]
+    averaged += [(score["mismatched"], score.get("mismatched_interval")) for score in mismatched]
+    return _average_facts(averaged)
+
+
+def _average_facts(means: Sequence[tuple[float, Sequence[float] | None]]) -> dict[str, Any]:
+    """Return the average of means, and its 95 % interval if each has one."""
+    values = [mean for mean, _ in means]
+    interval = average_interval(values, [ends for _, ends in means])
+    return {"average": sum(values) / len(values), "average_interval": interval}
 
 
 def _has_files(task: PublishedTask, data: Path) -> bool:

@@ -11,15 +11,17 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean
 from typing import Any
 
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, DataError
 from cloze.files import read_json, replace_json, replaced_file
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import Baseline, fit_baselines
+from cloze.tasks.comparisons import Resamples, read_runs, runs_difference, summarize
 from cloze.tasks.examples import fingerprint, split_fold
+from cloze.tasks.intervals import Difference, paired_t_difference
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.reports import PREDICTIONS
 from cloze.tasks.rows import Source
@@ -61,6 +63,7 @@ class CellResult:
     results: Mapping[str, Any]
     failed: str | None  # why the cell counts as failed: it predicts the same for all rows, or it diverged
     settings: Mapping[str, Any]
+    interval: Sequence[float] | None = None  # 95 %, over rows; tables of version 0.1 have none
 
     @property
     def diverged(self) -> bool:
@@ -223,13 +226,19 @@ class _CellTrainer:
 def read_cell_result(cell: Cell, folder: Path) -> CellResult:
     """Return the result of a finished cell from its run's folder."""
     results = Run(folder).results()
-    score = float(results[cell.data.metrics[0]])
-    return CellResult(cell.name, cell.part, score, results, results.get("degenerate"), _recorded_settings(cell))
+    score, resamples = float(results[cell.data.metrics[0]]), Resamples.read(folder)
+    failed, interval = results.get("degenerate"), None if resamples is None else resamples.interval
+    return CellResult(cell.name, cell.part, score, results, failed, _recorded_settings(cell), interval)
 
 
 def _recorded_settings(cell: Cell) -> dict[str, Any]:
     values = _grid_values(asdict(cell.settings))
     return {**values, "learning_rate": cell.settings.learning_rate, "seed": cell.settings.seed}
+
+
+def read_cells(folder: Path) -> list[CellResult]:
+    """Return the table of a search's run."""
+    return [CellResult(**row) for row in read_json(folder / TABLE)["cells"]]
 
 
 class _ResultTable:
@@ -239,7 +248,7 @@ class _ResultTable:
         self._folder, self._progress = folder, progress
         self._path = folder / TABLE
         saved = read_json(self._path) if self._path.is_file() else None
-        self.rows = [CellResult(**row) for row in saved["cells"]] if saved else []
+        self.rows = read_cells(folder) if saved else []
         # With precision "auto", the choice is measured once and recorded, so that all cells use the same one, also
         # after a restart. (Tables of early versions do not record it.)
         if saved is not None:
@@ -290,7 +299,12 @@ def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
         )
     kept = ALL_ROWS if part == "folds" else best.name
     best_cell = {"best": best.name, "best_results": best.results, "kept": kept}
-    run.write_results({"metric": metric, **summarize(rows), **best_cell})
+    # Folds are scored on different rows, which cannot be resampled together.
+    runs = None if part == "folds" else _read_runs(run.folder, rows)
+    summary = summarize([row.score for row in rows], runs, metric, part)
+    failed = {"failed": [row.name for row in rows if row.failed]}
+    grid = _within_noise(run.folder, table)
+    run.write_results({"metric": metric, **summary, **failed, **grid, **best_cell})
     draw_search(table.rows, metric, run.folder / "search.png")
     predictions = run.folder / CELLS / kept / PREDICTIONS
     if kept != ALL_ROWS and predictions.is_file():  # that model has been trained on all rows
@@ -298,18 +312,38 @@ def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
     Run(run.folder / CELLS / kept).model_folder.rename(run.model_folder)
 
 
-def summarize(rows: Sequence[CellResult]) -> dict[str, Any]:
-    """Return mean and spread over runs that differ only in the seed or the fold. Failed runs count, and are listed."""
-    scores = [row.score for row in rows]
-    return {
-        "runs": len(scores),
-        "mean": mean(scores),
-        "deviation": stdev(scores) if len(scores) > 1 else 0.0,
-        "median": median(scores),
-        "least": min(scores),
-        "most": max(scores),
-        "failed": [row.name for row in rows if row.failed],
-    }
+def _within_noise(folder: Path, table: _ResultTable) -> dict[str, Any]:
+    """Return which settings of a grid are within noise of the best, by a paired bootstrap on the same dev rows."""
+    rows = [row for row in table.rows if row.part == "grid"]
+    if not rows:
+        return {}
+    best = table.best("grid")
+    others = [row for row in rows if row.failed is None and row.name != best.name]
+    runs = _read_runs(folder, [best, *others])
+    if runs is None:
+        return {}
+    compared = zip(others, runs[1:], strict=True)
+    level = [row.name for row, run in compared if not runs_difference(runs[:1], [run]).reliable]
+    return {"grid": {"best": best.name, "settings": len(rows), "within_noise": level}}
+
+
+def compare_searches(first: Path, second: Path) -> Difference | None:
+    """Return by how much the seeds of one search score higher than the same seeds of another on the same rows.
+
+    Pairs seeds and rows; seeds alone where a run of version 0.1 has no resamples; None if that leaves one pair.
+    """
+    cells = [[row for row in read_cells(folder) if row.part == "seeds"] for folder in (first, second)]
+    seeds = [[row.settings["seed"] for row in rows] for rows in cells]
+    if not seeds[0] or seeds[0] != seeds[1]:
+        raise DataError(f"{first} has the seeds {seeds[0]}, {second} {seeds[1]}; compare runs over the same --seeds")
+    runs = [_read_runs(folder, rows) for folder, rows in zip((first, second), cells, strict=True)]
+    if runs[0] is None or runs[1] is None:
+        return paired_t_difference(*([row.score for row in rows] for rows in cells))
+    return runs_difference(runs[0], runs[1])
+
+
+def _read_runs(folder: Path, rows: Sequence[CellResult]) -> list[Resamples] | None:
+    return read_runs([folder / CELLS / row.name for row in rows], [row.diverged for row in rows])
 
 
 def draw_search(rows: Sequence[CellResult], metric: str, path: Path) -> None:

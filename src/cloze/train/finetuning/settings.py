@@ -234,7 +234,7 @@ class SearchSettings:
     grid: bool = False
     """Try 18 settings (batch 16, 32; 0.5, 1, 2 times the default rate; epochs around the default); use the best."""
     seeds: int = 1
-    """Number of runs with different seeds; the best model is kept, mean and standard deviation are reported."""
+    """Number of runs with different seeds; the best model is kept, the mean is reported with its 95 % interval."""
     folds: int = 0
     """Cross-validation where there is no dev set: this many models, each scored on rows it has not seen."""
 
@@ -272,7 +272,7 @@ class AdaptSettings:
     held_out: float = 0.05
     """Share of the documents that is held out for evaluation."""
     seeds: int = 3
-    """Fine-tuning runs per starting model."""
+    """Fine-tuning runs per starting model; gains are paired by seed and by dev row."""
     overlap: Literal["refuse", "drop", "allow"] = "refuse"
     """If dev or test rows occur in the text: refuse it, drop the documents in which they do, or allow it."""
 
