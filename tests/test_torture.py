@@ -14,7 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torture import damage, disks, faults, kills, ranks, resumes, signals, spikes, team_sizes, training
+from torture import (
+    changing_files,
+    damage,
+    disks,
+    faults,
+    kills,
+    memory_limits,
+    ranks,
+    resumes,
+    signals,
+    spikes,
+    team_sizes,
+    training,
+)
 from torture.__main__ import TRIALS, main
 from torture.campaign import ROOT, Outcome, Trial, conditions, run_trials
 from torture.fixed_texts import FIXED
@@ -597,3 +610,44 @@ def test_files_of_every_trial_are_there() -> None:
     done = subprocess.run([sys.executable, "-m", "torture", "--help"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0
     assert "--fresh" in done.stdout
+
+
+# T29, memory limits; T31, files that change under a service.
+
+
+def test_commands_under_limits_of_memory() -> None:
+    commands = ("pretrain small", "embed small", "embed large")
+    outcome = memory_limits.run(memory_limits.LimitSettings((1,), commands), Silent())
+    assert outcome.failures == []
+    assert (outcome.figures["results"], outcome.figures["refusals"]) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("code", "err", "problem"),
+    [
+        (0, "", None),
+        (2, "cloze: error: not enough memory; use less", None),
+        (2, "cloze: error: no such file", "a refusal that does not speak of memory: cloze: error: no such file"),
+        (1, "cloze: error: RuntimeError: memory (a bug in cloze)", "exit code 1: cloze: error: RuntimeError: memory"),
+        (-9, "", "exit code -9: nothing"),
+        (2, "Traceback (most recent call last):\nMemoryError", "exit code 2: MemoryError"),
+    ],
+)
+def test_bad_ends_under_a_limit_are_caught(code: int, err: str, problem: str | None) -> None:
+    found = memory_limits.Ended(code, err).problem
+    assert found == problem if problem is None else found is not None and found.startswith(problem)
+
+
+def test_files_that_change_under_a_service() -> None:
+    outcome = changing_files.run(changing_files.ChangeSettings(rounds=1, precisions=("fp32",)), Silent())
+    assert outcome.failures == []
+    assert isinstance(outcome.figures["damages"], int)
+    assert outcome.figures["damages"] >= 5 * 5
+
+
+def test_other_answers_are_caught() -> None:
+    before = {"vectors": [[0.1, 0.2]], "model": "a"}
+    assert changing_files.same({"vectors": [[0.1 + 1e-7, 0.2]], "model": "a"}, before)
+    assert not changing_files.same({"vectors": [[0.1, 0.0]], "model": "a"}, before)
+    assert not changing_files.same({"vectors": [[0.1]], "model": "a"}, before)
+    assert not changing_files.same({"vectors": [[0.1, float("nan")]], "model": "a"}, before)

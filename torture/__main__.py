@@ -16,12 +16,14 @@ from cloze.cli.console import Reporter, print_table
 from cloze.errors import ClozeError
 from torture import (
     bodies,
+    changing_files,
     damage,
     disks,
     doors,
     drains,
     failing_models,
     kills,
+    memory_limits,
     overload,
     pages,
     preparation,
@@ -196,6 +198,20 @@ TRIALS = {
         preparation.PreparationSettings(),
         preparation.run,
         ("torture/preparation.py", "torture/vocabulary.py"),
+    ),
+    "T29": Trial(
+        "plan, pretrain, finetune, embed and serve under ulimit -v of 1, 2 and 4 GB, with small and large work",
+        "a result, or one line about memory and exit code 2",
+        memory_limits.LimitSettings(),
+        memory_limits.run,
+        ("torture/memory_limits.py", "torture/vocabulary.py", "tests/model/made.py", *_TRAINING),
+    ),
+    "T31": Trial(
+        "every file of a model truncated, overwritten, replaced and deleted while it is served",
+        "answers as before, or refusals; no crash",
+        changing_files.ChangeSettings(),
+        changing_files.run,
+        ("torture/changing_files.py", *_SERVICE),
     ),
 }
 FOLDER = ROOT / "runs" / "torture"

@@ -85,8 +85,9 @@ class AvailableMemory:
     limit: str
 
 
-# Virtual memory that PyTorch and the other libraries map before the first tensor: 0.81 GB with PyTorch 2 on Linux.
-LIBRARIES = 900 * 2**20
+# Virtual memory that PyTorch and the other libraries map on Linux: 0.74 GB for a prediction, up to 1.2 GB for a
+# training, which also loads SciPy, scikit-learn and matplotlib.
+LIBRARIES, TRAINING_LIBRARIES = 900 * 2**20, 1300 * 2**20
 # What an allocation may need beyond an estimate: the allocator rounds up, and freed blocks do not fit the next ones.
 _MARGIN = 1.1
 # Parts of the messages of allocators that raise no MemoryError.
@@ -182,12 +183,13 @@ def require_memory(needed: int, purpose: str, remedy: str, available: AvailableM
         )
 
 
-def require_address_space() -> None:
-    """Refuse a ``ulimit -v`` that PyTorch cannot even be loaded under: its libraries end without a message."""
+def require_address_space(needed: int) -> None:
+    """Refuse a ``ulimit -v`` below what the libraries map: without it, some of them end the process without a word."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if soft != resource.RLIM_INFINITY and soft < LIBRARIES:
+    if soft != resource.RLIM_INFINITY and soft < needed:
         raise ConfigError(
-            f"ulimit -v is {soft // 1024} kB, but PyTorch and its libraries alone map {LIBRARIES // 1024}; raise it"
+            f"ulimit -v is {soft // 1024} kB, but PyTorch and the other libraries alone map up to {needed // 1024} kB; "
+            "raise it"
         )
 
 

@@ -49,7 +49,10 @@ def test_a_limit_of_memory_below_that_of_the_libraries_is_refused(run: Cloze, mo
     monkeypatch.setattr("resource.getrlimit", lambda _: (500 * 2**20, -1))
     result = run("doctor")
     assert result.code == 2
-    assert result.complaint.startswith("ulimit -v is 512000 kB, but PyTorch and its libraries alone map 921600; raise")
+    assert result.complaint == (
+        "ulimit -v is 512000 kB, but PyTorch and the other libraries alone map up to 921600 kB; raise it"
+    )
+    assert "map up to 1331200 kB" in run("pretrain", "data", "--out", "run").complaint
 
 
 def test_interrupted_is_130(run: Cloze, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from cloze.models import PACKAGED_MODELS, SHIPPED_MODELS, shipped_folder
 from cloze.predict import load
@@ -61,6 +62,18 @@ def test_a_graph(run: Cloze, tuned: Path, tmp_path: Path) -> None:
     result = run("export", "--model", tuned, "--out", tmp_path / "onnx", "--json")
     told = json.loads(result.out)
     assert (result.code, told["bytes"]) == (0, (tmp_path / "onnx" / "model.onnx").stat().st_size)
+
+
+def test_threads_and_device(run: Cloze, tuned: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    assert run("export", "--model", tuned, "--out", tmp_path / "onnx", "--threads", 2, "--device", "cpu").code == 0
+    assert run("quantize", "--model", tuned, "--out", tmp_path / "int8", "--threads", 3, "--device", "cpu").code == 0
+    assert {2, 3} <= set(threads)
+    told = run("quantize", "--model", tuned, "--out", tmp_path / "int8", "--device", "cuda").complaint
+    assert told == "device is cuda, but int8 is for the CPU; leave it out"
+    told = run("export", "--model", tuned, "--out", tmp_path / "onnx", "--device", "tpu9").complaint
+    assert told.startswith("device 'tpu9' is not available on this machine")
 
 
 def test_the_shipped_model_is_left_as_it_is(run: Cloze) -> None:

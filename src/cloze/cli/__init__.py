@@ -17,7 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from cloze import __version__
 from cloze.errors import ClozeError, ConfigError, did_you_mean
-from cloze.hardware import available_memory, format_bytes, is_out_of_memory, require_address_space
+from cloze.hardware import (
+    LIBRARIES,
+    TRAINING_LIBRARIES,
+    available_memory,
+    format_bytes,
+    is_out_of_memory,
+    require_address_space,
+)
 
 if TYPE_CHECKING:
     from cyclopts import App, UnknownOptionError
@@ -81,6 +88,8 @@ ALIASES = {
     "adapt-length": "adapt-max-length",
 }
 
+# Commands that train or evaluate, and load more libraries than others.
+_TRAINING = frozenset({"demo", "plan", "pretrain", "finetune", "distill", "adapt", "evaluate"})
 # Flags by which a command needs less memory.
 _SAVING_FLAGS = ("batch-size", "accumulate", "checkpointing", "max-length", "preset")
 
@@ -158,7 +167,7 @@ def overview() -> str:
 def _run(command: str, words: list[str], debug: bool) -> int:
     flags: Collection[str] = ()
     try:
-        require_address_space()
+        require_address_space(TRAINING_LIBRARIES if command in _TRAINING else LIBRARIES)
         _show_notes()
         app = build(command, _take_value(words, "--config"))
         flags = _flags(app.assemble_argument_collection())

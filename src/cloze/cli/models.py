@@ -6,9 +6,11 @@ import sys
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from cloze.cli.console import print_json, print_table
+from cyclopts import Parameter
+
+from cloze.cli.console import Machine, print_json, print_table
 from cloze.cli.outputs import check_folder
 from cloze.errors import ConfigError
 from cloze.models import PACKAGED_MODELS, SHIPPED_MODEL, SHIPPED_MODELS, named_folder, shipped_folder
@@ -16,6 +18,7 @@ from cloze.models import PACKAGED_MODELS, SHIPPED_MODEL, SHIPPED_MODELS, named_f
 if TYPE_CHECKING:
     from cloze.checkpoint.convert import ExtensionReport
 
+HERE = Machine()
 LIBRARIES = (
     "torch",
     "tokenizers",
@@ -197,6 +200,7 @@ def quantize(
     input: Path | None = None,  # noqa: A002 (the flag's name is fixed)
     task: str | None = None,
     data: Path | None = None,
+    machine: Annotated[Machine, Parameter(name="*")] = HERE,
     json: bool = False,
 ) -> None:
     """Write int8 weights beside a model, and compare with float32: size, speed, similarity, score.
@@ -214,6 +218,8 @@ def quantize(
     if out is None and named_folder(model) is not None:
         raise ConfigError(f"{model} belongs to an installed package and is left as it is; give --out FOLDER for a copy")
     check_folder(out)
+    if machine.use() not in (None, "cpu"):
+        raise ConfigError(f"device is {machine.device}, but int8 is for the CPU; leave it out")
     from cloze.cli.inputs import gather_texts
     from cloze.demo.flow import DATA
     from cloze.predict.quantization.quantize import quantize as run
@@ -247,7 +253,13 @@ def quantize(
         print(f"int8 changes odd texts more than others ({far}); if yours are like them, give some with --input")
 
 
-def export(*, model: str = SHIPPED_MODEL, out: Path, json: bool = False) -> None:
+def export(
+    *,
+    model: str = SHIPPED_MODEL,
+    out: Path,
+    machine: Annotated[Machine, Parameter(name="*")] = HERE,
+    json: bool = False,
+) -> None:
     """Write a model as an ONNX graph, with the tokenizer's files beside it.
 
     Args:
@@ -259,7 +271,7 @@ def export(*, model: str = SHIPPED_MODEL, out: Path, json: bool = False) -> None
     from cloze.checkpoint import find_source, load_any
     from cloze.predict.onnx_export import export_onnx
 
-    graph = export_onnx(load_any(find_source(model)), out)
+    graph = export_onnx(load_any(find_source(model)), out, device=machine.use())
     if json:
         print_json({"graph": str(graph), "bytes": graph.stat().st_size})
     else:

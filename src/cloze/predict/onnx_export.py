@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from cloze.checkpoint import ModelFolder
 from cloze.errors import ConfigError
 from cloze.files import replaced_folder
+from cloze.hardware import choose_device
 from cloze.model import Backbone, HeadName
 from cloze.model.adapters import without_attachment
 from cloze.model.heads import POOLED_HEADS, PRETRAINING_HEADS
@@ -44,8 +45,12 @@ class _Graph(nn.Module):
         return last, logits
 
 
-def export_onnx(contents: ModelFolder, out: Path) -> Path:
-    """Write the graph and the tokenizer's files into a folder and return the graph's path."""
+def export_onnx(contents: ModelFolder, out: Path, *, device: str | None = None) -> Path:
+    """Write the graph and the tokenizer's files into a folder and return the graph's path.
+
+    The graph runs anywhere; ``device`` is where it is traced, by default the CPU.
+    """
+    place = choose_device(device or "cpu")
     try:
         import onnx
         import onnxscript  # noqa: F401 (the exporter needs it)
@@ -53,7 +58,7 @@ def export_onnx(contents: ModelFolder, out: Path) -> Path:
         raise ConfigError(
             "cloze export needs the onnx packages; install them with: pip install 'cloze-bert[onnx]'"
         ) from error
-    bert = without_attachment(contents.model).eval()
+    bert = without_attachment(contents.model).eval().to(place)
     head = next((name for name in bert.head_names if name not in PRETRAINING_HEADS), None)
     names = ["last_hidden_state", *(["logits"] if head else [])]
     with replaced_folder(out) as folder:
@@ -65,7 +70,7 @@ def export_onnx(contents: ModelFolder, out: Path) -> Path:
 
 def _export(graph: nn.Module, outputs: list[str], positions: int, path: Path) -> None:
     count, length = torch.export.Dim("sequences"), torch.export.Dim("tokens", max=positions)
-    ids = torch.zeros(2, min(8, positions), dtype=torch.int64)
+    ids = torch.zeros(2, min(8, positions), dtype=torch.int64, device=next(graph.parameters()).device)
     # The exporter warns of optional packages that are not installed and not needed here.
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(), torch.no_grad():  # not for prediction: no packing of tokens

@@ -64,7 +64,10 @@ class BatchSource(Protocol):
     """Anything that returns a batch for every step."""
 
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> Any:
-        """Return a part of the batch of a step, counted from 0; ``progress`` is the fraction of the training done."""
+        """Return a part of the batch of a step, counted from 0; ``progress`` is the fraction of the training done.
+
+        None if the batch has fewer rows than parts, which only a single process may meet.
+        """
 
 
 Evaluate = Callable[[Callable[[], None]], Mapping[str, float]]
@@ -225,7 +228,8 @@ class _Training:
     def _compute_gradients(self, step: int, done: float) -> tuple[dict[str, float], int]:
         """Compute the gradients of this rank's parts; return the metrics and the tokens of the whole batch."""
         group, steps = self.group, self.settings.accumulate
-        parts = [self.source.at(step, group.rank * steps + i, group.size * steps, done) for i in range(steps)]
+        whole = [self.source.at(step, group.rank * steps + i, group.size * steps, done) for i in range(steps)]
+        parts = [part for part in whole if part is not None]
         totals, tokens = self._count(parts)
         self.module.train()
         self.optimizer.zero_grad()
@@ -235,7 +239,7 @@ class _Training:
                 self._check_signals()
             # Dropout takes no generator: it draws from the global one, which is seeded for each part.
             torch.manual_seed(_dropout_seed(self.settings.seed, step, group.rank * steps + index))
-            with group.no_sync(self.module, last=index == steps - 1):
+            with group.no_sync(self.module, last=index == len(parts) - 1):
                 with self.options.precision.autocast():
                     output: ObjectiveOutput = self.module(part, totals)
                 # DDP and FSDP average gradients over the ranks, but the loss is a sum over parts.

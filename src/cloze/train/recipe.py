@@ -14,19 +14,29 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from cloze.files import replaced_file
+from cloze.hardware import format_bytes, require_memory
+from cloze.model import Backbone
+from cloze.model.bert import require_bert
+from cloze.model.cost import count_activations
 from cloze.predict import Model
 from cloze.progress import Progress
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
 from cloze.train.loop import BatchSource, TrainerOptions, train
-from cloze.train.memory import keep_freed_memory
+from cloze.train.memory import keep_freed_memory, return_freed_memory
 from cloze.train.optimization import Precision, layer_decay_scale
 from cloze.train.run import BEST, Run, open_run
+
+# Bytes per trained parameter beside its weight: the gradient and two moments, in float32.
+_BYTES_TRAINED = 12
 
 
 class EpochBatches(BatchSource, Protocol):
     """Batches of a training set that is read in epochs."""
 
     steps_per_epoch: int
+
+    def largest_part(self, parts: int) -> tuple[int, int]:
+        """Return the tokens of the largest of so many parts of a batch, and of the longest sequence."""
 
 
 @dataclass(frozen=True)
@@ -66,15 +76,54 @@ def run_training(parts: TrainingParts, out: str | Path, *, fresh: bool, progress
     Returns:
         The run's folder.
     """
-    run = open_run(Path(out), parts.recorded, fresh=fresh)
+    # Checkpointing changes how gradients are computed, not what they are.
+    recorded = {name: value for name, value in parts.recorded.items() if name != "checkpointing"}
+    run = open_run(Path(out), recorded, fresh=fresh)
     if run.report_finished(progress):
         return run.folder
-    keep_freed_memory()
-    batches = parts.batches()
-    precision = train_with_evaluation(parts.objective(), batches, parts, run, progress)
-    parts.model.bert.eval()
-    parts.finish(run, replace(parts.settings, precision=precision.name))
+    settings, bert = parts.settings, parts.model.bert
+    if settings.checkpointing:
+        require_bert(bert, "checkpointing").encoder.checkpointing = True
+    return_freed_memory() if settings.checkpointing else keep_freed_memory()
+    batches, objective = parts.batches(), parts.objective()
+    require_step_memory(objective, bert, batches, settings)
+    precision = train_with_evaluation(objective, batches, parts, run, progress)
+    bert.eval()
+    parts.finish(run, replace(settings, precision=precision.name))
     return run.folder
+
+
+def require_step_memory(
+    objective: nn.Module, bert: Backbone, batches: EpochBatches, settings: ResolvedSettings
+) -> None:
+    """Refuse a training whose largest step does not fit into memory, before its first step.
+
+    Raises:
+        ConfigError: With the figures, and the flags that help.
+    """
+    if next(bert.parameters()).device.type != "cpu":
+        return  # the accelerator's allocator fails without harm
+    tokens, longest = batches.largest_part(settings.accumulate)
+    trained = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
+    states = 0
+    if bert.reader is None:  # frozen states need no backward pass
+        states = count_activations(
+            bert.config,
+            bert.head_names,
+            -(-tokens // longest),
+            longest,
+            chosen=1.0,
+            explicit=bert.config.attention_dropout > 0 or settings.precision == "bf16",
+            checkpointing=settings.checkpointing,
+        )
+    gradients = _BYTES_TRAINED * trained
+    require_memory(
+        gradients + states,
+        f"a step of {settings.batch_size} rows of up to {longest} tokens in {settings.accumulate} parts (gradients and "
+        f"moments {format_bytes(gradients)}, states {format_bytes(states)})",
+        "use a smaller --batch-size, more parts with --accumulate, --checkpointing, a smaller --max-length or a "
+        "smaller model",
+    )
 
 
 def train_with_evaluation(

@@ -476,3 +476,16 @@ def test_teacher_of_another_task_is_refused(base: Path, teacher: Path, rows: Sou
 def test_settings_that_cannot_be_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ClozeError, match=message):
         DistillSettings(**changes)
+
+
+@pytest.mark.parametrize("changes", [{"accumulate": 3}, {"checkpointing": True}], ids=str)
+def test_less_memory_gives_the_same_student(
+    teacher: Path, rows: Source, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    settings = replace(QUICK, epochs=1, batch_size=16, learning_rate=1e-4)
+    losses = []
+    for name, one in {"plain": settings, "less": replace(settings, **changes)}.items():
+        run = Run(distill(rows, teacher, tmp_path / name, settings=one))
+        losses.append([row["loss"] for row in run.metrics() if "loss" in row])
+    assert losses[0]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)

@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import BertForSequenceClassification
 
+from cloze.checkpoint import load_folder
 from cloze.errors import ConfigError
+from cloze.hardware import AvailableMemory
 from cloze.interrupts import Interrupted
+from cloze.model import encoder
 from cloze.predict import load
 from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS
@@ -22,6 +26,7 @@ from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.objective import balanced_weights
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.finetuning.trainable import check_kind
+from cloze.train.run import Run
 from tests.corpus.texts import WORDS
 from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.made import Listener, interrupted_at
@@ -191,3 +196,76 @@ def test_what_a_kind_would_leave_undone_is_refused(
     with pytest.raises(ConfigError, match=message):
         finetune(Source(kind, path, path), base, tmp_path / "run", settings=replace(FAST, **changed))
     assert not (tmp_path / "run").exists()
+
+
+# Accumulation and checkpointing
+
+
+def trained(base: Path, source: Source, out: Path, settings: FinetuneSettings) -> tuple[list[float], dict[str, Tensor]]:
+    """The logged losses and the weights of a run."""
+    run = Run(finetune(source, base, out, settings=settings))
+    losses = [row["loss"] for row in run.metrics() if "loss" in row]
+    return losses, {name: tensor.clone() for name, tensor in load_folder(run.folder).model.state_dict().items()}
+
+
+@pytest.mark.parametrize("changes", [{}, {"mean_teacher": 1.0, "teacher_decay": 0.5}], ids=["plain", "mean teacher"])
+def test_accumulation_changes_nothing(base: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
+    """The last batch of an epoch has four rows for five parts."""
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(20)), write(tmp_path / "dev.csv", make_rows(8)))
+    settings = replace(FAST, epochs=7, dropout=0.0, learning_rate=1e-4, precision="fp32", **changes)
+    losses, weights = trained(base, source, tmp_path / "whole", settings)
+    parts_losses, parts_weights = trained(base, source, tmp_path / "parts", replace(settings, accumulate=5))
+    assert len(losses) >= 2
+    assert parts_losses == pytest.approx(losses, abs=1e-6)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(parts_weights[name], tensor, atol=1e-5, rtol=0)
+
+
+def test_checkpointing_changes_nothing(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With dropout: the second pass leaves out the same. It may be turned on when a run is resumed."""
+    calls: list[int] = []
+    checkpoint = encoder.checkpoint
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        return checkpoint(*arguments, **options)
+
+    monkeypatch.setattr(encoder, "checkpoint", counted)
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(16)), write(tmp_path / "dev.csv", make_rows(8)))
+    settings = replace(FAST, epochs=2, dropout=0.1, precision="fp32")
+    losses, weights = trained(base, source, tmp_path / "plain", settings)
+    assert not calls
+    again_losses, again_weights = trained(base, source, tmp_path / "again", replace(settings, checkpointing=True))
+    assert calls
+    assert again_losses == pytest.approx(losses, abs=1e-6)
+    for name, tensor in weights.items():
+        torch.testing.assert_close(again_weights[name], tensor, atol=1e-6, rtol=0)
+    assert "checkpointing" not in json.loads((tmp_path / "again" / "run.json").read_text("utf-8"))
+
+
+def test_accumulation_that_cannot_be(base: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="accumulate is 9, more than the 8 rows of a batch"):
+        replace(FAST, accumulate=9)
+    with pytest.raises(ConfigError, match="checkpointing and frozen exclude each other"):
+        FinetuneSettings(checkpointing=True, frozen="last")
+    (tmp_path / "texts.txt").write_text("\n".join(row["text"] for row in make_rows(20)), encoding="utf-8")
+    source = Source("similarity", tmp_path / "texts.txt")
+    with pytest.raises(ConfigError, match="accumulate is 2, but contrastive compares all texts of a batch with each"):
+        finetune(source, base, tmp_path / "run", settings=replace(FAST, accumulate=2))
+    assert not (tmp_path / "run").exists()
+
+
+def test_fine_tuning_that_does_not_fit_into_memory_is_refused(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(40)), write(tmp_path / "dev.csv", make_rows(8)))
+    parameters = 12 * load_folder(base).model.parameter_count()
+    there = AvailableMemory(round(1.1 * parameters) + 150_000, "a made limit")
+    monkeypatch.setattr("cloze.hardware.available_memory", lambda: there)
+    message = (
+        r"a step of 8 rows of up to \d+ tokens in 1 parts \(gradients and moments .*\) needs about .* \(a made limit\);"
+    )
+    with pytest.raises(ConfigError, match=message):
+        finetune(source, base, tmp_path / "run", settings=FAST)
+    for name, changes in {"parts": {"accumulate": 8}, "frozen": {"frozen": "last"}}.items():
+        finetune(source, base, tmp_path / name, settings=replace(FAST, **changes))

@@ -75,9 +75,14 @@ class DistillBatches:
         self._batches = batches
         self.steps_per_epoch = batches.steps_per_epoch
 
-    def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> DistillBatch:
+    def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> DistillBatch | None:
         """Return one of ``parts`` parts of the batch of a step; steps and parts are counted from 0."""
-        return DistillBatch(self._batches.at(step, part, parts, progress))
+        batch = self._batches.at(step, part, parts, progress)
+        return None if batch is None else DistillBatch(batch)
+
+    def largest_part(self, parts: int) -> tuple[int, int]:
+        """Return the tokens of the largest part of a batch and of the longest sequence."""
+        return self._batches.largest_part(parts)
 
 
 class DistillObjective(nn.Module):

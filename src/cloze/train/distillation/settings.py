@@ -40,6 +40,8 @@ class DistillSettings:
     """Passes over the rows."""
     batch_size: int = 32
     """Rows an update."""
+    accumulate: int = 1
+    """Gradient-accumulation steps: more of them need less memory and give the same result."""
     stride: int = 128
     """To answer: tokens from one window of a long context to the next; half of a window's room if that is less."""
     learning_rate: float = 1e-4
@@ -50,6 +52,8 @@ class DistillSettings:
     """Decay of matrices and embeddings; biases and LayerNorm have none."""
     dropout: float = 0.0
     """Of hidden states and attention; none if left out: what the teacher shows is to be followed exactly."""
+    checkpointing: bool = False
+    """Gradient checkpointing: recompute the student's activations in the backward pass, to need less memory."""
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0
@@ -78,6 +82,8 @@ class DistillSettings:
         return ResolvedSettings(
             epochs=self.epochs,
             batch_size=self.batch_size,
+            accumulate=self.accumulate,
+            checkpointing=self.checkpointing,
             max_length=length,
             long_texts=long_texts,
             stride=self.stride,

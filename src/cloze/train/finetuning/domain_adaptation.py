@@ -36,7 +36,6 @@ from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, Sea
 from cloze.train.finetuning.trainable import load_checked_base
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.run import Run
-from cloze.train.settings import PrecisionName
 
 _LOOKING = "looking for dev and test rows in the text"
 # The starts that are compared, as the results name them.
@@ -75,6 +74,7 @@ def adapt(
     """
     adaptation, progress = adaptation or AdaptSettings(), progress or Silent()
     settings = settings or FinetuneSettings()
+    adaptation.pretraining(adaptation.domain_steps, settings)  # refuses bad values before anything is read
     data, texts = read_task(source), [Path(text) for text in domain]
     test_rows = _read_test_rows(source, test, adaptation)
     load_checked_base(data, model, settings)  # what fine-tuning would reject, before the long pre-training
@@ -93,7 +93,7 @@ def adapt(
         progress.say(f"{run.folder}: finished already; use --fresh to start over")
         return run.folder
     texts, task_text = _write_texts(texts, data, test_rows, run.folder, adaptation, progress)
-    pretrainer = _FurtherPretraining(run.folder, adaptation, settings.precision, device, progress)
+    pretrainer = _FurtherPretraining(run.folder, adaptation, settings, device, progress)
     starts: dict[str, str | Path] = {DIRECT: model}
     starts[DOMAIN] = pretrainer.pretrain(texts, model, "domain", adaptation.domain_steps)
     starts[TASK] = pretrainer.pretrain([task_text], model, "task", adaptation.task_steps)
@@ -113,9 +113,14 @@ class _FurtherPretraining:
     """Further pre-training on text without labels; each step has its own prepared corpus and run."""
 
     def __init__(
-        self, folder: Path, settings: AdaptSettings, precision: PrecisionName, device: str | None, progress: Progress
+        self,
+        folder: Path,
+        settings: AdaptSettings,
+        finetuning: FinetuneSettings,
+        device: str | None,
+        progress: Progress,
     ) -> None:
-        self._folder, self._settings, self._precision = folder, settings, precision
+        self._folder, self._settings, self._finetuning = folder, settings, finetuning
         self._device, self._progress = device, progress
 
     def pretrain(self, texts: Sequence[Path], model: str | Path, name: str, steps: int) -> Path:
@@ -129,7 +134,7 @@ class _FurtherPretraining:
         preparation = PrepareSettings(held_out=self._settings.held_out)
         corpus = self._folder / f"{name}-text"
         data = prepare(texts, model_folder[0], corpus, settings=preparation, progress=self._progress)
-        settings = self._settings.pretraining(steps, self._precision)
+        settings = self._settings.pretraining(steps, self._finetuning)
         out = self._folder / name
         return pretrain(data, out, model=model, settings=settings, device=self._device, progress=self._progress)
 

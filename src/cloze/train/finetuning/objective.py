@@ -105,13 +105,19 @@ class TaskBatches:
         self.steps_per_epoch = -(-len(items) // batch_size)
         self._epoch, self._batches = -1, list[NDArray[np.int64]]()
 
-    def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch:  # noqa: ARG002
-        """Return one of ``parts`` parts of the batch of a step; steps and parts are counted from 0."""
+    def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch | None:  # noqa: ARG002
+        """Return a part of the batch of a step; both are counted from 0. None if there are fewer rows than parts."""
         epoch, index = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch, self._batches = epoch, self._shuffled(epoch)
         rows = np.array_split(self._batches[index], parts)[part]
-        return self._collate([self.items[row] for row in rows])
+        return self._collate([self.items[row] for row in rows]) if len(rows) else None
+
+    def largest_part(self, parts: int) -> tuple[int, int]:
+        """Return the tokens of the largest part of a batch of the first epoch, and of the longest sequence."""
+        batches = [part for batch in self._shuffled(0) for part in np.array_split(batch, parts)]
+        longest = max(len(encoding.ids) for item in self.items for encoding in item.encodings)
+        return max(int(self._lengths[rows].sum()) for rows in batches), longest
 
     def _shuffled(self, epoch: int) -> list[NDArray[np.int64]]:
         """Shuffle the rows, sort each bucket by length, cut it into batches, and shuffle the batches."""
@@ -202,17 +208,23 @@ class MeanTeacherObjective(nn.Module):
         self.student, self._weight, self._decay = objective, weight, decay
         self.teacher = TaskObjective(deepcopy(objective.model).requires_grad_(False), objective.head).eval()
         self.register_buffer("updates", torch.tensor(0))
+        self._update_due = True
 
     def train(self, mode: bool = True) -> Self:
-        """Set the training mode of the student; the teacher stays in evaluation mode, without dropout."""
+        """Set the training mode of the student; the teacher stays in evaluation mode, without dropout.
+
+        The loop sets the mode at the beginning of every step, whose first part then updates the teacher.
+        """
         super().train(mode)
         self.teacher.eval()
+        self._update_due = mode
         return self
 
     def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
         """Return this part's share of both losses; in training, first update the teacher by the last step."""
-        if self.training:
+        if self._update_due:
             self._update_teacher()
+            self._update_due = False
         logits = self.student.logits(batch)
         with torch.no_grad():
             teacher_logits = self.teacher.logits(batch)

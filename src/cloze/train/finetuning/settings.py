@@ -26,6 +26,8 @@ class FinetuneSettings:
     """Passes over the training rows; by default 3, and up to 20 where rows are few."""
     batch_size: int | None = None
     """Batch size: rows per optimizer step; by default 32, or 16 below 1,000 rows."""
+    accumulate: int = 1
+    """Gradient-accumulation steps: more of them need less memory and give the same result."""
     max_length: int = 128
     """Maximum sequence length in tokens."""
     long_texts: LongTexts = "cut"
@@ -78,6 +80,8 @@ class FinetuneSettings:
     """Compare the scores with a simple model's on the same rows, such as TF-IDF + logistic regression."""
     precision: PrecisionName = "auto"
     """fp32, bf16, or auto: bf16 where it is faster. Weights, heads and dev scores are always float32."""
+    checkpointing: bool = False
+    """Gradient checkpointing: recompute activations in the backward pass; a third more time, much less memory."""
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0
@@ -98,6 +102,8 @@ class FinetuneSettings:
         if self.patience < 0:
             raise ConfigError(f"patience is {self.patience}; a number of epochs was expected, or 0")
         check_precision(self.precision)
+        if self.batch_size is not None and self.accumulate > self.batch_size:
+            raise ConfigError(f"accumulate is {self.accumulate}, more than the {self.batch_size} rows of a batch")
         self._check_trainable()
         self._check_mean_teacher()
         self._check_augmentation()
@@ -107,6 +113,7 @@ class FinetuneSettings:
             learning_rate=1e-4 if self.learning_rate is None else self.learning_rate,
             warmup=0.1 if self.warmup is None else self.warmup,
             weight_decay=self.weight_decay,
+            accumulate=self.accumulate,
             save_every=self.save_every,
             seed=self.seed,
         )
@@ -129,6 +136,8 @@ class FinetuneSettings:
             )
         if self.precision == "bf16" and self.frozen is not None:
             raise ConfigError("precision is bf16, but frozen states are computed once, in fp32; leave out one of them")
+        if self.checkpointing and self.frozen is not None:
+            raise ConfigError("checkpointing and frozen exclude each other; frozen states need no backward pass")
         if self.pooling is not None and self.frozen is not None:
             raise ConfigError(
                 f"pooling is {self.pooling!r}, but frozen is {self.frozen!r}, whose head reads the states in its own "
@@ -191,6 +200,7 @@ class ResolvedSettings(FinetuneSettings):
             learning_rate=self.learning_rate,
             warmup=self.warmup,
             weight_decay=self.weight_decay,
+            accumulate=self.accumulate,
             save_every=self.save_every,
             evaluate_every=steps_per_epoch,
             seed=self.seed,
@@ -282,10 +292,13 @@ class AdaptSettings:
             raise ConfigError(f"masking is {self.masking}; here it is token, word, ngram or span")
         SearchSettings(seeds=self.seeds)
         for steps in (self.domain_steps, self.task_steps):
-            self.pretraining(steps, "auto")
+            self.pretraining(steps, FinetuneSettings())
 
-    def pretraining(self, steps: int, precision: PrecisionName) -> PretrainSettings:
-        """Return the settings of one stage: masked words only, since a task's rows have no next sentences."""
+    def pretraining(self, steps: int, finetuning: FinetuneSettings) -> PretrainSettings:
+        """Return the settings of one stage: masked words only, since a task's rows have no next sentences.
+
+        Precision, accumulation and checkpointing are those of the fine-tuning.
+        """
         return PretrainSettings(
             steps=steps,
             batch_size=self.adapt_batch_size,
@@ -293,5 +306,7 @@ class AdaptSettings:
             learning_rate=self.adapt_learning_rate,
             masking=self.masking,
             objective="none",
-            precision=precision,
+            accumulate=finetuning.accumulate,
+            checkpointing=finetuning.checkpointing,
+            precision=finetuning.precision,
         )

@@ -155,6 +155,11 @@ def finetune_similarity(
         progress.say(note)
     objective = similarity.objective or ("contrastive" if data.scores is None else "cosent")
     similarity = replace(similarity, objective=objective)
+    if settings.accumulate > 1 and objective != "cosine":
+        raise ConfigError(
+            f"accumulate is {settings.accumulate}, but {objective} compares all texts of a batch with each other; "
+            "use --checkpointing or a smaller --batch-size to need less memory"
+        )
     if settings.patience and isinstance(data.dev, list):
         raise ConfigError(
             f"patience is {settings.patience}, but there is no --dev file of scored pairs, or of pairs that belong "

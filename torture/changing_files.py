@@ -1,0 +1,129 @@
+"""T31: the files of a model are truncated, overwritten, replaced and deleted while a service serves it.
+
+The service has read them when it started: every answer must be the one from before, and it must not crash. A mapped
+file would end the process with SIGBUS where it was truncated, and give other answers where it was overwritten.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+import numpy as np
+from tests.model.made import model_folder, saved
+
+from cloze.progress import Progress
+from torture.campaign import Outcome
+from torture.services import Process, process
+
+_MOST_FAILURES = 10
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "/embed": {"texts": ["the cat sat", "a dog ran on the mat"]},
+    "/fill": {"texts": "the [MASK] sat"},
+}
+
+
+@dataclass(frozen=True)
+class ChangeSettings:
+    """How many rounds of every damage to every file, and in which precisions."""
+
+    rounds: int = 3
+    precisions: tuple[str, ...] = ("fp32", "int8")
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def _halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def _overwrite(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+
+
+def _replace(path: Path) -> None:
+    other = path.with_name(f"{path.name}.other")
+    other.write_bytes(bytes(reversed(path.read_bytes())))
+    other.replace(path)
+
+
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "truncated": _truncate,
+    "halved": _halve,
+    "overwritten": _overwrite,
+    "replaced": _replace,
+    "deleted": Path.unlink,
+}
+
+
+def run(settings: ChangeSettings, progress: Progress) -> Outcome:
+    """Damage every file in every way, and ask after each."""
+    failures: list[str] = []
+    asked = 0
+    for precision in settings.precisions:
+        with TemporaryDirectory() as scratch:
+            folder = saved(model_folder(["mlm", "nsp"]), Path(scratch) / "model")
+            with process([str(folder)], "--threads", "1", "--precision", precision) as service:
+                done, found = damage_everything(service, folder, settings.rounds)
+        asked, failures = asked + done, failures + [f"{precision}: {failure}" for failure in found]
+        progress.say(f"T31: {precision}: {done} damages")
+    figures: dict[str, str | int | float] = {"damages": asked, "wrong": len(failures)}
+    return Outcome(not failures and asked > 0, figures, failures[:_MOST_FAILURES])
+
+
+def damage_everything(service: Process, folder: Path, rounds: int) -> tuple[int, list[str]]:
+    """Return how often a file was damaged, and what was wrong afterwards; each file is put back before the next."""
+    files = {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    expected = {path: ask(service, path) for path in QUESTIONS}
+    done, failures = 0, list[str]()
+    for _ in range(rounds):
+        for file, content in files.items():
+            for name, damage in DAMAGES.items():
+                damage(file)
+                done += 1
+                failures += [f"{file.name} {name}: {found}" for found in differences(service, expected)]
+                file.write_bytes(content)
+                if service.process.poll() is not None:
+                    return done, [*failures, f"{file.name} {name}: the service ended, {service.process.returncode}"]
+    return done, failures
+
+
+def ask(service: Process, path: str) -> Any:
+    """Return the answer to a question."""
+    answer = httpx.post(f"{service.address}{path}", json=QUESTIONS[path], timeout=60)
+    answer.raise_for_status()
+    return answer.json()
+
+
+def differences(service: Process, expected: dict[str, Any]) -> list[str]:
+    """Return what differs from the answers of before; a refusal is none."""
+    found = []
+    for path, before in expected.items():
+        try:
+            now = ask(service, path)
+        except httpx.HTTPStatusError:
+            continue
+        except httpx.TransportError as error:
+            found.append(f"{path}: {type(error).__name__}")
+            continue
+        if not same(now, before):
+            found.append(f"{path}: another answer")
+    return found
+
+
+def same(one: Any, other: Any) -> bool:
+    """Compare answers: texts exactly, numbers within float32's rounding; times and identifiers do not count."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        keys = one.keys() - {"seconds", "id", "created"}
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in keys)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(same(*pair) for pair in zip(one, other, strict=True))
+    if isinstance(one, float) and isinstance(other, float):
+        return bool(np.isclose(one, other, atol=1e-5))
+    return bool(one == other)
