@@ -61,8 +61,8 @@ def compare(service: Process, settings: ShareSettings, progress: Progress) -> Ou
         alone += [len(figures.seconds) / figures.elapsed for figures in first]
         beside += [len(figures.seconds) / figures.elapsed for figures in second]
         greedy = Figures.joined([greedy, one])
-        for figures in [*first, *second]:
-            odd.update({status: count for status, count in figures.statuses.items() if status != "200"})
+        for found in [*first, *second]:
+            odd.update({status: count for status, count in found.statuses.items() if status != "200"})
         progress.advance("T30: rounds", number + 1, settings.rounds)
     kept, worst = mean(beside) / mean(alone), min(beside) / median(alone)
     failures = [f"modest clients keep {kept:.0%}"] if not kept >= settings.least else []

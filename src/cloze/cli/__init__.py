@@ -129,6 +129,9 @@ def overview() -> str:
 def _run(command: str, words: list[str], debug: bool) -> int:
     from cyclopts import CycloptsError
 
+    from cloze.cli.console import protect_terminal
+
+    protect_terminal()
     try:
         _show_notes()
         app = build(command, _take_value(words, "--config"))
