@@ -156,7 +156,7 @@ async def flood(service: Process, settings: FloodSettings, progress: Progress) -
             await asyncio.sleep(0.05)
 
     weighing = asyncio.ensure_future(weigh())
-    held = [asyncio.ensure_future(hold_on(service, form, settings)) for form in chosen]
+    held = [asyncio.ensure_future(hold_on(service.address, form, settings)) for form in chosen]
     progress.say(f"T24: {len(held)} connections in {len(set(every))} forms are in")
     seen = Seen()
     while not all(one.done() for one in held):
@@ -194,13 +194,13 @@ class _Reader:
             pass
 
 
-async def hold_on(service: Process, form: Form, settings: FloodSettings) -> str | None:
+async def hold_on(address: str, form: Form, settings: FloodSettings) -> str | None:
     """Send as the form says until the connection is closed; what was wrong, if anything.
 
     The limit counts from the last answer: of a pipeline, hundreds have to be given first.
     """
     limit = settings.slack + {**vars(settings.patience), "over": 0.0}[form.state]
-    reader, writer = await Target(service.address).connect()
+    reader, writer = await Target(address).connect()
     found = _Reader(reader)
     reading = asyncio.ensure_future(found.read() if form.reads else asyncio.sleep(limit))
     try:

@@ -37,11 +37,11 @@ HIDDEN = {"mlm_loss", "nsp_loss", "sop_loss", "sbo_loss", "tokens_seen"}
 
 # Control characters but tab and newline, and those that change the direction of text: on a terminal, a label or a text
 # could hide or forge lines with them, or set the window's title.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def escape_controls(text: str) -> str:
-    """Return a text whose control characters are written as escapes, such as ``\\x1b``."""
+    r"""Return a text whose control characters are written as escapes, such as ``\x1b``."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
