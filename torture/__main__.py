@@ -22,6 +22,7 @@ from torture import (
     doors,
     drains,
     failing_models,
+    floods,
     kills,
     memory_limits,
     overload,
@@ -29,6 +30,7 @@ from torture import (
     preparation,
     ranks,
     resumes,
+    shares,
     signals,
     slow_clients,
     soak,
@@ -212,6 +214,20 @@ TRIALS = {
         changing_files.ChangeSettings(),
         changing_files.run,
         ("torture/changing_files.py", *_SERVICE),
+    ),
+    "T24": Trial(
+        "400 forms of slow, endless or malformed requests without a key, over 500 connections",
+        "each closed within its limit; memory +50 MB at most; /health < 100 ms",
+        floods.FloodSettings(),
+        floods.run,
+        ("torture/floods.py", "torture/slow_clients.py", *_SERVICE),
+    ),
+    "T30": Trial(
+        "one greedy client, and nine modest ones",
+        "the modest ones keep 80 % of what they get done when all ten are modest",
+        shares.ShareSettings(),
+        shares.run,
+        ("torture/shares.py", "torture/overload.py", *_SERVICE),
     ),
 }
 FOLDER = ROOT / "runs" / "torture"

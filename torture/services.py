@@ -114,10 +114,12 @@ def running(settings: ServiceSettings, *, precision: PrecisionName = "fp32") -> 
 
 
 @contextlib.contextmanager
-def listening(service: Running) -> Iterator[str]:
+def listening(service: Running, protocol: type[TimeoutProtocol] = TimeoutProtocol, idle: int = 5) -> Iterator[str]:
     """The address of a service in this process that listens at a socket, for clients that bring their own."""
     with socket.create_server(("127.0.0.1", 0)) as found:
-        config = uvicorn.Config(service.app, http=TimeoutProtocol, ws="none", lifespan="off", log_config=None)
+        config = uvicorn.Config(
+            service.app, http=protocol, ws="none", lifespan="off", log_config=None, timeout_keep_alive=idle
+        )
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([found],), daemon=True)
         thread.start()
@@ -141,6 +143,8 @@ class Process:
     """``cloze serve`` in a process of its own."""
 
     def __init__(self, folders: list[str], *flags: str, environment: dict[str, str] | None = None) -> None:
+        key = (environment or {}).get("CLOZE_KEY")
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
         words = [*CLOZE, "serve", *folders, "--port", "0", "--json", *flags]
         self.started = time.monotonic()
         self.process = subprocess.Popen(
@@ -155,7 +159,7 @@ class Process:
     def wait_ready(self, longest: float = 60) -> float:
         """Wait until it is; return the seconds since the process was started."""
         while time.monotonic() - self.started < longest:
-            if httpx.get(f"{self.address}/ready").status_code == 200:
+            if httpx.get(f"{self.address}/ready", headers=self._headers).status_code == 200:
                 return time.monotonic() - self.started
             time.sleep(0.02)
         raise TimeoutError(f"not ready after {longest:.0f} s")

@@ -20,7 +20,7 @@ from cloze.progress import Progress
 from torture.campaign import Outcome
 from torture.load import Figures, Target, press
 from torture.overload import SHAPE
-from torture.services import Process, process
+from torture.services import process
 
 _MODEST = json.dumps({"texts": ["the cat sat on the mat " * 4] * 2}).encode()
 _MANY = json.dumps({"texts": ["the cat sat on the mat " * 4] * 64}).encode()
@@ -46,23 +46,23 @@ def run(settings: ShareSettings, progress: Progress) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         served = settings.folder or str(saved(model_folder(["mlm"], config=SHAPE), Path(folder) / "base"))
         with process([served], "--threads", "1") as service:
-            return compare(service, settings, progress)
+            return compare(service.address, settings, progress)
 
 
-def compare(service: Process, settings: ShareSettings, progress: Progress) -> Outcome:
+def compare(address: str, settings: ShareSettings, progress: Progress) -> Outcome:
     """The same with a service that is there."""
-    asyncio.run(_press(service, settings, 2.0, greedy=False))  # warm
+    asyncio.run(_press(address, settings, 2.0, greedy=False))  # warm
     alone: list[float] = []
     beside: list[float] = []
     greedy, odd = Figures(), Counter[str]()
     for number in range(settings.rounds):
-        first, _ = asyncio.run(_press(service, settings, settings.seconds, greedy=False))
-        second, one = asyncio.run(_press(service, settings, settings.seconds, greedy=True))
+        first, _ = asyncio.run(_press(address, settings, settings.seconds, greedy=False))
+        second, one = asyncio.run(_press(address, settings, settings.seconds, greedy=True))
         alone += [len(figures.seconds) / figures.elapsed for figures in first]
         beside += [len(figures.seconds) / figures.elapsed for figures in second]
         greedy = Figures.joined([greedy, one])
-        for figures in [*first, *second]:
-            odd.update({status: count for status, count in figures.statuses.items() if status != "200"})
+        for found in [*first, *second]:
+            odd.update({status: count for status, count in found.statuses.items() if status != "200"})
         progress.advance("T30: rounds", number + 1, settings.rounds)
     kept, worst = mean(beside) / mean(alone), min(beside) / median(alone)
     failures = [f"modest clients keep {kept:.0%}"] if not kept >= settings.least else []
@@ -80,17 +80,17 @@ def compare(service: Process, settings: ShareSettings, progress: Progress) -> Ou
 
 
 async def _press(
-    service: Process, settings: ShareSettings, seconds: float, *, greedy: bool
+    address: str, settings: ShareSettings, seconds: float, *, greedy: bool
 ) -> tuple[list[Figures], Figures]:
     """What each modest client found, and the greedy one, if there is one."""
     modest = [
-        press(_target(service, settings, "embed", number), [_MODEST], connections=1, seconds=seconds)
+        press(_target(address, settings, "embed", number), [_MODEST], connections=1, seconds=seconds)
         for number in range(settings.clients - greedy)
     ]
     half = settings.connections // 2
     pressing = [
         press(
-            _target(service, settings, path, settings.clients),
+            _target(address, settings, path, settings.clients),
             [body],
             connections=half,
             seconds=seconds,
@@ -106,5 +106,5 @@ async def _press(
     return list(found[: len(modest)]), Figures.joined(found[len(modest) :])
 
 
-def _target(service: Process, settings: ShareSettings, path: str, number: int) -> Target:
-    return Target(f"{service.address}/{path}", source=settings.address.format(number + 2))
+def _target(address: str, settings: ShareSettings, path: str, number: int) -> Target:
+    return Target(f"{address}/{path}", source=settings.address.format(number + 2))

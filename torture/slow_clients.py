@@ -50,7 +50,7 @@ def let_in(service: Process, settings: SlowSettings, progress: Progress) -> Outc
 async def _try(service: Process, settings: SlowSettings, before: int, progress: Progress) -> Outcome:
     each = max(1, settings.clients // len(_KINDS))
     slow = [asyncio.ensure_future(kind(service)) for kind in _KINDS for _ in range(each)]
-    seen = await _watch(service, settings.seconds)
+    seen = await watch(service, settings.seconds)
     progress.say(f"T17: {len(slow)} slow clients are in")
     found = await asyncio.wait_for(asyncio.gather(*slow), _HEADERS_WITHIN + settings.timeout + 2 * _MORE)
     ends = Counter(found)
@@ -81,6 +81,12 @@ class Seen:
         """The seconds that 99 of 100 took at most."""
         return sorted(self.seconds)[int(0.99 * len(self.seconds))] if self.seconds else float("inf")
 
+    def add(self, other: "Seen") -> None:
+        """Add what was seen later."""
+        self.health += other.health
+        self.seconds += other.seconds
+        self.questions += other.questions
+
     def failures(self, quickly: float) -> list[str]:
         """Whoever was not answered, or too late."""
         found = [f"/health was answered with {status}" for status in self.health if status != 200]
@@ -89,14 +95,15 @@ class Seen:
         return found + ([] if self.questions else ["nobody asked a question meanwhile"])
 
 
-async def _watch(service: Process, seconds: float) -> Seen:
+async def watch(service: Process, seconds: float, key: str | None = None) -> Seen:
+    """Ask for /health, and questions, again and again."""
     end = time.monotonic() + seconds
     seen = Seen()
     while time.monotonic() < end:
         start = time.monotonic()
         seen.health.append(await _ask(service, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"))
         seen.seconds.append(time.monotonic() - start)
-        seen.questions.append(await _ask(service, Target(f"{service.address}/embed").request(_BODY)))
+        seen.questions.append(await _ask(service, Target(f"{service.address}/embed", key).request(_BODY)))
         await asyncio.sleep(0.02)
     return seen
 

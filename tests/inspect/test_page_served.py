@@ -1,6 +1,7 @@
 """The views behind the service: the same facts and weights, its limits and refusals, and the page in a browser."""
 
 import re
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torture.services import Running, listening, running
 from cloze.inspect.views.data import dequantize, quantization_error
 from cloze.inspect.views.page import static_names
 from cloze.predict import Model, load
-from cloze.serve.attention_views import AttentionCache, AttentionRecord
+from cloze.serve.attention_views import ENTRY_BYTES, AttentionCache, AttentionRecord
 from cloze.serve.settings import Limits, ServiceSettings
 from tests.inspect.test_browser import Visit, browser, settled
 from tests.model.made import model_folder, saved
@@ -87,14 +88,32 @@ def test_model_that_gives_no_numbers(served: Running, monkeypatch: pytest.Monkey
 
 
 def test_oldest_texts_are_forgotten() -> None:
-    views = AttentionCache(most=100)
+    views = AttentionCache(most=100 + 2 * ENTRY_BYTES)
     names = [views.add(AttentionRecord({}, np.zeros((1, 1, 6, 6), np.uint8))) for _ in range(2)]
     views.find(names[0], "0")  # so that it is the newer one
     third = views.add(AttentionRecord({}, np.zeros((1, 1, 6, 6), np.uint8)))
-    assert [name in views._records for name in (*names, third)] == [True, False, True]
+    assert [name in views._steps for name in (*names, third)] == [True, False, True]
     large = views.add(AttentionRecord({}, np.zeros((1, 1, 20, 20), np.uint8)))
-    assert list(views._records) == [large]
+    assert list(views._steps) == [large]
     assert len({*names, third, large}) == 4
+
+
+def test_what_is_kept_is_what_is_counted() -> None:
+    """Facts are hundreds of kilobytes, and are sent once; of an array that is a view, all of its memory is counted."""
+    views = AttentionCache(most=1_000_000)
+    tracemalloc.start()
+    try:
+        for _ in range(60):
+            facts = {"tokens": [str(number) * 20 for number in range(1000)]}
+            views.add(AttentionRecord(facts, np.zeros((4, 2, 10, 10), np.uint8)[:1]))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 2 * views._bytes
+    assert views._bytes == 60 * (800 + ENTRY_BYTES)
+    for _ in range(2000):
+        views.add(AttentionRecord({}, np.zeros((4, 2, 10, 10), np.uint8)))
+    assert len(views._steps) == 1_000_000 // (800 + ENTRY_BYTES)
 
 
 def test_page_and_its_files(served: Running) -> None:

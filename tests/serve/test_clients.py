@@ -77,8 +77,8 @@ def test_ids_that_are_no_text(given: list[int], message: str, client: openai.Ope
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ([[1037]] * 513, "513 texts in one request, of at most 512; send fewer"),
-        ([1037] * 200_001, "200001 characters in one request, of at most 200000"),
+        ([[1037]] * 2049, "2049 texts in one request, of at most 2048; send fewer"),
+        ([7] * 400_001, "400001 characters in one request, of at most 400000"),
     ],
 )
 def test_ids_are_bounded_before_they_are_looked_up(given: list[Any], message: str, client: openai.OpenAI) -> None:

@@ -13,6 +13,8 @@ from torture.bodies import BODIES, BodySettings, check, send_generated
 from torture.services import Running, running
 
 from cloze.progress import Silent
+from cloze.serve.queue import FairShare
+from cloze.serve.schemas import client_of
 from cloze.serve.settings import Limits, ServiceSettings
 from tests.serve.conftest import error_of
 
@@ -31,6 +33,50 @@ RELEASE = threading.Event()
 )
 def test_every_limit_has_its_refusal(body: Any, status: int, kind: str, served: Running) -> None:
     assert error_of(served.post("/embed", body))[:2] == (status, kind)
+
+
+def test_as_many_inputs_as_openai_takes(folders: dict[str, str]) -> None:
+    """Of the usual length, by the limits that are set if nothing else is asked for."""
+    with running(ServiceSettings({"base": folders["base"]})) as served:
+        sentence = "the cat sat on a mat, and the dog ran to the cat on the mat again and again."
+        answer = served.post("/v1/embeddings", {"input": [sentence] * 2048, "model": "base"})
+        assert (answer.status_code, len(answer.json()["data"])) == (200, 2048)
+        refused = served.post("/v1/embeddings", {"input": ["cat"] * 2049, "model": "base"})
+        assert error_of(refused)[:2] == (413, "too_many_inputs")
+
+
+@pytest.mark.parametrize(
+    ("host", "client"),
+    [
+        ("10.1.2.3", "10.1.2.3"),
+        ("2001:db8:1:2:3:4:5:6", "2001:db8:1:2::/64"),
+        ("2001:db8:1:2::9", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("::ffff:10.1.2.3", "10.1.2.3"),
+        ("testclient", "testclient"),
+        ("a:b", "a:b"),
+    ],
+)
+def test_whose_a_request_is(host: str, client: str) -> None:
+    assert client_of({"type": "http", "client": (host, 1234)}) == client
+    assert client_of({"type": "http", "client": None}) == ""
+
+
+def test_one_client_does_not_use_up_what_all_share() -> None:
+    share = FairShare(10)
+    for _ in range(10):
+        assert share.has_room("greedy", 1)
+        share.add("greedy", 1)
+    assert not share.has_room("greedy", 1)
+    for _ in range(5):
+        assert share.has_room("modest", 1)
+        share.add("modest", 1)
+    assert not share.has_room("modest", 1)
+    assert share.has_room("third", 3)
+    share.add("greedy", -10)
+    assert share.has_room("modest", 5)
+    share.add("modest", -5)
+    assert (share.total, share._amounts) == (0, {})
 
 
 def test_tokens_of_one_request_are_limited(folders: dict[str, str]) -> None:

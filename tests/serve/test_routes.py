@@ -117,6 +117,44 @@ def test_classify(name: str, served: Running, models: Models) -> None:
         )
 
 
+def test_score(served: Running, models: Models) -> None:
+    answer = served.post("/score", {"texts": TEXTS, "tokens": True}).json()
+    expected = models["base"].score(TEXTS)
+    for ours, theirs in zip(answer["results"], expected, strict=True):
+        assert [one["token"] for one in ours["tokens"]] == list(theirs.tokens)
+        values = [one["log_probability"] for one in ours["tokens"]]
+        np.testing.assert_allclose(values, theirs.log_probabilities, atol=1e-4)
+        assert ours["log_probability"] == pytest.approx(theirs.total, abs=1e-3)
+        if theirs.tokens:
+            assert ours["perplexity"] == pytest.approx(theirs.perplexity, rel=1e-3)
+    # A text without tokens is not the likeliest of all.
+    assert [answer["results"][3][name] for name in ("perplexity", "loss_per_word", "loss_per_character")] == [None] * 3
+    lengths = [len(models["base"].tokenizer(text).ids) for text in TEXTS]
+    assert answer["usage"]["tokens"] == sum((length - 2) * length for length in lengths)  # a pass for each token
+    assert "tokens" not in served.post("/score", {"texts": TEXTS[0]}).json()["results"][0]
+
+
+def test_follows(served: Running, models: Models) -> None:
+    firsts, seconds = TEXTS[:3], TEXTS[1:]
+    answer = served.post("/follows", {"texts": firsts, "pairs": seconds, "model": "base"}).json()
+    np.testing.assert_allclose(answer["probabilities"], models["base"].follows_all(firsts, seconds), atol=1e-5)
+    one = served.post("/follows", {"texts": firsts[0], "pairs": seconds[0]}).json()
+    assert one["probabilities"] == pytest.approx(answer["probabilities"][:1], abs=1e-5)
+    assert error_of(served.post("/follows", {"texts": firsts}))[2] == "pairs is missing"
+    refused = error_of(served.post("/follows", {"texts": firsts, "pairs": seconds, "model": "labels"}))
+    assert refused[:2] == (400, "unable")
+
+
+def test_head_is_get_without_the_body(served: Running) -> None:
+    for path, status in (("/health", 200), ("/", 200), ("/info", 200), ("/ready", 200), ("/nothing", 404)):
+        answer, full = served.run(lambda client, path=path: client.head(path)), served.get(path)
+        assert (answer.status_code, answer.content) == (status, b"")
+        assert answer.headers["content-type"] == full.headers["content-type"]
+        assert answer.headers["content-length"] == str(len(full.content))
+    refused = served.run(lambda client: client.head("/embed"))
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+
+
 def test_tag(served: Running, models: Models) -> None:
     words = [["the", "cat"], ["a", "dog", "ran"]]
     for texts in (TEXTS[:3], words):

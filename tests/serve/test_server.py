@@ -21,6 +21,8 @@ from torture.load import Figures, Target, press, press_from
 from torture.overload import OverloadSettings, judge
 from torture.overload import press as overload
 from torture.services import Process, listening, process, running
+from torture.shares import ShareSettings
+from torture.shares import compare as compare_shares
 from torture.slow_clients import Seen, SlowSettings, let_in
 from torture.soak import SoakSettings
 from torture.soak import watch as soak
@@ -192,6 +194,15 @@ def test_soak(alone: Process) -> None:
     assert outcome.failures == []
     assert int(outcome.figures["answered"]) > 10
     assert int(outcome.figures["left"]) > 0
+
+
+def test_modest_clients_beside_a_greedy_one(folders: dict[str, str]) -> None:
+    """T30 in short: how much they keep is for the campaign; without fair shares they would keep a tenth."""
+    with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
+        outcome = compare_shares(address, ShareSettings(rounds=1, seconds=2.0, least=0.25), Silent())
+    assert outcome.failures == []
+    assert float(outcome.figures["beside a greedy one"]) > 0
+    assert int(outcome.figures["greedy: answered"]) > 0
 
 
 SOME = SwapSettings(connections=16, texts=40, bodies=60)

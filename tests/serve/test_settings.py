@@ -1,8 +1,11 @@
 """``cloze serve`` and what it is told: names, hosts, keys, limits; mistakes are one line."""
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 from cloze.errors import ConfigError
@@ -50,6 +53,7 @@ def test_other_hosts_need_a_key(host: str) -> None:
         (["base", "--port", 99999], "port is 99999; 1 to 65535 was expected, or 0 for any that is free"),
         (["base", "--key", "short"], "the key has 5 characters; at least 16 of ASCII were expected"),
         (["base", "--key", "ключ" * 5], "the key has 20 characters; at least 16 of ASCII were expected"),
+        (["base", "--key", ""], "--key is empty; give a key (openssl rand -hex 24 makes one), or leave it out to need"),
         (["base", "--host", "0.0.0.0"], "host is 0.0.0.0, which others can reach; give --key"),
         (["base", "--timeout", 0], "timeout is 0.0; more than 0 was expected"),
         (["base", "--queue", -1], "queue is -1; more than 0 was expected"),
@@ -119,3 +123,31 @@ def test_names_of_adapters() -> None:
 
 def test_bodies_held_together_follow_the_limit_of_one() -> None:
     assert Limits(body=100).held == 3200
+
+
+@pytest.mark.parametrize("value", ["", " ", "\n"])
+def test_an_empty_key_is_not_no_key(value: str, run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "key").write_text(value)
+    result = run("serve", "base", "--key-file", tmp_path / "key")
+    assert (result.code, result.complaint.partition(" is empty;")[0]) == (2, f"--key-file {tmp_path / 'key'}")
+    monkeypatch.setenv("CLOZE_KEY", value)
+    result = run("serve", "base")
+    assert (result.code, result.complaint.partition(" is empty;")[0]) == (2, "CLOZE_KEY")
+    with pytest.raises(ConfigError, match="the key is empty"):
+        ServiceSettings({}, key=value)
+
+
+def test_output_that_cannot_be_written_stops_nothing(folders: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "cloze", "serve", folders["base"], "--port", "0"]
+    with (
+        Path("/dev/full").open("w") as full,
+        subprocess.Popen(command, stdout=full, stderr=subprocess.PIPE, text=True) as service,
+    ):
+        assert service.stderr is not None
+        told = next(line for line in service.stderr if "standard output" in line)
+        assert told.startswith("cloze: note: standard output cannot be written (No space left on device); base at http")
+        address = told.partition(" at ")[2].split()[0]
+        assert httpx.get(f"{address}/health").status_code == 200
+        service.terminate()
+        rest = service.communicate(timeout=60)[1]
+    assert (service.returncode, rest) == (0, "")

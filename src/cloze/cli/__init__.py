@@ -165,6 +165,9 @@ def overview() -> str:
 
 
 def _run(command: str, words: list[str], debug: bool) -> int:
+    from cloze.cli.console import protect_terminal
+
+    protect_terminal()
     flags: Collection[str] = ()
     try:
         require_address_space(TRAINING_LIBRARIES if command in _TRAINING else LIBRARIES)

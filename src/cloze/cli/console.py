@@ -1,13 +1,14 @@
 """Terminal output: progress bars (plain lines where there is no terminal), tables, JSON; and the machine options."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from cloze.options import PrecisionName
 
@@ -32,6 +33,45 @@ SHORT_NAMES = {
     "sop_accuracy": "sop",
 }
 HIDDEN = {"mlm_loss", "nsp_loss", "sop_loss", "sbo_loss", "tokens_seen"}
+
+
+# Control characters but tab and newline, and those that change the direction of text: on a terminal, a label or a text
+# could hide or forge lines with them, or set the window's title.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
+
+
+def escape_controls(text: str) -> str:
+    r"""Return a text whose control characters are written as escapes, such as ``\x1b``."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class TerminalStream:
+    """A terminal to which texts are written with their control characters escaped."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.rich_proxied_file = stream  # rich writes its colors to this one; its cells are escaped before
+
+    def write(self, text: str) -> int:
+        """Write a text, and return its length."""
+        self._stream.write(escape_controls(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        """Write several texts."""
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def protect_terminal() -> None:
+    """Escape control characters in all that is printed to a terminal: labels and texts may come from anybody."""
+    if sys.stdout.isatty():
+        sys.stdout = cast("TextIO", TerminalStream(sys.stdout))
+    if sys.stderr.isatty():
+        sys.stderr = cast("TextIO", TerminalStream(sys.stderr))
 
 
 @dataclass
@@ -106,7 +146,7 @@ class Reporter:
 
     def _print(self, message: str) -> None:
         if self._bar is not None:
-            self._bar.console.print(message, markup=False, highlight=False)
+            self._bar.console.print(escape_controls(message), markup=False, highlight=False)
         else:
             print(message, file=sys.stderr, flush=True)
 
@@ -182,7 +222,7 @@ def shorten(text: str) -> str:
 def _plain(cell: object) -> Any:
     from rich.text import Text
 
-    return Text(str(cell))
+    return Text(escape_controls(str(cell)))
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,18 @@ class Access:
 
     def find_key(self) -> str | None:
         """Return the key from the flag, the file or the environment; refuse two different ones."""
-        sources = [self.key, os.environ.get(KEY_VARIABLE) or None]
+        sources = {"--key": self.key, KEY_VARIABLE: os.environ.get(KEY_VARIABLE)}
         if self.key_file is not None:
             try:
-                sources.append(self.key_file.read_text(encoding="utf-8").strip())
+                sources[f"--key-file {self.key_file}"] = self.key_file.read_text(encoding="utf-8").strip()
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{self.key_file}: the key cannot be read ({type(error).__name__})") from error
-        keys = {key for key in sources if key is not None}
+        for source, key in sources.items():
+            # An empty variable or file is a mistake, for instance of a script: it must not open the service to all.
+            if key is not None and not key.strip():
+                remedy = "give a key (openssl rand -hex 24 makes one), or leave it out to need none"
+                raise ConfigError(f"{source} is empty; {remedy}")
+        keys = {key for key in sources.values() if key is not None}
         if len(keys) > 1:
             raise ConfigError(f"two different keys were given; use one of --key, --key-file and {KEY_VARIABLE}")
         return keys.pop() if keys else None
@@ -83,10 +88,15 @@ def serve(
     def print_address(bound_port: int) -> None:
         address = f"http://{f'[{host}]' if ':' in host else host}:{bound_port}"
         names = [*settings.models, *settings.adapters]
-        if json:
-            print_json({"address": address, "models": names})
-        else:
-            print(f"{', '.join(names)} at {address} (Ctrl-C to stop)")
-        sys.stdout.flush()
+        message = f"{', '.join(names)} at {address} (Ctrl-C to stop)"
+        try:
+            if json:
+                print_json({"address": address, "models": names})
+            else:
+                print(message)
+            sys.stdout.flush()
+        except OSError as error:  # a full disk, or a reader that has gone: the service works without them
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            print(f"cloze: note: standard output cannot be written ({error.strerror}); {message}", file=sys.stderr)
 
     run(settings, device=machine.use(), precision=machine.precision, on_start=print_address)

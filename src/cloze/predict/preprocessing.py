@@ -133,6 +133,14 @@ def count_corrected(tokenizer: Tokenizer, texts: Sequence[str], *, seen: bool) -
     ]
 
 
+def count_scored(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
+    """Return the tokens computed to score each text: a pass over its window for every token."""
+    return [
+        sum(len(window.places) * len(window.encoding.ids) for window in windows)
+        for windows in token_windows(tokenizer, texts)
+    ]
+
+
 def _passes(tokenizer: Tokenizer, window: TokenWindow, *, seen: bool) -> int:
     """Return the forward passes of a window: one, or one per word; words of several pieces need more either way."""
     starts = tokenizer.word_starts(window.encoding.ids)

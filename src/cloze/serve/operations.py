@@ -17,6 +17,7 @@ import numpy as np
 from cloze.predict.fill_mask import fill_blanks
 from cloze.predict.model import Model
 from cloze.predict.preprocessing import read_texts
+from cloze.predict.results import Score
 from cloze.serve.attention_views import view_texts
 from cloze.serve.batcher import Check
 from cloze.serve.errors import ModelFailedError
@@ -115,6 +116,26 @@ def _correct(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]
     return [asdict(corrected) | {"errors": corrected.errors} for corrected in corrector.correct(inputs)]
 
 
+def _score(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:
+    return [_describe_score(score, tokens=options["tokens"]) for score in model.score(inputs)]
+
+
+def _describe_score(score: Score, *, tokens: bool) -> dict[str, Any]:
+    """Return a score as JSON; a text without tokens has no perplexity, which would be the best of all."""
+    body: dict[str, Any] = {"log_probability": score.total}
+    for name in ("perplexity", "loss_per_word", "loss_per_character"):
+        body[name] = getattr(score, name) if score.tokens else None
+    if tokens:
+        pairs = zip(score.tokens, score.log_probabilities, strict=True)
+        body["tokens"] = [{"token": token, "log_probability": value} for token, value in pairs]
+    return body
+
+
+def _follows(model: Model, inputs: Sequence[Any], options: Options) -> list[Any]:  # noqa: ARG001 (as all)
+    firsts, seconds = zip(*inputs, strict=True)
+    return list(model.follows_all(firsts, seconds))
+
+
 def _sequences(inputs: Sequence[Any]) -> list[Any]:
     """Return the token sequences of inputs that are (text, its sequences)."""
     return [sequences for _, sequences in inputs]
@@ -124,10 +145,12 @@ OPERATIONS: dict[str, Callable[[Model, Sequence[Any], Options], list[Any]]] = {
     EMBED: _embed,
     "fill": _fill,
     "correct": _correct,
+    "score": _score,
+    "follows": _follows,
     "inspect": view_texts,
 }
 # Heads that these operations require; the others need the encoder alone.
-_HEADS = {"fill": "mlm", "correct": "mlm"}
+_HEADS = {"fill": "mlm", "correct": "mlm", "score": "mlm", "follows": "nsp"}
 
 
 def abilities(model: Model) -> frozenset[str]:

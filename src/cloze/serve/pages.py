@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 
 from cloze import __version__
 from cloze.inspect.views.page import read_static, served_page, static_names
-from cloze.serve.attention_views import AttentionCache
+from cloze.serve.attention_views import AttentionCache, deflate_layer
 from cloze.serve.schemas import Form
 from cloze.serve.service import Service, add_post_route, json_response
 
@@ -88,8 +88,8 @@ async def inspect_view(service: Service, request: Request, form: InspectForm) ->
 
 async def inspect_weights(request: Request, name: str, layer: str) -> Response:
     """Return the weights of one layer, as deflated bytes."""
-    record, number = _attention_cache(request).find(name, layer)
-    return Response(await asyncio.to_thread(record.layer, number), media_type="application/octet-stream")
+    steps, number = _attention_cache(request).find(name, layer)
+    return Response(await asyncio.to_thread(deflate_layer, steps, number), media_type="application/octet-stream")
 
 
 def _attention_cache(request: Request) -> AttentionCache:

@@ -93,6 +93,18 @@ async def correct(service: Service, request: Request, form: schemas.CorrectForm)
     return await _each(service, request, form, "correct", texts, **options)
 
 
+async def score(service: Service, request: Request, form: schemas.ScoreForm) -> Any:
+    """Return how likely each text is."""
+    return await _each(service, request, form, "score", _listed(form.texts), tokens=form.tokens)
+
+
+async def follows(service: Service, request: Request, form: schemas.FollowsForm) -> Any:
+    """Return the probability that each second text follows its first."""
+    inputs = _pairs(form.texts, form.pairs)
+    result = await service.predict(request, form.model, "follows", inputs, _parts(inputs))
+    return _response_body(result, probabilities=result.results)
+
+
 async def tokenize(service: Service, request: Request, form: schemas.TokenizeForm) -> Any:
     """Return the tokens of each text, their ids, and their offsets in the text."""
     served = service.models.find(form.model, "embed")
@@ -155,4 +167,6 @@ add_post_route(router, "/tag", schemas.TagForm, tag, "models")
 add_post_route(router, "/answer", schemas.AnswerForm, answer, "models")
 add_post_route(router, "/choose", schemas.ChooseForm, choose, "models")
 add_post_route(router, "/correct", schemas.CorrectForm, correct, "models")
+add_post_route(router, "/score", schemas.ScoreForm, score, "models")
+add_post_route(router, "/follows", schemas.FollowsForm, follows, "models")
 add_post_route(router, "/tokenize", schemas.TokenizeForm, tokenize, "models")

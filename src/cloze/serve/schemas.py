@@ -127,6 +127,26 @@ class CorrectForm(Form):
     )
 
 
+class ScoreForm(Form):
+    """Texts of which is asked how likely they are: each token is masked in turn."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"texts": ["He shook his head."]}]})
+
+    texts: Texts
+    tokens: bool = Field(default=False, description="Also return the log-probability of every token.")
+
+
+class FollowsForm(Form):
+    """Texts, and for each a second one that may follow it."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"texts": ["He opened the door."], "pairs": ["The room was empty."]}]}
+    )
+
+    texts: Texts
+    pairs: Texts
+
+
 class TokenizeForm(Form):
     """Texts, or pairs of texts, to be shown as the model reads them."""
 

@@ -22,9 +22,9 @@ class Limits:
 
     body: int = 2_000_000
     """Bytes of one request's body."""
-    inputs: int = 512
+    inputs: int = 2048
     """Texts of one request."""
-    characters: int = 200_000
+    characters: int = 400_000
     """Characters of all texts of one request."""
     proposals: int = 100_000
     """Words that one answer of /fill may hold: of each blank, as many as are asked for."""
@@ -66,6 +66,8 @@ class ServiceSettings:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65_535:
             raise ConfigError(f"port is {self.port}; 1 to 65535 was expected, or 0 for any that is free")
+        if self.key is not None and not self.key.strip():
+            raise ConfigError("the key is empty; give one (openssl rand -hex 24 makes one), or none at all")
         if self.key is not None and (
             len(self.key) < SHORTEST_KEY or not self.key.isascii() or not self.key.isprintable()
         ):

@@ -2,8 +2,8 @@
 
 There are two cases. Where the operation takes whole texts (embed, fill, classify), each text is tokenized once, here:
 what is queued is the text together with its token sequences. Where the operation splits its texts itself (tag, answer,
-choose, correct, inspect), the texts are queued unchanged, and their tokens are only counted. The counts are what the
-queue is bounded by.
+choose, correct, score, follows, inspect), the texts are queued unchanged, and their tokens are only counted. The counts
+are what the queue is bounded by.
 """
 
 import asyncio
@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from cloze.options import LongTexts
 from cloze.predict.fill_mask import count_blanks, most_passes
-from cloze.predict.preprocessing import count_corrected, count_windows, count_words, read_blanks, read_texts
+from cloze.predict.preprocessing import (
+    count_corrected,
+    count_scored,
+    count_windows,
+    count_words,
+    read_blanks,
+    read_texts,
+)
 from cloze.serve.errors import OverloadedError
 from cloze.serve.metrics import Metrics
 from cloze.serve.queue import FairShare
@@ -130,6 +137,8 @@ def tokenize(
     if operation == "correct":
         lengths = count_corrected(served.tokenizer, inputs, seen=served.corrects_as_seen)
         return TokenizedInputs(inputs, Usage(lengths, 0, _count_unknown(served, parts)))
+    if operation == "score":
+        return TokenizedInputs(inputs, Usage(count_scored(served.tokenizer, inputs), 0, _count_unknown(served, parts)))
     return TokenizedInputs(inputs, _count_tokens(served, kind, parts))
 
 

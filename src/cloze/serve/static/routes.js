@@ -47,6 +47,16 @@ export const ROUTES = [
     fields: [lines("texts", "Texts", "He opened teh door.")],
   },
   {
+    path: "/score", title: "Score", needs: "score", view: views.scored,
+    summary: "How likely texts are: each piece is hidden in turn. The lower the perplexity, the likelier.",
+    fields: [lines("texts", "Texts", "He shook his head and said nothing.\nHe shook his door and said nothing.")],
+  },
+  {
+    path: "/follows", title: "Follows", needs: "follows", view: views.followed,
+    summary: "How likely one text follows another.",
+    fields: [text("texts", "Text", "He opened the door."), text("pairs", "What may follow", "The room was empty.")],
+  },
+  {
     path: "/tokenize", title: "Tokenize", needs: "embed", view: views.tokens,
     summary: "The pieces that a model reads instead of words, with their ids.",
     fields: [lines("texts", "Texts", "unbelievably, the tokenizer knows it")],

@@ -38,6 +38,15 @@ export function ranked(answer) {
   return table(["text", "", "cosine"], answer.results.map((one) => [one.text, share(Math.max(0, one.score)), one.score]));
 }
 
+export function scored(answer, asked) {
+  const rows = answer.results.map((one, index) => [asked.texts[index], one.perplexity ?? "", one.log_probability]);
+  return table(["text", "perplexity", "log-probability"], rows);
+}
+
+export function followed(answer) {
+  return table(["", "probability"], answer.probabilities.map((value) => [share(value), percent(value)]));
+}
+
 export function labelled(answer, asked) {
   const parts = answer.results.map((one, index) => {
     if (one.value !== undefined) return titled(asked.texts[index], element("p", {}, one.value.toFixed(4)));
