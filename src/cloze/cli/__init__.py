@@ -129,11 +129,14 @@ def overview() -> str:
 def _run(command: str, words: list[str], debug: bool) -> int:
     from cyclopts import CycloptsError
 
+    from cloze.locks import command_locks
+
     try:
         _show_notes()
         app = build(command, _take_value(words, "--config"))
         words = _expand_aliases(words, _flags(app.assemble_argument_collection()))
-        app(words, exit_on_error=False, print_error=False, result_action="return_none")
+        with command_locks():
+            app(words, exit_on_error=False, print_error=False, result_action="return_none")
     except (ClozeError, CycloptsError) as error:
         if debug:
             traceback.print_exc()

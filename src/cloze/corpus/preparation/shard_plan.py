@@ -18,6 +18,7 @@ from cloze.corpus.documents import (
     ShardText,
     format_of,
     is_compressed,
+    named_errors,
     open_text,
 )
 from cloze.corpus.record_files import open_parquet
@@ -25,6 +26,7 @@ from cloze.corpus.settings import PrepareSettings
 from cloze.corpus.shards import MANIFEST, file_digest, read_manifest
 from cloze.errors import DataError
 from cloze.files import OUR_JSON_LIMIT, read_json
+from cloze.locks import real_target
 from cloze.text import Tokenizer
 from cloze.workers import Report
 
@@ -37,6 +39,16 @@ WORD_RULES = 1
 _REPORT_EVERY = 2**22  # bytes
 _LIKELY_COMPRESSION = 4  # bytes of text per byte of a compressed file
 
+FileState = list[int]
+"""Size and times of a file: what writing to it changes."""
+
+
+def file_state(path: Path) -> FileState:
+    """Return the state of a text file; the time of the last change cannot be set back."""
+    with named_errors(path):
+        state = path.stat()
+    return [state.st_size, state.st_mtime_ns, state.st_ctime_ns]
+
 
 @dataclass(frozen=True)
 class ShardPlan:
@@ -46,6 +58,7 @@ class ShardPlan:
     texts: list[ShardText]  # of each shard
     recipe: dict[str, Any]
     dtype: str
+    states: list[FileState]  # of each file, before it was read for its fingerprint
 
     @classmethod
     def read(cls, folder: Path) -> "ShardPlan":
@@ -55,7 +68,9 @@ class ShardPlan:
             tuple(CorpusSlice(file, FileRange(start, stop, first), size) for file, start, stop, first, size in text)
             for text in values["parts"]
         ]
-        return cls([Path(path) for path in values["paths"]], texts, values["recipe"], values["dtype"])
+        return cls(
+            [Path(path) for path in values["paths"]], texts, values["recipe"], values["dtype"], values.get("states", [])
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the form that ``read`` reads."""
@@ -63,12 +78,31 @@ class ShardPlan:
             "recipe": self.recipe,
             "dtype": self.dtype,
             "paths": [str(path) for path in self.paths],
+            "states": self.states,
             "parts": [[[piece.file, *piece.range, piece.size] for piece in text] for text in self.texts],
         }
+
+    def check_unchanged(self, files: Iterable[int]) -> None:
+        """Raise an error if a text file is not what it was when its fingerprint was taken; ``files`` are numbers."""
+        for file in sorted(set(files)):
+            path, (name, digest) = self.paths[file], self.recipe["texts"][file]
+            now = file_state(path)
+            # The last of them also changes with the name or the rights of a file, hence a second look.
+            if now[:-1] != self.states[file][:-1] or (now != self.states[file] and file_digest(path) != digest):
+                raise DataError(
+                    f"{path}: {name} has changed while it was being prepared; give the same command again when nothing "
+                    "writes to it any more"
+                )
 
     def size(self, shard: int) -> int:
         """Return the approximate number of bytes of text of a shard."""
         return sum(piece.size for piece in self.texts[shard])
+
+
+def work_folder(folder: Path) -> Path:
+    """Return the folder in which a corpus is made: beside the real one, so that it can take its name."""
+    place = real_target(folder) if folder.is_symlink() else folder
+    return place.with_name(f"{place.name}.partial")
 
 
 def shard_name(shard: int) -> str:
