@@ -10,15 +10,19 @@ import json
 import os
 import shutil
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cloze.checkpoint import RUN_MODEL, ModelFolder, StateStore, save_adapter, save_folder
 from cloze.errors import ClozeError, ConfigError
-from cloze.files import OUR_JSON_LIMIT, read_json, replace_json, replaced_file
+from cloze.files import OUR_JSON_LIMIT, check_replaceable, read_json, replace_json, replaced_file
+from cloze.locks import is_ours, only_writer
 from cloze.progress import Progress
 from cloze.train.distributed import ProcessGroup
 
@@ -29,8 +33,9 @@ BEST = "best.safetensors"  # the best weights so far, with early stopping
 CURVES = "curves.png"
 _LONGEST_SHOWN = 100  # characters of a value in a message
 # Facts that runs of earlier versions did not record; where they are missing, they are not compared.
-_RECORDED_LATER = frozenset({"content", "teacher", "longest_answer"})
-_INCOMPLETE_SETTINGS = f"{SETTINGS}.tmp"  # all that a run killed at its start leaves
+_RECORDED_LATER = frozenset({"content", "teacher", "longest_answer", "base", "domain_files", "test_content"})
+# Not a setting, but the last digits of a sum depend on it.
+_THREADS = "threads"
 TENSORBOARD_FOLDER = "tensorboard"
 _WIDTH, _HEIGHT, _MARGIN = 320, 160, 30  # of a curve in a notebook, in pixels
 # The components of a pre-training loss.
@@ -50,9 +55,13 @@ class Run:
         store: The checkpoints.
         model_folder: Where the model is saved at the end.
         resume_note: How the command that resumes the run differs from the one that started it.
+        notes: What a resumed run cannot promise.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.notes: list[str] = []
+        self._lock = ExitStack()
+        weakref.finalize(self, self._lock.close)
         self.folder = folder
         self.store = StateStore(folder / "checkpoints")
         self.model_folder = folder / RUN_MODEL
@@ -60,7 +69,9 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path, settings: Mapping[str, Any], *, fresh: bool = False) -> "Run":
-        """Start a run, or open one that was started with the same settings.
+        """Start a run, or open one that was started with the same settings; hold it against other processes.
+
+        It is held until ``close``, which leaving a ``with`` block calls.
 
         Args:
             folder: The folder of the run.
@@ -69,27 +80,55 @@ class Run:
 
         Raises:
             ConfigError: If the folder holds a run with other settings, or something else.
+            ClozeError: If another process has opened it.
         """
-        settings = json.loads(json.dumps(settings))
+        run = cls(folder)
+        run._lock.enter_context(only_writer(folder))
+        try:
+            run._start(json.loads(json.dumps(settings)), fresh=fresh)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def join(cls, folder: Path, settings: Mapping[str, Any]) -> "Run":
+        """Open a run that the main process of this group has started."""
+        _refuse_changes(folder, _read_settings(folder), json.loads(json.dumps(settings)))
+        return cls(folder)
+
+    def _start(self, settings: dict[str, Any], *, fresh: bool) -> None:
+        folder = self.folder
         if (folder / SETTINGS).is_file() and not fresh:
-            _refuse_changes(folder, read_json(folder / SETTINGS, ConfigError, OUR_JSON_LIMIT), settings)
-            return cls(folder)
+            recorded = _read_settings(folder)
+            _refuse_changes(folder, recorded, settings)
+            self.notes += _resume_notes(folder, recorded, settings)
+            return
         if not _is_available(folder):
             raise ConfigError(f"{folder}: exists and holds no run; choose another --out")
         _refuse_to_delete_base(folder, settings.get("model"))
-        run = cls(folder)
+        check_replaceable(folder, "folder")
         try:
-            if run.store.folder.is_dir():
-                with run.store.held():
+            if self.store.folder.is_dir():
+                with self.store.held():
                     _delete_contents(folder)
             else:
                 _delete_contents(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            replace_json(folder / SETTINGS, settings)
+            replace_json(folder / SETTINGS, {**settings, _THREADS: torch.get_num_threads()})
         except OSError as error:
             raise ConfigError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from error
-        run.resume_note = ", without --fresh," if fresh else ""
-        return run
+        self.resume_note = ", without --fresh," if fresh else ""
+
+    def close(self) -> None:
+        """Let other processes open the run."""
+        self._lock.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def finished(self) -> bool:
@@ -101,6 +140,9 @@ class Run:
         if self.finished:
             self.clear()  # something is left if the process was killed after it wrote the model
             progress.say(f"{self.folder}: finished already; use --fresh to start over")
+        else:
+            for note in self.notes:
+                progress.say(note)
         return self.finished
 
     def finish(self, contents: ModelFolder) -> None:
@@ -164,7 +206,8 @@ def _is_available(folder: Path) -> bool:
         return True
     if not folder.is_dir():
         return False
-    return (folder / SETTINGS).is_file() or {path.name for path in folder.iterdir()} <= {_INCOMPLETE_SETTINGS}
+    # All that a run killed at its start leaves are temporaries.
+    return (folder / SETTINGS).is_file() or all(is_ours(path) for path in folder.iterdir())
 
 
 def _delete_contents(folder: Path) -> None:
@@ -181,6 +224,24 @@ def _refuse_to_delete_base(folder: Path, model: str | None) -> None:
         raise ConfigError(f"{folder}: holds the model {model}, which the run would delete; choose another --out")
 
 
+def _read_settings(folder: Path) -> dict[str, Any]:
+    return read_json(folder / SETTINGS, ConfigError, OUR_JSON_LIMIT)
+
+
+def _resume_notes(folder: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    if settings.get("base") is not None and "base" not in recorded:
+        yield (
+            f"{folder}: started by an earlier version, which did not record the files of {settings.get('model')}; "
+            "whether they are the same is not known"
+        )
+    before, now = recorded.get(_THREADS), torch.get_num_threads()
+    if before is not None and before != now:
+        yield (
+            f"{folder}: started with {before} threads and resumed with {now}: the last digits of the numbers may "
+            f"differ; with {before} they do not"
+        )
+
+
 def _refuse_changes(folder: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
     changes = list(_changes(recorded, settings))
     if changes:
@@ -194,7 +255,7 @@ def _changes(recorded: Mapping[str, Any], settings: Mapping[str, Any], prefix: s
     """Yield one line per difference; of nested objects, such as the corpus, only the entries that differ."""
     for key in sorted(recorded.keys() | settings.keys()):
         before, now = recorded.get(key), settings.get(key)
-        if key in _RECORDED_LATER and key not in recorded:
+        if (key in _RECORDED_LATER and key not in recorded) or key == _THREADS:
             continue
         if isinstance(before, dict) and isinstance(now, dict):
             yield from _changes(before, now, f"{prefix}{key}: ")
@@ -226,7 +287,7 @@ def open_run(out: Path, recorded: Mapping[str, Any], *, fresh: bool = False, gro
     fresh = fresh and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     run = Run.open(out, recorded, fresh=fresh) if group.is_main else None
     group.barrier()
-    return run or Run.open(out, recorded)
+    return run or Run.join(out, recorded)
 
 
 class MetricsTracker:
