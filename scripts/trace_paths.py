@@ -128,6 +128,11 @@ def load(work: Workspace) -> None:
     cloze.load(work.model)
 
 
+def save(work: Workspace) -> None:
+    """Contents -> disk: a model folder."""
+    cloze.load(work.model).save(work.fresh("saved"))
+
+
 def embed(work: Workspace) -> None:
     """Texts -> vectors, from Python."""
     cloze.load(work.model).embed(SENTENCES[:3])
@@ -161,7 +166,7 @@ async def _post(app: Any) -> None:
 
 
 STAGES: dict[str, Stage] = {
-    "text -> vocabulary": Stage(train_vocabulary, borders=("folder -> tokenizer",)),
+    "text -> vocabulary": Stage(train_vocabulary, borders=("folder -> tokenizer", "contents -> disk")),
     "text -> ids": Stage(
         encode,
         entry=(
@@ -170,7 +175,7 @@ STAGES: dict[str, Stage] = {
             "cloze.text.tokenizer:Tokenizer.encode_ids",
         ),
     ),
-    "text -> shards": Stage(prepare, borders=("text -> ids", "folder -> tokenizer")),
+    "text -> shards": Stage(prepare, borders=("text -> ids", "folder -> tokenizer", "contents -> disk")),
     "shards -> loss": Stage(
         pretrain,
         roots=(
@@ -191,7 +196,7 @@ STAGES: dict[str, Stage] = {
     "loss -> checkpoint": Stage(
         pretrain,
         roots=("cloze.train.loop:train",),
-        borders=("shards -> loss", "batch -> states"),
+        borders=("shards -> loss", "batch -> states", "contents -> disk"),
         entry=(
             "cloze.train.loop:train",
             "cloze.train.memory:keep_freed_memory",
@@ -206,6 +211,7 @@ STAGES: dict[str, Stage] = {
             "cloze.predict.model:load",
             "cloze.predict.model:Model.__init__",
             "cloze.model.surgery:with_heads",
+            "cloze.checkpoint.adapter_folder:base_files",
             "cloze.checkpoint.folder:load_folder",
             "cloze.checkpoint.folder:save_folder",
         ),
@@ -238,6 +244,7 @@ STAGES: dict[str, Stage] = {
             "folder -> model",
             "loss -> checkpoint",
             "rows -> metric",
+            "contents -> disk",
         ),
     ),
     "rows -> metric": Stage(
@@ -250,6 +257,21 @@ STAGES: dict[str, Stage] = {
         roots=("cloze.predict.model:Model.embed_encoded",),
         borders=("batch -> states",),
         entry=("cloze.predict.model:Model.embed_encoded",),
+    ),
+    "contents -> disk": Stage(
+        save,
+        roots=("cloze.files:replaced_folder", "cloze.files:replaced_file"),
+        entry=(
+            "cloze.files:replaced_folder",
+            "cloze.files:replaced_file",
+            "cloze.files:replace_json",
+            "cloze.files:replace_json_lines",
+            "cloze.files:check_replaceable",
+            "cloze.locks:only_writer",
+            "cloze.locks:locked",
+            "cloze.locks:aside_name",
+            "cloze.locks:delete",
+        ),
     ),
     "request -> vector": Stage(request, borders=("text -> ids", "sequences -> vectors")),
 }

@@ -11,9 +11,6 @@ from typing import Protocol, TextIO
 # Seconds between two updates of a bar, and its width in characters.
 _EVERY = 0.2
 _WIDTH = 24
-# Bytes between two reports of a meter; a stage of fewer bytes than the second number is not reported.
-_REPORT_EVERY = 2**18
-_FEWEST_REPORTED = 2**15
 
 
 class Progress(Protocol):
@@ -97,30 +94,3 @@ def choose_progress(progress: "Progress | bool | None" = None) -> "Progress":
     if isinstance(progress, bool):
         return TextBar(sys.stderr) if progress else Silent()
     return progress
-
-
-class ByteMeter:
-    """Adds up bytes and reports them."""
-
-    def __init__(self, progress: Progress, stage: str, total: int | None) -> None:
-        self._progress = progress
-        self._stage = stage
-        self._total = total
-        self._done = self._reported = 0
-        self._started = time.monotonic()
-
-    def add(self, count: int) -> None:
-        """Add bytes that are done; a negative number takes some back."""
-        self._done += count
-        if abs(self._done - self._reported) < _REPORT_EVERY:
-            return
-        self._reported = self._done
-        # The total itself is reported once, at the end.
-        done = max(0, self._done) if self._total is None else min(max(0, self._done), max(0, self._total - 1))
-        rate = done / 10**6 / max(1e-3, time.monotonic() - self._started)
-        self._progress.advance(self._stage, done, self._total, **{"MB/s": rate})
-
-    def finish(self) -> None:
-        """Report the end of the stage."""
-        if self._total is not None and self._total >= _FEWEST_REPORTED:
-            self._progress.advance(self._stage, self._total, self._total)

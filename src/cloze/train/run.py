@@ -36,7 +36,6 @@ _LONGEST_SHOWN = 100  # characters of a value in a message
 _RECORDED_LATER = frozenset({"content", "teacher", "longest_answer", "base", "domain_files", "test_content"})
 # Not a setting, but the last digits of a sum depend on it.
 _THREADS = "threads"
-TENSORBOARD_FOLDER = "tensorboard"
 _WIDTH, _HEIGHT, _MARGIN = 320, 160, 30  # of a curve in a notebook, in pixels
 # The components of a pre-training loss.
 LOSS_COMPONENTS = ("mlm_loss", "nsp_loss", "sop_loss", "sbo_loss")
@@ -336,27 +335,6 @@ class MetricsTracker:
             metrics["share_of_peak"] = tokens_per_second * self._peak_share_per_speed
         metrics["tokens_seen"] = self._tokens_seen
         return metrics
-
-
-class TensorBoardLogger:
-    """Writes the metrics of a run for TensorBoard, an optional extra."""
-
-    def __init__(self, run: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                "--tensorboard needs TensorBoard; install it with: pip install 'cloze-bert[tensorboard]'"
-            ) from error
-        # A resumed run writes what came after its checkpoint a second time, with equal values.
-        self._writer = SummaryWriter(str(run / TENSORBOARD_FOLDER))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a point to the curve of each metric."""
-        for name, value in metrics.items():
-            group = "held out" if name.startswith("held_out_") else "training"
-            self._writer.add_scalar(f"{group}/{name.removeprefix('held_out_')}", value, step)
-        self._writer.flush()
 
 
 def series(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:

@@ -21,12 +21,11 @@ import cloze.corpus.preparation.prepare as module
 import cloze.corpus.preparation.shard_maker as making
 from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.preparation.shard_maker import SplitWriter
-from cloze.corpus.preparation.shard_plan import id_type
+from cloze.corpus.preparation.shard_plan import ByteMeter, id_type
 from cloze.corpus.settings import EngineSettings, PrepareSettings
 from cloze.corpus.shards import Corpus, read_manifest, verify_corpus
 from cloze.errors import ClozeError, ConfigError, DataError
 from cloze.interrupts import Interrupted
-from cloze.progress import ByteMeter
 from cloze.text import Tokenizer, split_sentences
 from cloze.text.segmentation import WordSplitter, encode_words
 from tests.corpus.texts import as_text, make_documents

@@ -33,6 +33,7 @@ from cloze.corpus.preparation.shard_plan import (
     HASHES,
     PLAN,
     WORDS,
+    ByteMeter,
     FileState,
     ShardPlan,
     check_is_corpus,
@@ -55,7 +56,7 @@ from cloze.errors import ClozeError, DataError
 from cloze.files import check_named, check_replaceable, flush, write_json
 from cloze.interrupts import Interrupted, heard_at_once
 from cloze.locks import LOCK, aside_name, delete, locked, only_writer, real_target
-from cloze.progress import ByteMeter, Progress, Silent
+from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.text.segmentation import WordSplitter
 from cloze.text.tokenizer_files import TOKENIZER_FILES, find_vocabulary

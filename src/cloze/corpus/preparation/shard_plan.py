@@ -5,6 +5,7 @@ size, and smaller slices are combined with those that follow. So the shards do n
 often the work is interrupted. The recipe is stored with the corpus, and compared before existing work is reused.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -27,6 +28,7 @@ from cloze.corpus.shards import MANIFEST, file_digest, read_manifest
 from cloze.errors import DataError
 from cloze.files import OUR_JSON_LIMIT, read_json
 from cloze.locks import real_target
+from cloze.progress import Progress
 from cloze.text import Tokenizer
 from cloze.workers import Report
 
@@ -37,6 +39,9 @@ HASHES = "hashes"
 SENTENCE_RULES = 1
 WORD_RULES = 1
 _REPORT_EVERY = 2**22  # bytes
+# Bytes between two reports of a meter; a stage of fewer bytes than the second number is not reported.
+_METER_EVERY = 2**18
+_FEWEST_REPORTED = 2**15
 _LIKELY_COMPRESSION = 4  # bytes of text per byte of a compressed file
 
 FileState = list[int]
@@ -234,3 +239,30 @@ def estimated_size(paths: Sequence[Path]) -> int:
     """Return the approximate number of bytes of text; missing files are reported when they are read."""
     sizes = ((path, path.stat().st_size) for path in paths if path.is_file())
     return sum(size * (_LIKELY_COMPRESSION if is_compressed(path) else 1) for path, size in sizes)
+
+
+class ByteMeter:
+    """Adds up bytes and reports them."""
+
+    def __init__(self, progress: Progress, stage: str, total: int | None) -> None:
+        self._progress = progress
+        self._stage = stage
+        self._total = total
+        self._done = self._reported = 0
+        self._started = time.monotonic()
+
+    def add(self, count: int) -> None:
+        """Add bytes that are done; a negative number takes some back."""
+        self._done += count
+        if abs(self._done - self._reported) < _METER_EVERY:
+            return
+        self._reported = self._done
+        # The total itself is reported once, at the end.
+        done = max(0, self._done) if self._total is None else min(max(0, self._done), max(0, self._total - 1))
+        rate = done / 10**6 / max(1e-3, time.monotonic() - self._started)
+        self._progress.advance(self._stage, done, self._total, **{"MB/s": rate})
+
+    def finish(self) -> None:
+        """Report the end of the stage."""
+        if self._total is not None and self._total >= _FEWEST_REPORTED:
+            self._progress.advance(self._stage, self._total, self._total)

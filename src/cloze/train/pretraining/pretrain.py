@@ -18,14 +18,14 @@ from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.train.distributed import ProcessGroup, full_state_dict
-from cloze.train.loop import TrainerOptions, train
+from cloze.train.loop import TensorBoardLogger, TrainerOptions, train
 from cloze.train.memory import keep_freed_memory, return_freed_memory
 from cloze.train.optimization import Precision, measure_peak
 from cloze.train.pretraining.held_out import evaluate_held_out, open_held_out
 from cloze.train.pretraining.length_schedule import LengthSchedule, flops_per_token, open_tables
 from cloze.train.pretraining.model_card import pretraining_card
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
-from cloze.train.run import Run, TensorBoardLogger, open_run
+from cloze.train.run import Run, open_run
 from cloze.train.settings import MAY_CHANGE, PretrainSettings
 
 
