@@ -29,7 +29,7 @@ from cloze.errors import ClozeError
 LOCK = "lock"
 _LOCK_ENDING, _TEMPORARY_ENDING, _ASIDE_ENDING = "cloze-lock", "cloze-tmp", "cloze-old"
 _TEMPORARY_NAME = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{16}}\.({_TEMPORARY_ENDING}|{_ASIDE_ENDING})")
-_LOCK_NAME = re.compile(rf"\..+\.{_LOCK_ENDING}")
+_LOCK_NAME = re.compile(rf"\.(.+)\.{_LOCK_ENDING}")
 _LONGEST_STEM = 200  # bytes; a file name has at most 255
 # A link or a pipe of this name is not ours, and opening it must not wait.
 _LOCK_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -244,6 +244,14 @@ def put_in_order(place: Path) -> None:
             left.remove(newest)
         for path in left:
             delete(path)
+
+
+def sweep(folder: Path) -> None:
+    """Put in order what killed writers have left in a folder of cloze's own; what others are writing stays."""
+    for path in folder.iterdir():
+        if found := _LOCK_NAME.fullmatch(path.name):
+            with suppress(ClozeError), only_writer(folder / found[1]):
+                pass
 
 
 def delete(path: Path) -> None:

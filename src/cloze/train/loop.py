@@ -28,6 +28,7 @@ from cloze.train.distributed import ProcessGroup, full_state_dict, full_tensor, 
 from cloze.train.memory import MemoryTrimmer
 from cloze.train.optimization import (
     DivergenceGuard,
+    MetricsTracker,
     Precision,
     Schedule,
     make_optimizer,
@@ -35,7 +36,7 @@ from cloze.train.optimization import (
     restore_optimizer,
     set_rate,
 )
-from cloze.train.run import MetricsTracker, Run
+from cloze.train.run import Run
 from cloze.train.settings import LoopSettings
 
 # Seconds after which a checkpoint is due, however few steps they were: the most work that a power cut can cost.
@@ -316,6 +317,7 @@ class _Training:
             "evaluated": self.evaluated,
             "owed": self.evaluation_due,
             "precision": [self.options.precision.name, self.options.precision.device.type],
+            "measured": self.run.measured() if self.group.is_main else None,
         }
         state = TrainingState(step, full_state_dict(self.objective), optimizer_tensors(self.optimizer), figures)
         if self.group.is_main:
@@ -328,6 +330,7 @@ class _Training:
         """Load the newest checkpoint and return the step to continue with."""
         state = self.run.store.newest(self.progress)
         if self.group.is_main:
+            self.run.check_measured(state.figures.get("measured") if state else None)
             self.run.rewind(state.step if state else 0, evaluation_due=bool(state and state.figures["owed"]))
         if state is None:
             return 0

@@ -6,10 +6,10 @@ checkpoints/    the state of the training, until it is finished
 model/          the model folder, written last
 """
 
+import hashlib
 import json
 import os
 import shutil
-import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -21,8 +21,8 @@ import torch
 
 from cloze.checkpoint import RUN_MODEL, ModelFolder, StateStore, save_adapter, save_folder
 from cloze.errors import ClozeError, ConfigError
-from cloze.files import OUR_JSON_LIMIT, check_replaceable, read_json, replace_json, replaced_file
-from cloze.locks import is_ours, only_writer
+from cloze.files import OUR_JSON_LIMIT, check_replaceable, flush, read_json, replace_json, replaced_file
+from cloze.locks import is_ours, only_writer, sweep
 from cloze.progress import Progress
 from cloze.train.distributed import ProcessGroup
 
@@ -102,6 +102,7 @@ class Run:
             recorded = _read_settings(folder)
             _refuse_changes(folder, recorded, settings)
             self.notes += _resume_notes(folder, recorded, settings)
+            sweep(folder)
             return
         if not _is_available(folder):
             raise ConfigError(f"{folder}: exists and holds no run; choose another --out")
@@ -182,6 +183,30 @@ class Run:
         text = "".join(json.dumps(row) + "\n" for row in kept)
         with replaced_file(self.folder / METRICS) as temporary:
             temporary.write_text(text, encoding="utf-8")
+
+    def measured(self) -> tuple[int, str]:
+        """Return size and SHA-256 of the measurements so far, flushed to disk: a checkpoint records them."""
+        path = self.folder / METRICS
+        if not path.is_file():
+            return 0, hashlib.sha256().hexdigest()
+        try:
+            flush(path)
+        except OSError as error:
+            raise ClozeError(f"{path}: cannot be written ({error.strerror}); the same command goes on") from error
+        text = path.read_bytes()
+        return len(text), hashlib.sha256(text).hexdigest()
+
+    def check_measured(self, recorded: Sequence[Any] | None) -> None:
+        """Raise an error unless the measurements begin with those of a checkpoint; early stopping reads them."""
+        if recorded is None:  # there is no checkpoint, or one of an earlier version
+            return
+        size, digest = recorded
+        path = self.folder / METRICS
+        text = path.read_bytes()[:size] if path.is_file() else b""
+        if hashlib.sha256(text).hexdigest() != digest:
+            raise ConfigError(
+                f"{path}: has changed since the last checkpoint; put it back as it was, or start over with --fresh"
+            )
 
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write the final scores."""
@@ -287,54 +312,6 @@ def open_run(out: Path, recorded: Mapping[str, Any], *, fresh: bool = False, gro
     run = Run.open(out, recorded, fresh=fresh) if group.is_main else None
     group.barrier()
     return run or Run.join(out, recorded)
-
-
-class MetricsTracker:
-    """Averages metrics between log lines, and measures the throughput."""
-
-    def __init__(self, flops_per_token: float = 0.0, peak_flops: float = 0.0) -> None:
-        """``peak_flops``: what a large matrix product reaches, in operations per second; 0 if not measured."""
-        self._peak_share_per_speed = flops_per_token / peak_flops if peak_flops else 0.0
-        self._tokens_seen = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._count = 0
-        self._tokens = 0
-        self._start = time.monotonic()
-
-    def add(self, metrics: Mapping[str, float], tokens: int) -> None:
-        """Add one step."""
-        for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-        self._count += 1
-        self._tokens += tokens
-        self._tokens_seen += tokens
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint has to hold, so that the next mean is that of an uninterrupted run."""
-        return {"sums": self._sums, "count": self._count, "seen": self._tokens_seen}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned; the clock starts anew."""
-        self._sums, self._count, self._tokens_seen = dict(state["sums"]), state["count"], state["seen"]
-
-    def flush(self) -> dict[str, float]:
-        """Return the means since the last flush, and reset them."""
-        metrics = self.current()
-        self._reset()
-        return metrics
-
-    def current(self) -> dict[str, float]:
-        """Return the means since the last flush; without the metrics of steps if all of them were rejected."""
-        metrics = {name: total / self._count for name, total in self._sums.items()}
-        tokens_per_second = self._tokens / max(1e-9, time.monotonic() - self._start)
-        metrics["tokens_per_second"] = tokens_per_second
-        if self._peak_share_per_speed:
-            metrics["share_of_peak"] = tokens_per_second * self._peak_share_per_speed
-        metrics["tokens_seen"] = self._tokens_seen
-        return metrics
 
 
 def series(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:
