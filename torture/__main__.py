@@ -16,14 +16,17 @@ from cloze.cli.console import Reporter, print_table
 from cloze.errors import ClozeError
 from torture import (
     bodies,
+    changes,
     damage,
     disks,
     doors,
     drains,
     failing_models,
     kills,
+    neighbours,
     overload,
     pages,
+    parts,
     preparation,
     ranks,
     resumes,
@@ -36,11 +39,13 @@ from torture import (
     tables,
     team_sizes,
     vocabulary,
+    writers,
 )
 from torture.campaign import ROOT, Outcome, Trial, run_trials
 
 _SERVICE = ("torture/services.py", "torture/load.py", "tests/model/made.py")
 _TRAINING = ("torture/training.py", "tests/corpus/texts.py")
+_COMMANDS = ("torture/commands.py", *_TRAINING)
 TRIALS = {
     "T1": Trial(
         "training killed (SIGKILL) 200 times, at least 50 of them inside a save",
@@ -196,6 +201,34 @@ TRIALS = {
         preparation.PreparationSettings(),
         preparation.run,
         ("torture/preparation.py", "torture/vocabulary.py"),
+    ),
+    "T25": Trial(
+        "two and four processes on one output, of every command that writes, 200 times",
+        "one writes, others are refused or take turns; never a mixed or missing file; neighbours untouched",
+        writers.WriterSettings(),
+        writers.run,
+        ("torture/writers.py", *_COMMANDS),
+    ),
+    "T26": Trial(
+        "outputs beside and onto files, folders, links, devices, pipes and what is protected; umasks",
+        "nothing of the user's deleted or followed; modes follow the umask",
+        neighbours.NeighbourSettings(),
+        neighbours.run,
+        ("torture/neighbours.py", *_COMMANDS),
+    ),
+    "T27": Trial(
+        "a file job killed before each of its file operations, then another job with the same output",
+        "never an old answer",
+        parts.PartSettings(),
+        parts.run,
+        ("torture/parts.py", *_COMMANDS),
+    ),
+    "T28": Trial(
+        "each file of a run, its base or its corpus changed between a kill and the resumption",
+        "refused, naming what has changed",
+        changes.ChangeSettings(),
+        changes.run,
+        ("torture/changes.py", *_COMMANDS),
     ),
 }
 FOLDER = ROOT / "runs" / "torture"

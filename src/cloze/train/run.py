@@ -33,7 +33,9 @@ BEST = "best.safetensors"  # the best weights so far, with early stopping
 CURVES = "curves.png"
 _LONGEST_SHOWN = 100  # characters of a value in a message
 # Facts that runs of earlier versions did not record; where they are missing, they are not compared.
-_RECORDED_LATER = frozenset({"content", "teacher", "longest_answer", "base", "domain_files", "test_content"})
+_RECORDED_LATER = frozenset(
+    {"content", "teacher", "longest_answer", "base", "corpus_files", "domain_files", "test_content"}
+)
 # Not a setting, but the last digits of a sum depend on it.
 _THREADS = "threads"
 _WIDTH, _HEIGHT, _MARGIN = 320, 160, 30  # of a curve in a notebook, in pixels

@@ -159,7 +159,16 @@ def _recorded(data: Path, model: str | Path | None, settings: PretrainSettings) 
     # Identifies the prepared corpus by its contents, not by its path.
     corpus = read_manifest(data)["recipe"]
     base = base_files(model) if model else None
-    return {"command": "pretrain", "data": corpus, "model": str(Path(model)) if model else None, "base": base, **values}
+    # The manifest has the digests of the shards.
+    corpus_files = {path.name: _fingerprint(path) for path in sorted(data.iterdir()) if path.is_file()}
+    return {
+        "command": "pretrain",
+        "data": corpus,
+        "model": str(Path(model)) if model else None,
+        "base": base,
+        "corpus_files": corpus_files,
+        **values,
+    }
 
 
 def _fingerprint(path: Path) -> str:
