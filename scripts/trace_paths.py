@@ -134,6 +134,11 @@ def load(work: Workspace) -> None:
     cloze.load(work.model)
 
 
+def save(work: Workspace) -> None:
+    """Contents -> disk: a model folder."""
+    cloze.load(work.model).save(work.fresh("saved"))
+
+
 def embed(work: Workspace) -> None:
     """Texts -> vectors, from Python."""
     cloze.load(work.model).embed(SENTENCES[:3])
@@ -167,7 +172,7 @@ async def _post(app: Any) -> None:
 
 
 STAGES: dict[str, Stage] = {
-    "text -> vocabulary": Stage(train_vocabulary, borders=("folder -> tokenizer",)),
+    "text -> vocabulary": Stage(train_vocabulary, borders=("folder -> tokenizer", "contents -> disk")),
     "text -> ids": Stage(
         encode,
         entry=(
@@ -176,7 +181,7 @@ STAGES: dict[str, Stage] = {
             "cloze.text.tokenizer:Tokenizer.encode_ids",
         ),
     ),
-    "text -> shards": Stage(prepare, borders=("text -> ids", "folder -> tokenizer")),
+    "text -> shards": Stage(prepare, borders=("text -> ids", "folder -> tokenizer", "contents -> disk")),
     "shards -> loss": Stage(
         pretrain,
         roots=(
@@ -197,7 +202,7 @@ STAGES: dict[str, Stage] = {
     "loss -> checkpoint": Stage(
         pretrain,
         roots=("cloze.train.loop:train",),
-        borders=("shards -> loss", "batch -> states"),
+        borders=("shards -> loss", "batch -> states", "contents -> disk"),
         entry=(
             "cloze.train.loop:train",
             "cloze.train.memory:keep_freed_memory",
@@ -212,6 +217,7 @@ STAGES: dict[str, Stage] = {
             "cloze.predict.model:load",
             "cloze.predict.model:Model.__init__",
             "cloze.model.surgery:with_heads",
+            "cloze.checkpoint.adapter_folder:base_files",
             "cloze.checkpoint.folder:load_folder",
             "cloze.checkpoint.folder:save_folder",
         ),
@@ -246,6 +252,7 @@ STAGES: dict[str, Stage] = {
             "rows -> metric",
             "rows -> baseline",
             "metric -> report",
+            "contents -> disk",
         ),
     ),
     "rows -> metric": Stage(
@@ -272,6 +279,21 @@ STAGES: dict[str, Stage] = {
         roots=("cloze.predict.model:Model.embed_encoded",),
         borders=("batch -> states",),
         entry=("cloze.predict.model:Model.embed_encoded",),
+    ),
+    "contents -> disk": Stage(
+        save,
+        roots=("cloze.files:replaced_folder", "cloze.files:replaced_file"),
+        entry=(
+            "cloze.files:replaced_folder",
+            "cloze.files:replaced_file",
+            "cloze.files:replace_json",
+            "cloze.files:replace_json_lines",
+            "cloze.files:check_replaceable",
+            "cloze.locks:only_writer",
+            "cloze.locks:locked",
+            "cloze.locks:aside_name",
+            "cloze.locks:delete",
+        ),
     ),
     "request -> vector": Stage(request, borders=("text -> ids", "sequences -> vectors")),
 }

@@ -16,6 +16,7 @@ from cloze.cli.console import Reporter, print_table
 from cloze.errors import ClozeError
 from torture import (
     bodies,
+    changes,
     changing_files,
     damage,
     disks,
@@ -25,8 +26,10 @@ from torture import (
     floods,
     kills,
     memory_limits,
+    neighbours,
     overload,
     pages,
+    parts,
     preparation,
     ranks,
     resumes,
@@ -40,11 +43,13 @@ from torture import (
     tables,
     team_sizes,
     vocabulary,
+    writers,
 )
 from torture.campaign import ROOT, Outcome, Trial, run_trials
 
 _SERVICE = ("torture/services.py", "torture/load.py", "tests/model/made.py")
 _TRAINING = ("torture/training.py", "tests/corpus/texts.py")
+_COMMANDS = ("torture/commands.py", *_TRAINING)
 TRIALS = {
     "T1": Trial(
         "training killed (SIGKILL) 200 times, at least 50 of them inside a save",
@@ -201,20 +206,6 @@ TRIALS = {
         preparation.run,
         ("torture/preparation.py", "torture/vocabulary.py"),
     ),
-    "T29": Trial(
-        "plan, pretrain, finetune, embed and serve under ulimit -v of 1, 2 and 4 GB, with small and large work",
-        "a result, or one line about memory and exit code 2",
-        memory_limits.LimitSettings(),
-        memory_limits.run,
-        ("torture/memory_limits.py", "torture/vocabulary.py", "tests/model/made.py", *_TRAINING),
-    ),
-    "T31": Trial(
-        "every file of a model truncated, overwritten, replaced and deleted while it is served",
-        "answers as before, or refusals; no crash",
-        changing_files.ChangeSettings(),
-        changing_files.run,
-        ("torture/changing_files.py", *_SERVICE),
-    ),
     "T24": Trial(
         "400 forms of slow, endless or malformed requests without a key, over 500 connections",
         "each closed within its limit; memory +50 MB at most; /health < 100 ms",
@@ -222,12 +213,54 @@ TRIALS = {
         floods.run,
         ("torture/floods.py", "torture/slow_clients.py", *_SERVICE),
     ),
+    "T25": Trial(
+        "two and four processes on one output, of every command that writes, 200 times",
+        "one writes, others are refused or take turns; never a mixed or missing file; neighbours untouched",
+        writers.WriterSettings(),
+        writers.run,
+        ("torture/writers.py", *_COMMANDS),
+    ),
+    "T26": Trial(
+        "outputs beside and onto files, folders, links, devices, pipes and what is protected; umasks",
+        "nothing of the user's deleted or followed; modes follow the umask",
+        neighbours.NeighbourSettings(),
+        neighbours.run,
+        ("torture/neighbours.py", *_COMMANDS),
+    ),
+    "T27": Trial(
+        "a file job killed before each of its file operations, then another job with the same output",
+        "never an old answer",
+        parts.PartSettings(),
+        parts.run,
+        ("torture/parts.py", *_COMMANDS),
+    ),
+    "T28": Trial(
+        "each file of a run, its base or its corpus changed between a kill and the resumption",
+        "refused, naming what has changed",
+        changes.ChangeSettings(),
+        changes.run,
+        ("torture/changes.py", *_COMMANDS),
+    ),
+    "T29": Trial(
+        "plan, pretrain, finetune, embed and serve under ulimit -v of 1, 2 and 4 GB, with small and large work",
+        "a result, or one line about memory and exit code 2",
+        memory_limits.LimitSettings(),
+        memory_limits.run,
+        ("torture/memory_limits.py", "torture/vocabulary.py", "tests/model/made.py", *_TRAINING),
+    ),
     "T30": Trial(
         "one greedy client, and nine modest ones",
         "the modest ones keep 80 % of what they get done when all ten are modest",
         shares.ShareSettings(),
         shares.run,
         ("torture/shares.py", "torture/overload.py", *_SERVICE),
+    ),
+    "T31": Trial(
+        "every file of a model truncated, overwritten, replaced and deleted while it is served",
+        "answers as before, or refusals; no crash",
+        changing_files.ChangeSettings(),
+        changing_files.run,
+        ("torture/changing_files.py", *_SERVICE),
     ),
 }
 FOLDER = ROOT / "runs" / "torture"

@@ -26,6 +26,7 @@ from cloze.cli import main
 from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
 from cloze.errors import CheckpointError
+from cloze.locks import is_ours
 from cloze.text import Tokenizer, learn_pieces
 from cloze.train.pretraining import pretrain
 from cloze.train.run import Run
@@ -202,4 +203,6 @@ def one_before(out: Path, step: int) -> tuple[TrainingState | None, list[str]]:
 
 def leftovers(folder: Path) -> list[str]:
     """What unfinished work has left behind."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in {".tmp", ".old"})
+    return sorted(
+        str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in {".tmp", ".old"} or is_ours(path)
+    )

@@ -4,28 +4,34 @@ A folder is written beside its place under another name, flushed to the disk, an
 one or the new one, never half of one.
 """
 
-import errno
-import fcntl
 import gzip
 import io
 import json
 import lzma
 import os
-import shutil
+import stat
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Literal, cast
 
 from cloze.errors import CheckpointError, ClozeError, ConfigError
+from cloze.locks import aside_name, delete, only_writer, put_in_order, real_target, temporary_name
 
-# The lock file of a folder.
-LOCK = "lock"
 # Configuration files are a few kilobytes; a larger one is a mistake or an attack.
 JSON_LIMIT = 16 * 2**20
 # What we write ourselves of corpora names every file and every shard of them.
 OUR_JSON_LIMIT = 2**30
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFLNK: "a symbolic link that leads nowhere",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 def flush(path: Path) -> None:
@@ -44,35 +50,6 @@ def flush_tree(folder: Path) -> None:
     flush(folder)
 
 
-@contextmanager
-def locked(folder: Path, complaint: ClozeError) -> Iterator[None]:
-    """Hold a folder against others, who get this complaint; the lock goes with the process, however it ends."""
-    descriptor = _lock(folder / LOCK, complaint)
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
-def _lock(path: Path, complaint: ClozeError, flags: int = os.O_RDONLY) -> int:
-    try:
-        descriptor = os.open(path, flags | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise ClozeError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise complaint from error
-    except OSError as error:
-        # Opened for reading: a file open for writing keeps a file system from being remounted read-only. NFS needs it.
-        if error.errno == errno.EBADF and flags != os.O_RDWR:
-            os.close(descriptor)
-            return _lock(path, complaint, os.O_RDWR)
-        # Else a file system without locks: those who use one have to take care themselves.
-    return descriptor
-
-
 def check_named(folder: Path) -> Path:
     """Return a place for a folder that is made beside it and then gets its name; refuse one without a name."""
     if folder.name in ("", ".."):
@@ -80,46 +57,90 @@ def check_named(folder: Path) -> Path:
     return folder
 
 
+def check_replaceable(target: Path, kind: Literal["file", "folder"]) -> os.stat_result | None:
+    """Refuse a target that is of another kind than what is to be written there, or that is write-protected.
+
+    Args:
+        target: Where a file or folder is to be written.
+        kind: Which of them.
+
+    Returns:
+        The state of what is there; None if nothing is.
+
+    Raises:
+        ConfigError: If writing would replace a device, a pipe, a folder instead of a file, and the like.
+    """
+    place = real_target(target)
+    try:
+        state = os.lstat(place)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ConfigError(f"{target}: cannot be written ({error.strerror}); choose another place") from error
+    actual = _KINDS.get(stat.S_IFMT(state.st_mode), "of an unknown kind")
+    if actual != f"a {kind}":
+        raise ConfigError(f"{target}: is {actual}, but a {kind} is to be written; choose another place")
+    # The superuser may write everything, hence the bits.
+    if not state.st_mode & 0o222 or not os.access(place, os.W_OK):
+        raise ConfigError(f"{target}: is write-protected; make it writable, or choose another place")
+    return state
+
+
+def _keep_permissions(temporary: Path, mode: int, before: os.stat_result | None) -> None:
+    """Give what was written the mode of a new file or, if it replaces something, the mode and owner of that."""
+    if before is not None:
+        mode = before.st_mode
+        with suppress(PermissionError):
+            os.chown(temporary, before.st_uid, before.st_gid)
+    # Also of a new file: libraries that write one of their own and rename it give it other modes.
+    temporary.chmod(stat.S_IMODE(mode))
+
+
 @contextmanager
 def replaced_folder(destination: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes ``destination`` when the block ends well, and vanishes when it does not."""
-    temporary = check_named(destination).with_name(f"{destination.name}.tmp")
-    old = put_aside(destination)
-    try:
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        _put_back(old, destination)  # an earlier process was ended between the two renames below
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        yield temporary
-        flush_tree(temporary)
-        if destination.exists():
-            destination.rename(old)
-        temporary.rename(destination)
-        flush(destination.parent)
-    except OSError as error:
-        raise ClozeError(
-            f"{destination}: cannot be written ({error.strerror or error}); "
-            "what was there before is untouched; free some space or choose another --out"
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        with suppress(OSError):  # whatever ails the disk has been told
-            _put_back(old, destination)
+    place = real_target(check_named(destination))
+    with only_writer(destination):
+        temporary, old = temporary_name(place), aside_name(place)
+        try:
+            if not place.exists():
+                put_in_order(place)  # an earlier process was ended between the two renames below
+            before = check_replaceable(destination, "folder")
+            temporary.mkdir()
+            mode = temporary.stat().st_mode
+            yield temporary
+            _keep_permissions(temporary, mode, before)
+            flush_tree(temporary)
+            if before is not None:
+                place.rename(old)
+            temporary.rename(place)
+            flush(place.parent)
+        except OSError as error:
+            raise ClozeError(
+                f"{destination}: cannot be written ({error.strerror or error}); "
+                "what was there before is untouched; free some space or choose another --out"
+            ) from error
+        finally:
+            delete(temporary)
+            with suppress(OSError):  # whatever ails the disk has been told
+                if old.exists() and not place.exists():
+                    old.rename(place)
+            delete(old)
 
 
-def put_aside(destination: Path) -> Path:
-    """Where a folder waits while another takes its name.
-
-    A place that nobody else uses: "model.old" may well be what somebody wants to keep.
-    """
-    return destination.with_name(f".{destination.name}.replaced")
-
-
-def _put_back(old: Path, destination: Path) -> None:
-    """Give the old folder its name again if nothing has taken its place; drop it otherwise."""
-    if old.exists() and not destination.exists():
-        old.rename(destination)
-    shutil.rmtree(old, ignore_errors=True)
+@contextmanager
+def scratch_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty folder beside a target, which vanishes when the block ends."""
+    with only_writer(target):
+        temporary = temporary_name(real_target(target))
+        try:
+            temporary.mkdir()
+        except OSError as error:
+            raise ClozeError(f"{target}: cannot be written ({error.strerror}); choose another place") from error
+        try:
+            yield temporary
+        finally:
+            delete(temporary)
 
 
 COMPRESSED = (".gz", ".xz", ".zst")
@@ -143,18 +164,23 @@ def open_bytes(path: Path) -> BinaryIO:
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
-    """Yield the name of a file that becomes ``path`` when the block ends well, and vanishes when it does not."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        flush(temporary)
-        temporary.replace(path)
-    except OSError as error:
-        raise ClozeError(f"{path}: cannot be written ({error.strerror or error}); choose another place") from error
-    finally:
-        with suppress(OSError):  # whatever ails the disk has been told
-            temporary.unlink(missing_ok=True)
+    """Yield the name of an empty file that becomes ``path`` when the block ends well, and vanishes when it does not."""
+    place = real_target(path)
+    with only_writer(path):
+        temporary = temporary_name(place)
+        try:
+            before = check_replaceable(path, "file")
+            # A new file, whatever is there: nothing is followed or emptied. Its mode follows the umask.
+            os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o666))
+            mode = temporary.stat().st_mode
+            yield temporary
+            _keep_permissions(temporary, mode, before)
+            flush(temporary)
+            temporary.replace(place)
+        except OSError as error:
+            raise ClozeError(f"{path}: cannot be written ({error.strerror or error}); choose another place") from error
+        finally:
+            delete(temporary)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -14,8 +14,9 @@ from torch import Tensor
 from transformers import BertForSequenceClassification
 
 from cloze.checkpoint import AdapterInfo, ModelFolder, TaskLabels, load_any, load_folder, save_adapter, save_folder
-from cloze.checkpoint.adapter_folder import TENSORS, weights_fingerprint
+from cloze.checkpoint.adapter_folder import TENSORS
 from cloze.checkpoint.convert import convert
+from cloze.checkpoint.folder import weights_fingerprint
 from cloze.errors import CheckpointError, ConfigError
 from cloze.model import BertConfig
 from cloze.model.adapters import Attachment, attach

@@ -96,7 +96,7 @@ def test_a_failed_rename_leaves_the_old_model(monkeypatch: pytest.MonkeyPatch, t
     rename = Path.rename
 
     def fail(path: Path, target: Any) -> Path:
-        if path.suffix == ".tmp":
+        if path.suffix == ".cloze-tmp":
             raise OSError(5, "Input/output error")
         return rename(path, target)
 
@@ -109,7 +109,7 @@ def test_a_failed_rename_leaves_the_old_model(monkeypatch: pytest.MonkeyPatch, t
 def test_a_process_that_ended_between_the_renames_loses_nothing(tmp_path: Path) -> None:
     folder = saved(PRETRAINED, tmp_path / "model")
     before = contents_of(folder)
-    folder.rename(tmp_path / ".model.replaced")  # as far as it came
+    folder.rename(tmp_path / f".model.{'0' * 16}.cloze-old")  # as far as it came
     with pytest.raises(RuntimeError), replaced_folder(folder):
         raise RuntimeError("the next save fails as well")
     assert contents_of(folder) == before

@@ -12,6 +12,7 @@ import torch
 from cloze.checkpoint import StateStore, TrainingState
 from cloze.errors import CheckpointError, ClozeError
 
+ASIDE = f".step-00000009.{'0' * 16}.cloze-old"
 FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"]
 
 
@@ -160,11 +161,11 @@ def test_a_damaged_one_does_not_outlive_its_successor(step: int, two: StateStore
 def test_a_step_saved_again_is_there_at_every_moment(store: StateStore, tmp_path: Path) -> None:
     """Killed between two renames: the old folder is put aside, the new one has no name yet."""
     store.save(state(9))
-    shutil.copytree(store.folder / "step-00000009", store.folder / "step-00000009.tmp")
-    (store.folder / "step-00000009").rename(store.folder / ".step-00000009.replaced")
+    shutil.copytree(store.folder / "step-00000009", store.folder / f".step-00000009.{'1' * 16}.cloze-tmp")
+    (store.folder / "step-00000009").rename(store.folder / ASIDE)
     assert_same(store.newest(), state(9))
     store.save(state(10))
-    assert names(store) == [".step-00000009.replaced", "step-00000010"]
+    assert names(store) == [ASIDE, "step-00000010"]
     assert_same(store.newest(), state(10))
     store.save(state(11))
     assert names(store) == ["step-00000010", "step-00000011"]
@@ -172,7 +173,7 @@ def test_a_step_saved_again_is_there_at_every_moment(store: StateStore, tmp_path
 
 def test_what_was_put_aside_does_not_hide_its_successor(store: StateStore) -> None:
     store.save(state(9))
-    shutil.copytree(store.folder / "step-00000009", store.folder / ".step-00000009.replaced")
+    shutil.copytree(store.folder / "step-00000009", store.folder / ASIDE)
     again = TrainingState(9, state(3).model, state(3).optimizer)
     shutil.rmtree(store.folder / "step-00000009")
     StateStore(store.folder.parent / "other").save(again)
@@ -184,7 +185,7 @@ def test_what_was_put_aside_does_not_hide_its_successor(store: StateStore) -> No
 
 def test_unfinished_ones_are_ignored(store: StateStore) -> None:
     store.save(state(9))
-    for name in ("step-00000010.tmp", ".step-00000010.replaced"):
+    for name in (f".step-00000010.{'1' * 16}.cloze-tmp", f".step-00000010.{'0' * 16}.cloze-old"):
         shutil.copytree(store.folder / "step-00000009", store.folder / name)
     listener = Listener()
     assert_same(store.newest(listener), state(9))
@@ -205,6 +206,6 @@ def test_a_full_disk_leaves_those_before(
 
 def test_what_killed_processes_have_left_is_swept(tmp_path: Path) -> None:
     store = StateStore(tmp_path / "checkpoints")
-    (store.folder / "step-00000003.tmp").mkdir(parents=True)
+    (store.folder / f".step-00000003.{'1' * 16}.cloze-tmp").mkdir(parents=True)
     store.save(TrainingState(5, {}, {}))
     assert [path.name for path in store.folder.iterdir()] == ["step-00000005"]

@@ -90,7 +90,7 @@ def test_unwritable_file_is_refused(run: Cloze, tmp_path: Path, monkeypatch: pyt
     output.touch()
     monkeypatch.setattr("os.access", lambda path, _: Path(path) != output)
     complaint = run("score", "a text", "--model", "missing", "--output", output).complaint
-    assert complaint == f"--output {output}: cannot be written to; choose another file"
+    assert complaint == f"{output}: is write-protected; make it writable, or choose another place"
 
 
 def test_texts_are_cut_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:

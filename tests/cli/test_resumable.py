@@ -86,7 +86,7 @@ def test_other_work_is_refused_unless_fresh(tmp_path: Path) -> None:
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     output = tmp_path / "file" / "out.txt"
-    with pytest.raises(ClozeError, match=r"cannot be written .*; choose another place$"):
+    with pytest.raises(ClozeError, match=r"cannot be written .*; free some space or choose another place$"):
         Work().run(output)
 
 

@@ -16,9 +16,9 @@ from torture.services import running
 from transformers import AutoModel, AutoTokenizer
 
 from cloze.checkpoint import ModelFolder, TaskLabels, load_any, load_folder, save_folder
-from cloze.checkpoint.adapter_folder import save_adapter, weights_fingerprint
+from cloze.checkpoint.adapter_folder import save_adapter
 from cloze.checkpoint.convert import convert
-from cloze.checkpoint.folder import AdapterInfo, usual_pooling
+from cloze.checkpoint.folder import AdapterInfo, usual_pooling, weights_fingerprint
 from cloze.checkpoint.pooling_files import EmbeddingSettings
 from cloze.errors import CheckpointError, ConfigError
 from cloze.model import HeadName

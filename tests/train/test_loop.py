@@ -401,11 +401,11 @@ def test_measurements_outlive_a_rewind_that_fails(tmp_path: Path, monkeypatch: p
 def test_a_run_killed_at_its_very_start_is_begun_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "run.json.tmp").write_text("{", encoding="utf-8")
+    (folder / f".run.json.{'0' * 16}.cloze-tmp").write_text("{", encoding="utf-8")
     assert Run.open(folder, {"like": "this"}).folder == folder
     assert sorted(path.name for path in folder.iterdir()) == ["run.json"]
     (tmp_path / "others").mkdir()
-    for name in ("run.json.tmp", "letter.txt"):
+    for name in (f".run.json.{'0' * 16}.cloze-tmp", "run.json.tmp"):
         (tmp_path / "others" / name).touch()
     with pytest.raises(ConfigError, match="exists and holds no run; choose another --out"):
         Run.open(tmp_path / "others", {}, fresh=True)

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from cloze.errors import ConfigError
+from cloze.train.loop import TensorBoardLogger
 from cloze.train.pretraining.pretrain import pretrain
-from cloze.train.run import TensorBoardLogger
 from cloze.train.settings import PretrainSettings
 
 

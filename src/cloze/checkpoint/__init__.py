@@ -1,7 +1,15 @@
 """Read and write model folders: the HF layout, TensorFlow checkpoints, hub models, and training checkpoints."""
 
-from cloze.checkpoint.adapter_folder import any_fingerprint, load_any, save_adapter, weights_fingerprint
-from cloze.checkpoint.folder import RUN_MODEL, AdapterInfo, ModelFolder, find_model, load_folder, save_folder
+from cloze.checkpoint.adapter_folder import any_fingerprint, base_files, load_any, save_adapter
+from cloze.checkpoint.folder import (
+    RUN_MODEL,
+    AdapterInfo,
+    ModelFolder,
+    find_model,
+    load_folder,
+    save_folder,
+    weights_fingerprint,
+)
 from cloze.checkpoint.hub import find_source
 from cloze.checkpoint.pooling_files import POOLINGS, EmbeddingSettings, Pooling
 from cloze.checkpoint.state import StateStore, TrainingState
@@ -18,6 +26,7 @@ __all__ = [
     "TaskLabels",
     "TrainingState",
     "any_fingerprint",
+    "base_files",
     "find_model",
     "find_source",
     "load_any",

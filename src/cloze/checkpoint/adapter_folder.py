@@ -9,7 +9,6 @@ that were downloaded before: a folder never causes a download. A base with other
 would look plausible and be wrong. ``AttachedAdapters`` switches between several adapters on one loaded base.
 """
 
-import hashlib
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -20,19 +19,21 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
-from cloze.checkpoint.config_file import read_mean_head, read_task_labels, write_config
+from cloze.checkpoint.config_file import read_task_labels, write_config
 from cloze.checkpoint.folder import (
     ADAPTER,
     RUN_MODEL,
     AdapterInfo,
     ModelFolder,
-    config_path,
+    file_digest,
     find_model,
     load_folder,
+    model_files,
     read_card,
+    weights_fingerprint,
 )
 from cloze.checkpoint.hub import cached_copy, find_source
-from cloze.checkpoint.weights import PICKLE, SAFETENSORS, check_finite, read_safetensors, write_safetensors
+from cloze.checkpoint.weights import check_finite, read_safetensors, write_safetensors
 from cloze.errors import CheckpointError, RequestError, did_you_mean
 from cloze.files import read_json, replaced_folder, write_json
 from cloze.model import HEAD_NAMES, Backbone
@@ -309,44 +310,21 @@ def check_base(described: AdapterFile, place: Path) -> None:
         )
 
 
-def weights_fingerprint(place: Path) -> str:
-    """Return the SHA-256 of the weight file or, if there are several, of their names and SHA-256 digests."""
-    found = find_model(place)
-    assert found is not None, "the caller has found the model"
-    digests = [f"{path.name} {_digest(path)}" for path in [*_weight_files(*found), *_head_files(*found)]]
-    if len(digests) == 1:
-        return digests[0].partition(" ")[2]
-    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
-
-
 def any_fingerprint(place: Path) -> str:
     """Return the SHA-256 of what ``load_any`` loads: the weights of a model, or of an adapter, which imply its base."""
     folder = find_adapter(place)
-    return weights_fingerprint(place) if folder is None else _digest(folder / TENSORS)
+    return weights_fingerprint(place) if folder is None else file_digest(folder / TENSORS)
 
 
-def _head_files(folder: Path, checkpoint: Path | None) -> list[Path]:
-    """Return the file of a head that reads the mean of the token states, which is a module of its own."""
-    if checkpoint is not None or read_mean_head(read_json(config_path(folder)), folder) is None:
-        return []
-    return sorted(folder.glob(f"*_Dense/{SAFETENSORS}"))
-
-
-def _weight_files(folder: Path, checkpoint: Path | None) -> list[Path]:
-    if checkpoint is not None:
-        return sorted(folder.glob(f"{checkpoint.name}.*"))
-    for name in (SAFETENSORS, PICKLE):
-        if (folder / name).is_file():
-            return [folder / name]
-    return sorted(folder.glob("model-*.safetensors")) or sorted(folder.glob("pytorch_model-*.bin"))
-
-
-def _digest(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
+def base_files(source: str | Path) -> dict[str, str]:
+    """Return the SHA-256 of each file of a model that decides what is made of it; of an adapter, also of its base."""
+    place = find_source(source)
+    folder = find_adapter(place)
+    if folder is None:
+        return model_files(place)
+    base = model_files(find_base(read_adapter(folder)))
+    own = {path.name: file_digest(path) for path in (folder / ADAPTER, folder / TENSORS)}
+    return own | {f"base/{name}": digest for name, digest in base.items()}
 
 
 class AttachedAdapters:

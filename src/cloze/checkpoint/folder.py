@@ -17,7 +17,16 @@ from cloze.checkpoint.names import as_bert, hugging_face_names, layout_of, to_hu
 from cloze.checkpoint.pooling_files import EmbeddingSettings, Projection, read_embedding, write_embedding
 from cloze.checkpoint.tensorflow import CONFIG as GOOGLE_CONFIG
 from cloze.checkpoint.tensorflow import find_checkpoint, read_tensorflow
-from cloze.checkpoint.weights import PRETRAINING_HEADS, SAFETENSORS, has_weights, read_weights, write_safetensors
+from cloze.checkpoint.weights import (
+    PICKLE,
+    PICKLE_INDEX,
+    PRETRAINING_HEADS,
+    SAFETENSORS,
+    SAFETENSORS_INDEX,
+    has_weights,
+    read_weights,
+    write_safetensors,
+)
 from cloze.errors import CheckpointError, ConfigError
 from cloze.files import read_json, replaced_folder, write_json
 from cloze.model import Backbone
@@ -43,6 +52,11 @@ _OURS = {
 _NUMBERED = re.compile(r"\d+_[A-Z]\w*|(pytorch_model|model)(-[\w-]+)?\.(bin|safetensors)(\.index\.json)?")
 # Bytes of a model card; the longest on the hub have some 100 kB.
 CARD_LIMIT = 2**20
+# Files besides the weights that decide what a model computes.
+_DECISIVE = (
+    *(CONFIG, GOOGLE_CONFIG, SAFETENSORS_INDEX, PICKLE_INDEX, PRETRAINING_HEADS),
+    *("modules.json", "sentence_bert_config.json", *TOKENIZER_FILES),
+)
 # Subfolder of a run with the finished model.
 RUN_MODEL = "model"
 
@@ -278,6 +292,52 @@ def mean_head_note() -> str:
 
 def _is_empty(path: Path) -> bool:
     return path.is_dir() and not any(path.iterdir())
+
+
+def weights_fingerprint(place: Path) -> str:
+    """Return the SHA-256 of the weight file or, if there are several, of their names and SHA-256 digests."""
+    found = find_model(place)
+    assert found is not None, "the caller has found the model"
+    digests = [f"{path.name} {file_digest(path)}" for path in [*_weight_files(*found), *_head_files(*found)]]
+    if len(digests) == 1:
+        return digests[0].partition(" ")[2]
+    return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+
+def model_files(place: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file that decides what a model computes, by its name in the folder."""
+    found = find_model(place)
+    assert found is not None, "the caller has found the model"
+    folder, _ = found
+    paths = [*_weight_files(*found), *(folder / name for name in _DECISIVE)]
+    paths += [path for name in (CONFIG, SAFETENSORS, PICKLE) for path in folder.glob(f"[0-9]*_*/{name}")]
+    names = {path.relative_to(folder).as_posix(): path for path in paths if path.is_file()}
+    return {name: file_digest(names[name]) for name in sorted(names)}
+
+
+def _head_files(folder: Path, checkpoint: Path | None) -> list[Path]:
+    """Return the file of a head that reads the mean of the token states, which is a module of its own."""
+    if checkpoint is not None or read_mean_head(read_json(config_path(folder)), folder) is None:
+        return []
+    return sorted(folder.glob(f"*_Dense/{SAFETENSORS}"))
+
+
+def _weight_files(folder: Path, checkpoint: Path | None) -> list[Path]:
+    if checkpoint is not None:
+        return sorted(folder.glob(f"{checkpoint.name}.*"))
+    for name in (SAFETENSORS, PICKLE):
+        if (folder / name).is_file():
+            return [folder / name]
+    return sorted(folder.glob("model-*.safetensors")) or sorted(folder.glob("pytorch_model-*.bin"))
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def fingerprint(folder: ModelFolder) -> str:

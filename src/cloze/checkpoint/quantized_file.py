@@ -25,8 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from cloze.checkpoint.adapter_folder import weights_fingerprint
-from cloze.checkpoint.folder import ModelFolder, find_model
+from cloze.checkpoint.folder import ModelFolder, find_model, weights_fingerprint
 from cloze.checkpoint.weights import read_safetensors_with_metadata, write_safetensors
 from cloze.errors import CheckpointError, ConfigError
 from cloze.files import replaced_file

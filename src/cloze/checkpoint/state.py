@@ -20,7 +20,8 @@ from torch import Tensor
 
 from cloze.checkpoint.weights import read_safetensors, write_safetensors
 from cloze.errors import CheckpointError
-from cloze.files import locked, put_aside, read_json, replaced_folder, write_json
+from cloze.files import read_json, replaced_folder, write_json
+from cloze.locks import aside_target, delete, is_ours, locked
 from cloze.progress import Progress, Silent
 
 _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
@@ -29,6 +30,7 @@ _MODEL, _OPTIMIZER, _STATE, _MANIFEST = (
     "state.json",
     "manifest.json",
 )
+_STEP = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,9 @@ class StateStore:
         kept = {committed, *before[:1]}
         # Also newer ones: a damaged checkpoint that was skipped has a higher number. And temporary folders that killed
         # processes have left.
-        for other in [*self.folder.glob("step-*"), *self._put_aside()]:
-            if other not in kept:
-                shutil.rmtree(other, ignore_errors=True)
+        for other in self.folder.iterdir():
+            if other not in kept and (is_ours(other) or _STEP.match(other.name)):
+                delete(other)
 
     def _folders(self) -> dict[int, Path]:
         """Return the committed checkpoints by step, newest first; names of temporary folders do not match.
@@ -112,14 +114,12 @@ class StateStore:
         renamed folder is used.
         """
         found: dict[int, Path] = {}
-        for path in [*self._put_aside(), *self.folder.glob("step-*")]:  # later entries take precedence
-            number = re.fullmatch(r"\.?step-(\d+)(?:\.replaced)?", path.name)
+        paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
+        for path in sorted(paths):  # in this order, ".step-..." before "step-...", which takes precedence
+            number = _STEP.fullmatch(aside_target(path) or path.name)
             if number:
                 found[int(number[1])] = path
         return dict(sorted(found.items(), reverse=True))
-
-    def _put_aside(self) -> Iterator[Path]:
-        return self.folder.glob(put_aside(Path("step-*")).name)
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:

@@ -5,6 +5,7 @@ overwrites it, and kill the process when somebody truncates it.
 """
 
 import pickle
+import stat
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -176,11 +177,13 @@ def _is_plain(value: object) -> bool:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors, readable by everyone and flushed to disk; ``save_file`` alone does neither."""
+    """Write tensors, with the mode of any other file and flushed to disk; ``save_file`` alone does neither."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)  # as the umask says
     try:
         save_file(contiguous, path, metadata={"format": "pt", **(metadata or {})})
     except SafetensorError as error:  # raised for a full disk
         raise OSError(str(error)) from error
-    path.chmod(0o644)
+    path.chmod(mode)
     flush(path)

@@ -166,6 +166,7 @@ def overview() -> str:
 
 def _run(command: str, words: list[str], debug: bool) -> int:
     from cloze.cli.console import protect_terminal
+    from cloze.locks import command_locks
 
     protect_terminal()
     flags: Collection[str] = ()
@@ -175,7 +176,8 @@ def _run(command: str, words: list[str], debug: bool) -> int:
         app = build(command, _take_value(words, "--config"))
         flags = _flags(app.assemble_argument_collection())
         words = _expand_aliases(words, flags)
-        app(words, exit_on_error=False, print_error=False, result_action="return_none")
+        with command_locks():
+            app(words, exit_on_error=False, print_error=False, result_action="return_none")
     except KeyboardInterrupt:
         _print_message("interrupted")
         return 130

@@ -11,7 +11,7 @@ from cloze.cli.console import Machine, print_json, print_scores, print_table
 from cloze.cli.inputs import Inputs, Texts, read_arguments
 from cloze.cli.jobs import OPTIONS, Options, Row, TextPrediction, run_prediction
 from cloze.cli.outputs import write_rows
-from cloze.cli.resumable import file_state
+from cloze.cli.resumable import file_identity
 from cloze.tasks.correction.kind import CORRECTION_NAME, CorrectionSettings
 from cloze.tasks.rows import RowSettings
 
@@ -62,7 +62,7 @@ class Correct(TextPrediction["Corrected"]):
         """Return the settings that apply to this model; files may have changed under the same name."""
         settings = asdict(self.settings.completed(model.correcting))
         for name in ("similar", "protect"):
-            settings[name] = None if settings[name] is None else file_state(settings[name])
+            settings[name] = None if settings[name] is None else file_identity(settings[name])
         identity = super().identity(model)
         del identity["settings"]
         return identity | settings

@@ -22,7 +22,7 @@ from cloze.cli import inputs
 from cloze.cli.console import InferenceMachine, Reporter, print_json, print_written
 from cloze.cli.inputs import Inputs, Survey
 from cloze.cli.outputs import ROW_FILES, arrow_schema, beside, check_file, join_parts, write_rows
-from cloze.cli.resumable import PartCounts, ResumableJob, file_state
+from cloze.cli.resumable import PartCounts, ResumableJob, UnchangedFile, file_identity
 from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 
@@ -234,15 +234,18 @@ def _predict_file(command: Prediction[PartT, ResultT], source: Path, output: Pat
     if output.exists() and source.exists() and output.samefile(source):
         raise ConfigError(f"--output {output}: this is the --input itself; choose another place")
     rows = min(SLOW_PART_ROWS, inputs.PART_ROWS) if command.slow else inputs.PART_ROWS
+    unchanged = UnchangedFile(source)
     # A pipe can be read only once: there is no first pass over it.
     survey = None if source.is_fifo() else _survey(command, command.read_parts(model, source, rows), source, output)
 
     def write(part: PartT, path: Path) -> None:
         results = predict(part)
+        unchanged.check()
         counts.record(path, command.counts(results))
         (command.write if path == output else command.write_part)(path, part, results, survey)
 
     def join(parts: Sequence[Path], path: Path) -> None:
+        unchanged.check()
         counts.load(parts)
         command.join(parts, path)
 
@@ -258,11 +261,12 @@ def _base_identity(model: "Model", source: Path, rows: int, total: int | None) -
     """Return what identifies every job: the program, the input and the model."""
     from cloze import __version__
 
+    # Hashing takes time, and is not needed for a single part.
+    is_resumable = total is None or total > rows
     return {
         "cloze": __version__,
-        "input": file_state(source),
-        # Hashing the weights takes time, and is not needed for a single part.
-        "model": model.fingerprint if total is None or total > rows else "",
+        "input": file_identity(source) if is_resumable else [],
+        "model": model.fingerprint if is_resumable else "",
         "precision": model.precision,
         "rows": rows,
     }

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from cloze.cli.inputs import Inputs, Survey
 from cloze.errors import ConfigError, DataError
-from cloze.files import replaced_file
+from cloze.files import check_replaceable, replaced_file
+from cloze.locks import hold_target, target_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,6 +31,8 @@ _WHITE = re.compile("[\t\r\n]+")
 def check_file(path: Path, endings: Sequence[str] = (), flag: str = "--output") -> None:
     """Refuse an output file that could not be written, before any work is done. Its folders are created with it.
 
+    Until the command ends, no other one writes to this file.
+
     Args:
         path: The file.
         endings: The suffixes of the formats that the command writes; any if there are none.
@@ -40,22 +43,28 @@ def check_file(path: Path, endings: Sequence[str] = (), flag: str = "--output") 
         raise ConfigError(f"{flag} {path}: {expected} was expected")
     if path.is_dir():
         raise ConfigError(f"{flag} {path}: this is a folder; name a file in it")
-    check_folder(path.parent, flag, path)
-    if path.exists() and not os.access(path, os.W_OK):
-        raise ConfigError(f"{flag} {path}: cannot be written to; choose another file")
+    _check_place(path.parent, f"{flag} {path}")
+    check_replaceable(path, "file")
+    hold_target(path)
 
 
-def check_folder(path: Path | None, flag: str = "--out", given: Path | None = None) -> None:
+def check_folder(path: Path | None, flag: str = "--out") -> None:
     """Refuse an output folder that cannot be created or written to, before any work is done.
+
+    Until the command ends, no other one writes to this folder.
 
     Args:
         path: The folder; None if the command writes none.
         flag: The flag that named it, for the message.
-        given: What the flag named, if it is a file in this folder.
     """
-    if path is None:
-        return
-    shown = f"{flag} {given or path}".strip()
+    if path is not None:
+        _check_place(path, f"{flag} {path}".strip())
+        check_replaceable(path, "folder")
+        hold_target(path)
+
+
+def _check_place(path: Path, shown: str) -> None:
+    """Refuse a folder that cannot be created or written to."""
     try:
         existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
     except OSError as error:  # a name that is too long, for example
@@ -225,7 +234,7 @@ def _parquet_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (arrow.ArrowException, OverflowError, UnicodeEncodeError) as error:
-        name, reason = path.name.removesuffix(".tmp"), str(error).splitlines()[0]
+        name, reason = target_name(path) or path.name, str(error).splitlines()[0]
         raise DataError(f"{name}: Parquet cannot keep a column as it is ({reason}); write .jsonl instead") from error
 
 

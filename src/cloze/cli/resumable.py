@@ -3,12 +3,17 @@
 While a job runs, the folder ``OUTPUT.parts`` beside the output holds one finished file per part, and ``work.json``,
 which identifies the job. Re-running the same command resumes after the last finished part; a command with other
 settings is refused. At the end the parts are joined into one file and the folder is removed.
+
+``work.json`` is written before the first part and deleted after the last one: parts without it belong to nobody knows
+which job, and are deleted.
 """
 
+import hashlib
 import json
-import shutil
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -16,12 +21,14 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar
 
 from cloze.errors import ClozeError, DataError
-from cloze.files import read_json, replace_json
+from cloze.files import flush, read_json, replace_json
 from cloze.interrupts import Interrupted, heard_at_once
+from cloze.locks import is_ours, only_writer, real_target
 from cloze.progress import Progress
 
 Part = TypeVar("Part")
 WORK = "work.json"
+_PART = re.compile(r"\d{6,}\.\w+(\.json)?")  # a part, or its counts
 
 
 @dataclass(frozen=True)
@@ -57,13 +64,18 @@ class ResumableJob(Generic[Part]):
         Returns:
             The number of rows in the output.
         """
-        folder = output.with_name(f"{output.name}.parts")
+        with only_writer(output):
+            return self._run(parts, total, output, progress, fresh=fresh)
+
+    def _run(self, parts: Iterator[Part], total: int | None, output: Path, progress: Progress, *, fresh: bool) -> int:
+        place = real_target(output)
+        folder = place.with_name(f"{place.name}.parts")
         if fresh:
-            shutil.rmtree(folder, ignore_errors=True)
+            _delete_parts(folder)
         first, second = next(parts, None), next(parts, None)
         if first is None:
             raise DataError("the input has no rows; give at least one")
-        if second is None and not folder.exists():
+        if second is None and not (folder / WORK).exists():
             self.write(first, output)
             return self.size(first)
         _open_folder(folder, self.identity, output)
@@ -75,7 +87,8 @@ class ResumableJob(Generic[Part]):
         )
         with _disk_errors(output):
             self.join(paths, output)
-        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(ClozeError):  # the output is there; without its record, no part can be taken for another's
+            _delete_parts(folder)
         return done
 
     def _write_parts(
@@ -115,9 +128,11 @@ def _open_folder(folder: Path, identity: Mapping[str, Any], output: Path) -> Non
     record = folder / WORK
     identity = json.loads(json.dumps(identity))  # as it is read back: tuples become lists
     if not record.exists():
+        _delete_parts(folder)
         with _disk_errors(output):
             folder.mkdir(parents=True, exist_ok=True)
             replace_json(record, dict(identity))
+            flush(folder)
         return
     before = read_json(record, DataError)
     changed = [name for name in identity if before.get(name) != identity[name]]
@@ -129,10 +144,58 @@ def _open_folder(folder: Path, identity: Mapping[str, Any], output: Path) -> Non
         )
 
 
-def file_state(path: Path) -> list[Any]:
-    """Return what changes when a file is replaced or edited: its path, size and modification time."""
-    state = path.stat()
-    return [str(path.resolve()), state.st_size, state.st_mtime_ns]
+def _delete_parts(folder: Path) -> None:
+    """Delete the folder of a job: the parts, then their record, so that no other job can take them for its own.
+
+    Raises:
+        DataError: If the folder holds something else, and so is somebody's.
+    """
+    if not os.path.lexists(folder):
+        return
+    if folder.is_symlink() or not folder.is_dir():
+        raise DataError(f"{folder}: is not a folder of unfinished work; give it another name, or give another --output")
+    paths = list(folder.iterdir())
+    foreign = sorted(path.name for path in paths if path.name != WORK and not _PART.fullmatch(path.name))
+    foreign = [name for name in foreign if not is_ours(folder / name)]
+    if foreign:
+        raise DataError(
+            f"{folder}: holds {foreign[0]!r}, which is none of ours, but unfinished work is kept there; "
+            "give that folder another name, or give another --output"
+        )
+    with _disk_errors(folder):
+        for path in paths:
+            if path.name != WORK:
+                path.unlink(missing_ok=True)
+        flush(folder)
+        (folder / WORK).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def file_identity(path: Path) -> list[str]:
+    """Return what a job records of a file: its path and the SHA-256 of its content; a pipe cannot be read twice."""
+    if not path.is_file():
+        return [str(path.resolve()), ""]
+    with path.open("rb") as file:
+        return [str(path.resolve()), hashlib.file_digest(file, "sha256").hexdigest()]
+
+
+class UnchangedFile:
+    """A file that must not change while it is read; a pipe may."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._state = self._read_state()
+
+    def _read_state(self) -> tuple[int, ...]:
+        if not self._path.is_file():
+            return ()
+        state = self._path.stat()
+        return state.st_size, state.st_ino, state.st_mtime_ns
+
+    def check(self) -> None:
+        """Raise an error if the file has changed."""
+        if self._read_state() != self._state:
+            raise DataError(f"{self._path}: has changed while it was read; run the command again with --fresh")
 
 
 class PartCounts:

@@ -13,7 +13,7 @@ from typing import Any
 
 from cloze.corpus.documents import FileRange, Paragraph, TextStream, cut_paragraph, named_errors
 from cloze.errors import DataError, did_you_mean
-from cloze.files import replaced_file
+from cloze.files import replaced_file, scratch_folder
 from cloze.lines import UTF8_MARK, RowError
 
 # A row is read into memory as a whole.
@@ -152,7 +152,7 @@ def documents_as_files(texts: Any, out: Path, column: str) -> Iterator[list[Path
     Args:
         texts: A file, a list of files, or documents: a data frame, an Arrow table or a data set with the column, a
             mapping of columns, or an iterable of texts, of lists of paragraphs or of rows with the column.
-        out: What is made of them; the written file gets its name, so that an interrupted work finds it again.
+        out: What is made of them; the written file is named after it, so that interrupted work recognizes it.
         column: The column with the texts.
     """
     if isinstance(texts, str | os.PathLike):
@@ -160,13 +160,11 @@ def documents_as_files(texts: Any, out: Path, column: str) -> Iterator[list[Path
     if isinstance(texts, list | tuple) and all(isinstance(text, str | os.PathLike) for text in texts):
         yield [_check_is_path(text) for text in texts]
         return
-    path = out.with_name(f"{out.name}.documents.txt")
-    with replaced_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
-        file.writelines("\n".join(lines) + "\n\n" for lines in iter_documents(texts, column))
-    try:
+    with scratch_folder(out) as folder:
+        path = folder / f"{out.name}.documents.txt"
+        with replaced_file(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines("\n".join(lines) + "\n\n" for lines in iter_documents(texts, column))
         yield [path]
-    finally:
-        path.unlink(missing_ok=True)
 
 
 def _check_is_path(text: str | os.PathLike[str]) -> Path:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -20,12 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from cloze.checkpoint import TrainingState
+from cloze.errors import ConfigError
 from cloze.interrupts import Interrupted, Interrupts, heard_between_steps
 from cloze.progress import Progress, Silent
 from cloze.train.distributed import ProcessGroup, full_state_dict, full_tensor, load_full_state_dict
 from cloze.train.memory import MemoryTrimmer
 from cloze.train.optimization import (
     DivergenceGuard,
+    MetricsTracker,
     Precision,
     Schedule,
     make_optimizer,
@@ -33,7 +36,7 @@ from cloze.train.optimization import (
     restore_optimizer,
     set_rate,
 )
-from cloze.train.run import MetricsTracker, Run
+from cloze.train.run import Run
 from cloze.train.settings import LoopSettings
 
 # Seconds after which a checkpoint is due, however few steps they were: the most work that a power cut can cost.
@@ -318,6 +321,7 @@ class _Training:
             "evaluated": self.evaluated,
             "owed": self.evaluation_due,
             "precision": [self.options.precision.name, self.options.precision.device.type],
+            "measured": self.run.measured() if self.group.is_main else None,
         }
         state = TrainingState(step, full_state_dict(self.objective), optimizer_tensors(self.optimizer), figures)
         if self.group.is_main:
@@ -330,6 +334,7 @@ class _Training:
         """Load the newest checkpoint and return the step to continue with."""
         state = self.run.store.newest(self.progress)
         if self.group.is_main:
+            self.run.check_measured(state.figures.get("measured") if state else None)
             self.run.rewind(state.step if state else 0, evaluation_due=bool(state and state.figures["owed"]))
         if state is None:
             return 0
@@ -354,3 +359,24 @@ def _is_due(done: int, every: int) -> bool:
 
 def _dropout_seed(seed: int, step: int, part: int) -> int:
     return int(np.random.SeedSequence([seed, step, part]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+class TensorBoardLogger:
+    """Writes the metrics of a run for TensorBoard, an optional extra."""
+
+    def __init__(self, run: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ConfigError(
+                "--tensorboard needs TensorBoard; install it with: pip install 'cloze-bert[tensorboard]'"
+            ) from error
+        # A resumed run writes what came after its checkpoint a second time, with equal values.
+        self._writer = SummaryWriter(str(run / "tensorboard"))
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Add a point to the curve of each metric."""
+        for name, value in metrics.items():
+            group = "held out" if name.startswith("held_out_") else "training"
+            self._writer.add_scalar(f"{group}/{name.removeprefix('held_out_')}", value, step)
+        self._writer.flush()

@@ -264,3 +264,51 @@ class DivergenceGuard:
         self._mean, self._accepted = state["usual"], state["seen"]
         # Checkpoints of earlier versions lack the last two.
         self._initial, self._rejected_in_a_row = state.get("first", 0.0), state.get("bad", 0)
+
+
+class MetricsTracker:
+    """Averages metrics between log lines, and measures the throughput."""
+
+    def __init__(self, flops_per_token: float = 0.0, peak_flops: float = 0.0) -> None:
+        """``peak_flops``: what a large matrix product reaches, in operations per second; 0 if not measured."""
+        self._peak_share_per_speed = flops_per_token / peak_flops if peak_flops else 0.0
+        self._tokens_seen = 0
+        self._reset()
+
+    def _reset(self) -> None:
+        self._sums: dict[str, float] = {}
+        self._count = 0
+        self._tokens = 0
+        self._start = time.monotonic()
+
+    def add(self, metrics: Mapping[str, float], tokens: int) -> None:
+        """Add one step."""
+        for name, value in metrics.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        self._count += 1
+        self._tokens += tokens
+        self._tokens_seen += tokens
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint has to hold, so that the next mean is that of an uninterrupted run."""
+        return {"sums": self._sums, "count": self._count, "seen": self._tokens_seen}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what ``state_dict`` returned; the clock starts anew."""
+        self._sums, self._count, self._tokens_seen = dict(state["sums"]), state["count"], state["seen"]
+
+    def flush(self) -> dict[str, float]:
+        """Return the means since the last flush, and reset them."""
+        metrics = self.current()
+        self._reset()
+        return metrics
+
+    def current(self) -> dict[str, float]:
+        """Return the means since the last flush; without the metrics of steps if all of them were rejected."""
+        metrics = {name: total / self._count for name, total in self._sums.items()}
+        tokens_per_second = self._tokens / max(1e-9, time.monotonic() - self._start)
+        metrics["tokens_per_second"] = tokens_per_second
+        if self._peak_share_per_speed:
+            metrics["share_of_peak"] = tokens_per_second * self._peak_share_per_speed
+        metrics["tokens_seen"] = self._tokens_seen
+        return metrics

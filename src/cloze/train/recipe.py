@@ -4,15 +4,17 @@ Open the run, return if it is finished, build batches and objective, train with 
 epoch (with early stopping if there is a patience), finish. ``TrainingParts`` is what differs between them.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
+from cloze.checkpoint.weights import read_safetensors_with_metadata, write_safetensors
+from cloze.errors import CheckpointError
 from cloze.files import replaced_file
 from cloze.hardware import format_bytes, require_memory
 from cloze.model import Backbone
@@ -28,6 +30,7 @@ from cloze.train.run import BEST, Run, open_run
 
 # Bytes per trained parameter beside its weight: the gradient and two moments, in float32.
 _BYTES_TRAINED = 12
+_DIGEST = "sha256"  # of the tensors of the best weights
 
 
 class EpochBatches(BatchSource, Protocol):
@@ -78,19 +81,19 @@ def run_training(parts: TrainingParts, out: str | Path, *, fresh: bool, progress
     """
     # Checkpointing changes how gradients are computed, not what they are.
     recorded = {name: value for name, value in parts.recorded.items() if name != "checkpointing"}
-    run = open_run(Path(out), recorded, fresh=fresh)
-    if run.report_finished(progress):
+    with open_run(Path(out), recorded, fresh=fresh) as run:
+        if run.report_finished(progress):
+            return run.folder
+        settings, bert = parts.settings, parts.model.bert
+        if settings.checkpointing:
+            require_bert(bert, "checkpointing").encoder.checkpointing = True
+        return_freed_memory() if settings.checkpointing else keep_freed_memory()
+        batches, objective = parts.batches(), parts.objective()
+        require_step_memory(objective, bert, batches, settings)
+        precision = train_with_evaluation(objective, batches, parts, run, progress)
+        bert.eval()
+        parts.finish(run, replace(settings, precision=precision.name))
         return run.folder
-    settings, bert = parts.settings, parts.model.bert
-    if settings.checkpointing:
-        require_bert(bert, "checkpointing").encoder.checkpointing = True
-    return_freed_memory() if settings.checkpointing else keep_freed_memory()
-    batches, objective = parts.batches(), parts.objective()
-    require_step_memory(objective, bert, batches, settings)
-    precision = train_with_evaluation(objective, batches, parts, run, progress)
-    bert.eval()
-    parts.finish(run, replace(settings, precision=precision.name))
-    return run.folder
 
 
 def require_step_memory(
@@ -179,8 +182,9 @@ class EarlyStopping:
     def update(self, score: float) -> None:
         """Save the weights if this score is better than all before it."""
         if score > max(self._scores(), default=-float("inf")):
+            tensors = self._model.state_dict()
             with replaced_file(self.path) as temporary:
-                save_file({name: tensor.contiguous() for name, tensor in self._model.state_dict().items()}, temporary)
+                write_safetensors(temporary, tensors, {_DIGEST: _digest(tensors)})
 
     def should_stop(self) -> bool:
         """Return whether the last ``patience`` evaluations brought no improvement."""
@@ -188,9 +192,25 @@ class EarlyStopping:
         return bool(scores) and len(scores) - 1 - scores.index(max(scores)) >= self._patience
 
     def restore_best(self) -> None:
-        """Load the best weights into the model."""
+        """Load the best weights into the model.
+
+        Raises:
+            CheckpointError: If the file is damaged or missing.
+        """
+        tensors, metadata = read_safetensors_with_metadata(self.path)
+        # Runs of earlier versions have no digest.
+        if metadata.get(_DIGEST) not in (None, _digest(tensors)):
+            raise CheckpointError(f"{self.path}: has changed since it was written; start over with --fresh")
         with torch.no_grad():
-            self._model.load_state_dict(load_file(self.path))
+            self._model.load_state_dict(tensors)
 
     def _scores(self) -> list[float]:
         return [row[self._metric] for row in self._run.metrics() if self._metric in row]
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()

@@ -6,19 +6,23 @@ checkpoints/    the state of the training, until it is finished
 model/          the model folder, written last
 """
 
+import hashlib
 import json
 import os
 import shutil
-import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from html import escape
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from cloze.checkpoint import RUN_MODEL, ModelFolder, StateStore, save_adapter, save_folder
 from cloze.errors import ClozeError, ConfigError
-from cloze.files import OUR_JSON_LIMIT, read_json, replace_json, replaced_file
+from cloze.files import OUR_JSON_LIMIT, check_replaceable, flush, read_json, replace_json, replaced_file
+from cloze.locks import is_ours, only_writer, sweep
 from cloze.progress import Progress
 from cloze.train.distributed import ProcessGroup
 
@@ -29,11 +33,12 @@ BEST = "best.safetensors"  # the best weights so far, with early stopping
 CURVES = "curves.png"
 _LONGEST_SHOWN = 100  # characters of a value in a message
 # Facts that runs of earlier versions did not record; where they are missing, they are not compared.
-_RECORDED_LATER = frozenset({"content", "teacher", "longest_answer"})
-# Settings that change nothing but the report.
-_NOT_COMPARED = frozenset({"baseline"})
-_INCOMPLETE_SETTINGS = f"{SETTINGS}.tmp"  # all that a run killed at its start leaves
-TENSORBOARD_FOLDER = "tensorboard"
+_RECORDED_LATER = frozenset(
+    {"content", "teacher", "longest_answer", "base", "corpus_files", "domain_files", "test_content"}
+)
+# Settings that change nothing but the report, and the number of threads, on which the last digits of a sum depend.
+_THREADS = "threads"
+_NOT_COMPARED = frozenset({"baseline", _THREADS})
 _WIDTH, _HEIGHT, _MARGIN = 320, 160, 30  # of a curve in a notebook, in pixels
 # The components of a pre-training loss.
 LOSS_COMPONENTS = ("mlm_loss", "nsp_loss", "sop_loss", "sbo_loss")
@@ -52,9 +57,13 @@ class Run:
         store: The checkpoints.
         model_folder: Where the model is saved at the end.
         resume_note: How the command that resumes the run differs from the one that started it.
+        notes: What a resumed run cannot promise.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.notes: list[str] = []
+        self._lock = ExitStack()
+        weakref.finalize(self, self._lock.close)
         self.folder = folder
         self.store = StateStore(folder / "checkpoints")
         self.model_folder = folder / RUN_MODEL
@@ -62,7 +71,9 @@ class Run:
 
     @classmethod
     def open(cls, folder: Path, settings: Mapping[str, Any], *, fresh: bool = False) -> "Run":
-        """Start a run, or open one that was started with the same settings.
+        """Start a run, or open one that was started with the same settings; hold it against other processes.
+
+        It is held until ``close``, which leaving a ``with`` block calls.
 
         Args:
             folder: The folder of the run.
@@ -71,27 +82,56 @@ class Run:
 
         Raises:
             ConfigError: If the folder holds a run with other settings, or something else.
+            ClozeError: If another process has opened it.
         """
-        settings = json.loads(json.dumps(settings))
+        run = cls(folder)
+        run._lock.enter_context(only_writer(folder))
+        try:
+            run._start(json.loads(json.dumps(settings)), fresh=fresh)
+        except BaseException:
+            run.close()
+            raise
+        return run
+
+    @classmethod
+    def join(cls, folder: Path, settings: Mapping[str, Any]) -> "Run":
+        """Open a run that the main process of this group has started."""
+        _refuse_changes(folder, _read_settings(folder), json.loads(json.dumps(settings)))
+        return cls(folder)
+
+    def _start(self, settings: dict[str, Any], *, fresh: bool) -> None:
+        folder = self.folder
         if (folder / SETTINGS).is_file() and not fresh:
-            _refuse_changes(folder, read_json(folder / SETTINGS, ConfigError, OUR_JSON_LIMIT), settings)
-            return cls(folder)
+            recorded = _read_settings(folder)
+            _refuse_changes(folder, recorded, settings)
+            self.notes += _resume_notes(folder, recorded, settings)
+            sweep(folder)
+            return
         if not _is_available(folder):
             raise ConfigError(f"{folder}: exists and holds no run; choose another --out")
         _refuse_to_delete_base(folder, settings.get("model"))
-        run = cls(folder)
+        check_replaceable(folder, "folder")
         try:
-            if run.store.folder.is_dir():
-                with run.store.held():
+            if self.store.folder.is_dir():
+                with self.store.held():
                     _delete_contents(folder)
             else:
                 _delete_contents(folder)
             folder.mkdir(parents=True, exist_ok=True)
-            replace_json(folder / SETTINGS, settings)
+            replace_json(folder / SETTINGS, {**settings, _THREADS: torch.get_num_threads()})
         except OSError as error:
             raise ConfigError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from error
-        run.resume_note = ", without --fresh," if fresh else ""
-        return run
+        self.resume_note = ", without --fresh," if fresh else ""
+
+    def close(self) -> None:
+        """Let other processes open the run."""
+        self._lock.close()
+
+    def __enter__(self) -> "Run":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def finished(self) -> bool:
@@ -103,6 +143,9 @@ class Run:
         if self.finished:
             self.clear()  # something is left if the process was killed after it wrote the model
             progress.say(f"{self.folder}: finished already; use --fresh to start over")
+        else:
+            for note in self.notes:
+                progress.say(note)
         return self.finished
 
     def finish(self, contents: ModelFolder) -> None:
@@ -144,6 +187,30 @@ class Run:
         with replaced_file(self.folder / METRICS) as temporary:
             temporary.write_text(text, encoding="utf-8")
 
+    def measured(self) -> tuple[int, str]:
+        """Return size and SHA-256 of the measurements so far, flushed to disk: a checkpoint records them."""
+        path = self.folder / METRICS
+        if not path.is_file():
+            return 0, hashlib.sha256().hexdigest()
+        try:
+            flush(path)
+        except OSError as error:
+            raise ClozeError(f"{path}: cannot be written ({error.strerror}); the same command goes on") from error
+        text = path.read_bytes()
+        return len(text), hashlib.sha256(text).hexdigest()
+
+    def check_measured(self, recorded: Sequence[Any] | None) -> None:
+        """Raise an error unless the measurements begin with those of a checkpoint; early stopping reads them."""
+        if recorded is None:  # there is no checkpoint, or one of an earlier version
+            return
+        size, digest = recorded
+        path = self.folder / METRICS
+        text = path.read_bytes()[:size] if path.is_file() else b""
+        if hashlib.sha256(text).hexdigest() != digest:
+            raise ConfigError(
+                f"{path}: has changed since the last checkpoint; put it back as it was, or start over with --fresh"
+            )
+
     def write_results(self, results: Mapping[str, Any]) -> None:
         """Write the final scores."""
         replace_json(self.folder / RESULTS, dict(results))
@@ -166,7 +233,8 @@ def _is_available(folder: Path) -> bool:
         return True
     if not folder.is_dir():
         return False
-    return (folder / SETTINGS).is_file() or {path.name for path in folder.iterdir()} <= {_INCOMPLETE_SETTINGS}
+    # All that a run killed at its start leaves are temporaries.
+    return (folder / SETTINGS).is_file() or all(is_ours(path) for path in folder.iterdir())
 
 
 def _delete_contents(folder: Path) -> None:
@@ -181,6 +249,24 @@ def _refuse_to_delete_base(folder: Path, model: str | None) -> None:
     """Refuse to delete the model from which the run is to start."""
     if model is not None and Path(model).exists() and Path(model).resolve().is_relative_to(folder.resolve()):
         raise ConfigError(f"{folder}: holds the model {model}, which the run would delete; choose another --out")
+
+
+def _read_settings(folder: Path) -> dict[str, Any]:
+    return read_json(folder / SETTINGS, ConfigError, OUR_JSON_LIMIT)
+
+
+def _resume_notes(folder: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
+    if settings.get("base") is not None and "base" not in recorded:
+        yield (
+            f"{folder}: started by an earlier version, which did not record the files of {settings.get('model')}; "
+            "whether they are the same is not known"
+        )
+    before, now = recorded.get(_THREADS), torch.get_num_threads()
+    if before is not None and before != now:
+        yield (
+            f"{folder}: started with {before} threads and resumed with {now}: the last digits of the numbers may "
+            f"differ; with {before} they do not"
+        )
 
 
 def _refuse_changes(folder: Path, recorded: Mapping[str, Any], settings: Mapping[str, Any]) -> None:
@@ -228,76 +314,7 @@ def open_run(out: Path, recorded: Mapping[str, Any], *, fresh: bool = False, gro
     fresh = fresh and not int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     run = Run.open(out, recorded, fresh=fresh) if group.is_main else None
     group.barrier()
-    return run or Run.open(out, recorded)
-
-
-class MetricsTracker:
-    """Averages metrics between log lines, and measures the throughput."""
-
-    def __init__(self, flops_per_token: float = 0.0, peak_flops: float = 0.0) -> None:
-        """``peak_flops``: what a large matrix product reaches, in operations per second; 0 if not measured."""
-        self._peak_share_per_speed = flops_per_token / peak_flops if peak_flops else 0.0
-        self._tokens_seen = 0
-        self._reset()
-
-    def _reset(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._count = 0
-        self._tokens = 0
-        self._start = time.monotonic()
-
-    def add(self, metrics: Mapping[str, float], tokens: int) -> None:
-        """Add one step."""
-        for name, value in metrics.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
-        self._count += 1
-        self._tokens += tokens
-        self._tokens_seen += tokens
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint has to hold, so that the next mean is that of an uninterrupted run."""
-        return {"sums": self._sums, "count": self._count, "seen": self._tokens_seen}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what ``state_dict`` returned; the clock starts anew."""
-        self._sums, self._count, self._tokens_seen = dict(state["sums"]), state["count"], state["seen"]
-
-    def flush(self) -> dict[str, float]:
-        """Return the means since the last flush, and reset them."""
-        metrics = self.current()
-        self._reset()
-        return metrics
-
-    def current(self) -> dict[str, float]:
-        """Return the means since the last flush; without the metrics of steps if all of them were rejected."""
-        metrics = {name: total / self._count for name, total in self._sums.items()}
-        tokens_per_second = self._tokens / max(1e-9, time.monotonic() - self._start)
-        metrics["tokens_per_second"] = tokens_per_second
-        if self._peak_share_per_speed:
-            metrics["share_of_peak"] = tokens_per_second * self._peak_share_per_speed
-        metrics["tokens_seen"] = self._tokens_seen
-        return metrics
-
-
-class TensorBoardLogger:
-    """Writes the metrics of a run for TensorBoard, an optional extra."""
-
-    def __init__(self, run: Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ConfigError(
-                "--tensorboard needs TensorBoard; install it with: pip install 'cloze-bert[tensorboard]'"
-            ) from error
-        # A resumed run writes what came after its checkpoint a second time, with equal values.
-        self._writer = SummaryWriter(str(run / TENSORBOARD_FOLDER))
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a point to the curve of each metric."""
-        for name, value in metrics.items():
-            group = "held out" if name.startswith("held_out_") else "training"
-            self._writer.add_scalar(f"{group}/{name.removeprefix('held_out_')}", value, step)
-        self._writer.flush()
+    return run or Run.join(out, recorded)
 
 
 def series(metrics: Metrics, name: str) -> tuple[list[float], list[float]]:

@@ -9,8 +9,8 @@ one) -> ``survey``, or ``ShardMaker.hash`` and ``ShardMaker.make``, which cluste
 """
 
 import json
+import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -33,24 +33,29 @@ from cloze.corpus.preparation.shard_plan import (
     HASHES,
     PLAN,
     WORDS,
+    ByteMeter,
+    FileState,
     ShardPlan,
     check_is_corpus,
     check_same,
     differences,
     estimated_size,
+    file_state,
     gather,
     hashes_path,
     id_type,
     kept_path,
     make_recipe,
     shard_name,
+    work_folder,
 )
 from cloze.corpus.record_files import documents_as_files
 from cloze.corpus.settings import EngineSettings, PrepareSettings
 from cloze.corpus.shards import FORMAT, MANIFEST, SHARDS, SPLITS, read_manifest
 from cloze.errors import ClozeError, DataError
-from cloze.files import LOCK, check_named, flush, locked, put_aside, write_json
+from cloze.files import check_named, check_replaceable, flush, write_json
 from cloze.interrupts import Interrupted, heard_at_once
+from cloze.locks import LOCK, aside_name, delete, locked, only_writer, real_target
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.text.segmentation import WordSplitter
@@ -63,11 +68,9 @@ from cloze.workers import serve
 serve(PreparationRunner())
 """
 _WORTH_A_PROCESS = 8 * 10**6  # fewer bytes are prepared before a worker process would have started
-# Bytes between two progress reports; a stage of fewer bytes than the second number is not reported.
-_REPORT_EVERY = 2**18
-_FEWEST_REPORTED = 2**15
 _MOST_DEATHS = 3  # worker processes that may die at one task
 # Everything that may be in a work folder.
+_TEMPORARY = re.compile(r".+\.\d+\.tmp")  # with the number of the process that wrote it
 _OURS = {PLAN, MANIFEST, SHARDS, HASHES, WORDS, CLUSTER, LOCK, *TOKENIZER_FILES}
 
 
@@ -102,13 +105,16 @@ def prepare(
     check_engine(engine)
     tokenizer = Tokenizer.from_folder(find_vocabulary(Path(vocab)))
     WordSplitter(settings.words)  # raises an error now if the file has one
-    exists = folder.exists() and not _is_empty(folder)
-    if exists:
-        check_is_corpus(folder)
     with heard_at_once(), ExitStack() as stack:
+        stack.enter_context(only_writer(folder))
+        check_replaceable(folder, "folder")
+        exists = folder.exists() and not _is_empty(folder)
+        if exists:
+            check_is_corpus(folder)
         paths = stack.enter_context(documents_as_files(texts, folder, settings.text))
-        work = _Work(folder.with_name(f"{folder.name}.partial"), paths, engine, progress)
+        work = _Work(work_folder(folder), paths, engine, progress)
         stack.enter_context(work.summarized_if_interrupted())
+        work.record_states()
         recipe = make_recipe(work.fingerprints(), tokenizer, settings)
         if exists and not fresh:
             check_same(folder, recipe)
@@ -130,6 +136,7 @@ class _Work:
         self._engine = engine
         self._progress = progress
         self._plan: ShardPlan | None = None
+        self._states: list[FileState] = []
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -157,7 +164,7 @@ class _Work:
     def _check_folder(self) -> None:
         """Raise an error for a folder that has this name by chance, because files in a work folder get deleted."""
         names = {path.name for path in self.folder.iterdir()} if self.folder.is_dir() else set()
-        foreign = sorted(name for name in names - _OURS if not name.endswith(".tmp"))
+        foreign = sorted(name for name in names - _OURS if not _TEMPORARY.fullmatch(name))
         if foreign:
             raise DataError(
                 f"{self.folder}: holds {foreign[0]!r}, which is none of ours, but the work is to be done there; "
@@ -174,6 +181,10 @@ class _Work:
             of = "" if self._plan is None else f" of {len(self._plan.texts)}"
             message = f"stopped; {count}{of} shards are finished and kept; the same command goes on"
             raise Interrupted(error.number, message) from None
+
+    def record_states(self) -> None:
+        """Remember the state of every text file before it is read: a file that changes meanwhile is refused."""
+        self._states = [file_state(path) for path in self._paths]
 
     def fingerprints(self) -> list[list[str]]:
         """Return the name and SHA-256 of every text file."""
@@ -194,11 +205,11 @@ class _Work:
             )
         # With --fresh too, because that command may be the one that was interrupted; existing shards are verified.
         if saved is not None and not changes:
-            self._plan = ShardPlan([path.resolve() for path in self._paths], saved.texts, recipe, saved.dtype)
+            self._plan = self._make_plan(saved.texts, recipe, saved.dtype)
         elif (self.folder / MANIFEST).is_file() and saved is None and read_manifest(self.folder)["recipe"] == recipe:
             # Killed between the last two steps: only the renaming is missing.
             texts: list[ShardText] = [()] * len(read_manifest(self.folder)["shards"])
-            self._plan = ShardPlan([], texts, recipe, read_manifest(self.folder)["dtype"])
+            self._plan = self._make_plan(texts, recipe, read_manifest(self.folder)["dtype"])
         else:
             self._plan = self._new_plan(recipe, tokenizer, settings)
         with atomic_file(self.folder / PLAN) as temporary:
@@ -216,7 +227,10 @@ class _Work:
                 shutil.copyfile(settings.words, self.folder / WORDS)
         size = max(1, int(settings.shard_size * 10**6))
         texts = gather(self._survey(settings.text, size), size)
-        return ShardPlan([path.resolve() for path in self._paths], texts, recipe, id_type(tokenizer))
+        return self._make_plan(texts, recipe, id_type(tokenizer))
+
+    def _make_plan(self, texts: list[ShardText], recipe: dict[str, Any], dtype: str) -> ShardPlan:
+        return ShardPlan([path.resolve() for path in self._paths], texts, recipe, dtype, self._states)
 
     def _survey(self, column: str, size: int) -> list[CorpusSlice]:
         tasks: list[Task] = [
@@ -261,7 +275,8 @@ class _Work:
     def _remove_temporary(self) -> None:
         """Remove what killed processes have left unfinished."""
         for path in [*self.folder.glob("*.tmp"), *self.folder.glob("*/*.tmp")]:
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if _TEMPORARY.fullmatch(path.name):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _missing(self, plan: ShardPlan) -> list[int]:
         shards = self.folder / SHARDS
@@ -277,7 +292,7 @@ class _Work:
 
     def _run(self, tasks: Sequence[Task], stage: str, total: int | None) -> list[tuple[Task, Any]]:
         """Run tasks in worker processes, or in this one if there is little text; return them with their results."""
-        meter = _Meter(self._progress, stage, total)
+        meter = ByteMeter(self._progress, stage, total)
         workers = self._engine.workers if self._engine.engine == "local" else None
         if workers is None:
             workers = usable_cores() if estimated_size(self._paths) > _WORTH_A_PROCESS else 1
@@ -314,6 +329,7 @@ class _Work:
             "recipe": plan.recipe,
             "shards": infos,
         }
+        plan.check_unchanged(range(len(plan.paths)))
         with atomic_file(self.folder / MANIFEST) as temporary:
             write_json(temporary, manifest)
         with disk_errors(self.folder):
@@ -327,14 +343,14 @@ class _Work:
         for name in (HASHES, WORDS, CLUSTER, LOCK, PLAN):
             path = self.folder / name
             shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
-        old = put_aside(folder)
-        shutil.rmtree(old, ignore_errors=True)
-        if folder.exists():
-            folder.rename(old)
+        place = real_target(folder)
+        old = aside_name(place)
+        if place.exists():
+            place.rename(old)
         flush(self.folder)
-        self.folder.rename(folder)
-        flush(folder.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        self.folder.rename(place)
+        flush(place.parent)
+        delete(old)
 
 
 def run_tasks(
@@ -369,31 +385,6 @@ def run_tasks(
         for index, result, reported in completed:
             report(tasks[index].get("size", reported) - reported)
             yield tasks[index], json.loads(result)
-
-
-class _Meter:
-    """Adds up bytes and reports them."""
-
-    def __init__(self, progress: Progress, stage: str, total: int | None) -> None:
-        self._progress = progress
-        self._stage = stage
-        self._total = total
-        self._done = self._reported = 0
-        self._started = time.monotonic()
-
-    def add(self, count: int) -> None:
-        self._done += count
-        if abs(self._done - self._reported) < _REPORT_EVERY:
-            return
-        self._reported = self._done
-        # The total itself is reported once, at the end.
-        done = max(0, self._done) if self._total is None else min(max(0, self._done), max(0, self._total - 1))
-        rate = done / 10**6 / max(1e-3, time.monotonic() - self._started)
-        self._progress.advance(self._stage, done, self._total, **{"MB/s": rate})
-
-    def finish(self) -> None:
-        if self._total is not None and self._total >= _FEWEST_REPORTED:
-            self._progress.advance(self._stage, self._total, self._total)
 
 
 def _is_empty(folder: Path) -> bool:

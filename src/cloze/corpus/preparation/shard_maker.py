@@ -83,6 +83,7 @@ class ShardMaker:
                 held_out = is_held_out(place, self._plan.recipe["seed"], self._plan.recipe["held_out"])
                 buffer.add("held_out" if held_out else "train", paragraphs)
             buffer.write()
+            self._check_unchanged(shard)
             counts = {split: writer.finish() for split, writer in writers.items()}
             write_shard_info(temporary, shard_name(shard), counts, self._reader.bad_rows, dropped)
 
@@ -94,12 +95,16 @@ class ShardMaker:
         hasher = ExactHasher() if self._plan.recipe["duplicates"] == "exact" else NearHasher()
         for _, paragraphs in self._documents(shard, report):
             hasher.add(paragraphs)
+        self._check_unchanged(shard)
         with atomic_file(path) as temporary:
             hasher.finish().tofile(temporary)
 
     def close(self) -> None:
         """Release the files."""
         self._reader.close()
+
+    def _check_unchanged(self, shard: int) -> None:
+        self._plan.check_unchanged(piece.file for piece in self._plan.texts[shard])
 
     def _documents(self, shard: int, report: Report) -> Iterator[tuple[Place, Iterator[str]]]:
         """Yield the place and the paragraphs of each document; read the paragraphs before the next document."""

@@ -5,6 +5,7 @@ size, and smaller slices are combined with those that follow. So the shards do n
 often the work is interrupted. The recipe is stored with the corpus, and compared before existing work is reused.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -18,6 +19,7 @@ from cloze.corpus.documents import (
     ShardText,
     format_of,
     is_compressed,
+    named_errors,
     open_text,
 )
 from cloze.corpus.record_files import open_parquet
@@ -25,6 +27,8 @@ from cloze.corpus.settings import PrepareSettings
 from cloze.corpus.shards import MANIFEST, file_digest, read_manifest
 from cloze.errors import DataError
 from cloze.files import OUR_JSON_LIMIT, read_json
+from cloze.locks import real_target
+from cloze.progress import Progress
 from cloze.text import Tokenizer
 from cloze.workers import Report
 
@@ -35,7 +39,20 @@ HASHES = "hashes"
 SENTENCE_RULES = 1
 WORD_RULES = 1
 _REPORT_EVERY = 2**22  # bytes
+# Bytes between two reports of a meter; a stage of fewer bytes than the second number is not reported.
+_METER_EVERY = 2**18
+_FEWEST_REPORTED = 2**15
 _LIKELY_COMPRESSION = 4  # bytes of text per byte of a compressed file
+
+FileState = list[int]
+"""Size and times of a file: what writing to it changes."""
+
+
+def file_state(path: Path) -> FileState:
+    """Return the state of a text file; the time of the last change cannot be set back."""
+    with named_errors(path):
+        state = path.stat()
+    return [state.st_size, state.st_mtime_ns, state.st_ctime_ns]
 
 
 @dataclass(frozen=True)
@@ -46,6 +63,7 @@ class ShardPlan:
     texts: list[ShardText]  # of each shard
     recipe: dict[str, Any]
     dtype: str
+    states: list[FileState]  # of each file, before it was read for its fingerprint
 
     @classmethod
     def read(cls, folder: Path) -> "ShardPlan":
@@ -55,7 +73,9 @@ class ShardPlan:
             tuple(CorpusSlice(file, FileRange(start, stop, first), size) for file, start, stop, first, size in text)
             for text in values["parts"]
         ]
-        return cls([Path(path) for path in values["paths"]], texts, values["recipe"], values["dtype"])
+        return cls(
+            [Path(path) for path in values["paths"]], texts, values["recipe"], values["dtype"], values.get("states", [])
+        )
 
     def as_json(self) -> dict[str, Any]:
         """Return the form that ``read`` reads."""
@@ -63,12 +83,31 @@ class ShardPlan:
             "recipe": self.recipe,
             "dtype": self.dtype,
             "paths": [str(path) for path in self.paths],
+            "states": self.states,
             "parts": [[[piece.file, *piece.range, piece.size] for piece in text] for text in self.texts],
         }
+
+    def check_unchanged(self, files: Iterable[int]) -> None:
+        """Raise an error if a text file is not what it was when its fingerprint was taken; ``files`` are numbers."""
+        for file in sorted(set(files)):
+            path, (name, digest) = self.paths[file], self.recipe["texts"][file]
+            now = file_state(path)
+            # The last of them also changes with the name or the rights of a file, hence a second look.
+            if now[:-1] != self.states[file][:-1] or (now != self.states[file] and file_digest(path) != digest):
+                raise DataError(
+                    f"{path}: {name} has changed while it was being prepared; give the same command again when nothing "
+                    "writes to it any more"
+                )
 
     def size(self, shard: int) -> int:
         """Return the approximate number of bytes of text of a shard."""
         return sum(piece.size for piece in self.texts[shard])
+
+
+def work_folder(folder: Path) -> Path:
+    """Return the folder in which a corpus is made: beside the real one, so that it can take its name."""
+    place = real_target(folder) if folder.is_symlink() else folder
+    return place.with_name(f"{place.name}.partial")
 
 
 def shard_name(shard: int) -> str:
@@ -200,3 +239,30 @@ def estimated_size(paths: Sequence[Path]) -> int:
     """Return the approximate number of bytes of text; missing files are reported when they are read."""
     sizes = ((path, path.stat().st_size) for path in paths if path.is_file())
     return sum(size * (_LIKELY_COMPRESSION if is_compressed(path) else 1) for path, size in sizes)
+
+
+class ByteMeter:
+    """Adds up bytes and reports them."""
+
+    def __init__(self, progress: Progress, stage: str, total: int | None) -> None:
+        self._progress = progress
+        self._stage = stage
+        self._total = total
+        self._done = self._reported = 0
+        self._started = time.monotonic()
+
+    def add(self, count: int) -> None:
+        """Add bytes that are done; a negative number takes some back."""
+        self._done += count
+        if abs(self._done - self._reported) < _METER_EVERY:
+            return
+        self._reported = self._done
+        # The total itself is reported once, at the end.
+        done = max(0, self._done) if self._total is None else min(max(0, self._done), max(0, self._total - 1))
+        rate = done / 10**6 / max(1e-3, time.monotonic() - self._started)
+        self._progress.advance(self._stage, done, self._total, **{"MB/s": rate})
+
+    def finish(self) -> None:
+        """Report the end of the stage."""
+        if self._total is not None and self._total >= _FEWEST_REPORTED:
+            self._progress.advance(self._stage, self._total, self._total)

@@ -15,6 +15,7 @@ from cloze.checkpoint import (
     ModelFolder,
     TaskLabels,
     any_fingerprint,
+    base_files,
     find_source,
     load_any,
     save_folder,
@@ -116,6 +117,7 @@ def _recorded(
     return {
         "command": "distill",
         "model": str(Path(model)),
+        "base": base_files(model),
         **source.recorded(),
         "unlabelled": unlabelled.recorded() if isinstance(unlabelled, RowsInMemory) else unlabelled and str(unlabelled),
         "rows": len(data.train),

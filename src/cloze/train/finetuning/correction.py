@@ -14,7 +14,7 @@ from pathlib import Path
 
 from torch import nn
 
-from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_source, load_folder
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, base_files, find_source, load_folder
 from cloze.errors import CheckpointError, DataError
 from cloze.model import Backbone
 from cloze.model.losses import masked_word_logits, masked_word_loss
@@ -88,7 +88,7 @@ def finetune_correction(
     tuned = _start(base, str(model), settings)
     wrapped = Model(tuned, device=device)
     items = correction_items(data.train, tuned.tokenizer, progress)
-    facts = {"command": "finetune", "model": str(Path(model)), **source.recorded()}
+    facts = {"command": "finetune", "model": str(Path(model)), "base": base_files(model), **source.recorded()}
     content = {"rows": len(data.train), "content": fingerprint(data.train, data.dev)}
     parts = TrainingParts(
         recorded=facts | content | asdict(settings),

@@ -6,19 +6,22 @@ paired by seed and by dev row. The given model, fine-tuned directly, is kept unl
 zero. Every step is a run of its own in the run's folder, so that the same command resumes it.
 """
 
+import hashlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cloze.checkpoint import find_model, find_source
+from cloze.checkpoint import base_files, find_model, find_source
+from cloze.checkpoint.folder import file_digest
 from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
 from cloze.errors import CheckpointError, ConfigError
 from cloze.files import replaced_file, replaced_folder
 from cloze.progress import Progress, Silent
 from cloze.tasks.comparisons import difference_facts
+from cloze.tasks.examples import fingerprint
 from cloze.tasks.in_memory import RowsInMemory, TableSource
 from cloze.tasks.intervals import Difference
 from cloze.tasks.kind import PlacedTexts
@@ -84,29 +87,49 @@ def adapt(
     recorded = {
         "command": "adapt",
         "model": str(Path(model)),
+        "base": base_files(model),
         "domain": [str(text) for text in texts],
+        # By content: texts without the rows of the task are written once.
+        "domain_files": [file_digest(text) for text in texts],
         **source.recorded(),
+        "content": fingerprint(data.train, data.dev),
         "test": None if test is None else test.recorded() if isinstance(test, RowsInMemory) else str(test),
+        "test_content": hashlib.sha256(repr([texts for _, texts in test_rows]).encode()).hexdigest(),
     }
-    run = Run.open(Path(out), recorded | asdict(adaptation) | asdict(settings), fresh=fresh)
-    if run.finished:
-        progress.say(f"{run.folder}: finished already; use --fresh to start over")
+    with Run.open(Path(out), recorded | asdict(adaptation) | asdict(settings), fresh=fresh) as run:
+        if not run.report_finished(progress):
+            texts, task_text = _write_texts(texts, data, test_rows, run.folder, adaptation, progress)
+            starts = _pretrain_starts(run, texts, task_text, model, adaptation, settings, device, progress)
+            results: dict[str, dict[str, Any]] = {}
+            for name, start in starts.items():
+                progress.say(f"{name}:")
+                seeds = SearchSettings(seeds=adaptation.seeds)
+                place = run.folder / "tuned" / name.replace(" + ", "-")
+                tuned = search(
+                    source, start, place, settings=settings, search_settings=seeds, device=device, progress=progress
+                )
+                results[name] = {"folder": str(tuned.relative_to(run.folder)), **Run(tuned).results()}
+            _finish(run, results, data.metrics[0])
         return run.folder
-    texts, task_text = _write_texts(texts, data, test_rows, run.folder, adaptation, progress)
+
+
+def _pretrain_starts(
+    run: Run,
+    texts: Sequence[Path],
+    task_text: Path,
+    model: str | Path,
+    adaptation: AdaptSettings,
+    settings: FinetuneSettings,
+    device: str | None,
+    progress: Progress,
+) -> dict[str, str | Path]:
+    """Return the models to fine-tune by name: the given one, and those pre-trained further on domain, task and both."""
     pretrainer = _FurtherPretraining(run.folder, adaptation, settings, device, progress)
     starts: dict[str, str | Path] = {DIRECT: model}
     starts[DOMAIN] = pretrainer.pretrain(texts, model, "domain", adaptation.domain_steps)
     starts[TASK] = pretrainer.pretrain([task_text], model, "task", adaptation.task_steps)
     starts[BOTH] = pretrainer.pretrain([task_text], starts[DOMAIN], "domain-task", adaptation.task_steps)
-    results: dict[str, dict[str, Any]] = {}
-    for name, start in starts.items():
-        progress.say(f"{name}:")
-        out = run.folder / "tuned" / name.replace(" + ", "-")
-        seeds = SearchSettings(seeds=adaptation.seeds)
-        tuned = search(source, start, out, settings=settings, search_settings=seeds, device=device, progress=progress)
-        results[name] = {"folder": str(tuned.relative_to(run.folder)), **Run(tuned).results()}
-    _finish(run, results, data.metrics[0])
-    return run.folder
+    return starts
 
 
 class _FurtherPretraining:

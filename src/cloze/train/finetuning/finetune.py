@@ -14,6 +14,7 @@ from cloze.checkpoint import (
     EmbeddingSettings,
     ModelFolder,
     TaskLabels,
+    base_files,
     weights_fingerprint,
 )
 from cloze.checkpoint.folder import mean_head_note
@@ -194,7 +195,7 @@ def _recorded(source: Mapping[str, Any], model: str | Path, data: TaskData) -> d
     # A file that has changed meanwhile would change what is learned, or the size of the head.
     labels = None if data.labels is None else list(data.labels.names)
     facts = {"rows": len(data.train), "labels": labels, "content": fingerprint(data.train, data.dev)}
-    return {"command": "finetune", "model": str(Path(model)), **source, **facts}
+    return {"command": "finetune", "model": str(Path(model)), "base": base_files(model), **source, **facts}
 
 
 def _start(base: ModelFolder, name: str, data: TaskData, settings: ResolvedSettings, progress: Progress) -> ModelFolder:

@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from cloze.checkpoint import ModelFolder, base_files
 from cloze.errors import ConfigError, DataError
 from cloze.files import read_json, replace_json, replaced_file
 from cloze.predict import choose_device
@@ -108,30 +109,43 @@ def search(
         progress.say(note)
     settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
     recorded = {"command": "search", "model": str(Path(model)), **source.recorded(), "rows": len(data.train)}
-    recorded["content"] = fingerprint(data.train, data.dev)
-    run = Run.open(Path(out), recorded | asdict(plan) | asdict(settings), fresh=fresh)
-    if run.finished:
-        progress.say(f"{run.folder}: finished already; use --fresh to start over")
+    recorded |= {"content": fingerprint(data.train, data.dev), "base": base_files(model)}
+    with Run.open(Path(out), recorded | asdict(plan) | asdict(settings), fresh=fresh) as run:
+        if not run.report_finished(progress):
+            table = _ResultTable(run.folder, progress, settings, device)
+            # Fitted once, when the first cell ends. Folds differ in their rows: there is none.
+            settings = replace(settings, baseline=settings.baseline and not plan.folds)
+            baselines = cache(partial(fit_baselines, data))
+            train_cell = _CellTrainer(
+                source, model, run.folder, device, progress, fit=not plan.folds, baselines=baselines
+            )
+            _run_cells(data, table, train_cell, given, replace(settings, precision=table.precision), plan, base)
+            _finish(run, table, data.metrics[0], "folds" if plan.folds else "seeds")
         return run.folder
 
-    table = _ResultTable(run.folder, progress, settings, device)
-    settings = replace(settings, precision=table.precision)
-    # Fitted once, when the first cell ends. Folds differ in their rows: there is none.
-    settings = replace(settings, baseline=settings.baseline and not plan.folds)
-    baselines = cache(partial(fit_baselines, data))
-    train_cell = _CellTrainer(source, model, run.folder, device, progress, fit=not plan.folds, baselines=baselines)
+
+def _run_cells(
+    data: TaskData,
+    table: "_ResultTable",
+    train_cell: "_CellTrainer",
+    given: FinetuneSettings,
+    settings: ResolvedSettings,
+    plan: SearchSettings,
+    base: ModelFolder,
+) -> None:
+    """Run the cells that have no result yet: folds and a model of all rows, or a grid and seeds of its best cell."""
     if plan.folds:
         table.fill(fold_cells(data, settings, plan.folds), train_cell)
         if train_cell(Cell(ALL_ROWS, "whole", settings, data)).diverged:
-            raise DivergedError(f"{run.folder}: the training on all rows diverged; lower --learning-rate, with --fresh")
-    else:
-        if plan.grid:
-            _report_unused(given, progress)
-            table.fill(grid_cells(data, settings, base.model.config.hidden_size), train_cell)
-            settings = replace(settings, **_grid_values(table.best("grid").settings))
-        table.fill(_seed_cells(data, settings, plan), train_cell)
-    _finish(run, table, data.metrics[0], "folds" if plan.folds else "seeds")
-    return run.folder
+            raise DivergedError(
+                f"{train_cell.folder}: the training on all rows diverged; lower --learning-rate, with --fresh"
+            )
+        return
+    if plan.grid:
+        _report_unused(given, train_cell.progress)
+        table.fill(grid_cells(data, settings, base.model.config.hidden_size), train_cell)
+        settings = replace(settings, **_grid_values(table.best("grid").settings))
+    table.fill(_seed_cells(data, settings, plan), train_cell)
 
 
 def _read_rows(source: Source, settings: FinetuneSettings, plan: SearchSettings) -> TaskData:

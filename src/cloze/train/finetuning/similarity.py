@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloze.checkpoint import POOLINGS, EmbeddingSettings, ModelFolder, Pooling, find_source, load_folder
+from cloze.checkpoint import POOLINGS, EmbeddingSettings, ModelFolder, Pooling, base_files, find_source, load_folder
 from cloze.corpus.documents import read_documents
 from cloze.errors import ConfigError, DataError, did_you_mean
 from cloze.model.surgery import with_heads
@@ -168,7 +168,13 @@ def finetune_similarity(
     base = load_folder(find_source(model))
     tuned = _start(base, data, settings, similarity)
     wrapped = Model(tuned, device=device)
-    facts = {"command": "finetune", "model": str(Path(model)), **source.recorded(), **data.recorded()}
+    facts = {
+        "command": "finetune",
+        "model": str(Path(model)),
+        "base": base_files(model),
+        **source.recorded(),
+        **data.recorded(),
+    }
     parts = TrainingParts(
         recorded=facts | asdict(settings) | asdict(similarity),
         settings=settings,

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cloze.checkpoint import EmbeddingSettings, ModelFolder, find_model, find_source, load_folder
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, base_files, find_model, find_source, load_folder
 from cloze.checkpoint.pooling_files import read_embedding
 from cloze.corpus.shards import read_manifest, verify_corpus
 from cloze.errors import ConfigError, DataError
@@ -20,7 +20,7 @@ from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.train.distributed import ProcessGroup, full_state_dict
-from cloze.train.loop import TrainerOptions, train
+from cloze.train.loop import TensorBoardLogger, TrainerOptions, train
 from cloze.train.memory import keep_freed_memory, return_freed_memory
 from cloze.train.optimization import Precision, measure_peak
 from cloze.train.pretraining.held_out import evaluate_held_out, open_held_out
@@ -32,7 +32,7 @@ from cloze.train.pretraining.length_schedule import (
 )
 from cloze.train.pretraining.model_card import pretraining_card
 from cloze.train.pretraining.objective import PretrainingObjective, pretraining_heads
-from cloze.train.run import Run, TensorBoardLogger, open_run
+from cloze.train.run import Run, open_run
 from cloze.train.settings import MAY_CHANGE, PretrainSettings
 
 
@@ -86,21 +86,21 @@ def _pretrain(
     batches = LengthSchedule.open(data, tokenizer, settings, tables)
     batches.check(group.size, settings.accumulate)  # now, not after the folder is made
     held_out = open_held_out(data, tokenizer, settings, tables, group, progress)
-    run = open_run(out, _recorded(data, model, settings), fresh=fresh, group=group)
-    if run.report_finished(progress):
+    recorded = _recorded(data, model, settings)
+    with open_run(out, recorded, fresh=fresh, group=group) as run:
+        if not run.report_finished(progress):
+            bert.encoder.checkpointing = settings.checkpointing
+            return_freed_memory() if settings.checkpointing else keep_freed_memory()
+            heads = pretraining_heads(settings)
+            objective = PretrainingObjective(bert.to(group.device), heads, group.device)
+            evaluate = (lambda pause: evaluate_held_out(held_out, objective, pause)) if held_out else None
+            options = _trainer_options(objective, settings, run, group)
+            precision = train(objective, batches, settings.loop(), run, progress, evaluate, options)
+            plain = _plain(bert)
+            if group.is_main:
+                _finish(run, data, plain, tokenizer, replace(settings, precision=precision.name), model)
+            group.barrier()
         return run.folder
-    bert.encoder.checkpointing = settings.checkpointing
-    return_freed_memory() if settings.checkpointing else keep_freed_memory()
-    heads = pretraining_heads(settings)
-    objective = PretrainingObjective(bert.to(group.device), heads, group.device)
-    evaluate = (lambda pause: evaluate_held_out(held_out, objective, pause)) if held_out else None
-    options = _trainer_options(objective, settings, run, group)
-    precision = train(objective, batches, settings.loop(), run, progress, evaluate, options)
-    plain = _plain(bert)
-    if group.is_main:
-        _finish(run, data, plain, tokenizer, replace(settings, precision=precision.name), model)
-    group.barrier()
-    return run.folder
 
 
 def start_model(
@@ -175,7 +175,17 @@ def _recorded(data: Path, model: str | Path | None, settings: PretrainSettings) 
         values[name] = None if path is None else _fingerprint(path)
     # Identifies the prepared corpus by its contents, not by its path.
     corpus = read_manifest(data)["recipe"]
-    return {"command": "pretrain", "data": corpus, "model": str(Path(model)) if model else None, **values}
+    base = base_files(model) if model else None
+    # The manifest has the digests of the shards.
+    corpus_files = {path.name: _fingerprint(path) for path in sorted(data.iterdir()) if path.is_file()}
+    return {
+        "command": "pretrain",
+        "data": corpus,
+        "model": str(Path(model)) if model else None,
+        "base": base,
+        "corpus_files": corpus_files,
+        **values,
+    }
 
 
 def _fingerprint(path: Path) -> str:

@@ -1,0 +1,124 @@
+"""T25: of several processes that write to the same place one writes and the others are refused, or they take turns.
+
+Two or four processes get the same output, of the same command in two variants, and start within a moment. Whatever ends
+with exit code 0 must have left a whole output: in the end it is, to the byte, what one of the variants makes alone. The
+others must end with one line and exit code 2. What lies beside the output must be as it was.
+"""
+
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from cloze.progress import Progress
+from torture.campaign import Outcome
+from torture.commands import Inputs, SmallParts, contents, litter, state_of
+from torture.training import Life, begin
+
+_MOST_FAILURES = 10
+# Refusals: somebody is at it, or somebody has been, with other settings.
+_REFUSALS = (
+    "another process is",
+    "settings differ",
+    "was prepared otherwise",
+    "holds unfinished work of another kind",
+    "belongs to a job with other settings",
+)
+
+
+@dataclass(frozen=True)
+class WriterSettings:
+    """How often, which commands (all if none), and within which time the processes start."""
+
+    trials: int = 200
+    commands: tuple[str, ...] = ()
+    within: float = 0.5  # seconds
+    seed: int = 0
+
+
+def run(settings: WriterSettings, progress: Progress) -> Outcome:
+    """Let processes get in each other's way."""
+    with TemporaryDirectory() as name:
+        crowd = _Crowd(Path(name).resolve(), settings)
+        for number in range(settings.trials):
+            crowd.try_once(number)
+            progress.advance("T25: trials", number + 1, settings.trials)
+        figures: dict[str, str | int | float] = {
+            "trials": settings.trials,
+            "processes": crowd.processes,
+            "wrote": crowd.wrote,
+            "refused": crowd.refused,
+            "mixed or missing": crowd.mixed,
+            "neighbours touched": crowd.touched,
+        }
+        return Outcome(not crowd.failures, figures, crowd.failures[:_MOST_FAILURES])
+
+
+class _Crowd:
+    """Trials, one after the other."""
+
+    def __init__(self, scratch: Path, settings: WriterSettings) -> None:
+        self._scratch, self._settings = scratch, settings
+        self._draw = random.Random(settings.seed)
+        self._inputs = Inputs(scratch)
+        every = self._inputs.commands()
+        self._commands = {name: every[name] for name in settings.commands or every}
+        self._alone = {name: self._run_alone(name) for name in self._commands}
+        self.processes = self.wrote = self.refused = self.mixed = self.touched = 0
+        self.failures: list[str] = []
+
+    def _run_alone(self, name: str) -> list[dict[str, str]]:
+        ending, words = self._commands[name]
+        found = []
+        for variant in (0, 1):
+            out = self._scratch / "alone" / f"{name}-{variant}" / f"out{ending}"
+            self._inputs.must(words(out, variant))
+            found.append(contents(out))
+        return found
+
+    def try_once(self, number: int) -> None:
+        """Start two or four processes on one output."""
+        name = list(self._commands)[number % len(self._commands)]
+        ending, words = self._commands[name]
+        folder = self._scratch / f"trial-{number}"
+        out = folder / f"out{ending}"
+        beside = _make_neighbours(out)
+        before = {path: state_of(path) for path in beside}
+        lives: list[Life] = []
+        for process in range(self._draw.choice((2, 4))):
+            lives.append(begin(words(out, process % 2), folder / f"said-{process}", SmallParts()))
+            time.sleep(self._draw.uniform(0, self._settings.within))
+        codes = [life.end() for life in lives]
+        place = f"trial {number}, {name}"
+        for code, life in zip(codes, lives, strict=True):
+            self._judge_end(code, life, place)
+        if not any(code == 0 for code in codes):
+            return
+        found = contents(out) if out.exists() else {}
+        if found not in self._alone[name]:
+            self.mixed += 1
+            self.failures.append(f"{place}: {sorted(found)} is what none of them makes alone")
+        others = [str(path.name) for path in beside if state_of(path) != before[path]]
+        self.touched += len(others)
+        self.failures += [f"{place}: {other} has changed" for other in others]
+        self.failures += [f"{place}: {other} was left behind" for other in litter(folder)]
+
+    def _judge_end(self, code: int, life: Life, place: str) -> None:
+        self.processes += 1
+        self.wrote += code == 0
+        complaints = [line for line in life.words.splitlines() if "error" in line.lower() or "Traceback" in line]
+        if code == 2 and len(complaints) == 1 and any(words in life.last_words for words in _REFUSALS):
+            self.refused += 1
+        elif code != 0:
+            self.failures.append(f"{place}: exit code {code}: {life.last_words}")
+
+
+def _make_neighbours(out: Path) -> list[Path]:
+    out.parent.mkdir(parents=True)
+    paths = [out.with_name(f"{out.name}{ending}") for ending in (".tmp", ".old", ".bak")]
+    paths.append(out.with_name(f".{out.name}.replaced"))
+    for path in paths:
+        path.mkdir()
+        (path / "thesis.txt").write_text("years of work", encoding="utf-8")
+    return paths
