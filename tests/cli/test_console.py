@@ -18,10 +18,9 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """Both outputs, as a command finds them on a terminal without colors."""
-    made = Terminal()
+    made = Terminal()  # within the test: for each of its phases, pytest sets the outputs anew
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "stdout", made)
@@ -36,7 +35,8 @@ def test_controls_are_escaped_and_nothing_else() -> None:
     assert escape_controls(kept) == kept
 
 
-def test_whatever_is_printed(terminal: Terminal) -> None:
+def test_whatever_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
     print(EVIL)
     print(EVIL, file=sys.stderr)
     sys.stdout.writelines([EVIL, "\n"])
