@@ -147,7 +147,9 @@ def test_follows(served: Running, models: Models) -> None:
 
 def test_head_is_get_without_the_body(served: Running) -> None:
     for path, status in (("/health", 200), ("/", 200), ("/info", 200), ("/ready", 200), ("/nothing", 404)):
-        answer, full = served.run(lambda client, path=path: client.head(path)), served.get(path)
+        with served.blocking() as ask:
+            answer = ask("HEAD", path)
+        full = served.get(path)
         assert (answer.status_code, answer.content) == (status, b"")
         assert answer.headers["content-type"] == full.headers["content-type"]
         assert answer.headers["content-length"] == str(len(full.content))

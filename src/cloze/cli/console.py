@@ -206,7 +206,9 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*header, title=title, box=SIMPLE_HEAD, title_justify="left")
+    table = Table(title=None if title is None else _plain(title), box=SIMPLE_HEAD, title_justify="left")
+    for name in header:
+        table.add_column(_plain(name))
     for row in rows:
         table.add_row(*(_plain(cell) for cell in row))  # plain text: brackets are not markup
     Console().print(table)

@@ -1,4 +1,7 @@
-"""Routes compatible with other services' clients: OpenAI's embeddings and models, bert-as-service's ``/encode``."""
+"""Routes compatible with other services' clients: OpenAI's embeddings and models, bert-as-service's ``/encode``.
+
+bert-as-service is meant in its HTTP form; its own Python client speaks ZMQ, which is not served.
+"""
 
 import base64
 from typing import Any
@@ -97,7 +100,7 @@ def _decoded(served: ServedModel, ids: list[int]) -> str:
 
 
 async def encode(service: Service, request: Request, form: schemas.EncodeForm) -> Any:
-    """bert-as-service's ``/encode``."""
+    """bert-as-service's ``/encode``, as its HTTP server answers it."""
     if form.texts and form.is_tokenized == isinstance(form.texts[0], str):
         raise InvalidRequestError("is_tokenized goes with lists of tokens, and only with them", "is_tokenized")
     # Join word pieces: "##ing" continues the previous piece.

@@ -172,7 +172,7 @@ class OpenAIForm(BaseModel):
 
 
 class EncodeForm(BaseModel):
-    """bert-as-service's request."""
+    """The request of bert-as-service's HTTP server."""
 
     model_config = ConfigDict(
         extra="ignore", strict=True, json_schema_extra={"examples": [{"id": 1, "texts": ["hello world"]}]}

@@ -68,7 +68,7 @@ export const ROUTES = [
   },
   {
     path: "/encode", title: "bert-as-service", needs: "embed", view: views.vectors,
-    summary: "Vectors, asked for as bert-as-service's clients do.",
+    summary: "Vectors, asked for as over bert-as-service's HTTP (its own client speaks ZMQ).",
     fields: [lines("texts", "Texts", "hello world\ngood day")],
   },
 ];
