@@ -100,7 +100,7 @@ class Inputs:
                 ".jsonl",
                 lambda out, v: [
                     *("score", "--model", model, "--input", rows, "--output", str(out)),
-                    *(["--pair", "label"] if v else []),
+                    *(["--text", "label"] if v else []),
                 ],
             ),
             "classify": (
