@@ -509,10 +509,10 @@ def test_bad_batches_leave_no_trace() -> None:
 
 
 def test_several_writers_never_mix() -> None:
-    outcome = writers.run(writers.WriterSettings(trials=2, commands=("convert", "vocab")), Silent())
+    outcome = writers.run(writers.WriterSettings(trials=1, commands=("convert",)), Silent())
     assert outcome.failures == []
     assert outcome.figures["mixed or missing"] == outcome.figures["neighbours touched"] == 0
-    assert int(outcome.figures["wrote"]) >= 2
+    assert int(outcome.figures["wrote"]) >= 1
 
 
 def test_killed_jobs_leave_no_answers_to_others() -> None:
@@ -531,7 +531,7 @@ def test_changed_bases_are_refused() -> None:
 
 def test_neighbours_are_left_alone(tmp_path: Path) -> None:
     street = neighbours._Street(tmp_path, neighbours.NeighbourSettings(("vocab",)))
-    for case in list(street.cases("vocab"))[::8]:
+    for case in list(street.cases("vocab"))[::12]:
         case()
     assert street.failures == []
     assert street.changed == 0
