@@ -15,18 +15,22 @@ from typing import Any
 
 import pytest
 from torture import (
+    changes,
     changing_files,
     damage,
     disks,
     faults,
     kills,
     memory_limits,
+    neighbours,
+    parts,
     ranks,
     resumes,
     signals,
     spikes,
     team_sizes,
     training,
+    writers,
 )
 from torture.__main__ import TRIALS, main
 from torture.campaign import ROOT, Outcome, Trial, conditions, run_trials
@@ -504,6 +508,35 @@ def test_bad_batches_leave_no_trace() -> None:
     assert (outcome.figures["bad steps"], outcome.figures["left out and told"]) == (3, 3)
     assert (outcome.figures["checkpoints of them"], outcome.figures["runs ended by five in a row"]) == (0, 1)
     assert outcome.figures["resumed to the same weights"] == 1
+
+
+def test_several_writers_never_mix() -> None:
+    outcome = writers.run(writers.WriterSettings(trials=1, commands=("convert",)), Silent())
+    assert outcome.failures == []
+    assert outcome.figures["mixed or missing"] == outcome.figures["neighbours touched"] == 0
+    assert int(outcome.figures["wrote"]) >= 1
+
+
+def test_killed_jobs_leave_no_answers_to_others() -> None:
+    outcome = parts.run(parts.PartSettings(every=40), Silent())
+    assert outcome.failures == []
+    assert int(outcome.figures["kills"]) >= 2
+    assert outcome.figures["old answers"] == 0
+
+
+def test_changed_bases_are_refused() -> None:
+    outcome = changes.run(changes.ChangeSettings(("finetune",), every=6), Silent())
+    assert outcome.failures == []
+    assert int(outcome.figures["refused by name"]) >= 2
+    assert outcome.figures["taken silently"] == 0
+
+
+def test_neighbours_are_left_alone(tmp_path: Path) -> None:
+    street = neighbours._Street(tmp_path, neighbours.NeighbourSettings(("vocab",)))
+    for case in list(street.cases("vocab"))[::12]:
+        case()
+    assert street.failures == []
+    assert street.changed == 0
 
 
 def test_results_are_compared_to_the_bit(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ class _Bench:
         self._scratch, self._settings = scratch, settings
         self._inputs = Inputs(scratch)
         inputs = self._inputs
-        rows, tuned = str(inputs.rows), str(scratch / "tuned")
+        rows, tuned = str(inputs.rows), scratch / "tuned"
         finetune = [*("--dev", rows, "--model", str(inputs.model), "--epochs", "2", "--batch", "8", "--length", "24")]
         commands: dict[str, tuple[list[str], list[Path]]] = {
             "pretrain": (command(inputs.data, Path("OUT"), 3), [inputs.data]),
@@ -97,13 +97,15 @@ class _Bench:
             ),
             "distill": (
                 [
-                    *("distill", "classify", rows, "--dev", rows, "--model", tuned, "--layers", "1"),
+                    *("distill", "classify", rows, "--dev", rows, "--model", str(tuned), "--layers", "1"),
                     *("--epochs", "2", "--batch", "8", "--out", "OUT"),
                 ],
-                [scratch / "tuned" / "model"],
+                [tuned / "model"],
             ),
         }
         self.trainings = list(settings.trainings or commands)
+        if "distill" in self.trainings:
+            assert inputs.tuned == tuned, "it is made when it is first needed"
         self._commands = commands
         self.changed = self.refused = self.fell_back = self.harmless = self.taken = 0
         self.failures: list[str] = []

@@ -5,6 +5,7 @@ import shutil
 import stat
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -48,7 +49,12 @@ class Inputs:
         self.rows.write_text("\n".join(["text,label", *lines]) + "\n", encoding="utf-8")
         self.must(command(self.data, scratch / "first", 1))
         shutil.move(scratch / "first" / "model", self.model)
-        self.must(self.finetune(scratch / "tuned", "1"))
+
+    @cached_property
+    def tuned(self) -> Path:
+        """A fine-tuned classifier."""
+        self.must(self.finetune(self.scratch / "tuned", "1"))
+        return self.scratch / "tuned"
 
     def finetune(self, out: Path, seed: str) -> Words:
         """Fine-tune the smallest classifier."""
@@ -67,7 +73,6 @@ class Inputs:
         Variants 0 and 1 differ in what they write.
         """
         model, rows, text = str(self.model), str(self.rows), str(self.text)
-        tuned = str(self.scratch / "tuned")
         return {
             "vocab": ("", lambda out, v: ["vocab", text, "--out", str(out), "--size", str(150 + 20 * v)]),
             "prepare": (
@@ -88,24 +93,24 @@ class Inputs:
             "distill": (
                 "",
                 lambda out, v: [
-                    *("distill", "classify", rows, "--dev", rows, "--model", tuned, "--out", str(out)),
+                    *("distill", "classify", rows, "--dev", rows, "--model", str(self.tuned), "--out", str(out)),
                     *("--layers", "1", "--epochs", "1", "--batch", "8", "--seed", str(v)),
                 ],
             ),
             "evaluate": (
                 "",
-                lambda out, _: ["evaluate", "classify", rows, "--model", tuned, "--out", str(out)],
+                lambda out, _: ["evaluate", "classify", rows, "--model", str(self.tuned), "--out", str(out)],
             ),
             "score": (
                 ".jsonl",
                 lambda out, v: [
                     *("score", "--model", model, "--input", rows, "--output", str(out)),
-                    *(["--pair", "label"] if v else []),
+                    *(["--text", "label"] if v else []),
                 ],
             ),
             "classify": (
                 ".csv",
-                lambda out, _: ["classify", "--model", tuned, "--input", rows, "--output", str(out)],
+                lambda out, _: ["classify", "--model", str(self.tuned), "--input", rows, "--output", str(out)],
             ),
             "embed": (
                 ".jsonl",

@@ -64,8 +64,8 @@ class _Street:
         for kind, make in _NEIGHBOURS.items():
             for pattern in _BESIDE:
                 yield lambda kind=kind, make=make, pattern=pattern: self._beside(name, pattern, kind, make)  # type: ignore[misc]
-        for kind, make in _TARGETS.items():
-            yield lambda kind=kind, make=make: self._onto(name, kind, make)  # type: ignore[misc]
+        for kind, place in _TARGETS.items():
+            yield lambda kind=kind, place=place: self._onto(name, kind, place)  # type: ignore[misc]
         if os.geteuid() == 0:
             yield lambda: self._owned(name)
         for mask in _UMASKS:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cloze.cli.resumable import ResumableJob
+from cloze.cli.resumable import ResumableJob, UnchangedFile, file_identity
 from cloze.errors import ClozeError, DataError
 from cloze.interrupts import Interrupted
+from cloze.locks import is_ours
 from cloze.progress import Silent
 
 PARTS = [["a", "b"], ["c", "d"], ["e"]]
@@ -108,3 +109,68 @@ def test_memory_does_not_grow(tmp_path: Path) -> None:
 
     peak(5)
     assert peak(100) < 1.2 * peak(10)
+
+
+def test_parts_without_a_record_are_nobodys(tmp_path: Path) -> None:
+    """What is left of a job that was killed while it deleted its parts, the record first, must not be trusted."""
+    output = tmp_path / "out.txt"
+    with pytest.raises(Interrupted):
+        Work(fail_at="e").run(output)
+    (tmp_path / "out.txt.parts" / "work.json").unlink()
+    work = Work(work="two")
+    assert work.run(output, [["x", "y"], ["z"]]) == 3
+    assert work.written == [["x", "y"], ["z"]]
+    assert output.read_text(encoding="utf-8") == "XYZ"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.txt"]
+
+
+def test_the_record_is_deleted_after_the_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output, folder = tmp_path / "out.txt", tmp_path / "out.txt.parts"
+    unlink, deleted = Path.unlink, list[str]()
+
+    def note(path: Path, missing_ok: bool = False) -> None:
+        if path.parent == folder and not is_ours(path):
+            deleted.append(path.name)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", note)
+    Work().run(output)
+    assert deleted[-1] == "work.json"
+    assert sorted(deleted[:-1]) == ["000000.txt", "000001.txt", "000002.txt"]
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_somebodys_folder_is_not_taken_for_parts(fresh: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "out.txt.parts"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work", encoding="utf-8")
+    with pytest.raises(DataError, match=r"out\.txt\.parts: holds 'thesis.txt', which is none of ours"):
+        Work().run(tmp_path / "out.txt", fresh=fresh)
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"out\.txt\.parts: is not a folder of unfinished work"):
+        Work().run(tmp_path / "out.txt", fresh=fresh)
+    assert (tmp_path / "elsewhere" / "thesis.txt").read_text(encoding="utf-8") == "years of work"
+
+
+def test_a_file_is_known_by_its_content(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("one", encoding="utf-8")
+    before, state = file_identity(path), path.stat()
+    os.utime(path)
+    assert file_identity(path) == before
+    path.write_text("two", encoding="utf-8")
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert file_identity(path) != before
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("one", encoding="utf-8")
+    unchanged = UnchangedFile(path)
+    unchanged.check()
+    path.write_text("three", encoding="utf-8")
+    with pytest.raises(DataError, match=r"rows.csv: has changed while it was read; run the command again with --fresh"):
+        unchanged.check()
+    os.mkfifo(tmp_path / "pipe")
+    UnchangedFile(tmp_path / "pipe").check()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from cloze.errors import CheckpointError
 from cloze.train import recipe
 from cloze.train.finetuning.settings import ResolvedSettings
 from cloze.train.optimization import Precision
@@ -77,3 +78,18 @@ def test_early_stopping_keeps_the_best_weights_and_stops_after_its_patience(tmp_
     assert stops == [False, False, False, True]
     stopping.restore_best()
     assert model.weight.item() == 2.0, "an equal score is no improvement"
+
+
+def test_best_weights_that_were_changed_are_refused(tmp_path: Path) -> None:
+    model, run = nn.Linear(3, 2), Run.open(tmp_path / "run", {})
+    stopping = EarlyStopping(run, model, "accuracy", patience=1)
+    stopping.update(0.5)
+    weights = model.weight.detach().clone()
+    nn.init.zeros_(model.weight)
+    stopping.restore_best()
+    assert torch.equal(model.weight, weights)
+    content = bytearray(stopping.path.read_bytes())
+    content[-1] ^= 1
+    stopping.path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"best.safetensors: has changed since it was written"):
+        stopping.restore_best()

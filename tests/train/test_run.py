@@ -1,10 +1,16 @@
 import errno
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from cloze.errors import CheckpointError, ConfigError
+from cloze.checkpoint import base_files, save_folder
+from cloze.errors import CheckpointError, ClozeError, ConfigError
 from cloze.train.run import BEST, Run
+from tests.model.made import model_folder
+from tests.train.made import Listener
 
 
 def test_an_evaluation_that_is_owed_is_not_counted_twice(tmp_path: Path) -> None:
@@ -90,3 +96,83 @@ def test_a_finished_run_ends_well_though_its_disk_takes_nothing_more(
     assert (run.folder / BEST).exists()
     run.clear()
     assert not (run.folder / BEST).exists()
+
+
+# Holds a run, as a process does that trains.
+HOLDER = """
+import sys
+from pathlib import Path
+from cloze.train.run import Run
+with Run.open(Path(sys.argv[1]), {"steps": 3}):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_run_that_another_process_has_opened_is_not_begun_again(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    words = [sys.executable, "-c", HOLDER, str(folder)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for fresh in (False, True):
+            with pytest.raises(ClozeError, match="run: another process is writing to run; wait for it to end"):
+                Run.open(folder, {"steps": 3 + fresh}, fresh=fresh)
+        process.kill()
+    assert Run.open(folder, {"steps": 3}).folder == folder
+
+
+def test_a_changed_base_is_refused_by_the_name_of_its_file(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    save_folder(model_folder(), base)
+    before = base_files(base)
+    assert set(before) == {"config.json", "model.safetensors", "modules.json", "sentence_bert_config.json"} | {
+        *("1_Pooling/config.json", "tokenizer.json", "tokenizer_config.json", "vocab.txt")
+    }
+    Run.open(tmp_path / "run", {"model": str(base), "base": before})
+    for name in before:
+        content = (base / name).read_bytes()
+        (base / name).write_bytes(content + b" ")
+        with pytest.raises(ConfigError, match=rf"started with: base: {name} was '\w+' and is now '\w+'; choose"):
+            Run.open(tmp_path / "run", {"model": str(base), "base": base_files(base)})
+        (base / name).write_bytes(content)
+    (base / "README.md").write_text("another card", encoding="utf-8")
+    assert base_files(base) == before
+
+
+def test_runs_of_earlier_versions_resume_with_a_note(tmp_path: Path) -> None:
+    Run.open(tmp_path / "run", {"model": "base"}).close()
+    progress = Listener()
+    run = Run.open(tmp_path / "run", {"model": "base", "base": {"model.safetensors": "abc"}})
+    assert not run.report_finished(progress)
+    assert progress.said == [
+        f"{tmp_path / 'run'}: started by an earlier version, which did not record the files of base; "
+        "whether they are the same is not known"
+    ]
+
+
+def test_another_number_of_threads_is_told(tmp_path: Path) -> None:
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        Run.open(tmp_path / "run", {}).close()
+        assert Run.open(tmp_path / "run", {}).notes == []
+        torch.set_num_threads(2)
+        (note,) = Run.open(tmp_path / "run", {}).notes
+    finally:
+        torch.set_num_threads(threads)
+    assert "started with 1 threads and resumed with 2: the last digits of the numbers may differ" in note
+
+
+def test_measurements_are_those_of_the_checkpoint(tmp_path: Path) -> None:
+    run = Run.open(tmp_path / "run", {})
+    run.check_measured(run.measured())
+    run.log(1, loss=2.0)
+    recorded = run.measured()
+    run.log(2, loss=1.0)
+    run.check_measured(recorded)
+    run.check_measured(None)
+    path = run.folder / "metrics.jsonl"
+    path.write_text(path.read_text(encoding="utf-8").replace("2.0", "0.1"), encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"metrics.jsonl: has changed since the last checkpoint"):
+        run.check_measured(recorded)

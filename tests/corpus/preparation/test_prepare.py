@@ -3,6 +3,7 @@ import lzma
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -327,6 +328,35 @@ def stopped_at(part: int, monkeypatch: pytest.MonkeyPatch, stop: Callable[[], ob
     with monkeypatch.context() as patch:
         patch.setattr(making.ShardMaker, "make", disturbed)
         yield
+
+
+def test_a_text_that_changes_meanwhile_is_refused(
+    text: Path, vocabulary: Path, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if its size and time are as before; what was made before is kept and right."""
+    copy = tmp_path / "text.txt"
+    shutil.copyfile(text, copy)
+    before, state = copy.read_bytes(), copy.stat()
+
+    def change() -> None:
+        copy.write_bytes(before.replace(b"e", b"a"))
+        os.utime(copy, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+    message = r"text.txt: text.txt has changed while it was being prepared; give the same command again"
+    with stopped_at(4, monkeypatch, change), pytest.raises(DataError, match=message):
+        prepare([copy], vocabulary, tmp_path / "data", settings=SHARDS)
+    assert not (tmp_path / "data").exists()
+    copy.write_bytes(before)
+    assert contents(prepare([copy], vocabulary, tmp_path / "data", settings=SHARDS)) == contents(several)
+
+
+def test_a_text_whose_rights_change_is_not_refused(
+    text: Path, vocabulary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "text.txt"
+    shutil.copyfile(text, copy)
+    with stopped_at(4, monkeypatch, lambda: copy.chmod(0o600)):
+        assert verify_corpus(prepare([copy], vocabulary, tmp_path / "data", settings=SHARDS)) > 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
