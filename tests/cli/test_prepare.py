@@ -96,5 +96,11 @@ def test_evaluation_warns_of_unknown_words(run: Cloze, way: Way, tmp_path: Path)
     rows = tmp_path / "rows.tsv"
     lines = way.rows.read_text(encoding="utf-8").splitlines()
     rows.write_text("\n".join([lines[0], *("今天天气很好" + line for line in lines[1:9])]) + "\n", encoding="utf-8")
+    (tmp_path / "odd.txt").write_text("漢字 the door 仮名。\n" * 40, encoding="utf-8")
+    told = run("evaluate", "mlm", tmp_path / "odd.txt", "--model", way.pretrained, "--max-length", 16).err
+    assert "paragraphs, " in told
+    assert "of the tokens are [UNK]" in told
+    assert "add words with cloze extend" in told
+    assert "[UNK]" not in run("evaluate", "mlm", way.text, "--model", way.pretrained, "--max-length", 16).err
     assert "of the tokens are [UNK]" in run("evaluate", "classify", rows, "--model", way.tuned).err
     assert "[UNK]" not in run("evaluate", "classify", way.rows, "--model", way.tuned).err

@@ -30,7 +30,10 @@ def test_same_as_a_plain_loop(pretrained: Model, pretrained_folder: Path) -> Non
             expected.append(float(logits.log_softmax(-1)[ids[place]]))
         assert_close(score.log_probabilities, expected)
         assert score.total == pytest.approx(sum(expected), abs=1e-4)
-        assert score.perplexity == pytest.approx(math.exp(-sum(expected) / max(1, len(expected))), rel=1e-4)
+        if expected:
+            assert score.perplexity == pytest.approx(math.exp(-sum(expected) / len(expected)), rel=1e-4)
+        else:
+            assert score.perplexity is None
 
 
 def test_company_changes_nothing(pretrained: Model) -> None:
@@ -54,7 +57,7 @@ def test_every_token_of_a_long_text_is_asked_about_once(pretrained: Model) -> No
 
 def test_nothing_to_score(pretrained: Model) -> None:
     assert pretrained.score([]) == []
-    assert Score("", (), ()).perplexity == 1.0
+    assert Score("", (), ()).perplexity is None
 
 
 def test_what_is_refused(pretrained: Model) -> None:
@@ -70,13 +73,13 @@ def test_losses_per_word_and_character_by_hand() -> None:
     assert score.loss_per_word == 5 / 10
     assert score.loss_per_character == 5 / 17
     empty = Score(" ", (), ())
-    assert (empty.loss_per_word, empty.loss_per_character, empty.perplexity) == (0, 0, 1)
+    assert (empty.loss_per_word, empty.loss_per_character, empty.perplexity) == (None, None, None)
 
 
 def test_texts_without_tokens_are_warned_of(pretrained: Model, caplog: pytest.LogCaptureFixture) -> None:
     pretrained.score(["the cat"])
     assert not caplog.records
     empty, blank, _ = pretrained.score(["", " ", "the cat"])
-    assert (empty.total, empty.perplexity, empty.tokens) == (0.0, 1.0, ()) == (blank.total, blank.perplexity, ())
+    assert (empty.total, empty.perplexity, empty.tokens) == (0.0, None, ()) == (blank.total, blank.perplexity, ())
     assert isinstance(empty.total, float)
-    assert "2 of 3 texts have no token: nothing is scored, and their perplexity is 1" in caplog.text
+    assert "2 of 3 texts have no token: they have no perplexity (null)" in caplog.text

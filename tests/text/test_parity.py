@@ -8,7 +8,7 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cloze.text import SPECIAL, Tokenizer
+from cloze.text import SPECIAL, Tokenizer, encode_long
 from tests.text import reference
 from tests.text.generated import BLOCKS, is_settled, strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
@@ -63,6 +63,22 @@ def test_pairs_and_segments(minilm: Tokenizer, minilm_folder: Path) -> None:
     ours = minilm(ENGLISH, MIXED, max_length=9999)
     assert ours.ids == theirs["input_ids"]
     assert ours.segments == theirs["token_type_ids"]
+
+
+@pytest.mark.parametrize("second", ["", " ", "\u200b\t"])
+def test_a_second_text_without_tokens_is_none(minilm: Tokenizer, minilm_folder: Path, second: str) -> None:
+    """The published code tests for tokens of B before it adds the second [SEP]; so does transformers, of ""."""
+    ours = minilm("the cat", second)
+    assert ours.tokens == ["[CLS]", "the", "cat", "[SEP]"]
+    assert ours == minilm("the cat")
+    theirs = transformers.AutoTokenizer.from_pretrained(minilm_folder)("the cat", "")
+    assert ours.ids == theirs["input_ids"]
+    # The room of the second [SEP] is the first text's.
+    longer = minilm("the cat sat on the mat", second, max_length=5)
+    assert longer == minilm("the cat sat on the mat", max_length=5)
+    assert minilm.encode_batch(["the cat", "the cat"], [second, "a"])[0] == ours
+    for way in ("head-tail", "windows"):
+        assert encode_long(minilm, ["the cat"], [second], way) == [[ours]]
 
 
 def test_lowering_a_final_sigma_is_the_engines() -> None:

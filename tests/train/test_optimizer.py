@@ -9,6 +9,12 @@ def make_module() -> nn.Module:
     return nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3), nn.LayerNorm(3), nn.Linear(3, 2))
 
 
+def test_epsilon_is_that_of_the_settings() -> None:
+    module = torch.nn.Linear(2, 2)
+    assert make_optimizer(module, 1e-3, 0.01).defaults["eps"] == 1e-8
+    assert make_optimizer(module, 1e-3, 0.01, epsilon=1e-6).defaults["eps"] == 1e-6
+
+
 def test_one_dimension_decays_not_and_frozen_ones_stay_out() -> None:
     module = make_module()
     module[3].weight.requires_grad_(False)  # type: ignore[index]

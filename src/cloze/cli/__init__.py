@@ -292,9 +292,9 @@ def _fill(argument: "Argument", key: str, value: Any, source: str) -> None:
 
     if argument.tokens:
         return
-    words = value if isinstance(value, list) else [value]
+    words = value if isinstance(value, list | tuple) else [value]
     expected, any_number = argument.token_count()
-    if isinstance(value, list) and not any_number and len(words) != expected:
+    if isinstance(value, list | tuple) and not any_number and len(words) != expected:
         raise ConfigError(
             f"{source}: {key} has {len(words)} values; {expected} {'was' if expected == 1 else 'were'} expected"
         )

@@ -21,6 +21,7 @@ from cloze.corpus.settings import (
     check_seed,
 )
 from cloze.errors import ClozeError, ConfigError
+from cloze.train.settings import PretrainSettings
 
 # Paragraphs at the start of the texts that are checked against the vocabulary.
 _SAMPLED_PARAGRAPHS = 1000
@@ -118,7 +119,7 @@ def _verify(folder: Path, json: bool) -> None:
         print(f"{folder}: {size:,} bytes are as they were written")
 
 
-EXAMPLES, MASKS = ExampleSettings(), MaskSettings()
+EXAMPLES, MASKS, PRETRAINING = ExampleSettings(), MaskSettings(), PretrainSettings()
 
 
 def audit(
@@ -131,6 +132,7 @@ def audit(
     recipe: str | None = None,  # noqa: ARG001 (its values were set by use_recipe)
     mask_rate: float = MASKS.rate,
     mask_mix: tuple[float, float, float] = MASKS.mix,
+    ngrams: tuple[float, float, float, float] = PRETRAINING.ngrams,
     entities: Path | None = None,
     similar: Path | None = None,
     static: int = 0,
@@ -150,6 +152,7 @@ def audit(
         recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
         mask_rate: Share of tokens that are selected.
         mask_mix: Of those, the shares masked, replaced and kept.
+        ngrams: For n-gram and correction masking: shares of one, two, three and four words.
         entities: A file of entities, one per line, for --masking entity.
         similar: A file of similar words for --masking correction; by default, learned from the corpus.
         static: Number of fixed variants of examples and masks, instead of new ones in every epoch.
@@ -165,7 +168,7 @@ def audit(
     from cloze.text import Tokenizer
 
     check_seed(seed)
-    examples, masks = ExampleSettings(objective, max_length), MaskSettings(masking, mask_rate, mask_mix)
+    examples, masks = ExampleSettings(objective, max_length), MaskSettings(masking, mask_rate, mask_mix, ngrams)
     corpus, tokenizer = Corpus.open(data), Tokenizer.from_folder(data)
     tables = open_word_tables(data, tokenizer, masking, entities, similar, seed)
     batches = PretrainingBatches(

@@ -107,9 +107,9 @@ class Score(TextPrediction["ScoredText"]):
         rows = [
             (
                 f"{score.total:.2f}",
-                f"{score.perplexity:.2f}",
-                f"{score.loss_per_word:.3f}",
-                f"{score.loss_per_character:.3f}",
+                _format_figure(score.perplexity, 2),
+                _format_figure(score.loss_per_word, 3),
+                _format_figure(score.loss_per_character, 3),
                 len(score.tokens),
                 shorten(text),
             )
@@ -119,6 +119,10 @@ class Score(TextPrediction["ScoredText"]):
         for text, score in zip(part.texts, results, strict=True) if self.tokens else ():
             tokens = zip(score.tokens, score.log_probabilities, strict=True)
             print_table((shorten(text), "log-probability"), [(token, f"{value:.3f}") for token, value in tokens])
+
+
+def _format_figure(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def score(

@@ -282,8 +282,7 @@ def score_texts(model: "Model", texts: Sequence[str]) -> list[Score]:
     windows = token_windows(model.tokenizer, texts)
     empty = sum(not any(window.places for window in own) for own in windows)
     if empty:
-        # A perplexity of 1 would look like the best of all texts.
-        logger.warning("%d of %d texts have no token: nothing is scored, and their perplexity is 1", empty, len(texts))
+        logger.warning("%d of %d texts have no token: they have no perplexity (null)", empty, len(texts))
     mask_id = model.tokenizer.mask_id
 
     def masked() -> Iterator[Encoding]:

@@ -186,7 +186,7 @@ class Model:
         if "sop" in self.bert.heads:
             raise RequestError(
                 "this model was taught whether two segments are in order (sop), not whether one follows the other; "
-                "ask in_order(first, second)"
+                "no command asks for that, but model.in_order(first, second) in Python does"
             )
         require_head(self.bert, "nsp")
         return self._sentences("nsp", firsts, seconds)

@@ -47,19 +47,19 @@ class Score:
         return sum(self.log_probabilities, 0.0)
 
     @property
-    def perplexity(self) -> float:
-        """The pseudo-perplexity: exp of the mean negative log-probability per token; 1 for an empty text."""
-        return float(np.exp(-self.total / max(1, len(self.tokens))))
+    def perplexity(self) -> float | None:
+        """The pseudo-perplexity: exp of the mean negative log-probability per token; None for a text without tokens."""
+        return float(np.exp(-self.total / len(self.tokens))) if self.tokens else None
 
     @property
-    def loss_per_word(self) -> float:
+    def loss_per_word(self) -> float | None:
         """The negative log-probability per word; unlike that per token, comparable between vocabularies."""
-        return (0.0 - self.total) / max(1, count_words(self.text))
+        return (0.0 - self.total) / max(1, count_words(self.text)) if self.tokens else None
 
     @property
-    def loss_per_character(self) -> float:
+    def loss_per_character(self) -> float | None:
         """The negative log-probability per character, whitespace apart; divide by log(2) for bits."""
-        return (0.0 - self.total) / max(1, count_characters(self.text))
+        return (0.0 - self.total) / max(1, count_characters(self.text)) if self.tokens else None
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,10 @@ class Tokenizer:
         special: bool = True,
         read_mask: bool = False,
     ) -> list[Encoding]:
-        """Encode several texts; each result equals that of ``__call__``, whose arguments these are."""
+        """Encode several texts; each result equals that of ``__call__``, whose arguments these are.
+
+        A second text without tokens is left out with its ``[SEP]``, as the published code does.
+        """
         if pairs is not None and len(pairs) != len(texts):
             raise RequestError(f"{len(texts)} texts with {len(pairs)} second texts; give one for each")
         length = self.max_length if max_length is None else max_length
@@ -165,7 +168,13 @@ class Tokenizer:
         if pairs is None:
             return [self._assemble((first,), budget, special) for first in firsts]
         seconds = self._encode_texts(pairs, budget, read_mask)
-        return [self._assemble(both, budget, special) for both in zip(firsts, seconds, strict=True)]
+        alone = budget + special  # without the second [SEP]
+        return [
+            self._assemble((first, second), budget, special)
+            if second.ids or second.unread
+            else self._assemble((first,), alone, special)
+            for first, second in zip(firsts, seconds, strict=True)
+        ]
 
     def assemble(self, *parts: Pieces) -> Encoding:
         """Build one sequence from encoded texts or slices of them; truncate it if it is too long."""
@@ -356,7 +365,10 @@ def encode_long(
     if pairs is None:
         return [_encode_parts(tokenizer, (first,), long_texts) for first in firsts]
     seconds = tokenizer.encode_pieces(pairs)
-    return [_encode_parts(tokenizer, both, long_texts) for both in zip(firsts, seconds, strict=True)]
+    return [
+        _encode_parts(tokenizer, (first, second) if second.ids or second.unread else (first,), long_texts)
+        for first, second in zip(firsts, seconds, strict=True)
+    ]
 
 
 def _encode_parts(tokenizer: Tokenizer, parts: tuple[Pieces, ...], long_texts: LongTexts) -> list[Encoding]:

@@ -153,7 +153,9 @@ class _Training:
         self.objective, self.source, self.settings, self.run = objective, source, settings, run
         self.progress, self.evaluate, self.options, self.group = progress, evaluate, options, options.group
         self.module = self.group.wrap(objective, options.layers, settings.parallel)
-        self.optimizer = make_optimizer(self.module, settings.learning_rate, settings.weight_decay, options.rate_scale)
+        self.optimizer = make_optimizer(
+            self.module, settings.learning_rate, settings.weight_decay, options.rate_scale, epsilon=settings.epsilon
+        )
         self.schedule = Schedule.of(settings)
         self.tracker = MetricsTracker(options.flops_per_token, options.peak_flops * self.group.size)
         self.guard = DivergenceGuard()

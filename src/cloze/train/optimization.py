@@ -22,7 +22,6 @@ from cloze.train.distributed import full_tensor, shard_like
 from cloze.train.settings import LoopSettings, PrecisionName, check_precision
 
 BETAS = (0.9, 0.999)
-EPSILON = 1e-8
 SPIKE = 10.0  # a loss of this many times the running mean is rejected
 SETTLING = 20  # steps before spikes are looked for
 PATIENCE = 5  # rejected steps in a row that end a training
@@ -34,7 +33,12 @@ _LAYER = re.compile(r"\bencoder\.layers\.(\d+)\.")
 
 
 def make_optimizer(
-    module: nn.Module, rate: float, weight_decay: float, scale: Callable[[str], float] | None = None
+    module: nn.Module,
+    rate: float,
+    weight_decay: float,
+    scale: Callable[[str], float] | None = None,
+    *,
+    epsilon: float = LoopSettings.epsilon,
 ) -> AdamW:
     """Return AdamW over every parameter that is not frozen.
 
@@ -43,6 +47,8 @@ def make_optimizer(
         rate: Learning rate.
         weight_decay: Decay of matrices and embeddings; biases and LayerNorm have none.
         scale: Maps a parameter's name to its factor of the learning rate; 1 if omitted.
+        epsilon: Added to the denominator. 1e-8 is PyTorch's default and that of the BERT fine-tuning literature since
+            transformers; Google's code has 1e-6, which damps the updates of parameters with small gradients.
     """
     parameters = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     scales = {name: 1.0 if scale is None else scale(name) for name in parameters}
@@ -56,7 +62,7 @@ def make_optimizer(
             ([parameter for parameter in members if parameter.ndim <= 1], 0.0),
         ):
             groups.append({"params": params, "weight_decay": decay, "scale": factor})
-    return AdamW(groups, lr=rate, betas=BETAS, eps=EPSILON, fused=True)
+    return AdamW(groups, lr=rate, betas=BETAS, eps=epsilon, fused=True)
 
 
 def layer_decay_scale(layers: int, decay: float) -> Callable[[str], float] | None:

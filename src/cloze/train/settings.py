@@ -36,6 +36,7 @@ class LoopSettings:
     hours: float | None = None
     warmup: float = 0.1
     weight_decay: float = 0.01
+    epsilon: float = 1e-8
     clip: float = 1.0  # largest norm of the gradient
     accumulate: int = 1
     parallel: Parallel = "ddp"
@@ -58,6 +59,8 @@ class LoopSettings:
         check_seed(self.seed)
         if not 0 <= self.weight_decay < 1:
             raise ConfigError(f"weight_decay is {self.weight_decay}; a small number such as 0.01 was expected")
+        if not 0 < self.epsilon < 1:
+            raise ConfigError(f"epsilon is {self.epsilon}; a small number such as 1e-6 was expected")
         if self.accumulate < 1:
             raise ConfigError(f"accumulate is {self.accumulate}; at least 1 was expected")
         if self.save_every < 1:
@@ -90,6 +93,8 @@ class PretrainSettings:
     """Share of the steps over which the learning rate rises."""
     weight_decay: float = 0.01
     """Weight decay of matrices and embeddings; biases and LayerNorm have none."""
+    epsilon: float = 1e-8
+    """Adam's epsilon; Google's code, and the recipes after it, have 1e-6."""
     dropout: float | None = None
     """Dropout of hidden states and attention; by default 0.1 for a new model, and unchanged for a loaded one."""
     objective: Objective = "nsp"
@@ -100,6 +105,8 @@ class PretrainSettings:
     """Share of tokens that are predicted."""
     mask_mix: tuple[float, float, float] = (0.8, 0.1, 0.1)
     """Shares of the predicted tokens that are masked, replaced at random, and kept."""
+    ngrams: tuple[float, float, float, float] = (0.4, 0.3, 0.2, 0.1)
+    """For n-gram and correction masking: shares of one, two, three and four words; ALBERT's are 6/11, 3/11, 2/11, 0."""
     static: int = 0
     """Static masking: this many fixed variants of pairs and masks, as in the original; 0: new ones every epoch."""
     entities: Path | None = None
@@ -155,6 +162,8 @@ class PretrainSettings:
     def _check_masking(self) -> None:
         if self.boundary and self.masking != "span":
             raise ConfigError(f"boundary needs the masking span; it is {self.masking}")
+        if self.ngrams != PretrainSettings.ngrams and self.masking not in ("ngram", "correction"):
+            raise ConfigError(f"ngrams are for the maskings ngram and correction, but it is {self.masking}")
         for name, masking in (("entities", "entity"), ("similar", "correction")):
             if getattr(self, name) is not None and self.masking != masking:
                 raise ConfigError(
@@ -171,6 +180,7 @@ class PretrainSettings:
             learning_rate=self.learning_rate,
             warmup=self.warmup,
             weight_decay=self.weight_decay,
+            epsilon=self.epsilon,
             accumulate=self.accumulate,
             parallel=self.parallel,
             save_every=self.save_every,
@@ -192,7 +202,7 @@ class PretrainSettings:
 
     def masks(self) -> MaskSettings:
         """Return how tokens are selected and masked."""
-        return MaskSettings(masking=self.masking, rate=self.mask_rate, mix=self.mask_mix)
+        return MaskSettings(masking=self.masking, rate=self.mask_rate, mix=self.mask_mix, ngrams=self.ngrams)
 
     @property
     def longest(self) -> int:
@@ -239,4 +249,5 @@ def read_recipe(name: str) -> dict[str, Any]:
             f"unknown recipe {name!r}{did_you_mean(name, recipe_names())}; there are {', '.join(recipe_names())}; "
             "a file of your own goes with --config"
         )
-    return tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
+    values = tomllib.loads((RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

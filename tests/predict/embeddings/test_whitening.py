@@ -151,7 +151,11 @@ def test_texts_that_do_not_suffice() -> None:
     message = r"^4 texts spread in 3 directions, fewer than the 8 that are wanted; give more texts, or 3 dimensions or"
     with pytest.raises(RequestError, match=message):
         model.whiten(["the", "cat", "sat", "on"], 8)
-    assert model.whiten(["the", "cat", "sat", "on"]).embed(["a"]).shape == (1, 3)
+    with pytest.raises(
+        RequestError, match=r"^4 texts spread in 3 directions, which would be all that is left of the 16"
+    ):
+        model.whiten(["the", "cat", "sat", "on"])
+    assert model.whiten(["the", "cat", "sat", "on"], 3).embed(["a"]).shape == (1, 3)
 
 
 @pytest.mark.parametrize("dimensions", [1.5, True, "8"])
@@ -164,5 +168,5 @@ def test_too_few_texts_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     model = Model(model_folder())
     model.whiten(MADE)
     assert not [record for record in caplog.records if "whitening" in record.getMessage()]
-    assert model.whiten(["the cat", "a dog"]).embed(["a mat"]).shape == (1, 1)
+    assert model.whiten(["the cat", "a dog"], 1).embed(["a mat"]).shape == (1, 1)
     assert "whitening is fitted on 2 texts, fewer than the 16 dimensions of a vector: it keeps 1" in caplog.text

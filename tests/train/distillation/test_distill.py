@@ -489,3 +489,11 @@ def test_less_memory_gives_the_same_student(
         losses.append([row["loss"] for row in run.metrics() if "loss" in row])
     assert losses[0]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+
+
+def test_texts_that_the_vocabulary_does_not_fit_are_told(teacher: Path, tmp_path: Path) -> None:
+    rows = [{"text": f"漢字 {row['text'].split()[0]} 仮名", "label": row["label"]} for row in make_rows(40)]
+    listener = Listener()
+    source = Source("classify", write(tmp_path / "train.csv", rows))
+    distill(source, teacher, tmp_path / "run", settings=QUICK, progress=listener)
+    assert any(line.startswith("training texts: ") and "of the tokens are [UNK]" in line for line in listener.said)

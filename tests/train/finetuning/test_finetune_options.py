@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from transformers import BertForSequenceClassification
 
@@ -224,7 +225,7 @@ def test_accumulation_changes_nothing(base: Path, tmp_path: Path, changes: dict[
 def test_checkpointing_changes_nothing(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With dropout: the second pass leaves out the same. It may be turned on when a run is resumed."""
     calls: list[int] = []
-    checkpoint = encoder.checkpoint
+    checkpoint = torch.utils.checkpoint.checkpoint
 
     def counted(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -267,5 +268,13 @@ def test_fine_tuning_that_does_not_fit_into_memory_is_refused(
     )
     with pytest.raises(ConfigError, match=message):
         finetune(source, base, tmp_path / "run", settings=FAST)
-    for name, changes in {"parts": {"accumulate": 8}, "frozen": {"frozen": "last"}}.items():
-        finetune(source, base, tmp_path / name, settings=replace(FAST, **changes))
+    for name, settings in {"parts": replace(FAST, accumulate=8), "frozen": replace(FAST, frozen="last")}.items():
+        finetune(source, base, tmp_path / name, settings=settings)
+
+
+def test_last_four_of_fewer_layers_are_refused(base: Path, tmp_path: Path) -> None:
+    assert load_folder(base).model.config.layers < 4
+    source = Source("classify", write(tmp_path / "train.csv", make_rows(20)))
+    with pytest.raises(ConfigError, match=r"frozen is 'last4', but .* has \d layers, so that the embeddings would be"):
+        finetune(source, base, tmp_path / "run", settings=replace(FAST, frozen="last4"))
+    assert not (tmp_path / "run").exists()

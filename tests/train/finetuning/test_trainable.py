@@ -41,13 +41,13 @@ WAYS: dict[str, dict[str, Any]] = {
     "houlsby": {"adapter": "houlsby", "adapter_size": 8},
     "lora": {"adapter": "lora", "adapter_size": 2},
     "last": {"frozen": "last"},
-    "last4 lstm": {"frozen": "last4", "feature_head": "lstm"},
+    "last lstm": {"frozen": "last", "feature_head": "lstm"},
     "mix lstm": {"frozen": "mix", "feature_head": "lstm"},
     "layer decay": {"layer_decay": 0.5},
     "lowest frozen": {"freeze_layers": 1},
     "both": {"freeze_layers": 1, "layer_decay": 0.5},
 }
-ATTACHED = ["houlsby", "lora", "last", "last4 lstm", "mix lstm"]
+ATTACHED = ["houlsby", "lora", "last", "last lstm", "mix lstm"]
 
 
 def settings_of(way: str, start: FinetuneSettings = FAST) -> FinetuneSettings:

@@ -21,7 +21,16 @@ def test_every_recipe_is_a_setting(name: str) -> None:
 
 
 def test_bert_is_the_default() -> None:
-    assert PretrainSettings(**read_recipe("bert")) == PretrainSettings()
+    """But for Adam's epsilon, with which Google's code differs from PyTorch's."""
+    assert PretrainSettings(**read_recipe("bert")) == PretrainSettings(epsilon=1e-6)
+
+
+def test_albert_hides_up_to_three_words_with_chances_as_one_over_n() -> None:
+    masks = PretrainSettings(**read_recipe("albert")).masks()
+    weights = [1 / 1, 1 / 2, 1 / 3]
+    assert masks.run_shares == pytest.approx([*(weight / sum(weights) for weight in weights), 0.0], abs=1e-5)
+    with pytest.raises(ConfigError, match="ngrams are for the maskings ngram and correction, but it is token"):
+        PretrainSettings(ngrams=(1.0, 0.0, 0.0, 0.0))
 
 
 def test_ernie_asks_for_its_dictionary() -> None:

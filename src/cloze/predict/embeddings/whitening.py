@@ -26,6 +26,9 @@ logger = logging.getLogger("cloze")
 # States behind a LayerNorm have one such direction: before its weight and bias, the features of each sum to zero.
 _LEAST_SHARE = 1e-7
 
+# Fewer directions than these are kept on demand only: few texts would leave vectors of hardly any dimensions.
+_FEWEST_DIRECTIONS = 8
+
 Vectors = NDArray[np.float32]
 
 
@@ -75,7 +78,14 @@ def with_whitening(
         before = EmbeddingSettings(pooling, normalize=before.normalize)
     plain = replace(folder, embedding=replace(before, normalize=False))
     vectors = Model(plain, device=str(device)).embed(texts)
-    projections = (*before.projections, fit_whitening(vectors, dimensions))
+    fitted = fit_whitening(vectors, dimensions)
+    kept, size = fitted.weight.shape
+    if dimensions is None and kept < min(_FEWEST_DIRECTIONS, size):
+        raise RequestError(
+            f"{len(texts)} texts spread in {kept} directions, which would be all that is left of the {size} "
+            "dimensions of a vector; give some hundreds of texts, or set dimensions to keep so few"
+        )
+    projections = (*before.projections, fitted)
     return replace(folder, embedding=replace(before, projections=projections))
 
 

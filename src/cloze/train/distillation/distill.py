@@ -36,6 +36,7 @@ from cloze.train.distillation.objective import DistillBatches, DistillObjective,
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.distillation.students import make_student, read_unlabelled
 from cloze.train.finetuning.finetune import finetuning_card, make_batches
+from cloze.train.finetuning.objective import report_unknown
 from cloze.train.finetuning.settings import ResolvedSettings
 from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import CURVES, Run, draw_curves
@@ -167,6 +168,7 @@ def _batches(
     similar_lengths: bool,
 ) -> DistillBatches:
     tokenizer = student.tokenizer
+    report_unknown(tokenizer, [text for row in data.train.documents() for text in row], progress)
     assert data.kind.items is not None, "a kind with labels makes items"
     items = data.kind.items(data.train, tokenizer, settings, progress)
     if texts is not None:

@@ -31,7 +31,7 @@ from cloze.tasks.reports import card_scores
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning.defaults import resolve_settings
-from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated
+from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated, report_unknown
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
 from cloze.train.finetuning.trainable import check_label_free_settings, check_length, freeze_lowest
 from cloze.train.loop import ObjectiveOutput
@@ -87,6 +87,7 @@ def finetune_correction(
     settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
     tuned = _start(base, str(model), settings)
     wrapped = Model(tuned, device=device)
+    report_unknown(tuned.tokenizer, data.train.sources, progress)
     items = correction_items(data.train, tuned.tokenizer, progress)
     facts = {"command": "finetune", "model": str(Path(model)), "base": base_files(model), **source.recorded()}
     content = {"rows": len(data.train), "content": fingerprint(data.train, data.dev)}

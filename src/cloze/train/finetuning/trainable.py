@@ -33,6 +33,8 @@ from cloze.train.finetuning.settings import FinetuneSettings
 
 # Bottleneck size or rank: at most 4 % of the parameters are trained, of MiniLM as of BERT-base.
 SIZES = {"houlsby": 64, "lora": 8}
+# Layers that ``last4`` reads.
+_LAST_LAYERS = 4
 # Bytes for cached frozen states; if they need more, they are recomputed in every epoch.
 STATES_BUDGET = 2 * 2**30
 
@@ -137,6 +139,11 @@ def load_checked_base(data: TaskData, model: str | Path, settings: FinetuneSetti
     check_kind(data.kind, settings)
     base = load_folder(find_source(model))
     check_length(settings.max_length, base)
+    if settings.frozen == "last4" and base.model.config.layers < _LAST_LAYERS:
+        raise ConfigError(
+            f"frozen is 'last4', but {model} has {base.model.config.layers} layers, so that the embeddings would be "
+            "among the last four states; use last or mix"
+        )
     check_augment(data, base, str(model), settings)
     return base
 

@@ -8,8 +8,10 @@ measured on sequences of its length, which shows what the later positions have l
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -19,16 +21,18 @@ from torch.nn import functional
 
 from cloze.checkpoint import find_source, load_folder
 from cloze.corpus.batches import PretrainingBatch, PretrainingBatches
+from cloze.corpus.documents import read_paragraphs
 from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import WordTables
-from cloze.errors import CheckpointError, ConfigError, DataError
+from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError
 from cloze.model import Backbone
 from cloze.model.losses import masked_word_logits
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
+from cloze.text.oov.coverage import unknown_note
 from cloze.text.vocabulary import CONTINUATION
 from cloze.train.distributed import ProcessGroup
 from cloze.train.pretraining.objective import PretrainingObjective
@@ -42,6 +46,8 @@ NAME, LONG_NAME = "held_out", "held_out_long"
 BATCH = 16
 FEW = 16 * BATCH
 _READ_AT_ONCE = 2**20  # tokens
+# Paragraphs that are looked at for words that the vocabulary lacks.
+_SAMPLED_PARAGRAPHS = 2000
 
 
 @dataclass(frozen=True)
@@ -205,6 +211,7 @@ def evaluate_masked_words(
             f"max_length is {settings.max_length}, but the model reads at most {loaded.tokenizer.max_length} tokens; "
             f"use --max-length {loaded.tokenizer.max_length} or less"
         )
+    _report_unknown(texts, loaded.tokenizer, reading or PrepareSettings(), progress)
     place = choose_device(device)
     bert = loaded.model.to(place).eval()
     with tempfile.TemporaryDirectory() as temporary:
@@ -226,6 +233,18 @@ def evaluate_masked_words(
         "blanks": blanks,
         "tokens": tokens,
     }
+
+
+def _report_unknown(
+    texts: Sequence[str | Path], tokenizer: Tokenizer, reading: PrepareSettings, progress: Progress
+) -> None:
+    """Warn if the vocabulary does not fit the first paragraphs of the texts: [UNK] is easy to predict."""
+    files = [Path(text) for text in texts if Path(text).is_file()]  # a pipe can be read only once
+    with suppress(ClozeError):  # which the preparation reports
+        sample = list(islice(read_paragraphs(files, reading.text, skip_bad_rows=True), _SAMPLED_PARAGRAPHS))
+        note = unknown_note(tokenizer, sample)
+        if note is not None:
+            progress.say(f"of the first {len(sample):,} paragraphs, {note}")
 
 
 def _batches(corpus: Corpus, tokenizer: Tokenizer, settings: MlmEvaluationSettings) -> PretrainingBatches:
