@@ -272,7 +272,11 @@ STAGES: dict[str, Stage] = {
     "metric -> report": Stage(
         report,
         roots=("cloze.tasks.reports:write_report",),
-        entry=("cloze.tasks.reports:write_report", "cloze.tasks.reports:card_scores"),
+        entry=(
+            "cloze.tasks.reports:write_report",
+            "cloze.tasks.reports:card_scores",
+            "cloze.tasks.comparisons:write_resamples",
+        ),
     ),
     "sequences -> vectors": Stage(
         embed,

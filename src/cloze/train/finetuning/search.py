@@ -316,9 +316,8 @@ def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
     # Folds are scored on different rows, which cannot be resampled together.
     runs = None if part == "folds" else _read_runs(run.folder, rows)
     summary = summarize([row.score for row in rows], runs, metric, part)
-    failed = {"failed": [row.name for row in rows if row.failed]}
-    grid = _within_noise(run.folder, table)
-    run.write_results({"metric": metric, **summary, **failed, **grid, **best_cell})
+    summary |= {"failed": [row.name for row in rows if row.failed], **_within_noise(run.folder, table)}
+    run.write_results({"metric": metric, **summary, **best_cell})
     draw_search(table.rows, metric, run.folder / "search.png")
     predictions = run.folder / CELLS / kept / PREDICTIONS
     if kept != ALL_ROWS and predictions.is_file():  # that model has been trained on all rows
@@ -329,12 +328,10 @@ def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
 def _within_noise(folder: Path, table: _ResultTable) -> dict[str, Any]:
     """Return which settings of a grid are within noise of the best, by a paired bootstrap on the same dev rows."""
     rows = [row for row in table.rows if row.part == "grid"]
-    if not rows:
-        return {}
-    best = table.best("grid")
-    others = [row for row in rows if row.failed is None and row.name != best.name]
-    runs = _read_runs(folder, [best, *others])
-    if runs is None:
+    best = table.best("grid") if rows else None
+    others = [row for row in rows if row.failed is None and row is not best]
+    runs = None if best is None else _read_runs(folder, [best, *others])
+    if best is None or runs is None:
         return {}
     compared = zip(others, runs[1:], strict=True)
     level = [row.name for row, run in compared if not runs_difference(runs[:1], [run]).reliable]
@@ -342,10 +339,7 @@ def _within_noise(folder: Path, table: _ResultTable) -> dict[str, Any]:
 
 
 def compare_searches(first: Path, second: Path) -> Difference | None:
-    """Return by how much the seeds of one search score higher than the same seeds of another on the same rows.
-
-    Pairs seeds and rows; seeds alone where a run of version 0.1 has no resamples; None if that leaves one pair.
-    """
+    """Return by how much one search scores higher, paired by seed and row; by seed alone if a run has no resamples."""
     cells = [[row for row in read_cells(folder) if row.part == "seeds"] for folder in (first, second)]
     seeds = [[row.settings["seed"] for row in rows] for rows in cells]
     if not seeds[0] or seeds[0] != seeds[1]:
