@@ -37,21 +37,23 @@ class TrainingParts:
         recorded: Everything the result depends on; a run with other values is not resumed.
         settings: How to train.
         model: The model to train, which also predicts for the evaluation.
-        batches: Builds the batches.
+        batches: Builds the batches; None if nothing is trained in steps, and ``finish`` computes all.
         objective: Builds the objective from the batches.
         metric: The metric of ``score`` that early stopping compares.
         score: Evaluates the model on the dev set.
         finish: Writes results and model; its settings name the precision that was used.
+        choose: Returns the parts to train with instead, for a choice that is recorded in the run.
     """
 
     recorded: Mapping[str, Any]
     settings: ResolvedSettings
     model: Model
-    batches: Callable[[], EpochBatches]
+    batches: Callable[[], EpochBatches] | None
     objective: Callable[[], nn.Module]
     metric: str
     score: Callable[[], Mapping[str, float]]
     finish: Callable[[Run, ResolvedSettings], None]
+    choose: "Callable[[Run], TrainingParts] | None" = None
 
 
 def run_training(parts: TrainingParts, out: str | Path, *, fresh: bool, progress: Progress) -> Path:
@@ -70,10 +72,15 @@ def run_training(parts: TrainingParts, out: str | Path, *, fresh: bool, progress
     if run.report_finished(progress):
         return run.folder
     keep_freed_memory()
-    batches = parts.batches()
-    precision = train_with_evaluation(parts.objective(), batches, parts, run, progress)
+    if parts.choose is not None:
+        parts = parts.choose(run)
+    settings = replace(parts.settings, precision="fp32")
+    if parts.batches is not None:
+        batches = parts.batches()
+        precision = train_with_evaluation(parts.objective(), batches, parts, run, progress)
+        settings = replace(settings, precision=precision.name)
     parts.model.bert.eval()
-    parts.finish(run, replace(parts.settings, precision=precision.name))
+    parts.finish(run, settings)
     return run.folder
 
 

@@ -29,7 +29,7 @@ BEST = "best.safetensors"  # the best weights so far, with early stopping
 CURVES = "curves.png"
 _LONGEST_SHOWN = 100  # characters of a value in a message
 # Facts that runs of earlier versions did not record; where they are missing, they are not compared.
-_RECORDED_LATER = frozenset({"content", "teacher", "longest_answer"})
+_RECORDED_LATER = frozenset({"content", "teacher", "longest_answer", "few", "contrastive"})
 _INCOMPLETE_SETTINGS = f"{SETTINGS}.tmp"  # all that a run killed at its start leaves
 TENSORBOARD_FOLDER = "tensorboard"
 _WIDTH, _HEIGHT, _MARGIN = 320, 160, 30  # of a curve in a notebook, in pixels

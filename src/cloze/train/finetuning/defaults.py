@@ -12,8 +12,15 @@ from dataclasses import dataclass, fields, replace
 from statistics import fmean, stdev
 
 from cloze.progress import Progress
+from cloze.tasks.registry import TaskData
 from cloze.tasks.reports import Evaluation
-from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
+from cloze.train.finetuning.settings import (
+    AUGMENTATION_SETTINGS,
+    LOOP_SETTINGS,
+    TRAINABLE_SETTINGS,
+    FinetuneSettings,
+    ResolvedSettings,
+)
 
 # Peak learning rate of full fine-tuning: (largest hidden size, rate).
 _RATES = ((128, 1e-3), (256, 4e-4), (384, 2e-4), (512, 1e-4), (768, 5e-5))
@@ -24,6 +31,10 @@ _FEW_ROWS = 1000  # below it, smaller batches: more updates per epoch
 _UPDATES = 250  # optimizer updates that a training should have
 _FEWEST_EPOCHS, _MOST_EPOCHS = 3, 20
 _WARMUP = 0.1
+
+# From this many training rows up to the other, fine-tuning and the few-label path are compared: fewer tell too little
+# (docs/experiments/04-few-labels.md).
+_FEWEST_COMPARED, _MOST_COMPARED = 30, 500
 
 # Advice: the loss is compared between quarters of the training, each the mean of at least this many logged values.
 _LOGGED_PER_QUARTER = 2
@@ -70,6 +81,19 @@ def choose_defaults(hidden_size: int, rows: int, settings: FinetuneSettings) -> 
 def updates_per_epoch(rows: int, batch_size: int) -> int:
     """Return the number of batches of an epoch; the last one may be smaller."""
     return max(1, -(-rows // batch_size))
+
+
+def is_compared(data: TaskData, settings: FinetuneSettings) -> bool:
+    """Return whether fine-tuning and the few-label path are compared: rows are few, and no setting says which to use.
+
+    Args:
+        data: The rows.
+        settings: The settings as given. Those that say how to fine-tune, such as epochs, choose fine-tuning.
+    """
+    if settings.few is not None or isinstance(settings, ResolvedSettings) or "few" not in data.kind.settings:
+        return False
+    chosen = settings.chosen((*LOOP_SETTINGS, *TRAINABLE_SETTINGS, *AUGMENTATION_SETTINGS))
+    return not chosen and _FEWEST_COMPARED <= len(data.train) < _MOST_COMPARED
 
 
 def resolve_settings(settings: FinetuneSettings, hidden_size: int, rows: int, progress: Progress) -> ResolvedSettings:
