@@ -57,6 +57,10 @@ class TrainingDefaults:
     warmup: float = _WARMUP
 
 
+# Contrastive training of the few-label path: one epoch, whose length is set by the number of pairs.
+_CONTRASTIVE = TrainingDefaults(learning_rate=5e-5, epochs=1, batch_size=16)
+
+
 def choose_defaults(hidden_size: int, rows: int, settings: FinetuneSettings) -> TrainingDefaults:
     """Choose learning rate, epochs, batch size and warm-up for a model and a number of training rows.
 
@@ -108,6 +112,8 @@ def resolve_settings(settings: FinetuneSettings, hidden_size: int, rows: int, pr
     Returns:
         Settings with every value set. They depend on the arguments only, so that the same command resumes a run.
     """
+    if settings.few:
+        return fill_in(settings, _CONTRASTIVE)  # used by contrastive training only, which reports them
     rows *= 1 + (settings.augment_copies if settings.augment != "none" else 0)
     resolved = fill_in(settings, choose_defaults(hidden_size, rows, settings))
     if None in (settings.learning_rate, settings.epochs, settings.batch_size):

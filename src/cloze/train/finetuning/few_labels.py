@@ -32,7 +32,6 @@ from cloze.tasks.examples import Item, fold_indices, split_fold
 from cloze.tasks.kind import TargetType
 from cloze.tasks.registry import TaskData
 from cloze.text import encode_long
-from cloze.train.finetuning.defaults import TrainingDefaults
 from cloze.train.finetuning.objective import TaskBatches, balanced_weights, report_truncated, report_unknown
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
 from cloze.train.run import Run
@@ -40,15 +39,13 @@ from cloze.train.run import Run
 Array = NDArray[np.float64]
 
 # Strengths to choose from: C of scikit-learn, the weight of the loss against that of the squared weights.
-STRENGTHS = tuple(10.0**exponent for exponent in np.arange(-5, 1.5, 0.5))
+STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(-10, 3))
 FOLDS = 5
 # The comparison: both are scored on one of this many folds, which costs at most two thirds of a training.
 COMPARED_FOLDS = 3
 CHOICE = "few_labels.json"
 _COMPARISON = "comparison"  # the run of the comparison, deleted when the choice is made
-# Contrastive training: of one epoch, whose length is set by the number of pairs.
-CONTRASTIVE_DEFAULTS = TrainingDefaults(learning_rate=5e-5, epochs=1, batch_size=16)
-PAIRS = 2000
+PAIRS = 2000  # of contrastive training, about: as many texts as fine-tuning reads in its 250 updates
 _PAIRS_STREAM = 2  # separates these random numbers from those of order, dropout and augmentation
 # The optimum is exact to about six digits of each weight.
 _TOLERANCE, _MOST_ITERATIONS = 1e-9, 10_000
@@ -239,10 +236,10 @@ class FewLabels:
         return TaskBatches(items, settings.batch_size, settings.seed, pad_id, self.model.device)
 
     def _goals(self, rows: LabelledTexts, outputs: int) -> Array:
-        targets = np.array(rows.targets)
+        targets: Array = np.array(rows.targets, np.float64)
         if self.data.kind.targets == "index":
-            return np.eye(outputs)[targets]
-        return targets.reshape(len(rows), outputs).astype(np.float64)
+            targets = np.eye(outputs)[targets.astype(np.int64)]
+        return targets.reshape(len(rows), outputs)
 
     def _loss(self, outputs: int) -> Loss:
         balanced = self.settings.class_weights == "balanced"

@@ -29,8 +29,8 @@ from cloze.tasks.similarity.kind import SIMILARITY
 from cloze.text import Tokenizer
 from cloze.train.finetuning.augmentation import augment_rows
 from cloze.train.finetuning.correction import finetune_correction
-from cloze.train.finetuning.defaults import advise, choose_defaults, fill_in, is_compared, resolve_settings
-from cloze.train.finetuning.few_labels import CONTRASTIVE_DEFAULTS, FewLabels, StageProgress, choose_few
+from cloze.train.finetuning.defaults import advise, choose_defaults, is_compared, resolve_settings
+from cloze.train.finetuning.few_labels import FewLabels, StageProgress, choose_few
 from cloze.train.finetuning.objective import (
     TaskBatches,
     TaskObjective,
@@ -134,10 +134,7 @@ def finetune_rows(
     """
     given, progress = settings or FinetuneSettings(), progress or Silent()
     base = load_checked_base(data, model, given)
-    if given.few:
-        settings = fill_in(given, CONTRASTIVE_DEFAULTS)
-    else:
-        settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
+    settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
     recorded = _recorded(source, model, data)
     training = _Training(data, base, str(model), settings, recorded, device, fit, progress)
     parts = training.few_labels() if given.few else training.full()
@@ -154,7 +151,7 @@ class _Training:
     base: ModelFolder
     name: str
     settings: ResolvedSettings
-    recorded: Mapping[str, Any]
+    recorded: dict[str, Any]
     device: str | None
     fit: bool
     progress: Progress
