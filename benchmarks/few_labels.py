@@ -6,8 +6,8 @@
 Every cell is a run of ``cloze finetune`` with its defaults, but for texts of 64 tokens and fp32, or scikit-learn's
 logistic regression on TF-IDF (``tfidf``). A seed draws the training rows and seeds the training; the dev rows are the
 same for all. English tasks start from all-MiniLM-L6-v2, Chinese ones from m3e-small, where these packages are
-installed, else from the shipped model. Accuracies and seconds are kept in --out/scores.json, and re-running the same
-command measures what is missing. It prints a Markdown table with the accuracies by seed, and the mean seconds.
+installed, else from the shipped model. Accuracies and CPU seconds are kept in --out/scores.json, and re-running the same
+command measures what is missing. It prints a Markdown table with the accuracies by seed, and the mean CPU seconds.
 """
 
 import argparse
@@ -78,23 +78,23 @@ def write(path: Path, rows: Rows) -> Path:
 
 
 def score_run(train: Rows, dev: Rows, model: str, out: Path, settings: FinetuneSettings) -> tuple[float, float]:
-    """Return the accuracy of one run of ``cloze finetune`` on all dev rows, and the seconds that the run took."""
+    """Return the accuracy of one run of ``cloze finetune`` on all dev rows, and its CPU seconds."""
     shutil.rmtree(out, ignore_errors=True)
     pair = "pair" if "pair" in train[0] else None
     train_file, dev_file = write(out / "train.jsonl", train), write(out / "dev.jsonl", dev)
     some = write(out / "some.jsonl", dev[:SCORED_BY_RUNS])
-    start = time.monotonic()
+    start = time.process_time()
     run = finetune(Source("classify", train_file, some, pair=pair), model, out / "run", settings=settings)
-    seconds = time.monotonic() - start
+    seconds = time.process_time() - start
     accuracy = evaluate(run, Source("classify", dev_file, pair=pair)).metrics["accuracy"]
     shutil.rmtree(out)
     return float(accuracy), seconds
 
 
 def score_tfidf(train: Rows, dev: Rows, *, chinese: bool) -> tuple[float, float]:
-    """Return the accuracy of logistic regression on TF-IDF, with C by cross-validation, and its seconds."""
+    """Return the accuracy of logistic regression on TF-IDF, with C by cross-validation, and its CPU seconds."""
     features: dict[str, Any] = {"analyzer": "char", "ngram_range": (1, 3)} if chinese else {"ngram_range": (1, 2)}
-    start = time.monotonic()
+    start = time.process_time()
     model = make_pipeline(
         TfidfVectorizer(sublinear_tf=True, **features),
         GridSearchCV(LogisticRegression(max_iter=2000), {"C": [0.1, 1, 10, 100, 1000]}, scoring="neg_log_loss"),
@@ -103,7 +103,7 @@ def score_tfidf(train: Rows, dev: Rows, *, chinese: bool) -> tuple[float, float]
     model.fit(texts, [row["label"] for row in train])
     predicted = model.predict([" ".join(filter(None, (row["text"], row.get("pair")))) for row in dev])
     right = [said == row["label"] for said, row in zip(predicted, dev, strict=True)]
-    return mean(right), time.monotonic() - start
+    return mean(right), time.process_time() - start
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Cell:
         return f"{Path(self.model).name} {self.task} {self.size} {self.way} {self.seed}"
 
     def measure(self, arguments: argparse.Namespace, kept: KeptScores) -> float:
-        """Return the accuracy, and keep the seconds under a key of their own."""
+        """Return the accuracy, and keep the CPU seconds under a key of their own."""
         train, dev = draw_rows(arguments.data, self.task, self.size, arguments.dev_rows, self.seed)
         if self.way == "tfidf":
             accuracy, seconds = score_tfidf(train, dev, chinese=self.task in CHINESE)
@@ -137,7 +137,7 @@ class Cell:
 def print_table(arguments: argparse.Namespace) -> None:
     """Measure what has not been, and print a line for each task and size."""
     kept = KeptScores(arguments.out / "scores.json")
-    print("| task | model | rows |", " | ".join(arguments.ways), "| seconds |")
+    print("| task | model | rows |", " | ".join(arguments.ways), "| CPU seconds |")
     print("|---" * (4 + len(arguments.ways)) + "|")
     for size, task in product(arguments.sizes, arguments.tasks):
         model = arguments.model or find_model(task)

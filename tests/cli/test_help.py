@@ -26,7 +26,7 @@ def test_each_command_tells_its_flags(command: str, run: Cloze) -> None:
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"Usage: cloze {command}")
     assert "--json" in result.out
-    assert "--no-" not in result.out
+    assert "--no-" not in result.out.replace("--no-few", "")  # a flag of its own, since --few has a third value
 
 
 @pytest.mark.parametrize("command", COMMANDS)
