@@ -41,11 +41,11 @@ Array = NDArray[np.float64]
 # Strengths to choose from: C of scikit-learn, the weight of the loss against that of the squared weights.
 STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(-10, 3))
 FOLDS = 5
-# The comparison: both are scored on one of this many folds, which costs at most two thirds of a training.
+# The comparison: both are scored on one of this many folds, which costs about two thirds of a training.
 COMPARED_FOLDS = 3
 CHOICE = "few_labels.json"
 _COMPARISON = "comparison"  # the run of the comparison, deleted when the choice is made
-PAIRS = 2000  # of contrastive training, about: as many texts as fine-tuning reads in its 250 updates
+PAIRS = 2000  # of contrastive training, about, and so as many texts as fine-tuning reads in 250 updates of 16
 _PAIRS_STREAM = 2  # separates these random numbers from those of order, dropout and augmentation
 # The optimum is exact to about six digits of each weight.
 _TOLERANCE, _MOST_ITERATIONS = 1e-9, 10_000
@@ -302,8 +302,8 @@ def choose_few(
 ) -> bool:
     """Return whether the few-label path scores better than fine-tuning; the choice is recorded in the run.
 
-    Both learn from two thirds of the training rows and are scored on the last third, once. With fewer than 3,000 rows,
-    fine-tuning takes a fixed number of updates or of epochs, so that this costs up to two thirds of a plain run.
+    Both learn from two thirds of the training rows and are scored on the last third, once. Fine-tuning takes as many
+    epochs as it would on all rows, so that the comparison costs about two thirds of a plain run.
 
     Args:
         run: The run, which has the record.
