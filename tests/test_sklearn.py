@@ -137,6 +137,13 @@ def test_model_selection(model: str) -> None:
     assert len(search.predict(TEXTS)) == len(TEXTS)
 
 
+def test_linear_head_of_few_labels(model: str) -> None:
+    found = TextClassifier(model, max_length=16, few=True).fit(TEXTS, LABELS)
+    assert found.history_ == [], "nothing is trained in steps"
+    assert found.score(TEXTS, LABELS) > 0.9
+    assert TextClassifier(model).few is False, "each fit of a cross-validation would compare both ways"
+
+
 def test_regressor_learns_the_scale(model: str) -> None:
     numbers = [1000.0 if label == "winter" else 1200.0 for label in LABELS]
     found = TextRegressor(model, **FAST).fit(TEXTS, numbers)

@@ -1,7 +1,7 @@
 """``cloze finetune`` and ``evaluate``; tables of several runs: a grid, seeds, folds, or all of GLUE or CLUE."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -126,6 +126,7 @@ def finetune(
     fresh: bool = False,
     search: Annotated[SearchSettings, Parameter(name="*")] = SearchSettings(),  # noqa: B008 (frozen)
     settings: Annotated[FinetuneFlags, Parameter(name="*")] = FinetuneFlags(),
+    no_few: bool = False,
     similarity: Annotated[SimilaritySettings, Parameter(name="*")] = SimilaritySettings(),  # noqa: B008 (frozen)
     machine: Place = HERE,
     json: bool = False,
@@ -137,9 +138,13 @@ def finetune(
         out: The folder of the run.
         dev: Rows to evaluate on; by default, a tenth of the training rows is held out.
         fresh: Start over, discarding the contents of the run's folder.
+        no_few: Fine-tune without comparing it with a head on sentence vectors, however few the rows are.
         json: Print JSON.
     """
     check_folder(out)
+    if no_few and settings.few:
+        raise ConfigError("--few and --no-few exclude each other; leave out one of them")
+    settings = replace(settings, few=False) if no_few else settings
     task = task.lower()
     source = rows.source(task, data, dev)
     with Reporter() as reporter:

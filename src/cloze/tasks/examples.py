@@ -181,7 +181,12 @@ def split_dev(examples: AnyExamples) -> tuple[AnyExamples, AnyExamples]:
 
 def split_fold(examples: AnyExamples, fold: int, folds: int) -> tuple[AnyExamples, AnyExamples]:
     """Return rows to train on, and those of a fold (from 0) to score on; each row is in one fold."""
-    return _partition(examples, _deal(examples)[fold::folds])
+    return _partition(examples, fold_indices(examples, fold, folds))
+
+
+def fold_indices(examples: Examples, fold: int, folds: int) -> list[int]:
+    """Return the indices of the rows of a fold (from 0), in no particular order."""
+    return _deal(examples)[fold::folds]
 
 
 def _partition(examples: AnyExamples, chosen: list[int]) -> tuple[AnyExamples, AnyExamples]:

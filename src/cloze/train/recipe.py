@@ -50,21 +50,23 @@ class TrainingParts:
         recorded: Everything the result depends on; a run with other values is not resumed.
         settings: How to train.
         model: The model to train, which also predicts for the evaluation.
-        batches: Builds the batches.
+        batches: Builds the batches; None if nothing is trained in steps, and ``finish`` computes all.
         objective: Builds the objective from the batches.
         metric: The metric of ``score`` that early stopping compares.
         score: Evaluates the model on the dev set.
         finish: Writes results and model; its settings name the precision that was used.
+        choose: Returns the parts to train with instead, for a choice that is recorded in the run.
     """
 
     recorded: Mapping[str, Any]
     settings: ResolvedSettings
     model: Model
-    batches: Callable[[], EpochBatches]
+    batches: Callable[[], EpochBatches] | None
     objective: Callable[[], nn.Module]
     metric: str
     score: Callable[[], Mapping[str, float]]
     finish: Callable[[Run, ResolvedSettings], None]
+    choose: "Callable[[Run], TrainingParts] | None" = None
 
 
 def run_training(parts: TrainingParts, out: str | Path, *, fresh: bool, progress: Progress) -> Path:
@@ -84,16 +86,27 @@ def run_training(parts: TrainingParts, out: str | Path, *, fresh: bool, progress
     with open_run(Path(out), recorded, fresh=fresh) as run:
         if run.report_finished(progress):
             return run.folder
-        settings, bert = parts.settings, parts.model.bert
-        if settings.checkpointing:
-            require_bert(bert, "checkpointing").encoder.checkpointing = True
-        return_freed_memory() if settings.checkpointing else keep_freed_memory()
-        batches, objective = parts.batches(), parts.objective()
-        require_step_memory(objective, bert, batches, settings)
-        precision = train_with_evaluation(objective, batches, parts, run, progress)
-        bert.eval()
-        parts.finish(run, replace(settings, precision=precision.name))
+        if parts.choose is not None:
+            parts = parts.choose(run)
+        settings = replace(parts.settings, precision="fp32")
+        if parts.batches is not None:
+            settings = replace(settings, precision=_train_in_steps(parts, parts.batches, run, progress).name)
+        parts.model.bert.eval()
+        parts.finish(run, settings)
         return run.folder
+
+
+def _train_in_steps(
+    parts: TrainingParts, make_batches: Callable[[], EpochBatches], run: Run, progress: Progress
+) -> Precision:
+    """Build batches and objective, check that a step fits into memory, and train; return the precision used."""
+    settings, bert = parts.settings, parts.model.bert
+    if settings.checkpointing:
+        require_bert(bert, "checkpointing").encoder.checkpointing = True
+    return_freed_memory() if settings.checkpointing else keep_freed_memory()
+    batches, objective = make_batches(), parts.objective()
+    require_step_memory(objective, bert, batches, settings)
+    return train_with_evaluation(objective, batches, parts, run, progress)
 
 
 def require_step_memory(

@@ -34,7 +34,17 @@ CURVES = "curves.png"
 _LONGEST_SHOWN = 100  # characters of a value in a message
 # Facts that runs of earlier versions did not record; where they are missing, they are not compared.
 _RECORDED_LATER = frozenset(
-    {"content", "teacher", "longest_answer", "base", "corpus_files", "domain_files", "test_content"}
+    {
+        "content",
+        "teacher",
+        "longest_answer",
+        "base",
+        "corpus_files",
+        "domain_files",
+        "test_content",
+        "few",
+        "contrastive",
+    }
 )
 # Settings that change nothing but the report, and the number of threads, on which the last digits of a sum depend.
 _THREADS = "threads"

@@ -42,7 +42,7 @@ CLASSIFY = TaskKind(
     named_outputs=True,
     problem_type="single_label_classification",
     missing_target=lambda _: IGNORED,
-    settings=frozenset({"long_texts", "augment", "class_weights"}),
+    settings=frozenset({"long_texts", "augment", "class_weights", "few"}),
     calibrate=_decoded("calibrate_texts"),
 )
 MULTILABEL = replace(
@@ -73,7 +73,7 @@ REGRESS = replace(
     named_outputs=False,
     problem_type="regression",
     missing_target=lambda _: math.nan,
-    settings=frozenset({"long_texts", "augment"}),
+    settings=frozenset({"long_texts", "augment", "few"}),
     answers="a number",
     calibrate=None,
 )

@@ -12,8 +12,15 @@ from dataclasses import dataclass, fields, replace
 from statistics import fmean, stdev
 
 from cloze.progress import Progress
+from cloze.tasks.registry import TaskData
 from cloze.tasks.reports import Evaluation
-from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
+from cloze.train.finetuning.settings import (
+    AUGMENTATION_SETTINGS,
+    LOOP_SETTINGS,
+    TRAINABLE_SETTINGS,
+    FinetuneSettings,
+    ResolvedSettings,
+)
 
 # Peak learning rate of full fine-tuning: (largest hidden size, rate).
 _RATES = ((128, 1e-3), (256, 4e-4), (384, 2e-4), (512, 1e-4), (768, 5e-5))
@@ -24,6 +31,10 @@ _FEW_ROWS = 1000  # below it, smaller batches: more updates per epoch
 _UPDATES = 250  # optimizer updates that a training should have
 _FEWEST_EPOCHS, _MOST_EPOCHS = 3, 20
 _WARMUP = 0.1
+
+# From this many training rows up to the other, fine-tuning and the few-label path are compared: fewer tell too little
+# (docs/experiments/04-few-labels.md).
+_FEWEST_COMPARED, _MOST_COMPARED = 30, 500
 
 # Advice: the loss is compared between quarters of the training, each the mean of at least this many logged values.
 _LOGGED_PER_QUARTER = 2
@@ -44,6 +55,10 @@ class TrainingDefaults:
     epochs: int
     batch_size: int
     warmup: float = _WARMUP
+
+
+# Contrastive training of the few-label path: one epoch, whose length is set by the number of pairs.
+_CONTRASTIVE = TrainingDefaults(learning_rate=5e-5, epochs=1, batch_size=16)
 
 
 def choose_defaults(hidden_size: int, rows: int, settings: FinetuneSettings) -> TrainingDefaults:
@@ -72,6 +87,19 @@ def updates_per_epoch(rows: int, batch_size: int) -> int:
     return max(1, -(-rows // batch_size))
 
 
+def is_compared(data: TaskData, settings: FinetuneSettings) -> bool:
+    """Return whether fine-tuning and the few-label path are compared: rows are few, and no setting says which to use.
+
+    Args:
+        data: The rows.
+        settings: The settings as given. Those that say how to fine-tune, such as epochs, choose fine-tuning.
+    """
+    if settings.few is not None or isinstance(settings, ResolvedSettings) or "few" not in data.kind.settings:
+        return False
+    chosen = settings.chosen((*LOOP_SETTINGS, *TRAINABLE_SETTINGS, *AUGMENTATION_SETTINGS))
+    return not chosen and _FEWEST_COMPARED <= len(data.train) < _MOST_COMPARED
+
+
 def resolve_settings(settings: FinetuneSettings, hidden_size: int, rows: int, progress: Progress) -> ResolvedSettings:
     """Set the values that the settings leave open, and report them.
 
@@ -84,6 +112,8 @@ def resolve_settings(settings: FinetuneSettings, hidden_size: int, rows: int, pr
     Returns:
         Settings with every value set. They depend on the arguments only, so that the same command resumes a run.
     """
+    if settings.few:
+        return fill_in(settings, _CONTRASTIVE)  # used by contrastive training only, which reports them
     rows *= 1 + (settings.augment_copies if settings.augment != "none" else 0)
     resolved = fill_in(settings, choose_defaults(hidden_size, rows, settings))
     if None in (settings.learning_rate, settings.epochs, settings.batch_size):

@@ -1,7 +1,7 @@
 """``cloze finetune``: add a task head to a pre-trained model and train it on labelled rows (section 4 of the paper)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,8 @@ from cloze.tasks.similarity.kind import SIMILARITY
 from cloze.text import Tokenizer
 from cloze.train.finetuning.augmentation import augment_rows
 from cloze.train.finetuning.correction import finetune_correction
-from cloze.train.finetuning.defaults import advise, choose_defaults, resolve_settings
+from cloze.train.finetuning.defaults import advise, choose_defaults, is_compared, resolve_settings
+from cloze.train.finetuning.few_labels import FewLabels, StageProgress, choose_few
 from cloze.train.finetuning.objective import (
     TaskBatches,
     TaskObjective,
@@ -48,8 +49,9 @@ from cloze.train.finetuning.settings import (
     SimilaritySettings,
     check_similarity_settings,
 )
-from cloze.train.finetuning.similarity import finetune_similarity
+from cloze.train.finetuning.similarity import PairObjective, finetune_similarity
 from cloze.train.finetuning.trainable import cache_frozen_states, choose_pooling, load_checked_base, make_trainable
+from cloze.train.optimization import DivergedError
 from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import Run
 
@@ -139,30 +141,113 @@ def finetune_rows(
     given, progress = settings or FinetuneSettings(), progress or Silent()
     base = load_checked_base(data, model, given)
     settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
-    tuned = _start(base, str(model), data, settings, progress)
-    wrapped = Model(tuned, device=device)
     recorded = _recorded(source, model, data)
-    parts = TrainingParts(
-        recorded=recorded | asdict(settings),
-        settings=settings,
-        model=wrapped,
-        batches=lambda: _batches(data, base, wrapped, settings, device, progress),
-        objective=lambda: _objective(data, wrapped, settings),
-        metric=data.metrics[0],
-        score=lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
-        finish=lambda run, used: _finish(
+    baselines = baselines or partial(fit_baselines, data)
+    training = _Training(data, base, str(model), settings, recorded, device, fit, baselines, progress)
+    parts = training.few_labels() if given.few else training.full()
+    if is_compared(data, given):
+        parts = replace(parts, choose=partial(training.choose, parts, fresh))
+    return run_training(parts, out, fresh=fresh, progress=progress)
+
+
+@dataclass(frozen=True)
+class _Training:
+    """Builds the parts of a fine-tuning, or of the few-label path."""
+
+    data: TaskData
+    base: ModelFolder
+    name: str
+    settings: ResolvedSettings
+    recorded: dict[str, Any]
+    device: str | None
+    fit: bool
+    baselines: Callable[[], Sequence[Baseline]]
+    progress: Progress
+
+    def full(self) -> TrainingParts:
+        """Return the parts of fine-tuning: the model, an adapter or a head on frozen states is trained in steps."""
+        data, settings = self.data, self.settings
+        tuned, wrapped = self._start(settings)
+        return TrainingParts(
+            recorded=self.recorded | asdict(settings),
+            settings=settings,
+            model=wrapped,
+            batches=lambda: _batches(data, self.base, wrapped, settings, self.device, self.progress),
+            objective=lambda: _objective(data, wrapped, settings),
+            metric=data.metrics[0],
+            score=lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
+            finish=lambda run, used: self._finish(run, wrapped, tuned, used),
+        )
+
+    def few_labels(self) -> TrainingParts:
+        """Return the parts of the few-label path: pairs of rows are trained on, if at all, and the head is fitted."""
+        tuned, few = self._start_few()
+        data, model, settings = self.data, few.model, self.settings
+
+        def score() -> Mapping[str, float]:
+            few.fit()
+            return evaluate_examples(model, data.kind, data.dev, data.metrics).metrics
+
+        def finish(run: Run, used: ResolvedSettings) -> None:
+            few.report_texts(self.progress)
+            method = f"{few.method}, {few.fit()}"
+            self.progress.say(f"few labels: {method}")
+            self._finish(run, model, tuned, used, method)
+
+        return TrainingParts(
+            recorded=self.recorded | asdict(settings),
+            settings=settings,
+            model=model,
+            batches=(lambda: few.pair_batches(self.progress)) if settings.contrastive else None,
+            objective=lambda: PairObjective(model.bert, few.pooling, "cosine", SimilaritySettings.temperature),
+            metric=data.metrics[0],
+            score=score,
+            finish=finish,
+        )
+
+    def choose(self, parts: TrainingParts, fresh: bool, run: Run) -> TrainingParts:
+        """Return the parts of whichever is better on held-out training rows."""
+
+        def fit(fold: TaskData) -> float:
+            _, few = replace(self, data=fold)._start_few()
+            few.fit()
+            return evaluate_examples(few.model, fold.kind, fold.dev, fold.metrics).metrics[fold.metrics[0]]
+
+        def tune(fold: TaskData, folder: Path) -> float:
+            settings, progress = replace(self.settings, few=False, baseline=False), StageProgress(self.progress)
+            training = replace(self, data=fold, settings=settings, fit=False, progress=progress)
+            try:
+                run_training(training.full(), folder, fresh=fresh, progress=progress)
+            except DivergedError:
+                return 0.0  # there is no model to score
+            return float(Run(folder).results()[fold.metrics[0]])
+
+        return self.few_labels() if choose_few(run, self.data, fit, tune, self.progress) else parts
+
+    def _start(self, settings: ResolvedSettings) -> tuple[ModelFolder, Model]:
+        tuned = _start(self.base, self.name, self.data, settings, self.progress)
+        return tuned, Model(tuned, device=self.device)
+
+    def _start_few(self) -> tuple[ModelFolder, FewLabels]:
+        """Return the model with a head that reads the mean of the token states, unless the settings say otherwise."""
+        tuned, wrapped = self._start(replace(self.settings, pooling=self.settings.pooling or "mean"))
+        return tuned, FewLabels(self.data, wrapped, self.settings)
+
+    def _finish(
+        self, run: Run, wrapped: Model, tuned: ModelFolder, used: ResolvedSettings, method: str | None = None
+    ) -> None:
+        _finish(
             run,
             wrapped,
             tuned,
-            data,
+            self.data,
             used,
-            recorded,
-            fit=fit,
-            baselines=baselines or partial(fit_baselines, data),
-            progress=progress,
-        ),
-    )
-    return run_training(parts, out, fresh=fresh, progress=progress)
+            self.recorded,
+            fit=self.fit,
+            baselines=self.baselines,
+            progress=self.progress,
+            method=method,
+        )
 
 
 def _batches(
@@ -270,8 +355,12 @@ def _finish(
     fit: bool,
     baselines: Callable[[], Sequence[Baseline]],
     progress: Progress,
+    method: str | None,
 ) -> None:
-    """Calibrate and fit on the dev rows, write their scores and the baseline's, advise, and finish the run."""
+    """Calibrate and fit on the dev rows, write their scores and the baseline's, advise, and finish the run.
+
+    ``method`` is how the head was fitted, of the few-label path; None for fine-tuning.
+    """
     calibrate = data.kind.calibrate if settings.calibrate else None
     calibration = None if calibrate is None else calibrate(wrapped, data.dev, data.metrics)
     if calibration is not None:
@@ -288,16 +377,17 @@ def _finish(
     write_resamples(evaluation.rows, data.metrics[0], run.folder, fingerprint(data.dev))
     if calibration is not None:
         run.write_results(evaluation.results() | calibration.results())
-    defaults = choose_defaults(tuned.model.config.hidden_size, len(data.train), settings)
-    run.write_advice(advise(run.metrics(), evaluation, settings, defaults, data.metrics[0]), progress)
-    card = finetuning_card(tuned, evaluation, settings, data, recorded)
+    if method is None:
+        defaults = choose_defaults(tuned.model.config.hidden_size, len(data.train), settings)
+        run.write_advice(advise(run.metrics(), evaluation, settings, defaults, data.metrics[0]), progress)
+    card = finetuning_card(tuned, evaluation, method or settings.summary, data, recorded)
     run.finish(replace(tuned, embedding=EmbeddingSettings(), card=card))
 
 
 def finetuning_card(
-    tuned: ModelFolder, evaluation: Evaluation, settings: ResolvedSettings, data: TaskData, recorded: Mapping[str, Any]
+    tuned: ModelFolder, evaluation: Evaluation, method: str, data: TaskData, recorded: Mapping[str, Any]
 ) -> str:
-    """Return the model card of a fine-tuned model; ``recorded`` are the facts of its run."""
+    """Return the model card of a fine-tuned model; ``method`` is how it was trained, ``recorded`` the run's facts."""
     assert tuned.task is not None
     # After cross-validation there are no other rows to score.
     scored = "training rows, which tell little of others" if data.dev is data.train else "dev rows"
@@ -306,7 +396,7 @@ def finetuning_card(
         f"# BERT, fine-tuned to {tuned.task.kind}\n\n"
         f"- answers: {labels}\n- from: {recorded['model']}\n"
         f"- rows: {recorded['task']}, {recorded['data']} ({recorded['content'][:12]})\n"
-        f"- training: {len(data.train):,} rows, {settings.summary}\n\n"
+        f"- training: {len(data.train):,} rows, {method}\n\n"
         f"On {len(evaluation.predictions):,} {scored}:\n\n{card_scores(evaluation)}\n"
         + (f"\nLoading: {mean_head_note()}" if tuned.model.reads_mean and tuned.adapter is None else "")
     )

@@ -150,6 +150,9 @@ def _run_cells(
 
 def _read_rows(source: Source, settings: FinetuneSettings, plan: SearchSettings) -> TaskData:
     """Read the rows; folds are made of all of them, without splitting off a dev set."""
+    if settings.few and (plan.grid or (plan.seeds > 1 and not settings.contrastive)):
+        flag, reason = ("grid", "learning rate") if plan.grid else ("seeds", "random start")
+        raise ConfigError(f"{flag} is for fine-tuning; the head of few has no {reason}; leave out one of them")
     if plan.folds and source.dev is not None:
         raise ConfigError("folds are for rows without a dev set; leave out --dev or --folds")
     if plan.folds and (settings.patience or settings.calibrate):

@@ -3,6 +3,7 @@
 Imports nothing heavy: the command line loads this for ``--help``. The text under a field is the help of its flag.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -13,6 +14,15 @@ from cloze.train.settings import LoopSettings, PrecisionName, PretrainSettings, 
 
 Augment = Literal["none", "contextual", "edits"]
 SimilarityObjective = Literal["contrastive", "cosent", "cosine"]
+
+# Settings of the training loop, and of which layers it trains: a head that is fitted at once has none of them.
+LOOP_SETTINGS = (
+    *("epochs", "batch_size", "learning_rate", "warmup", "weight_decay", "dropout", "patience"),
+    *("freeze_layers", "layer_decay"),
+)
+# Settings of what is trained in place of the whole model, of a second target, and of changed rows.
+TRAINABLE_SETTINGS = ("adapter", "adapter_size", "frozen", "feature_head", "mean_teacher", "teacher_decay")
+AUGMENTATION_SETTINGS = ("augment", "augment_copies", "synonyms")
 
 # The shortest sequence: [CLS], one token, [SEP].
 SHORTEST = 3
@@ -78,6 +88,10 @@ class FinetuneSettings:
     """For edits: a file with a word and its synonyms per line; by default, words with similar embeddings."""
     baseline: bool = True
     """Compare the scores with a simple model's on the same rows, such as TF-IDF + logistic regression."""
+    few: bool | None = None
+    """Few labels: fit only a linear head on sentence vectors; by default, compared with fine-tuning below 500 rows."""
+    contrastive: bool = False
+    """With few: first train the vectors on pairs of rows, which have the same label or not (SetFit)."""
     precision: PrecisionName = "auto"
     """fp32, bf16, or auto: bf16 where it is faster. Weights, heads and dev scores are always float32."""
     checkpointing: bool = False
@@ -107,6 +121,8 @@ class FinetuneSettings:
         self._check_trainable()
         self._check_mean_teacher()
         self._check_augmentation()
+        if self.contrastive and not self.few:
+            raise ConfigError("contrastive trains vectors for the head of few labels; give few too, or leave it out")
         # Checks the ranges of the other values, with stand-ins for what is not chosen yet.
         LoopSettings(
             steps=1,
@@ -169,6 +185,10 @@ class FinetuneSettings:
             )
         if self.synonyms is not None and self.augment != "edits":
             raise ConfigError(f"synonyms are for edits; augment is {self.augment}")
+
+    def chosen(self, names: Iterable[str]) -> list[str]:
+        """Return those of the settings that differ from their defaults."""
+        return [name for name in names if getattr(self, name) != getattr(FinetuneSettings, name)]
 
     @property
     def trains_all(self) -> bool:

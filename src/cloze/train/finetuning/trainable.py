@@ -29,7 +29,13 @@ from cloze.tasks.examples import Item
 from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import TaskData
 from cloze.train.finetuning.augmentation import check_augment
-from cloze.train.finetuning.settings import FinetuneSettings
+from cloze.train.finetuning.settings import (
+    AUGMENTATION_SETTINGS,
+    LOOP_SETTINGS,
+    TRAINABLE_SETTINGS,
+    FinetuneSettings,
+    ResolvedSettings,
+)
 
 # Bottleneck size or rank: at most 4 % of the parameters are trained, of MiniLM as of BERT-base.
 SIZES = {"houlsby": 64, "lora": 8}
@@ -137,6 +143,7 @@ _LABEL_FREE_SETTINGS = {
 def load_checked_base(data: TaskData, model: str | Path, settings: FinetuneSettings) -> ModelFolder:
     """Load the model to fine-tune and check that it and the settings fit the rows."""
     check_kind(data.kind, settings)
+    check_few(data.kind, settings)
     base = load_folder(find_source(model))
     check_length(settings.max_length, base)
     if settings.frozen == "last4" and base.model.config.layers < _LAST_LAYERS:
@@ -186,3 +193,27 @@ def check_kind(kind: TaskKind, settings: FinetuneSettings) -> None:
         raise ConfigError(f"stride is for answers in long contexts; this task is to {kind}")
     if settings.longest_answer != FinetuneSettings.longest_answer and "longest_answer" not in kind.settings:
         raise ConfigError(f"longest_answer is for answers in texts; this task is to {kind}")
+
+
+def check_few(kind: TaskKind, settings: FinetuneSettings) -> None:
+    """Reject settings that the few-label path would ignore."""
+    if not settings.few:
+        return
+    if "few" not in kind.settings:
+        raise ConfigError(f"few is for labels and numbers of texts; this task is to {kind}; leave it out")
+    if settings.contrastive and kind.targets != "index":
+        raise ConfigError(f"contrastive is for rows with one label each; this task is to {kind}; leave it out")
+    if isinstance(settings, ResolvedSettings):
+        return  # every value is set; what was given has been checked before
+    ignored = settings.chosen((*TRAINABLE_SETTINGS, *AUGMENTATION_SETTINGS))
+    if ignored:
+        raise ConfigError(
+            f"{ignored[0]} is {getattr(settings, ignored[0])!r}, but few fits a linear head on the rows as they are; "
+            "leave out one of them"
+        )
+    ignored = [] if settings.contrastive else settings.chosen(LOOP_SETTINGS)
+    if ignored:
+        raise ConfigError(
+            f"{ignored[0]} is {getattr(settings, ignored[0])!r}, but the head of few is fitted without training steps; "
+            "leave it out, or add contrastive"
+        )

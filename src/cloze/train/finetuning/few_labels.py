@@ -1,0 +1,348 @@
+"""The few-label path: a linear head, fitted to convergence on the vectors of a frozen model.
+
+A few hundred rows are often too few to train a whole model well. A regularised linear head on sentence vectors has
+far fewer degrees of freedom, and its optimum is unique. The strength of its regularisation is chosen by
+cross-validation on the training rows. Optionally, the vectors are first trained on pairs of rows, which have the same
+label or not (SetFit, Tunstall et al. 2022, section 3).
+
+The result is an ordinary folder: the head is the one of fine-tuning, and reads the mean of the token states.
+
+Dimensions: N texts, H hidden size, L outputs of the head (labels; 1 for numbers).
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cloze.checkpoint import Pooling
+from cloze.errors import CheckpointError, DataError
+from cloze.files import read_json, replace_json
+from cloze.model.batch import Batch, join_logits
+from cloze.model.heads import SequenceHead
+from cloze.predict import Model
+from cloze.progress import Progress
+from cloze.tasks.classification.examples import LabelledTexts
+from cloze.tasks.examples import Item, fold_indices, split_fold
+from cloze.tasks.kind import TargetType
+from cloze.tasks.registry import TaskData
+from cloze.text import encode_long
+from cloze.train.finetuning.objective import TaskBatches, balanced_weights, report_truncated, report_unknown
+from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
+from cloze.train.run import Run
+
+Array = NDArray[np.float64]
+
+# Strengths to choose from: C of scikit-learn, the weight of the loss against that of the squared weights.
+STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(-10, 3))
+FOLDS = 5
+# The comparison: both are scored on one of this many folds, which costs about two thirds of a training.
+COMPARED_FOLDS = 3
+CHOICE = "few_labels.json"
+_COMPARISON = "comparison"  # the run of the comparison, deleted when the choice is made
+PAIRS = 2000  # of contrastive training, about, and so as many texts as fine-tuning reads in 250 updates of 16
+_PAIRS_STREAM = 2  # separates these random numbers from those of order, dropout and augmentation
+# The optimum is exact to about six digits of each weight.
+_TOLERANCE, _MOST_ITERATIONS = 1e-9, 10_000
+_CONVERGED = 1e-5
+
+
+# -- the head ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LinearHead:
+    """A linear map of vectors: (L, H) and (L,)."""
+
+    weight: Array
+    bias: Array
+
+    def __call__(self, vectors: Array) -> Array:
+        """(N, H) -> (N, L)."""
+        outputs: Array = vectors @ self.weight.T + self.bias
+        return outputs
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The loss of a linear head: cross-entropy of one label or of several, or half the squared error of a number.
+
+    Attributes:
+        targets: What a target is.
+        weights: Weights of the labels, (L,), as ``balanced_weights`` returns them.
+    """
+
+    targets: TargetType
+    weights: Array
+
+    def __call__(self, outputs: Array, goals: Array) -> tuple[Array, Array]:
+        """Return the loss of each row, (N,), and its gradient by the outputs, (N, L).
+
+        Args:
+            outputs: Of the head, (N, L).
+            goals: One-hot labels, flags, or numbers, (N, L).
+        """
+        if self.targets == "number":
+            residuals = outputs - goals
+            return (residuals**2).sum(1) / 2, residuals
+        if self.targets == "flags":
+            weights = np.where(goals > 0, self.weights, 1.0)
+            signs = 1 - 2 * goals
+            losses = np.logaddexp(0, signs * outputs) * weights
+            return losses.sum(1), weights * signs / (1 + np.exp(-signs * outputs))
+        rows = goals @ self.weights  # (N,)
+        logs = outputs - np.logaddexp.reduce(outputs, 1, keepdims=True)
+        return -(logs * goals).sum(1) * rows, (np.exp(logs) - goals) * rows[:, None]
+
+
+def fit_head(vectors: Array, goals: Array, loss: Loss, strength: float, start: LinearHead | None = None) -> LinearHead:
+    """Fit a linear head to convergence; the optimum is that of scikit-learn's ``LogisticRegression`` or ``Ridge``.
+
+    Args:
+        vectors: (N, H).
+        goals: One-hot labels, flags, or numbers, (N, L).
+        loss: What is minimised, together with half the sum of the squared weights.
+        strength: Weight of the loss (C; for numbers the reciprocal of alpha).
+        start: Where the search starts; it changes the time only.
+
+    Raises:
+        DataError: If the search does not converge.
+    """
+    from scipy.optimize import minimize  # slow to import, and used here only
+
+    (rows, size), outputs = vectors.shape, goals.shape[1]
+    # With two labels, scikit-learn has one vector w in place of -w / 2 and w / 2, whose squares are half of its.
+    decay = (2.0 if loss.targets == "index" and outputs == 2 else 1.0) / (strength * rows)
+
+    def objective(flat: Array) -> tuple[float, Array]:
+        weight, bias = flat[:-outputs].reshape(outputs, size), flat[-outputs:]
+        losses, residuals = loss(vectors @ weight.T + bias, goals)
+        slopes = residuals.T @ vectors / rows + decay * weight
+        return losses.mean() + decay * (weight**2).sum() / 2, np.concatenate([slopes.ravel(), residuals.mean(0)])
+
+    first = start or LinearHead(np.zeros((outputs, size)), np.zeros(outputs))
+    flat = np.concatenate([first.weight.ravel(), first.bias])
+    options = {"maxiter": _MOST_ITERATIONS, "maxfun": _MOST_ITERATIONS, "ftol": 0.0, "gtol": _TOLERANCE, "maxcor": 20}
+    found = minimize(objective, flat, jac=True, method="L-BFGS-B", options=options)
+    # Near the optimum, the line search ends where float64 does; the gradient tells whether it is one.
+    if not np.abs(found.jac).max() <= _CONVERGED * max(1.0, float(np.abs(goals).max())):
+        raise DataError(f"the head did not converge at C {strength:g}; use --no-few")
+    return LinearHead(found.x[:-outputs].reshape(outputs, size), found.x[-outputs:])
+
+
+def choose_strength(vectors: Array, goals: Array, loss: Loss, folds: Sequence[Sequence[int]]) -> float:
+    """Return the strength with the lowest loss on rows that the head was not fitted on; the smallest of equals."""
+    if len(folds) < 2:
+        return 1.0
+    totals = np.zeros(len(STRENGTHS))
+    for fold in folds:
+        fitted, head = np.delete(np.arange(len(vectors)), fold), None
+        for index, strength in enumerate(STRENGTHS):
+            head = fit_head(vectors[fitted], goals[fitted], loss, strength, head)
+            totals[index] += loss(head(vectors[fold]), goals[fold])[0].sum()
+    return STRENGTHS[int(totals.argmin())]
+
+
+def standardize(vectors: Array) -> tuple[Array, Callable[[LinearHead], LinearHead]]:
+    """Scale every feature to mean 0 and deviation 1.
+
+    Returns:
+        The vectors, and a function that turns a head on them into one on the vectors as they were.
+    """
+    means, scales = vectors.mean(0), vectors.std(0)
+    scales[scales < 1e-8 * max(1.0, float(np.abs(vectors).max()))] = 1.0  # a constant feature stays zero
+
+    def fold(head: LinearHead) -> LinearHead:
+        weight = head.weight / scales
+        return LinearHead(weight, head.bias - weight @ means)
+
+    return (vectors - means) / scales, fold
+
+
+# -- the head of a model -----------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def head_inputs(model: Model, rows: LabelledTexts, settings: FinetuneSettings) -> Array:
+    """Return what the head reads of each text, (N, H); of a text in windows, the mean over them.
+
+    The outputs of windows are averaged, and the head is linear: this is exact.
+    """
+
+    def step(batch: Batch) -> list[NDArray[np.float32]]:
+        needed = model.bert.needed_by("sequence", batch.ids, batch.mask)
+        last = model.bert(batch.ids, batch.segments, batch.mask, needed).last
+        return list(model.bert.pooled(last, batch.mask).float().cpu().numpy())
+
+    windows = encode_long(model.tokenizer, rows.texts, rows.pairs, settings.long_texts)
+    vectors = join_logits(windows, model.run([window for text in windows for window in text], step))
+    if not np.isfinite(vectors).all():
+        raise CheckpointError("vectors of the training rows are not finite; the weights of the model are damaged")
+    return vectors.astype(np.float64)
+
+
+@dataclass(frozen=True)
+class FewLabels:
+    """Fits the head of a model on the training rows of a task."""
+
+    data: TaskData
+    model: Model
+    settings: ResolvedSettings
+
+    @property
+    def method(self) -> str:
+        """What the head is, for messages and the model card."""
+        name = "ridge" if self.data.kind.targets == "number" else "logistic"
+        vectors = "vectors of the model, trained on pairs of rows" if self.settings.contrastive else "sentence vectors"
+        return f"{name} regression on {vectors}"
+
+    def fit(self) -> str:
+        """Set the head of the model to the optimum; return how it was chosen."""
+        rows, outputs = self.data.train, self.model.bert.labels
+        assert isinstance(rows, LabelledTexts)
+        vectors, fold = standardize(head_inputs(self.model, rows, self.settings))
+        goals, loss = self._goals(rows, outputs), self._loss(outputs)
+        count = min(FOLDS, len(rows))
+        strength = choose_strength(vectors, goals, loss, [fold_indices(rows, index, count) for index in range(count)])
+        self._set_head(fold(fit_head(vectors, goals, loss, strength)))
+        return f"C {strength:.2g} by {count}-fold cross-validation of {len(rows):,} rows"
+
+    @property
+    def pooling(self) -> Pooling:
+        """The pooling of the vectors that contrastive training compares."""
+        return "mean" if self.model.bert.reads_mean else "cls"
+
+    def report_texts(self, progress: Progress) -> None:
+        """Report training texts that are truncated, and those that the vocabulary does not fit."""
+        assert self.data.kind.items is not None
+        tokenizer = self.model.tokenizer
+        report_unknown(tokenizer, [text for texts in self.data.train.documents() for text in texts], progress)
+        items = self.data.kind.items(self.data.train, tokenizer, self.settings, progress)
+        report_truncated(items, tokenizer.max_length, progress, self.data.kind.item_noun)
+
+    def pair_batches(self, progress: Progress) -> TaskBatches:
+        """Return batches of pairs of rows, for contrastive training."""
+        items, settings = pair_items(self.data, self.model, self.settings), self.settings
+        progress.say(
+            f"contrastive training: {len(items):,} pairs of {len(self.data.train):,} rows, {settings.epochs} epochs, "
+            f"learning rate {settings.learning_rate:.0e}, batch size {settings.batch_size}"
+        )
+        pad_id = self.model.tokenizer.pad_id
+        return TaskBatches(items, settings.batch_size, settings.seed, pad_id, self.model.device)
+
+    def _goals(self, rows: LabelledTexts, outputs: int) -> Array:
+        targets: Array = np.array(rows.targets, np.float64)
+        if self.data.kind.targets == "index":
+            targets = np.eye(outputs)[targets.astype(np.int64)]
+        return targets.reshape(len(rows), outputs)
+
+    def _loss(self, outputs: int) -> Loss:
+        balanced = self.settings.class_weights == "balanced"
+        weights = balanced_weights(self.data).double().numpy() if balanced else np.ones(outputs)
+        return Loss(self.data.kind.targets, weights)
+
+    def _set_head(self, fitted: LinearHead) -> None:
+        head = self.model.bert.heads["sequence"]
+        assert isinstance(head, SequenceHead)
+        with torch.no_grad():
+            head.output.weight.copy_(torch.from_numpy(fitted.weight))
+            head.output.bias.copy_(torch.from_numpy(fitted.bias))
+
+
+# -- contrastive training ----------------------------------------------------------------------------------------------
+
+
+def label_pairs(labels: Sequence[int], per_row: int, seed: int) -> list[tuple[int, int, float]]:
+    """Draw pairs of rows: of each row, ``per_row`` with the same label (target 1) and as many with another (target 0).
+
+    Args:
+        labels: The label of each row.
+        per_row: Pairs of either kind per row.
+        seed: Seed of the draw.
+
+    Returns:
+        Both rows and the target of each pair. A row without others of its label has no pairs with target 1.
+    """
+    by_label = np.array(labels)
+    pairs: list[tuple[int, int, float]] = []
+    for row, label in enumerate(labels):
+        draw = np.random.default_rng([seed, _PAIRS_STREAM, row])
+        same = np.flatnonzero(by_label == label)
+        for others, target in ((same[same != row], 1.0), (np.flatnonzero(by_label != label), 0.0)):
+            if len(others):
+                pairs += [(row, int(other), target) for other in draw.choice(others, per_row)]
+    return pairs
+
+
+def pair_items(data: TaskData, model: Model, settings: FinetuneSettings) -> list[Item]:
+    """Return the pairs to train on, about ``PAIRS`` in all; of a text in windows, its first one."""
+    rows = data.train
+    assert isinstance(rows, LabelledTexts)
+    assert rows.targets is not None
+    encodings = [windows[0] for windows in encode_long(model.tokenizer, rows.texts, rows.pairs, settings.long_texts)]
+    per_row = max(1, round(PAIRS / (2 * len(rows))))
+    pairs = label_pairs(rows.targets, per_row, settings.seed)
+    return [Item((encodings[one], encodings[other]), target) for one, other, target in pairs]
+
+
+# -- the choice between both -------------------------------------------------------------------------------------------
+
+
+def choose_few(
+    run: Run,
+    data: TaskData,
+    fit: Callable[[TaskData], float],
+    finetune: Callable[[TaskData, Path], float],
+    progress: Progress,
+) -> bool:
+    """Return whether the few-label path scores better than fine-tuning; the choice is recorded in the run.
+
+    Both learn from two thirds of the training rows and are scored on the last third, once. Fine-tuning takes as many
+    epochs as it would on all rows, so that the comparison costs about two thirds of a plain run.
+
+    Args:
+        run: The run, which has the record.
+        data: The rows.
+        fit: Scores the few-label path.
+        finetune: Scores fine-tuning, in a folder of its own.
+        progress: Where the choice is reported.
+    """
+    record = run.folder / CHOICE
+    if not record.is_file():
+        train, held_out = split_fold(data.train, 0, COMPARED_FOLDS)
+        fold = replace(data, train=train, dev=held_out)
+        scores = {"few": fit(fold), "fine_tuning": finetune(fold, run.folder / _COMPARISON)}
+        chosen: dict[str, Any] = {"few": scores["few"] > scores["fine_tuning"], "scores": scores}
+        replace_json(record, chosen | {"metric": data.metrics[0], "rows": len(held_out)})
+    shutil.rmtree(run.folder / _COMPARISON, ignore_errors=True)
+    choice = read_json(record)
+    used, remedy = ("the former", "--no-few") if choice["few"] else ("the latter", "--few")
+    few, tuned = (_shown(choice["scores"][name]) for name in ("few", "fine_tuning"))
+    progress.say(
+        f"few labels: linear head on sentence vectors {few}, fine-tuning {tuned} ({choice['metric']} of "
+        f"{choice['rows']:,} held-out training rows, one of {COMPARED_FOLDS} folds): using {used}; {remedy} overrides"
+    )
+    return bool(choice["few"])
+
+
+class StageProgress:
+    """Shows how far a training within a training is; its messages are left out."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+
+    def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
+        """Show the progress under a name of its own."""
+        self._progress.advance(f"comparison: {stage}", done, total, **figures)
+
+    def say(self, message: str) -> None:
+        """Leave out what would be said twice."""
+
+
+def _shown(score: float) -> str:
+    return f"{100 * score:.1f} %"
