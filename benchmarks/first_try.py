@@ -180,12 +180,12 @@ def measured_cells(arguments: argparse.Namespace) -> list[tuple[str, int, str]]:
 
 
 def measure(arguments: argparse.Namespace, cells: Cells) -> None:
-    """Measure what is missing: quick ways and first seeds first."""
+    """Measure what is missing: the first seed of every row of the table first, so that early tables are complete."""
     ways = [way for way in ("tf-idf", "vectors", "cloze", "trainer", "trainer-best") if way in arguments.ways]
     if importlib.util.find_spec("accelerate") is None and any(way.startswith("trainer") for way in ways):
         print("the Trainer is left out, since accelerate is missing: pip install accelerate", file=sys.stderr)
         ways = [way for way in ways if not way.startswith("trainer")]
-    for (task, size, model), seed, way in product(measured_cells(arguments), range(arguments.seeds), ways):
+    for seed, (task, size, model), way in product(range(arguments.seeds), measured_cells(arguments), ways):
         if way != "vectors" or cells.data(task, size, seed).kind.name != "tag":
             cells.measure(task, size, model, way, seed)
 

@@ -140,9 +140,9 @@ def _fit_linear(data: TaskData, train: Any, dev: Any, start: float) -> Answer:
     if data.labels is None:
         model, scoring, grid = Ridge(), "r2", {"model__alpha": [0.1, 1.0, 10.0, 100.0, 1000.0, 10_000.0]}
     else:
-        model, scoring, grid = LogisticRegression(max_iter=1000), "accuracy", {"model__C": [0.001, 0.01, 0.1, 1, 10]}
+        model, scoring, grid = LogisticRegression(max_iter=1000), "accuracy", {"model__C": [0.001, 0.01, 0.1, 1.0]}
     if sparse.issparse(train) and data.labels is not None:
-        grid = {"model__C": [0.1, 1, 10, 100]}
+        grid = {"model__C": [0.1, 1.0, 10.0, 100.0]}
     steps = Pipeline([("scale", scale), ("model", model)])
     search = GridSearchCV(steps, grid, cv=KFold(3, shuffle=True, random_state=0), scoring=scoring)
     fitting = time.perf_counter()
