@@ -173,7 +173,6 @@ def run_trainer(job: Job) -> Answer:
     import transformers
 
     start, data, tags = time.perf_counter(), job.data, job.data.kind.name == "tag"
-    transformers.utils.logging.set_verbosity_error()
     transformers.set_seed(job.seed)
     tokenizer = transformers.AutoTokenizer.from_pretrained(job.model)
     kind: Any = (
@@ -182,7 +181,7 @@ def run_trainer(job: Job) -> Answer:
     labels = 1 if data.labels is None else len(data.labels)
     model = kind.from_pretrained(job.model, num_labels=labels, dtype=torch.float32)
     collator: Any = transformers.DataCollatorForTokenClassification if tags else transformers.DataCollatorWithPadding
-    rate = {} if job.rate is None else {"learning_rate": job.rate}
+    rate: dict[str, Any] = {} if job.rate is None else {"learning_rate": job.rate}
     arguments = transformers.TrainingArguments(
         output_dir=str(job.out / "trainer"),
         seed=job.seed,
@@ -207,10 +206,10 @@ def run_trainer(job: Job) -> Answer:
 
 def _read_answers(data: TaskData, answers: Any) -> Predictions:
     if data.labels is None:
-        return np.asarray(answers.predictions)[:, 0].tolist()
+        return list(answers.predictions[:, 0].tolist())
     best = answers.predictions.argmax(-1)
     if data.kind.name != "tag":
-        return best.tolist()
+        return list(best.tolist())
     names = data.labels.names
     found = [[names[tag] for tag in row[marks != IGNORED]] for row, marks in zip(best, answers.label_ids, strict=True)]
     # Words beyond the model's length, which the Trainer does not see, are outside of entities.

@@ -42,7 +42,8 @@ def _json_lines(folder: Path, out: Path) -> Source:
         kept = [{"text": row["text"], "label": row["label"]} for row in rows]
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
         paths.append(path)
-    return Source("classify", *paths)
+    train, dev = paths
+    return Source("classify", train, dev)
 
 
 def _lcqmc(folder: Path, _: Path) -> Source:
