@@ -38,9 +38,12 @@ SOURCES = {
     "wikitext-2": "WikiText-2 raw from https://huggingface.co/datasets/Salesforce/wikitext, as wikitext-2/test.raw.gz",
     "vocab": "vocab.txt from https://huggingface.co/google-bert/bert-base-uncased, as "
     "vocab/bert-base-uncased-vocab.txt",
-    "zh_pairs": "Chinese STS-B from https://github.com/zejunwang1/CSTS, as zh_pairs/Chinese-STS-B/sts-b-dev.txt",
+    "zh_pairs": "Chinese STS-B and LCQMC from https://github.com/zejunwang1/CSTS, as "
+    "zh_pairs/Chinese-STS-B/sts-b-dev.txt and zh_pairs/LCQMC/{dev,test}.txt",
     "scibert_tasks": "the folder data of https://github.com/allenai/scibert, as scibert_tasks/",
     "chnsenticorp": "ChnSentiCorp from https://github.com/ymcui/Chinese-BERT-wwm, as chnsenticorp/{train,dev}.tsv",
+    "bio_ner": "BC5CDR from https://github.com/cambridgeltl/MTL-Bioinformatics-2016, as "
+    "bio_ner/BC5CDR-IOB/{train,devel}.tsv",
     "conll2003": "CoNLL-2003 from https://www.clips.uantwerpen.be/conll2003/ner, as conll2003/eng.train and eng.testa",
     "arc": "ARC from https://allenai.org/data/arc, as arc/arc_challenge_dev.csv and so on",
 }
@@ -233,6 +236,9 @@ def _write_chinese(folder: Path, draw: random.Random) -> None:
     pairs = [(_chinese_sentence(draw), _chinese_sentence(draw)) for _ in range(ROWS["dev"])]
     scored = [_tabbed(one, two, round(5 * len(set(one) & set(two)) / len(set(one)))) for one, two in pairs]
     _write(folder / "zh_pairs/Chinese-STS-B/sts-b-dev.txt", scored)
+    for split in ("test", "dev"):
+        same = [(one, one if draw.random() < 0.5 else two) for one, two in pairs]
+        _write(folder / f"zh_pairs/LCQMC/{split}.txt", [_tabbed(one, two, int(one == two)) for one, two in same])
     for split, count in ROWS.items():
         texts = [_chinese_sentence(draw) for _ in range(count)]
         rows = [_tabbed(int("家" in text or "学" in text), text) for text in texts]
@@ -243,14 +249,17 @@ def _write_others(folder: Path, draw: random.Random) -> None:
     for split, file in (("train", "eng.train"), ("dev", "eng.testa")):
         authors = _demo_rows("authors", split)
         rows = [json.dumps({"text": text, "label": label}) for text, label in authors]
-        _write(folder / f"scibert_tasks/text_classification/sci-cite/{split}.txt", rows)
-        lines = ["-DOCSTART- -X- O O", ""]
+        for task in ("sci-cite", "chemprot"):
+            _write(folder / f"scibert_tasks/text_classification/{task}/{split}.txt", rows)
+        lines, others = ["-DOCSTART- -X- O O", ""], list[str]()
         for text, _ in authors:
             # Capitalized words within a sentence stand for names.
             words = _WORDS.findall(text)[:30]
             tags = ["I-PER" if word.istitle() and place else "O" for place, word in enumerate(words)]
             lines += [*(f"{word} X X {tag}" for word, tag in zip(words, tags, strict=True)), ""]
+            others += [*(f"{word}\t{tag}" for word, tag in zip(words, tags, strict=True)), ""]
         _write(folder / f"conll2003/{file}", lines)
+        _write(folder / f"bio_ner/BC5CDR-IOB/{'devel' if split == 'dev' else split}.tsv", others)
     for name in ("easy_dev", "easy_test", "challenge_dev", "challenge_test"):
         rows = []
         for text, _ in _demo_rows("order", "train")[: ROWS["dev"]]:

@@ -42,7 +42,8 @@ def _json_lines(folder: Path, out: Path) -> Source:
         kept = [{"text": row["text"], "label": row["label"]} for row in rows]
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in kept), encoding="utf-8")
         paths.append(path)
-    return Source("classify", *paths)
+    train, dev = paths
+    return Source("classify", train, dev)
 
 
 def _lcqmc(folder: Path, _: Path) -> Source:
@@ -65,7 +66,7 @@ TASKS = {
 }
 
 
-def read_sample(data: Path, name: str, rows: int, dev_rows: int, out: Path) -> TaskData:
+def read_sample(data: Path, name: str, rows: int, dev_rows: int, out: Path, seed: int = 0) -> TaskData:
     """Read a task and draw rows; the first metric is the one that counts.
 
     Args:
@@ -74,6 +75,7 @@ def read_sample(data: Path, name: str, rows: int, dev_rows: int, out: Path) -> T
         rows: Training rows; 0 for all.
         dev_rows: Dev rows; 0 for all.
         out: A folder for unpacked files.
+        seed: Which training rows; the dev rows are the same for every seed.
 
     Returns:
         The rows. Labels that are only in rows which were not drawn stay labels of the task.
@@ -81,15 +83,16 @@ def read_sample(data: Path, name: str, rows: int, dev_rows: int, out: Path) -> T
     task = TASKS[name]
     read = read_task(task.read(data / task.folder, out / "rows"))
     train, dev = (
-        examples.select(_draw(len(examples), count)) for examples, count in ((read.train, rows), (read.dev, dev_rows))
+        examples.select(_draw(len(examples), count, draw))
+        for examples, count, draw in ((read.train, rows, seed), (read.dev, dev_rows, 0))
     )
     metrics = (task.main, *(one for one in read.metrics if one != task.main)) if task.main else read.metrics
     return replace(read, train=train, dev=dev, metrics=metrics)
 
 
-def _draw(available: int, count: int) -> list[int]:
+def _draw(available: int, count: int, seed: int) -> list[int]:
     order = list(range(available))
-    random.Random(0).shuffle(order)
+    random.Random(seed).shuffle(order)
     return order[: count or None]
 
 

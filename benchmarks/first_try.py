@@ -1,0 +1,305 @@
+"""The first try of a new user: defaults only, beside what else a new user may do with the same rows.
+
+    python benchmarks/first_try.py [--data FOLDER] [--models minilm m3e-small cloze-mini] [--only sst-2 mrpc]
+        [--sizes 400 3000 0] [--ways cloze tf-idf vectors trainer trainer-best] [--seeds 3] [--max-rows 10000]
+        [--dev-rows 1000] [--threads 1] [--out runs/first_try] [--kept]
+
+cloze         ``cloze finetune TASK FILE --model MODEL``: a file with the training rows, no other flags but the seed
+tf-idf        TF-IDF and logistic or ridge regression; of tags, the most frequent tag of each word
+vectors       the model's sentence vectors and logistic or ridge regression; not for tags
+trainer       transformers' Trainer with its defaults (3 epochs, batch size 8, rate 5e-5), at most 128 tokens
+trainer-best  the same with the best of six learning rates, chosen on a fifth of the training rows, once for all seeds
+
+Chinese tasks are for Chinese models (m3e-small), English ones for the others. Size 0 is all rows, up to --max-rows.
+Each seed has its own training rows, head and order; the dev rows are the same. Every score is kept in
+--out/scores.json and its predictions in --out/predictions: re-running the same command measures what is missing, and
+--kept only prints.
+Seconds include reading the model; cloze runs as a process of its own, start included.
+
+Intervals are bootstraps over the dev rows of the mean over the seeds; differences are paired by rows. The best other
+way is the one with the best dev score, which favours the others. ``--data small`` runs on bundled text.
+"""
+
+import argparse
+import importlib.util
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import torch
+
+from cloze.files import read_json, replace_json
+from cloze.tasks.intervals import Difference, Floats, MetricRows, bootstrap_intervals, paired_difference
+from cloze.tasks.registry import TaskData
+from cloze.tasks.tagging.entities import TaggedRows
+from first_try_ways import Job, Predictions, choose_rate, run_cloze, run_tf_idf, run_trainer, run_vectors
+from kept_scores import KeptScores  # beside this file
+from public_data import add_data, find_data
+from task_samples import TASKS, find_model, read_sample
+
+WAYS = {
+    "cloze": run_cloze,
+    "tf-idf": run_tf_idf,
+    "vectors": run_vectors,
+    "trainer": run_trainer,
+    "trainer-best": run_trainer,
+}
+TASKS_BY_DEFAULT = [task for task in TASKS if task != "cola"]  # cola or rte
+CHINESE_MODELS = ("m3e-small",)
+
+
+@dataclass(frozen=True)
+class SeedMean:
+    """The mean over seeds of a metric, for intervals over the rows that all seeds share."""
+
+    metric: str
+    seeds: Sequence[MetricRows | TaggedRows]
+
+    def __len__(self) -> int:
+        return len(self.seeds[0])
+
+    def scores(self, counts: Floats) -> dict[str, Floats]:
+        """Return the mean of each resample."""
+        return {self.metric: np.mean([rows.scores(counts)[self.metric] for rows in self.seeds], axis=0)}
+
+    @cached_property
+    def value(self) -> float:
+        """The score in percent."""
+        return 100 * float(self.scores(np.ones((1, len(self))))[self.metric][0])
+
+    @cached_property
+    def interval(self) -> list[float]:
+        """The 95 % interval in percent."""
+        return [100 * end for end in bootstrap_intervals(self)[self.metric]]
+
+
+def rows_of(data: TaskData, predictions: Predictions) -> MetricRows | TaggedRows:
+    """Return the dev rows with predictions."""
+    targets: Any = getattr(data.dev, "targets")  # noqa: B009 (all kinds here have them; the protocol does not)
+    if data.kind.name != "tag":
+        return MetricRows(data.metrics[:1], targets, predictions)
+    assert data.labels is not None
+    names = data.labels.names
+    return TaggedRows(data.labels, [[names[tag] for tag in row] for row in targets], predictions)
+
+
+def score(data: TaskData, predictions: Predictions) -> float:
+    """Return the main metric."""
+    return SeedMean(data.metrics[0], [rows_of(data, predictions)]).value / 100
+
+
+class Cells:
+    """Scores, seconds and predictions by what was measured."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self.arguments = arguments
+        self.out: Path = arguments.out
+        self.scores = KeptScores(self.out / "scores.json")
+        self._rows: dict[tuple[str, int, int], TaskData] = {}
+
+    def data(self, task: str, size: int, seed: int) -> TaskData:
+        """Return the rows of a cell."""
+        given, key = self.arguments, (task, size, seed)
+        if key not in self._rows:
+            rows = min(size, given.max_rows) if size else given.max_rows
+            self._rows = {key: read_sample(given.data, task, rows, given.dev_rows, self.out, seed)}  # only the last
+        return self._rows[key]
+
+    def path(self, key: str) -> Path:
+        """Return the file with the predictions of a cell."""
+        return self.out / "predictions" / f"{key.replace(' ', '_').replace('/', '-')}.json"
+
+    def measure(self, task: str, size: int, model: str, way: str, seed: int) -> None:
+        """Measure a cell, unless it is kept."""
+        key = key_of(task, size, model, way, seed)
+        if not self.path(key).is_file():
+            begun = time.perf_counter()
+            print(f"{key} ...", end=" ", file=sys.stderr, flush=True)
+            replace_json(self.path(key), self._run(key, task, size, model, way, seed))
+            print(f"{time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
+        self.scores.get(key, lambda: read_json(self.path(key))["score"])
+
+    def _run(self, key: str, task: str, size: int, model: str, way: str, seed: int) -> dict[str, Any]:
+        scratch, data = self.out / "running" / key.replace(" ", "-").replace("/", "-"), self.data(task, size, seed)
+        shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
+        job = Job(data, find_model(model), TASKS[task].is_chinese, seed, scratch)
+        chosen = {"seconds": 0.0}
+        if way == "trainer-best":
+            chosen = self._chosen_rate(key_of(task, size, model, "rate", 0), job)
+            job = replace(job, rate=chosen["rate"])
+        answer = WAYS[way](job)
+        shutil.rmtree(scratch, ignore_errors=True)
+        return {
+            "score": score(data, answer.predictions),
+            "rows": len(data.train),
+            "rate": job.rate,
+            "seconds": answer.seconds + chosen["seconds"],
+            "choosing": answer.choosing + chosen["seconds"],
+            "predictions": answer.predictions,
+        }
+
+    def _chosen_rate(self, key: str, job: Job) -> dict[str, float]:
+        """Choose the rate for all seeds on the rows of the first one that asks, or read what was chosen."""
+        path = self.path(key)
+        if not path.is_file():
+            begun = time.perf_counter()
+            rate = choose_rate(job, score)
+            replace_json(path, {"rate": rate, "seconds": time.perf_counter() - begun})
+        chosen: dict[str, float] = read_json(path)
+        return chosen
+
+    def mean_of(self, task: str, size: int, model: str, way: str) -> tuple[SeedMean, list[dict[str, Any]]] | None:
+        """Return the kept results of a cell over all seeds; None if some are missing."""
+        paths = [self.path(key_of(task, size, model, way, seed)) for seed in range(self.arguments.seeds)]
+        if not all(path.is_file() for path in paths):
+            return None
+        found, data = [read_json(path) for path in paths], self.data(task, size, 0)
+        return SeedMean(data.metrics[0], [rows_of(data, one["predictions"]) for one in found]), found
+
+
+def key_of(task: str, size: int, model: str, way: str, seed: int) -> str:
+    """Return the name of a cell; TF-IDF needs no model."""
+    return f"{task} {size or 'all'} {'any' if way == 'tf-idf' else Path(model).name} {way} {seed}"
+
+
+def measured_cells(arguments: argparse.Namespace) -> list[tuple[str, int, str]]:
+    """Return model, size and task of each row of the table, in the order in which they are measured."""
+    return [
+        (task, size, model)
+        for model, size, task in product(arguments.models, arguments.sizes, arguments.only)
+        if TASKS[task].is_chinese == (Path(model).name in CHINESE_MODELS)
+    ]
+
+
+def measure(arguments: argparse.Namespace, cells: Cells) -> None:
+    """Measure what is missing: the first seed of every row of the table first, so that early tables are complete."""
+    ways = [way for way in ("tf-idf", "vectors", "cloze", "trainer", "trainer-best") if way in arguments.ways]
+    if importlib.util.find_spec("accelerate") is None and any(way.startswith("trainer") for way in ways):
+        print("the Trainer is left out, since accelerate is missing: pip install accelerate", file=sys.stderr)
+        ways = [way for way in ways if not way.startswith("trainer")]
+    for seed, (task, size, model), way in product(range(arguments.seeds), measured_cells(arguments), ways):
+        if way != "vectors" or cells.data(task, size, seed).kind.name != "tag":
+            cells.measure(task, size, model, way, seed)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table: what was found for one model, task and size."""
+
+    task: str
+    size: int
+    model: str
+    ways: dict[str, tuple[SeedMean, list[dict[str, Any]]]]
+
+    @cached_property
+    def best_other(self) -> str | None:
+        """The other way with the best score."""
+        others = {way: found[0].value for way, found in self.ways.items() if way != "cloze"}
+        return max(others, key=others.__getitem__, default=None)
+
+    def against(self, other: str | None) -> Difference | None:
+        """Return cloze minus another way, in points; None if one of them is missing."""
+        if other not in self.ways or "cloze" not in self.ways:
+            return None
+        metric = self.ways["cloze"][0].metric
+        found = paired_difference(self.ways["cloze"][0], self.ways[other][0], metric)
+        return Difference(100 * found.value, 100 * found.low, 100 * found.high)
+
+    def cells(self, ways: Sequence[str]) -> list[str]:
+        """Return the cells of the table of scores."""
+        metric, rows = next((mean.metric, found[0]["rows"]) for mean, found in self.ways.values())
+        start = [f"{self.task} ({metric})", f"{rows:,}", Path(self.model).name]
+        scores = [self._score(way) for way in ways]
+        difference = self.against(self.best_other)
+        told = "-"
+        if difference is not None:
+            told = f"{difference.value:+.1f} ({difference.low:+.1f} to {difference.high:+.1f}), {self.best_other}"
+        return [*start, *scores, told]
+
+    def _score(self, way: str) -> str:
+        if way not in self.ways:
+            return "-"
+        found = self.ways[way][0]
+        return f"{found.value:.1f} ({found.interval[0]:.1f} to {found.interval[1]:.1f})"
+
+    def times(self, ways: Sequence[str]) -> list[str]:
+        """Return the cells of the table of seconds."""
+        start = [self.task, f"{next(iter(self.ways.values()))[1][0]['rows']:,}", Path(self.model).name]
+        return [*start, *(self._seconds(way) for way in ways)]
+
+    def _seconds(self, way: str) -> str:
+        if way not in self.ways:
+            return "-"
+        seconds, choosing = (mean(one[name] for one in self.ways[way][1]) for name in ("seconds", "choosing"))
+        return f"{seconds:.0f} ({choosing:.0f})"
+
+
+def print_tables(arguments: argparse.Namespace, cells: Cells) -> None:
+    """Print the tables of scores and seconds, and the summary of each model."""
+    lines = []
+    for task, size, model in measured_cells(arguments):
+        found = {way: cells.mean_of(task, size, model, way) for way in arguments.ways}
+        kept = {way: result for way, result in found.items() if result is not None}
+        lines += [Line(task, size, model, kept)] if kept else []
+    head = ["data", "rows", "model"]
+    print(f"Scores in percent, 95 % intervals, {arguments.seeds} seeds:\n")
+    _print_table([*head, *arguments.ways, "cloze - best other"], [line.cells(arguments.ways) for line in lines])
+    print("\nSeconds, of which choosing a rate or a regularization:\n")
+    _print_table([*head, *arguments.ways], [line.times(arguments.ways) for line in lines])
+    for model in arguments.models:
+        _print_summary(Path(model).name, [line for line in lines if line.model == model])
+
+
+def _print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    for row in (head, ["---"] * len(head), *rows):
+        print("|", " | ".join(row), "|")
+
+
+def _print_summary(model: str, lines: Sequence[Line]) -> None:
+    """Print averages over the rows of the table in which cloze and others are there."""
+    against = [(line, difference) for line in lines if (difference := line.against(line.best_other)) is not None]
+    gains = [difference.value for line in lines if (difference := line.against("trainer")) is not None]
+    if against:
+        worst, lowest = min(against, key=lambda pair: pair[1].value)
+        average = mean(difference.value for _, difference in against)
+        print(
+            f"\n{model}: cloze - best other, average over {len(against)} rows of the table: {average:+.1f} points; "
+            f"worst: {lowest.value:+.1f} ({worst.task}, {worst.size or 'all'} rows, {worst.best_other})"
+        )
+    if gains:
+        print(f"{model}: gain over the Trainer's defaults, average over {len(gains)}: {mean(gains):+.1f} points")
+
+
+def main() -> None:
+    """Read the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_data(parser)
+    parser.add_argument("--models", nargs="+", default=["minilm", "m3e-small", "cloze-mini"])
+    parser.add_argument("--only", nargs="+", default=TASKS_BY_DEFAULT, choices=TASKS, help="tasks")
+    parser.add_argument("--sizes", nargs="+", type=int, default=[400, 3000, 0])
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--max-rows", type=int, default=10_000)
+    parser.add_argument("--dev-rows", type=int, default=1_000)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path("runs/first_try"))
+    parser.add_argument("--kept", action="store_true", help="print what is kept, and measure nothing")
+    arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, *(TASKS[task].folder for task in arguments.only))
+    torch.set_num_threads(arguments.threads)
+    cells = Cells(arguments)
+    if not arguments.kept:
+        measure(arguments, cells)
+    print_tables(arguments, cells)
+
+
+if __name__ == "__main__":
+    main()
