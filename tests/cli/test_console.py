@@ -7,8 +7,8 @@ import pytest
 
 from cloze.cli.console import Reporter, TerminalStream, escape_controls, print_json, print_table, protect_terminal
 
-EVIL = "good\x1b]0;title\x07\x1b[2K\r\x9b31m\u202ebad"
-SHOWN = "good\\x1b]0;title\\x07\\x1b[2K\\r\\x9b31m\\u202ebad"
+EVIL = "a\x1b]0;t\x07\r\x9bm\u202eb"
+SHOWN = "a\\x1b]0;t\\x07\\r\\x9bm\\u202eb"
 
 
 class Terminal(io.StringIO):
