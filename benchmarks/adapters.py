@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 import cloze
 from cloze.checkpoint import AdapterInfo, ModelFolder, TaskLabels, load_folder, save_adapter, save_folder
-from cloze.checkpoint.adapter_folder import weights_fingerprint
+from cloze.checkpoint.folder import weights_fingerprint
 from cloze.model import Bert, preset
 from cloze.model.adapters import Attachment, attach
 from cloze.options import AdapterKind

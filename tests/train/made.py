@@ -55,7 +55,9 @@ def interrupted_at(step: int) -> Iterator[None]:
     """Within this, a fine-tuning is told to end (SIGINT) while it asks for the batch of a step."""
     at = TaskBatches.at
 
-    def disturbed(batches: TaskBatches, now: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> TaskBatch:
+    def disturbed(
+        batches: TaskBatches, now: int, part: int = 0, parts: int = 1, progress: float = 0.0
+    ) -> TaskBatch | None:
         if now == step:
             os.kill(os.getpid(), signal.SIGINT)
         return at(batches, now, part, parts, progress)

@@ -72,7 +72,9 @@ def _train_theirs(model: Any, batches: TaskBatches, their_loss: Callable[[Any, T
     optimizer = torch.optim.AdamW(groups, lr=RATE, betas=(0.9, 0.999), eps=1e-8)
     losses = []
     for step in range(STEPS):
-        loss = their_loss(model, batches.at(step))
+        batch = batches.at(step)
+        assert batch is not None
+        loss = their_loss(model, batch)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

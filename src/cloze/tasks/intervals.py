@@ -32,13 +32,17 @@ _DRAWS_AT_ONCE = 2_000_000
 _SEED = 0
 
 
-class RowScores(Protocol):
-    """What the metrics of some predictions need of each row."""
+class Scored(Protocol):
+    """What an interval needs: metrics of resampled rows."""
 
     def __len__(self) -> int: ...
 
     def scores(self, counts: Floats) -> Mapping[str, Floats]:
         """Return every metric of every resample, (S,); ``counts`` says how often it has each row, (S, N)."""
+
+
+class RowScores(Scored, Protocol):
+    """What the metrics of some predictions need of each row."""
 
     def by_label(self) -> dict[str, dict[str, float]]:
         """Return precision, recall, F1 and support of each label; empty where rows have no labels of a fixed set."""
@@ -52,7 +56,7 @@ def resample_count(rows: int) -> int:
     return max(FEWEST_RESAMPLES, min(RESAMPLES, _MOST_DRAWS // max(rows, 1)))
 
 
-def bootstrap_intervals(rows: RowScores) -> dict[str, list[float]]:
+def bootstrap_intervals(rows: Scored) -> dict[str, list[float]]:
     """Return the lower and upper end of each metric's 95 % interval over rows."""
     return {name: percentiles(values) for name, values in resampled(rows).items()}
 
@@ -85,7 +89,7 @@ class Difference:
         return f"{self.value:+.4f}, 95 % interval {self.low:+.4f} to {self.high:+.4f}"
 
 
-def paired_difference(first: RowScores, second: RowScores, metric: str) -> Difference:
+def paired_difference(first: Scored, second: Scored, metric: str) -> Difference:
     """Return by how much the first predictions score higher than the second ones on the same rows."""
     if len(first) != len(second):
         raise DataError(f"{len(first)} rows against {len(second)}; a paired comparison needs the same rows in both")
@@ -113,7 +117,7 @@ def paired_t_difference(first: Sequence[float], second: Sequence[float]) -> Diff
     return None if interval is None else Difference(float(np.mean(differences)), *interval)
 
 
-def resampled(rows: RowScores) -> dict[str, Floats]:
+def resampled(rows: Scored) -> dict[str, Floats]:
     """Return each metric on every resample, (S,); equally many rows are always resampled alike."""
     parts = [rows.scores(counts) for counts in _draw_counts(len(rows))]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

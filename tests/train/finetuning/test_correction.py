@@ -96,6 +96,7 @@ def test_loss_is_that_of_others(base: Path, mistakes: list[tuple[str, str]]) -> 
     examples = Corrections([one for one, _ in chosen], [other for _, other in chosen], [""] * len(chosen))
     items = correction_items(examples, folder.tokenizer, Listener())
     batch = TaskBatches(items, 6, 0, folder.tokenizer.pad_id, torch.device("cpu"), token_targets=True).at(0)
+    assert batch is not None
     outcome = CorrectionObjective(folder.model)(batch, batch.counts)
     theirs = BertForMaskedLM.from_pretrained(base).train(False)
     inputs = batch.inputs

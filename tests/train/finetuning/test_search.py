@@ -75,7 +75,7 @@ def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
     base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, values in (("BATCH_SIZES", (4, 8)), ("RATE_FACTORS", (1.0, 3.0)), ("EPOCH_FACTORS", (0.05, 0.1))):
-        monkeypatch.setattr(f"cloze.train.finetuning.search.{name}", values)
+        monkeypatch.setattr(f"cloze.train.finetuning.defaults.{name}", values)
     listener, search_settings = Listener(), SearchSettings(grid=True, seeds=2)
     run = search(source, base, tmp_path / "run", settings=FAST, search_settings=search_settings, progress=listener)
     unused = "batch_size 8, learning_rate 0.001, epochs 1"

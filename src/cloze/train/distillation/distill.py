@@ -35,8 +35,8 @@ from cloze.tasks.rows import Source
 from cloze.train.distillation.objective import DistillBatches, DistillObjective, compares_attention
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.distillation.students import make_student, read_unlabelled
-from cloze.train.finetuning.finetune import finetuning_card, make_batches
-from cloze.train.finetuning.objective import report_unknown
+from cloze.train.finetuning.finetune import finetuning_card
+from cloze.train.finetuning.objective import make_batches, report_unknown
 from cloze.train.finetuning.settings import ResolvedSettings
 from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import CURVES, Run, draw_curves
@@ -202,7 +202,10 @@ def _finish(
     draw_curves(run.metrics(), run.folder / CURVES)
     # The comparison needs its size on disk.
     partial = run.folder / _PARTIAL
-    card = finetuning_card(contents, evaluation, settings, data, recorded) + f"\nDistilled from {recorded['model']}.\n"
+    card = (
+        finetuning_card(contents, evaluation, settings.summary, data, recorded)
+        + f"\nDistilled from {recorded['model']}.\n"
+    )
     save_folder(replace(contents, card=card), partial)
     replace_json(run.folder / REPORT, compare(teacher, student, partial, data, evaluation))
     partial.rename(run.model_folder)

@@ -7,8 +7,9 @@ docs/experiments/02-finetuning-defaults.md and 05-finetuning-defaults-by-size.md
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import product
 from statistics import fmean, stdev
 
 from cloze.progress import Progress
@@ -22,8 +23,9 @@ from cloze.train.finetuning.settings import (
     ResolvedSettings,
 )
 
-# Peak learning rate of full fine-tuning: (largest hidden size, rate). Measured at 256, 384 and 512: with 400 rows of pairs,
-# four times the rate costs 3 to 19 points at 384 and 512, twice the rate about one. The one at 768 is the paper's.
+# Peak learning rate of full fine-tuning: (largest hidden size, rate). Measured at 256, 384 and 512: with 400 rows of
+# pairs, four times the rate costs 3 to 19 points at 384 and 512, twice the rate about one. The one at 768 is the
+# paper's.
 _RATES = ((128, 1e-3), (256, 4e-4), (384, 1e-4), (512, 1e-4), (768, 5e-5))
 _RATE_OF_LARGE_MODELS = 2e-5
 # New layers on a frozen model start at random: they tolerate, and need, larger learning rates.
@@ -36,6 +38,10 @@ _WARMUP = 0.1
 # From this many training rows up to the other, fine-tuning and the few-label path are compared: fewer tell too little
 # (docs/experiments/04-few-labels.md).
 _FEWEST_COMPARED, _MOST_COMPARED = 30, 500
+
+# The grid of a search: batch sizes, and rates and epochs as factors of the defaults.
+BATCH_SIZES = (16, 32)
+RATE_FACTORS, EPOCH_FACTORS = (0.5, 1.0, 2.0), (2 / 3, 1.0, 4 / 3)
 
 # Advice: the loss is compared between quarters of the training, each the mean of at least this many logged values.
 _LOGGED_PER_QUARTER = 2
@@ -132,6 +138,15 @@ def fill_in(settings: FinetuneSettings, defaults: TrainingDefaults) -> ResolvedS
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     open_values = {name: value for name, value in vars(defaults).items() if values[name] is None}
     return replace(ResolvedSettings(), **(values | open_values))
+
+
+def grid_settings(settings: ResolvedSettings, hidden_size: int, rows: int) -> Iterator[ResolvedSettings]:
+    """Yield the settings of a grid as large as the paper's, around the defaults of the model and the rows."""
+    center = choose_defaults(hidden_size, rows, replace(settings, batch_size=BATCH_SIZES[-1]))
+    rates = [center.learning_rate * factor for factor in RATE_FACTORS]
+    epoch_counts = [max(1, round(center.epochs * factor)) for factor in EPOCH_FACTORS]
+    for batch_size, rate, epochs in product(BATCH_SIZES, rates, epoch_counts):
+        yield replace(settings, batch_size=batch_size, learning_rate=rate, epochs=epochs)
 
 
 def advise(

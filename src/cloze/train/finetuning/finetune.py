@@ -6,7 +6,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from cloze.checkpoint import (
@@ -24,13 +23,11 @@ from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import Baseline, baseline_scores, fit_baselines
 from cloze.tasks.comparisons import write_resamples
 from cloze.tasks.correction.kind import CORRECTION
-from cloze.tasks.examples import Item, fingerprint
-from cloze.tasks.kind import TaskKind
+from cloze.tasks.examples import fingerprint
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.reports import card_scores
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import SIMILARITY
-from cloze.text import Tokenizer
 from cloze.train.finetuning.augmentation import augment_rows
 from cloze.train.finetuning.correction import finetune_correction
 from cloze.train.finetuning.defaults import advise, choose_defaults, is_compared, resolve_settings
@@ -39,7 +36,7 @@ from cloze.train.finetuning.objective import (
     TaskBatches,
     TaskObjective,
     balanced_weights,
-    report_truncated,
+    make_batches,
     report_unknown,
     with_mean_teacher,
 )
@@ -319,29 +316,6 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: ResolvedSetti
         longest_answer=longest,
     )
     return ModelFolder(bert, tokenizer, task, base.embedding, adapter=adapter)
-
-
-def make_batches(
-    items: list[Item],
-    kind: TaskKind,
-    tokenizer: Tokenizer,
-    settings: ResolvedSettings,
-    device: torch.device,
-    progress: Progress,
-    *,
-    similar_lengths: bool = False,
-) -> TaskBatches:
-    """Return batches of training items, and report how many of them were truncated."""
-    report_truncated(items, tokenizer.max_length, progress, kind.item_noun)
-    return TaskBatches(
-        items,
-        settings.batch_size,
-        settings.seed,
-        tokenizer.pad_id,
-        device,
-        token_targets=kind.targets == "token_indices",
-        similar_lengths=similar_lengths,
-    )
 
 
 def _finish(

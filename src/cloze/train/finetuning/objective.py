@@ -25,9 +25,11 @@ from cloze.options import IGNORED
 from cloze.progress import Progress
 from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.examples import Item
+from cloze.tasks.kind import TaskKind
 from cloze.tasks.registry import TaskData
 from cloze.text import Tokenizer
 from cloze.text.oov.coverage import unknown_note
+from cloze.train.finetuning.settings import ResolvedSettings
 from cloze.train.loop import ObjectiveOutput
 
 # With similar lengths, the rows of this many batches are drawn at random, sorted by length and cut into batches.
@@ -182,6 +184,29 @@ def balanced_weights(data: TaskData) -> Tensor:
         return (rows - positives).clamp(min=1) / positives
     counts = torch.bincount(torch.tensor(data.train.targets), minlength=len(data.labels)).clamp(min=1)
     return rows / (len(data.labels) * counts)
+
+
+def make_batches(
+    items: list[Item],
+    kind: TaskKind,
+    tokenizer: Tokenizer,
+    settings: ResolvedSettings,
+    device: torch.device,
+    progress: Progress,
+    *,
+    similar_lengths: bool = False,
+) -> TaskBatches:
+    """Return batches of training items, and report how many of them were truncated."""
+    report_truncated(items, tokenizer.max_length, progress, kind.item_noun)
+    return TaskBatches(
+        items,
+        settings.batch_size,
+        settings.seed,
+        tokenizer.pad_id,
+        device,
+        token_targets=kind.targets == "token_indices",
+        similar_lengths=similar_lengths,
+    )
 
 
 # -- mean teacher ------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
-from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -26,7 +25,7 @@ from cloze.tasks.intervals import Difference, paired_t_difference
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.reports import PREDICTIONS
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.defaults import choose_defaults, resolve_settings
+from cloze.train.finetuning.defaults import grid_settings, resolve_settings
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SearchSettings
 from cloze.train.finetuning.trainable import load_checked_base
@@ -39,9 +38,6 @@ TABLE = "search.json"
 CELLS = "cells"
 ALL_ROWS = "all-rows"
 DIVERGED = "diverged"
-BATCH_SIZES = (16, 32)
-# The grid around the defaults of the model and the rows (defaults.py).
-RATE_FACTORS, EPOCH_FACTORS = (0.5, 1.0, 2.0), (2 / 3, 1.0, 4 / 3)
 
 
 @dataclass(frozen=True)
@@ -174,11 +170,7 @@ def _report_unused(settings: FinetuneSettings, progress: Progress) -> None:
 
 def grid_cells(data: TaskData, settings: ResolvedSettings, hidden_size: int) -> Iterator[Cell]:
     """Yield the cells of a grid as large as the paper's, around the defaults of the model and the rows."""
-    center = choose_defaults(hidden_size, len(data.train), replace(settings, batch_size=BATCH_SIZES[-1]))
-    rates = [center.learning_rate * factor for factor in RATE_FACTORS]
-    epoch_counts = [max(1, round(center.epochs * factor)) for factor in EPOCH_FACTORS]
-    for batch_size, rate, epochs in product(BATCH_SIZES, rates, epoch_counts):
-        cell_settings = replace(settings, batch_size=batch_size, learning_rate=rate, epochs=epochs)
+    for cell_settings in grid_settings(settings, hidden_size, len(data.train)):
         yield Cell(_cell_name(cell_settings), "grid", cell_settings, data)
 
 
