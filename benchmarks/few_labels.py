@@ -6,7 +6,7 @@
 Every cell is a run of ``cloze finetune`` with its defaults, but for texts of 64 tokens and fp32, or scikit-learn's
 logistic regression on TF-IDF (``tfidf``). A seed draws the training rows and seeds the training; the dev rows are the
 same for all. English tasks start from all-MiniLM-L6-v2, Chinese ones from m3e-small, where these packages are
-installed, else from the shipped model. Accuracies and CPU seconds are kept in --out/scores.json, and re-running the same
+installed, else from the shipped model. Accuracies and CPU seconds are in --out/scores.json, and re-running the same
 command measures what is missing. It prints a Markdown table with the accuracies by seed, and the mean CPU seconds.
 """
 
