@@ -50,7 +50,7 @@ def test_labels_that_mean_nothing_are_refused() -> None:
 def test_heads_allow(models: dict[str, Model]) -> None:
     found = {name: abilities(model) - ANY for name, model in models.items()}
     assert found == {
-        "base": {"fill", "correct"},
+        "base": {"fill", "correct", "score", "follows"},
         "labels": {"classify"},
         "several": {"classify"},
         "number": {"classify"},
