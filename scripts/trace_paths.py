@@ -238,7 +238,13 @@ STAGES: dict[str, Stage] = {
             "folder -> model",
             "loss -> checkpoint",
             "rows -> metric",
+            "step -> memory",
         ),
+    ),
+    "step -> memory": Stage(
+        finetune,
+        roots=("cloze.train.recipe:require_step_memory",),
+        entry=("cloze.train.recipe:require_step_memory",),
     ),
     "rows -> metric": Stage(
         evaluate,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from cyclopts import Parameter
 
-from cloze.cli.console import print_table, shorten
+from cloze.cli.console import format_figure, print_table, shorten
 from cloze.cli.inputs import TEXT_COLUMN, Inputs, Texts, read_arguments, split_parts, with_pair
 from cloze.cli.jobs import OPTIONS, TABLE_OPTIONS, Options, PairOptions, Prediction, Row, TextPrediction, run_prediction
 from cloze.errors import ConfigError
@@ -107,9 +107,9 @@ class Score(TextPrediction["ScoredText"]):
         rows = [
             (
                 f"{score.total:.2f}",
-                _format_figure(score.perplexity, 2),
-                _format_figure(score.loss_per_word, 3),
-                _format_figure(score.loss_per_character, 3),
+                format_figure(score.perplexity, 2),
+                format_figure(score.loss_per_word, 3),
+                format_figure(score.loss_per_character, 3),
                 len(score.tokens),
                 shorten(text),
             )
@@ -119,10 +119,6 @@ class Score(TextPrediction["ScoredText"]):
         for text, score in zip(part.texts, results, strict=True) if self.tokens else ():
             tokens = zip(score.tokens, score.log_probabilities, strict=True)
             print_table((shorten(text), "log-probability"), [(token, f"{value:.3f}") for token, value in tokens])
-
-
-def _format_figure(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def score(
