@@ -253,7 +253,13 @@ STAGES: dict[str, Stage] = {
             "rows -> baseline",
             "metric -> report",
             "contents -> disk",
+            "step -> memory",
         ),
+    ),
+    "step -> memory": Stage(
+        finetune,
+        roots=("cloze.train.recipe:require_step_memory",),
+        entry=("cloze.train.recipe:require_step_memory",),
     ),
     "rows -> metric": Stage(
         evaluate,

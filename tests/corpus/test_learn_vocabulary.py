@@ -103,6 +103,10 @@ def test_vocabulary_is_described(text: Path, tmp_path: Path) -> None:
 class Listener(Silent):
     def __init__(self) -> None:
         self.heard: list[tuple[str, int, int | None]] = []
+        self.messages: list[str] = []
+
+    def say(self, message: str) -> None:
+        self.messages.append(message)
 
     def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
         self.heard.append((stage, done, total))
@@ -163,3 +167,24 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         VocabularySettings(workers=0)
     with pytest.raises(ConfigError, match="unused is -1; a number of entries was expected, 0 or more"):
         VocabularySettings(unused=-1)
+
+
+@pytest.mark.parametrize(
+    ("line", "script"),
+    [
+        ("\u0939\u093f\u0928\u094d\u0926\u0941 \u0915\u0941\u0932", "Devanagari"),
+        ("\u0e01\u0e34\u0e19 \u0e14\u0e37\u0e48\u0e21", "Thai"),
+    ],
+)
+def test_vowel_signs_that_an_uncased_vocabulary_drops_are_told(tmp_path: Path, line: str, script: str) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(f"{line}\n" * 30, encoding="utf-8")
+    listener = Listener()
+    train_vocabulary([path], tmp_path / "uncased", settings=SETTINGS, progress=listener)
+    (note,) = (said for said in listener.messages if "vowel signs" in said)
+    assert note.startswith(f"{script}: an uncased vocabulary drops vowel signs as if they were accents")
+    listener.messages.clear()
+    train_vocabulary([path], tmp_path / "cased", settings=replace(SETTINGS, cased=True), progress=listener)
+    path.write_text("caf\u0065\u0301 na\u0069\u0308f\n" * 30, encoding="utf-8")  # accents, decomposed
+    train_vocabulary([path], tmp_path / "latin", settings=SETTINGS, progress=listener)
+    assert not any("vowel signs" in said for said in listener.messages)

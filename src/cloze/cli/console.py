@@ -226,6 +226,11 @@ def shorten(text: str) -> str:
     return text[: SHOWN_CHARACTERS - 1] + "…"
 
 
+def format_figure(value: float | None, digits: int) -> str:
+    """Return a number for a table; a dash if there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
 def _plain(cell: object) -> Any:
     from rich.text import Text
 

@@ -1,7 +1,10 @@
 """Text files -> a folder with a WordPiece vocabulary (``cloze vocab``): count words, choose pieces, write."""
 
+import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,9 @@ from cloze.text.vocabulary import choose_pieces, first_entries
 from cloze.text.word_counts import count_words
 from cloze.text.wordpiece import Fit, measure_fit
 from cloze.workers import usable_cores
+
+# The beginning of the text is looked at for vowel signs, of which a foreign word alone has fewer than this.
+_SAMPLED_PARAGRAPHS, _SAMPLED_CHARACTERS, _FEWEST_SIGNS = 2000, 1000, 20
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ def learn_vocabulary(
         total=_total_bytes(paths),
         progress=progress,
     )
+    if not settings.cased:
+        _report_lost_marks(paths, settings, progress)
     pieces = choose_pieces(
         counts,
         settings.size,
@@ -92,6 +100,32 @@ def learn_vocabulary(
     with replaced_folder(folder) as temporary:
         Tokenizer.from_vocabulary(pieces, lowercase=not settings.cased).save(temporary)
     return LearnedVocabulary(folder, len(pieces), settings.cased, fit)
+
+
+def _report_lost_marks(paths: Sequence[Path], settings: VocabularySettings, progress: Progress) -> None:
+    """Say if the text has vowel signs, which an uncased vocabulary drops as if they were accents."""
+    files = [path for path in paths if path.is_file()]  # a pipe can be read only once
+    paragraphs = islice(read_paragraphs(files, settings.text, skip_bad_rows=True), _SAMPLED_PARAGRAPHS)
+    signs = Counter(sign for paragraph in paragraphs for sign in paragraph[:_SAMPLED_CHARACTERS] if _is_sign(sign))
+    if signs.total() < _FEWEST_SIGNS:
+        return
+    scripts = Counter[str]()
+    for sign, count in signs.items():
+        scripts[unicodedata.name(sign, "?").partition(" ")[0].capitalize()] += count
+    names = ", ".join(script for script, _ in scripts.most_common(3))
+    progress.say(
+        f"{names}: an uncased vocabulary drops vowel signs as if they were accents, so that different words become the "
+        "same; use --cased to keep them"
+    )
+
+
+def _is_sign(character: str) -> bool:
+    """Return whether this is a mark that the normalizer strips and that is no accent: those are named COMBINING."""
+    return (
+        not character.isascii()
+        and unicodedata.category(character) == "Mn"
+        and not unicodedata.name(character, "COMBINING").startswith(("COMBINING", "VARIATION", "CYRILLIC"))
+    )
 
 
 def _total_bytes(paths: Sequence[Path]) -> int | None:
