@@ -214,11 +214,6 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
     Console().print(table)
 
 
-def format_figure(value: float | None, digits: int) -> str:
-    """Return a number with this many decimals, or a dash for none."""
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
 def shorten(text: str) -> str:
     """Return the start of a text, marked by an ellipsis where it was cut; the whole text where there is no terminal."""
     if len(text) <= SHOWN_CHARACTERS or not sys.stdout.isatty():
