@@ -12,10 +12,14 @@ from torture.services import Running, running
 
 from cloze.checkpoint import EmbeddingSettings, load_folder, save_folder
 from cloze.model.surgery import with_heads
-from cloze.predict import load
+from cloze.predict import Model, load
+from cloze.predict.preprocessing import read_texts
 from cloze.serve.models import ServedModel
+from cloze.serve.operations import ModelWorker
+from cloze.serve.queue import BatchKey
 from cloze.serve.settings import ServiceSettings
 from tests.checkpoint.test_adapter_folder import HOULSBY, LORA, make_adapter, make_base
+from tests.model.made import model_folder
 from tests.serve.conftest import SMALL
 
 TEXTS = ["the cat sat on a mat.", "dogs ran", ""]
@@ -123,3 +127,21 @@ def test_readiness_and_liveness(adapted: Running) -> None:
     answer = adapted.get("/ready")
     assert (answer.status_code, answer.headers["connection"]) == (503, "close")
     adapted.service.draining = False
+
+
+def test_a_batch_that_was_interrupted_goes_on_with_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another batch, with another adapter, is computed between two of its forward passes."""
+    model = Model(model_folder())
+    used: list[str | None] = []
+    monkeypatch.setattr(model, "use", used.append)
+    worker = ModelWorker(model)
+    (windows,) = read_texts(model.tokenizer, ["a cat"])
+    inputs = [("a cat", windows)]
+
+    def interrupt() -> None:
+        if len(used) == 1:
+            worker.run_batch(BatchKey("embed", "another"), inputs, lambda: None)
+
+    worker.run_batch(BatchKey("embed", "one"), inputs, interrupt)
+    assert used == ["one", "another", "one"]
+    assert model._before_batch is None
