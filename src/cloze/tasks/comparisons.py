@@ -94,6 +94,12 @@ def write_resamples(rows: RowScores | None, metric: str, folder: Path, content: 
         Resamples.of(rows, metric, content).write(folder)
 
 
+def read_interval(folder: Path) -> list[float] | None:
+    """Read the 95 % interval over rows of a run's score; None if it has no resamples."""
+    resamples = Resamples.read(folder)
+    return None if resamples is None else resamples.interval
+
+
 def read_runs(folders: Sequence[Path], diverged: Sequence[bool]) -> list[Resamples] | None:
     """Read the resamples of runs on the same rows, zeros for those that diverged; None if another one has none."""
     found = [Resamples.read(folder) for folder in folders]

@@ -19,7 +19,7 @@ from cloze.files import read_json, replace_json, replaced_file
 from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import Baseline, fit_baselines
-from cloze.tasks.comparisons import Resamples, read_runs, runs_difference, summarize
+from cloze.tasks.comparisons import Resamples, read_interval, read_runs, runs_difference, summarize
 from cloze.tasks.examples import fingerprint, split_fold
 from cloze.tasks.intervals import Difference, paired_t_difference
 from cloze.tasks.registry import TaskData, read_task
@@ -235,14 +235,12 @@ class _CellTrainer:
 def read_cell_result(cell: Cell, folder: Path) -> CellResult:
     """Return the result of a finished cell from its run's folder."""
     results = Run(folder).results()
-    score, resamples = float(results[cell.data.metrics[0]]), Resamples.read(folder)
-    failed, interval = results.get("degenerate"), None if resamples is None else resamples.interval
-    return CellResult(cell.name, cell.part, score, results, failed, _recorded_settings(cell), interval)
+    score, failed = float(results[cell.data.metrics[0]]), results.get("degenerate")
+    return CellResult(cell.name, cell.part, score, results, failed, _recorded_settings(cell), read_interval(folder))
 
 
 def _recorded_settings(cell: Cell) -> dict[str, Any]:
-    values = _grid_values(asdict(cell.settings))
-    return {**values, "learning_rate": cell.settings.learning_rate, "seed": cell.settings.seed}
+    return {**_grid_values(asdict(cell.settings)), "seed": cell.settings.seed}
 
 
 def read_cells(folder: Path) -> list[CellResult]:
@@ -308,7 +306,6 @@ def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
         )
     kept = ALL_ROWS if part == "folds" else best.name
     best_cell = {"best": best.name, "best_results": best.results, "kept": kept}
-    # Folds are scored on different rows, which cannot be resampled together.
     runs = None if part == "folds" else _read_runs(run.folder, rows)
     summary = summarize([row.score for row in rows], runs, metric, part)
     summary |= {"failed": [row.name for row in rows if row.failed], **_within_noise(run.folder, table)}
@@ -324,13 +321,11 @@ def _within_noise(folder: Path, table: _ResultTable) -> dict[str, Any]:
     """Return which settings of a grid are within noise of the best, by a paired bootstrap on the same dev rows."""
     rows = [row for row in table.rows if row.part == "grid"]
     best = table.best("grid") if rows else None
-    others = [row for row in rows if row.failed is None and row is not best]
-    runs = None if best is None else _read_runs(folder, [best, *others])
-    if best is None or runs is None:
+    rest = [row for row in rows if row.failed is None and row is not best]
+    if best is None or (runs := _read_runs(folder, [best, *rest])) is None:
         return {}
-    compared = zip(others, runs[1:], strict=True)
-    level = [row.name for row, run in compared if not runs_difference(runs[:1], [run]).reliable]
-    return {"grid": {"best": best.name, "settings": len(rows), "within_noise": level}}
+    near = [row.name for row, run in zip(rest, runs[1:], strict=True) if not runs_difference(runs[:1], [run]).reliable]
+    return {"grid": {"best": best.name, "settings": len(rows), "within_noise": near}}
 
 
 def compare_searches(first: Path, second: Path) -> Difference | None:
@@ -339,10 +334,9 @@ def compare_searches(first: Path, second: Path) -> Difference | None:
     seeds = [[row.settings["seed"] for row in rows] for rows in cells]
     if not seeds[0] or seeds[0] != seeds[1]:
         raise DataError(f"{first} has the seeds {seeds[0]}, {second} {seeds[1]}; compare runs over the same --seeds")
-    runs = [_read_runs(folder, rows) for folder, rows in zip((first, second), cells, strict=True)]
-    if runs[0] is None or runs[1] is None:
-        return paired_t_difference(*([row.score for row in rows] for rows in cells))
-    return runs_difference(runs[0], runs[1])
+    one, other = (_read_runs(folder, rows) for folder, rows in zip((first, second), cells, strict=True))
+    scores = ([row.score for row in rows] for rows in cells)
+    return runs_difference(one, other) if one and other else paired_t_difference(*scores)
 
 
 def _read_runs(folder: Path, rows: Sequence[CellResult]) -> list[Resamples] | None:
@@ -381,10 +375,9 @@ def _draw_heat_map(axis: Any, rows: Sequence[CellResult], limits: tuple[float, f
     axis.set_yticks(range(len(rates)), [f"{rate:g}" for rate in rates])
     axis.set_xlabel("epochs")
     axis.set_ylabel("learning rate")
-    middle = sum(limits) / 2
     for line, values in enumerate(table):
         for column, value in enumerate(values):
-            colour = "black" if value > middle else "white"
+            colour = "black" if value > sum(limits) / 2 else "white"
             axis.text(column, line, f"{value:.3f}", ha="center", va="center", color=colour)
 
 
