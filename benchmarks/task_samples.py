@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cloze.checkpoint import find_source
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
 from minilm import minilm  # beside this file
@@ -107,4 +108,4 @@ def m3e_small() -> Path:
 def find_model(name: str) -> str:
     """Return the folder of a model: minilm and m3e-small come as packages, others are folders or shipped."""
     packages = {"minilm": minilm, "m3e-small": m3e_small}
-    return str(packages[name]()) if name in packages else name
+    return str(packages[name]() if name in packages else find_source(name))

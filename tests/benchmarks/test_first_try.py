@@ -18,7 +18,7 @@ from cloze.models import SHIPPED_MODEL, shipped_folder
 from cloze.tasks.registry import TaskData
 from cloze.text import Tokenizer
 from first_try_ways import Job, choose_rate, run_tf_idf, run_trainer, write_rows
-from task_samples import TASKS, read_sample
+from task_samples import TASKS, find_model, read_sample
 from tests.benchmarks.test_public_data import run
 
 
@@ -51,6 +51,11 @@ def test_every_task_is_sampled_from_the_small_form(task: str, small: Path, tmp_p
     assert data.dev.places == other.dev.places
     assert draw(small, task, 40, tmp_path).train.places[:20] == data.train.places
     assert TASKS[task].main in ("", data.metrics[0])
+
+
+def test_models_are_folders_that_transformers_can_load() -> None:
+    for name in ("minilm", SHIPPED_MODEL):
+        assert (Path(find_model(name)) / "config.json").is_file()
 
 
 def test_training_rows_are_written_as_a_user_has_them(small: Path, tmp_path: Path) -> None:
