@@ -45,6 +45,15 @@ def test_folder_that_pools_by_mean_gets_a_head_on_the_mean(embedder: Path, sourc
     assert "`SentenceTransformer(folder).encode` returns the logits" in (run / "model" / "README.md").read_text("utf-8")
 
 
+def test_few_pairs_are_pointed_to_similarity(embedder: Path, base: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "pairs.csv", [row | {"pair": row["text"]} for row in make_rows(40)])
+    for start, expected in ((embedder, True), (base, False)):
+        listener = Listener()
+        pairs = Source("classify", path, pair="pair")
+        finetune(pairs, start, tmp_path / f"run-{start.name}", settings=FAST, progress=listener)
+        assert any("with few pairs, cloze finetune similarity" in said for said in listener.said) == expected
+
+
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_settings_decide(embedder: Path, base: Path, source: Source, tmp_path: Path, pooling: HeadPooling) -> None:
     for start in (embedder, base):  # the second has a pooler that was trained with next sentences

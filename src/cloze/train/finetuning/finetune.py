@@ -47,7 +47,13 @@ from cloze.train.finetuning.settings import (
     check_similarity_settings,
 )
 from cloze.train.finetuning.similarity import PairObjective, finetune_similarity
-from cloze.train.finetuning.trainable import cache_frozen_states, choose_pooling, load_checked_base, make_trainable
+from cloze.train.finetuning.trainable import (
+    cache_frozen_states,
+    choose_pooling,
+    load_checked_base,
+    make_trainable,
+    report_few_pairs,
+)
 from cloze.train.optimization import DivergedError
 from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import Run
@@ -138,6 +144,7 @@ def finetune_rows(
     given, progress = settings or FinetuneSettings(), progress or Silent()
     base = load_checked_base(data, model, given)
     settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
+    report_few_pairs(base, data, progress)
     recorded = _recorded(source, model, data)
     baselines = baselines or partial(fit_baselines, data)
     training = _Training(data, base, str(model), settings, recorded, device, fit, baselines, progress)

@@ -43,6 +43,7 @@ SIZES = {"houlsby": 64, "lora": 8}
 _LAST_LAYERS = 4
 # Bytes for cached frozen states; if they need more, they are recomputed in every epoch.
 STATES_BUDGET = 2 * 2**30
+_FEW_PAIRS = 3000
 
 
 def choose_pooling(base: ModelFolder, head: HeadName, settings: FinetuneSettings, progress: Progress) -> HeadPooling:
@@ -56,6 +57,21 @@ def choose_pooling(base: ModelFolder, head: HeadName, settings: FinetuneSettings
     if pooling == "cls" and base.model.pooler is None:
         progress.say("the model has no pooler; a new one starts at random")
     return pooling
+
+
+def report_few_pairs(base: ModelFolder, data: TaskData, progress: Progress) -> None:
+    """Point to similarity training if a model that was made for vectors of single texts gets few pairs.
+
+    With 400 rows, a regression on the vectors of both texts was 9 to 13 points ahead of fine-tuning on the two texts as
+    one sequence (docs/experiments/06-first-try.md).
+    """
+    pairs = getattr(data.train, "pairs", None)
+    comparable = data.kind.targets == "number" or (data.kind.targets == "index" and len(data.labels or ()) == 2)
+    if pairs is not None and len(pairs) < _FEW_PAIRS and comparable and usual_pooling(base) == "mean":
+        progress.say(
+            "this model was made to compare the vectors of single texts; with few pairs, cloze finetune similarity, "
+            "which embeds the two texts of a pair separately, is often better"
+        )
 
 
 def make_trainable(bert: Backbone, settings: FinetuneSettings) -> Attachment | None:
