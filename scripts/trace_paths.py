@@ -278,6 +278,7 @@ STAGES: dict[str, Stage] = {
     "metric -> report": Stage(
         report,
         roots=("cloze.tasks.reports:write_report",),
+        borders=("contents -> disk",),
         entry=(
             "cloze.tasks.reports:write_report",
             "cloze.tasks.reports:card_scores",

@@ -208,6 +208,9 @@ def slice_problem(text: str, tokenizer: Tokenizer, encoding: Encoding) -> str | 
 
 def cut_problem(cut: Encoding, parts: Sequence[tuple[str, Encoding]], tokenizer: Tokenizer, length: int) -> str | None:
     """Say in what a truncated text, or a pair, is not made of the whole ones as the original makes it."""
+    name_of_cut = "pair" if len(parts) == 2 else "text"
+    if len(parts) == 2 and not parts[1][1].ids:
+        parts = parts[:1]  # a second text without tokens is left out with its [SEP]
     kept = [list(whole.ids) for _, whole in parts]
     if len(kept) == 2:
         reference.truncate_pair(kept[0], kept[1], length - 3)
@@ -221,7 +224,7 @@ def cut_problem(cut: Encoding, parts: Sequence[tuple[str, Encoding]], tokenizer:
         sources += [*[source] * len(some), None]
     for name, expected in (("ids", ids), ("offsets", offsets), ("segments", segments), ("sources", sources)):
         if getattr(cut, name) != expected:
-            return f"{'pair' if len(parts) == 2 else 'text'} cut to {length}: {name} differ from the whole text's"
+            return f"{name_of_cut} cut to {length}: {name} differ from the whole text's"
     lost = sum(len(whole.ids) - len(some) for (_, whole), some in zip(parts, kept, strict=True))
     exactly = all(len(text) <= _COUNTED_EXACTLY for text, _ in parts)
     said = cut.dropped == lost if exactly else (cut.dropped > 0) == (lost > 0) and cut.dropped <= lost

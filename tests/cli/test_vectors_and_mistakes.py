@@ -107,7 +107,7 @@ def test_corrections_are_scored(run: Cloze, way: Way, tmp_path: Path) -> None:
     assert {"correction_f1", "detection_f1", "character_detection_f1", "false_alarms"} <= told.keys()
     written = (tmp_path / "scores" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     assert json.loads(written[0])["expected"] == "He took the book."
-    assert run(*words).out.splitlines()[0] == "metric\tvalue"
+    assert run(*words).out.splitlines()[0] == "metric\tvalue\t95 % interval"
 
 
 def test_similarity_is_trained(run: Cloze, way: Way, lines: Path, tmp_path: Path) -> None:

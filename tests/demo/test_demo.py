@@ -59,7 +59,7 @@ def test_both_starts_differ_by_pre_training_alone(demo: tuple[Path, DemoResults]
     runs = [
         json.loads((out / "finetuning" / f"{start}-1" / "run.json").read_text()) for start in ("pretrained", "scratch")
     ]
-    assert {key for key in runs[0] if runs[0][key] != runs[1][key]} == {"model"}
+    assert {key for key in runs[0] if runs[0][key] != runs[1][key]} == {"model", "base"}
     assert load(out / "pretraining").bert.config == load(out / "scratch").bert.config
     assert load(out / "pretraining").tokenizer.settings == load(out / "scratch").tokenizer.settings
 

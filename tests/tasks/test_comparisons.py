@@ -148,8 +148,8 @@ def test_evaluations_of_other_rows_are_not_paired() -> None:
     assert one.gain_over(one) == Difference(0.0, 0.0, 0.0)
     assert one.gain_over(replace(one, rows=None)) is None
     assert replace(one, rows=None).gain_over(one) is None
-    with pytest.raises(DataError, match="the expected answers differ; a paired comparison needs the same rows in both"):
-        one.gain_over(replace(one, targets=["1", "0"]))
+    with pytest.raises(DataError, match="the rows differ; a paired comparison needs the same rows in both"):
+        one.gain_over(replace(one, places=["b:1", "b:2"]))
     with pytest.raises(DataError, match="2 rows against 3; a paired comparison needs the same rows in both"):
         one.gain_over(replace(one, targets=["1"] * 3, rows=right_or_wrong([1, 0, 0])))
 

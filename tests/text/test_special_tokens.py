@@ -64,7 +64,7 @@ def test_layout(minilm: Tokenizer) -> None:
 
 def test_empty_texts(minilm: Tokenizer) -> None:
     assert minilm("").tokens == ["[CLS]", "[SEP]"]
-    assert minilm("", "").segments == [0, 0, 1]
+    assert minilm("", "").segments == [0, 0]
     assert minilm("", special=False).ids == []
     assert minilm.encode_batch([]) == []
     assert minilm.encode_ids(["", "a"]) == [[], [minilm.id("a")]]

@@ -63,7 +63,8 @@ def test_names_are_learned(base: Path, tmp_path: Path) -> None:
     source = Source("tag", make_columns(tmp_path / "train.txt", 160), make_columns(tmp_path / "dev.txt", 40, 1))
     run = finetune(source, base, tmp_path / "run", settings=SETTINGS)
     found = results(run)
-    assert list(found) == ["f1", "precision", "recall", "accuracy", "rows"]
+    assert list(found)[:4] == ["f1", "precision", "recall", "accuracy"]
+    assert {"rows", "intervals", "by_label"} <= found.keys()
     assert found["f1"] > 0.9
     (one,) = load(run).tag([["winter", "has", "come"]])
     assert [(entity.text, entity.label) for entity in one.entities] == [("winter has", "X")]

@@ -55,10 +55,11 @@ def test_recipe_builds_trains_and_finishes_once(tmp_path: Path, monkeypatch: pyt
         return Precision.choose("fp32", torch.device("cpu"))
 
     monkeypatch.setattr(recipe, "train_with_evaluation", train)
+    monkeypatch.setattr(recipe, "require_step_memory", lambda *_: calls.append("memory"))
     listener = Listener()
     for _ in range(2):  # the second call finds a finished run
         assert run_training(make_parts(calls), tmp_path / "run", fresh=False, progress=listener) == tmp_path / "run"
-    assert calls == ["batches", "objective", "train", "finish in fp32, eval mode"]
+    assert calls == ["batches", "objective", "memory", "train", "finish in fp32, eval mode"]
     assert len(listener.said) == 1
     assert "finished already" in listener.said[0]
 

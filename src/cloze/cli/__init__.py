@@ -264,8 +264,12 @@ def use_recipe(app: "App", commands: tuple[str, ...], arguments: "ArgumentCollec
     from cloze.train.settings import read_recipe
 
     name = recipe.tokens[-1].value
+    masking = flags.get("masking")
+    other_masking = masking is not None and bool(masking.tokens)
     for key, value in read_recipe(name).items():
         argument = flags.get(key.replace("_", "-"))
+        if key == "ngrams" and other_masking:
+            continue  # the lengths of n-grams belong to the recipe's own masking
         if argument is not None:  # audit has no flags for the shape of the model
             _fill(argument, key, value, f"recipe {name}")
 

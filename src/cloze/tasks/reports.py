@@ -82,8 +82,9 @@ class Evaluation:
 
         if self.rows is None or other.rows is None:
             return None
-        if len(self.rows) == len(other.rows) and self.targets != other.targets:
-            raise DataError("the expected answers differ; a paired comparison needs the same rows in both evaluations")
+        # Not the targets: of several right answers, the one nearest to the prediction is reported.
+        if (list(self.places), list(self.inputs)) != (list(other.places), list(other.inputs)):
+            raise DataError("the rows differ; a paired comparison needs the same rows in both evaluations")
         return paired_difference(self.rows, other.rows, next(iter(self.metrics)))
 
     def results(self) -> dict[str, Any]:

@@ -116,10 +116,9 @@ def test_forms_of_files_give_one_model(base: Path, tmp_path: Path, ending: str) 
 def test_seed_decides_the_model(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     seeds = {"first": 0, "again": 0, "other": 1}
+    settings = FinetuneSettings(1, 8, max_length=16, learning_rate=1e-3)
     models = {
-        name: weights(
-            finetune(source, base, tmp_path / name, settings=FinetuneSettings(1, 8, 16, learning_rate=1e-3, seed=seed))
-        )
+        name: weights(finetune(source, base, tmp_path / name, settings=replace(settings, seed=seed)))
         for name, seed in seeds.items()
     }
     assert models["first"] == models["again"]
@@ -182,7 +181,8 @@ def test_without_dev_file_a_tenth_of_the_rows_is_kept(base: Path, tmp_path: Path
 def test_long_texts_are_cut_and_counted(base: Path, tmp_path: Path) -> None:
     listener = Listener()
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
-    finetune(source, base, tmp_path / "run", settings=FinetuneSettings(1, 8, 4, learning_rate=1e-3), progress=listener)
+    settings = FinetuneSettings(1, 8, max_length=4, learning_rate=1e-3)
+    finetune(source, base, tmp_path / "run", settings=settings, progress=listener)
     assert listener.said[-1] == "36 of 36 training texts are longer than 4 tokens and are cut"
 
 
