@@ -32,6 +32,8 @@ _UNESCAPES = {escape: character for character, escape in _ESCAPES.items()}
 _NOTHING = 0.05
 # Hardly any number is exactly right: for regression, this share of the rows counts as wrong, those furthest off.
 _FURTHEST = 0.1
+# Points: a difference with a wider interval is unknown rather than small.
+_WIDE = 10.0
 
 
 @dataclass(frozen=True)
@@ -238,6 +240,11 @@ def verdict(results: Mapping[str, Any]) -> str:
         )
     if low > 0:
         return f"ahead of {baseline['name']} by {value:.1f} points of {metric} (95 % interval {low:.1f} to {high:.1f})"
+    if high - low > _WIDE:
+        return (
+            f"too few rows to tell it from {baseline['name']}: the difference of {value:+.1f} points of {metric} "
+            f"may be {low:+.1f} to {high:+.1f} (95 % interval); score on more rows, with a dev file or folds"
+        )
     return (
         f"level with {baseline['name']}: a difference of {value:+.1f} points of {metric} is within noise "
         f"(95 % interval {low:+.1f} to {high:+.1f})"
