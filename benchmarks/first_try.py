@@ -219,10 +219,10 @@ class Line:
         start = [f"{self.task} ({metric})", f"{rows:,}", Path(self.model).name]
         scores = [self._score(way) for way in ways]
         difference = self.against(self.best_other)
-        told = "-"
+        shown = "-"
         if difference is not None:
-            told = f"{difference.value:+.1f} ({difference.low:+.1f} to {difference.high:+.1f}), {self.best_other}"
-        return [*start, *scores, told]
+            shown = f"{difference.value:+.1f} ({difference.low:+.1f} to {difference.high:+.1f}), {self.best_other}"
+        return [*start, *scores, shown]
 
     def _score(self, way: str) -> str:
         if way not in self.ways:

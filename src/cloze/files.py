@@ -58,10 +58,10 @@ def check_named(folder: Path) -> Path:
 
 
 def check_replaceable(target: Path, kind: Literal["file", "folder"]) -> os.stat_result | None:
-    """Refuse a target that is of another kind than what is to be written there, or that is write-protected.
+    """Refuse a target of another kind than what will be written there, or one that is write-protected.
 
     Args:
-        target: Where a file or folder is to be written.
+        target: Where a file or folder will be written.
         kind: Which of them.
 
     Returns:
@@ -122,7 +122,7 @@ def replaced_folder(destination: Path) -> Iterator[Path]:
             ) from error
         finally:
             delete(temporary)
-            with suppress(OSError):  # whatever ails the disk has been told
+            with suppress(OSError):  # the error that led here is the one to report
                 if old.exists() and not place.exists():
                     old.rename(place)
             delete(old)

@@ -235,7 +235,7 @@ def put_in_order(place: Path) -> None:
     Only for those who hold the target: the temporaries of a living writer are under its lock.
     """
     stem = target_name(temporary_name(place))
-    with suppress(OSError):  # whatever ails the disk will be told by the writing
+    with suppress(OSError):  # writing will report an error of the disk
         left = [path for path in place.parent.iterdir() if target_name(path) == stem and not path.is_symlink()]
         aside = [path for path in left if aside_target(path) is not None]
         if aside and not os.path.lexists(place):

@@ -123,13 +123,13 @@ def evaluate_correction(
     header = rows.source(CORRECTION_NAME, data).header(data)
     expected = read_corrections(data, *correction_columns(rows.text, rows.label), rows.on_bad_row, header)
     corrections = load(model, device=machine.use()).correct(expected.sources, settings)
-    told = [correction.target for correction in corrections]
+    corrected = [correction.target for correction in corrections]
     evaluation = Evaluation(
-        score_corrections(expected.sources, expected.targets, told),
-        told,
+        score_corrections(expected.sources, expected.targets, corrected),
+        corrected,
         expected.places,
         skipped=expected.skipped,
-        rows=CorrectedRows(expected.sources, expected.targets, told),
+        rows=CorrectedRows(expected.sources, expected.targets, corrected),
     )
     results = evaluation.results()
     if out is not None:
