@@ -1,7 +1,10 @@
-"""Writing that survives a power cut, and reading that trusts no size.
+"""Files: atomic writing, bounded reading, and numbered lines of text.
 
-A folder is written beside its place under another name, flushed to the disk, and renamed: whoever looks sees the old
-one or the new one, never half of one.
+A file or folder is written under a temporary name beside its target, flushed to disk, and renamed. Readers see the old
+version or the new one, never a partial one.
+
+``open_file`` reads text line by line, compressed or not. At most ``LONGEST_LINE`` bytes are in memory at once, and
+every error names the line. A UTF-8 byte-order mark and CRLF line ends are removed.
 """
 
 import gzip
@@ -16,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
-from cloze.errors import CheckpointError, ClozeError, ConfigError
+from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError
 from cloze.locks import aside_name, delete, only_writer, put_in_order, real_target, temporary_name
 
 # Configuration files are a few kilobytes; a larger one is a mistake or an attack.
@@ -227,3 +230,104 @@ def plain_name(name: Any, place: Path) -> str:
     if not isinstance(name, str) or not name or name in {".", ".."} or "\0" in name or "/" in name or "\\" in name:
         raise CheckpointError(f"{place}: {name!r} is not a plain file name; the file may have been tampered with")
     return name
+
+
+LONGEST_LINE = 10 * 2**20
+UTF8_MARK = b"\xef\xbb\xbf"
+
+
+class RowError(DataError):
+    """One row is bad and the rows around it are not: whoever reads may skip it and go on.
+
+    ``line`` is the line that it is about, if that could be read at all, with something else for what could not.
+    """
+
+    def __init__(self, message: str, line: str | None = None) -> None:
+        super().__init__(message)
+        self.line = line
+
+
+class Lines(Iterator[str]):
+    """The lines of a file with their number; after a ``RowError`` the next line can still be asked for."""
+
+    def __init__(self, path: Path, stream: BinaryIO) -> None:
+        self.path = path
+        self.number = 0
+        self._stream = stream
+        self._inside_long_line = False
+
+    @property
+    def place(self) -> str:
+        """``file:line`` of the line read last."""
+        return f"{self.path}:{self.number}"
+
+    def __next__(self) -> str:
+        line = self._read()
+        if not line:
+            raise StopIteration
+        self.number += 1
+        if len(line) > LONGEST_LINE:
+            self._inside_long_line = not line.endswith(b"\n")
+            raise RowError(
+                f"{self.place}: this line is longer than {LONGEST_LINE // 2**20} MB; "
+                "check that the file has line ends, or shorten the text"
+            )
+        if self.number == 1:
+            line = line.removeprefix(UTF8_MARK)
+        return self._decode(line.removesuffix(b"\n").removesuffix(b"\r"))
+
+    def _read(self) -> bytes:
+        try:
+            while self._inside_long_line:
+                piece = self._stream.readline(LONGEST_LINE)
+                self._inside_long_line = bool(piece) and not piece.endswith(b"\n")
+            return self._stream.readline(LONGEST_LINE + 1)
+        except BROKEN_ARCHIVE as error:
+            raise broken_archive(self.path, self.number, error) from error
+
+    def _decode(self, line: bytes) -> str:
+        if b"\x00" in line:
+            raise RowError(
+                f"{self.place}: a NUL character at byte {line.index(0) + 1}; "
+                "expected UTF-8 text: save the file as UTF-8 (not UTF-16), or remove the character",
+                _readable(line),
+            )
+        try:
+            return line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RowError(
+                f"{self.place}: byte {error.start + 1} (0x{line[error.start]:02x}) is not UTF-8; "
+                "save the file as UTF-8",
+                _readable(line),
+            ) from error
+
+
+def broken_archive(path: Path, line: int, error: Exception) -> DataError:
+    """Return the error of a compressed file that cannot be read beyond a line."""
+    return DataError(
+        f"{path}: cannot be decompressed after line {line} ({error}); "
+        "it is damaged or cut short: fetch or compress it again"
+    )
+
+
+def _readable(line: bytes) -> str:
+    return line.decode("utf-8", errors="replace").replace("\x00", "\ufffd")
+
+
+def open_file(path: Path) -> BinaryIO:
+    """Open a task file, plain or compressed."""
+    check_is_file(path)
+    try:
+        return open_bytes(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}); check its permissions") from error
+
+
+def check_is_file(path: Path) -> None:
+    """Refuse a path that names nothing, or a folder, or a file without a byte in it."""
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; expected a file: name the file inside it")
+    if not path.exists():
+        raise DataError(f"{path} does not exist; check the name and the folder")
+    if path.is_file() and path.stat().st_size == 0:
+        raise DataError(f"{path} is empty; expected text in it")

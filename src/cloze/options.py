@@ -18,7 +18,7 @@ LongTexts = Literal["cut", "head-tail", "windows"]
 
 # What may be trained in place of the whole model: see model/adapters.py.
 AdapterKind = Literal["houlsby", "lora"]
-# Which frozen hidden states a head reads, and the kind of head: see model/frozen_features.py.
+# Which frozen hidden states a head reads, and the kind of head: see model/heads.py.
 Features = Literal["last", "last4", "mix"]
 FeatureHead = Literal["linear", "lstm"]
 

@@ -15,7 +15,7 @@ from cloze.checkpoint.quantized_file import INT8, layer_products, read_quantized
 from cloze.errors import CheckpointError
 from cloze.predict import load
 from cloze.predict.quantization import precision as precision_module
-from cloze.predict.quantization.rounding import round_products
+from cloze.predict.quantization.linear import round_products
 from tests.model.made import assert_close, model_folder, saved
 
 

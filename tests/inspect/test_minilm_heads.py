@@ -8,9 +8,8 @@ import torch
 from transformers import BertModel
 
 import cloze
-from cloze.inspect.sequences import draw_samples
 from cloze.inspect.settings import HeadSettings
-from cloze.inspect.survey import agreement, iter_attentions, survey_heads
+from cloze.inspect.survey import agreement, draw_samples, iter_attentions, survey_heads
 from cloze.predict import Model, load
 
 DATA = Path(cloze.__file__).parent / "demo" / "data"

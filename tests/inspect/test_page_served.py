@@ -13,7 +13,7 @@ from torture.services import Running, listening, running
 from cloze.inspect.views.data import dequantize, quantization_error
 from cloze.inspect.views.page import static_names
 from cloze.predict import Model, load
-from cloze.serve.attention_views import ENTRY_BYTES, AttentionCache, AttentionRecord
+from cloze.serve.operations import ENTRY_BYTES, AttentionCache, AttentionRecord
 from cloze.serve.settings import Limits, ServiceSettings
 from tests.inspect.test_browser import Visit, browser, settled
 from tests.model.made import model_folder, saved
@@ -75,14 +75,14 @@ def test_limits_are_those_of_the_service(served: Running, monkeypatch: pytest.Mo
     assert served.post("/inspect/view", {"text": "cat " * 100}).status_code == 413
     assert served.post("/inspect/view", {"texts": "cat"}).status_code == 400
     assert served.post("/inspect/view", content=b'{"text": "\\ud800"}').status_code == 400
-    monkeypatch.setattr("cloze.serve.attention_views.MOST_WEIGHTS", 100)
+    monkeypatch.setattr("cloze.serve.operations.MOST_WEIGHTS", 100)
     refused = served.post("/inspect/view", {"text": "the cat sat"})
     assert refused.status_code == 400
     assert refused.json()["error"]["message"] == ("5 tokens have 150 weights, of at most 100; give a shorter text")
 
 
 def test_model_that_gives_no_numbers(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cloze.serve.attention_views.np.isfinite", lambda values: np.zeros(values.shape, bool))
+    monkeypatch.setattr("cloze.serve.operations.np.isfinite", lambda values: np.zeros(values.shape, bool))
     answer = served.post("/inspect/view", {"text": "the"})
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "model_failed")
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import entropy
 
-from cloze.inspect.patterns import PATTERNS, shuffled_targets, targets
-from cloze.inspect.scoring import ScoreAccumulator, assign_labels
+from cloze.inspect.patterns import PATTERNS, ScoreAccumulator, assign_labels, shuffled_targets, targets
 from tests.inspect.made_heads import QUICK, exact_head, made_layout, random_heads, tallied
 
 

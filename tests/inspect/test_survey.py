@@ -10,8 +10,7 @@ import torch
 from cloze.checkpoint import ModelFolder
 from cloze.errors import DataError
 from cloze.inspect.patterns import PATTERNS
-from cloze.inspect.sequences import draw_samples
-from cloze.inspect.survey import Survey, agreement, survey_heads
+from cloze.inspect.survey import Survey, agreement, draw_samples, survey_heads
 from cloze.model import Bert, BertConfig, HeadName
 from cloze.model.config import preset
 from cloze.model.encoder import SelfAttention

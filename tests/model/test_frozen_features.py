@@ -10,7 +10,7 @@ from torch import Tensor
 from cloze.errors import ConfigError
 from cloze.model import Bert, HeadName
 from cloze.model.adapters import Attachment, attach, without_attachment
-from cloze.model.frozen_features import Reader, key
+from cloze.model.heads import Reader, key
 from cloze.options import FeatureHead, Features
 from tests.model.made import SMALL, random_bert
 from tests.model.test_adapters import IDS, MASK, SEGMENTS, encode, move, trained

@@ -13,10 +13,9 @@ from cloze.checkpoint.quantized_file import Int8Weight, layer_products
 from cloze.model import BertConfig
 from cloze.model.encoder import Encoder
 from cloze.predict.quantization import precision as precision_module
-from cloze.predict.quantization.linear import Int8Linear
+from cloze.predict.quantization.linear import Int8Linear, round_products
 from cloze.predict.quantization.native import kernels
 from cloze.predict.quantization.native.kernels import NativeLayers, NativeLinear, NativeProduct, are_native, packed
-from cloze.predict.quantization.rounding import round_products
 from tests.model.made import random_bert
 
 CONFIG = BertConfig(vocab_size=60, hidden_size=64, layers=2, heads=4, feedforward_size=112, positions=600)

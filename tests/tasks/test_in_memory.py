@@ -15,7 +15,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from cloze.errors import ConfigError, DataError
-from cloze.lines import RowError
+from cloze.files import RowError
 from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.choice.kind import CHOOSE
 from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS

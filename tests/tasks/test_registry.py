@@ -11,7 +11,7 @@ from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.registry import find_task, read_examples, read_task
 from cloze.tasks.rows import Source
 from cloze.tasks.tables import is_table
-from cloze.train.finetuning.leakage import read_other_splits, read_test_file
+from cloze.train.finetuning.domain_adaptation import read_other_splits, read_test_file
 
 RTE = "index\tsentence1\tsentence2\tlabel\n"
 MNLI = "sentence1\tsentence2\tgold_label\n"

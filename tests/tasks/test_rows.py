@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cloze import lines
+from cloze import files
 from cloze.errors import ConfigError, DataError
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import RowFile, Source, read_rows
@@ -138,7 +138,7 @@ def test_a_huge_cell_of_parquet_is_refused(tmp_path: Path, monkeypatch: pytest.M
     import pyarrow
     from pyarrow import parquet
 
-    monkeypatch.setattr(lines, "LONGEST_LINE", 1000)
+    monkeypatch.setattr(files, "LONGEST_LINE", 1000)
     path = tmp_path / "a.parquet"
     parquet.write_table(pyarrow.table({"text": ["one"] * 100 + ["x" * 1001], "label": [0] * 101}), path)
     with pytest.raises(DataError, match=r"a\.parquet:101: the column 'text' holds 1001 bytes; at most 1000 were"):
@@ -318,9 +318,9 @@ def test_a_line_without_end_is_refused_in_bounded_memory(tmp_path: Path, name: s
     tracemalloc.start()
     try:
         complaint = message(path)
-        assert tracemalloc.get_traced_memory()[1] < 5 * lines.LONGEST_LINE
+        assert tracemalloc.get_traced_memory()[1] < 5 * files.LONGEST_LINE
         rows = list(read_rows(path, text="text", on_bad_row="skip"))
-        assert tracemalloc.get_traced_memory()[1] < 5 * lines.LONGEST_LINE
+        assert tracemalloc.get_traced_memory()[1] < 5 * files.LONGEST_LINE
     finally:
         tracemalloc.stop()
     assert complaint == (
@@ -332,7 +332,7 @@ def test_a_line_without_end_is_refused_in_bounded_memory(tmp_path: Path, name: s
 
 
 def test_a_quote_that_swallows_the_file_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "LONGEST_LINE", 100)
+    monkeypatch.setattr(files, "LONGEST_LINE", 100)
     path = write(tmp_path, "a.csv", 'text\n"stray\n' + "a row of words\n" * 50 + 'end"\n')
     assert message(path, on_bad_row="skip").startswith("a.csv:2: a quote opens in this row and does not close")
 

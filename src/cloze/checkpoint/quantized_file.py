@@ -4,7 +4,7 @@
     encoder.layers.0.expand.scales   float32, (N,): scale of each row
     encoder.layers.0.expand.factors  float32, (K,): smoothing factors: each input feature is divided by its factor, and
                                      its weight column multiplied by it; only after a LayerNorm
-                                     (predict/quantization/rounding.py)
+                                     (predict/quantization/linear.py)
 
 Other libraries ignore the file. It records the SHA-256 of the weights it was made from, so that a stale file is
 refused, and the cosine similarity of the model's vectors in int8 and in float32.

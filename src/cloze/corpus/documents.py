@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 from cloze.errors import DataError
-from cloze.files import BROKEN_ARCHIVE, COMPRESSED, open_bytes
-from cloze.lines import UTF8_MARK, RowError
+from cloze.files import BROKEN_ARCHIVE, COMPRESSED, UTF8_MARK, RowError, open_bytes
 
 # A longer line, in bytes, is read in several pieces, each of which counts as a paragraph.
 LONGEST_PARAGRAPH = 2**20

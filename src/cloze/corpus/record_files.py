@@ -13,8 +13,7 @@ from typing import Any
 
 from cloze.corpus.documents import FileRange, Paragraph, TextStream, cut_paragraph, named_errors
 from cloze.errors import DataError, did_you_mean
-from cloze.files import replaced_file, scratch_folder
-from cloze.lines import UTF8_MARK, RowError
+from cloze.files import UTF8_MARK, RowError, replaced_file, scratch_folder
 
 # A row is read into memory as a whole.
 LONGEST_ROW = 64 * 2**20

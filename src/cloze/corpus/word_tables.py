@@ -23,7 +23,7 @@ from cloze.corpus.sampling import Flags, Ids, Sequences
 from cloze.corpus.settings import Masking
 from cloze.corpus.shards import Corpus
 from cloze.errors import DataError
-from cloze.lines import Lines, open_file
+from cloze.files import Lines, open_file
 from cloze.text import Tokenizer
 from cloze.text.characters import is_ideograph
 from cloze.text.encoding import Mark

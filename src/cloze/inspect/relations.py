@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from cloze.errors import DataError
+from cloze.files import Lines, open_file
 from cloze.inspect.patterns import BoolArray
-from cloze.lines import Lines, open_file
 from cloze.model.batch import TOKEN_BUDGET
 from cloze.predict.model import Model
 from cloze.text import Encoding

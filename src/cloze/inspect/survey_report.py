@@ -13,10 +13,8 @@ import numpy as np
 
 from cloze.errors import ClozeError
 from cloze.files import replace_json, replaced_file
-from cloze.inspect.patterns import DESCRIPTIONS, PATTERNS
-from cloze.inspect.scoring import FloatArray
-from cloze.inspect.sequences import Example
-from cloze.inspect.survey import HeadReport, Survey
+from cloze.inspect.patterns import DESCRIPTIONS, PATTERNS, FloatArray
+from cloze.inspect.survey import Example, HeadReport, Survey
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

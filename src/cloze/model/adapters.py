@@ -1,7 +1,7 @@
 """Adapters: small modules that are trained for one task while the base model stays frozen.
 
 Three kinds: bottleneck networks in every layer (``houlsby``; Houlsby et al., 2019), low-rank changes of the query and
-value projections (``lora``; Hu et al., 2021), or a reader of frozen states (``features``; model/frozen_features.py).
+value projections (``lora``; Hu et al., 2021), or a reader of frozen states (``features``; model/heads.py).
 Each is a few modules with a path in the model. Installing them, and restoring the base's, moves references and copies
 nothing, so that one loaded base serves many tasks.
 
@@ -25,8 +25,7 @@ from cloze.model.bert import Bert, require_bert
 from cloze.model.building_blocks import initialise
 from cloze.model.config import BertConfig
 from cloze.model.encoder import Layer, SelfAttention
-from cloze.model.frozen_features import Reader
-from cloze.model.heads import POOLED_HEADS, HeadName, Pooler
+from cloze.model.heads import POOLED_HEADS, HeadName, Pooler, Reader
 from cloze.options import FeatureHead, Features, HeadPooling
 
 AttachmentKind = Literal["houlsby", "lora", "features"]

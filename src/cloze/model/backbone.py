@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from cloze.errors import ConfigError, did_you_mean
 from cloze.model.building_blocks import EncoderOutput, initialise
 from cloze.model.config import BertConfig
-from cloze.model.frozen_features import Reader
-from cloze.model.heads import HEAD_NAMES, HEADS, POOLED_HEADS, PRETRAINING_HEADS, HeadName, Pooler, build_head
+from cloze.model.heads import HEAD_NAMES, HEADS, POOLED_HEADS, PRETRAINING_HEADS, HeadName, Pooler, Reader, build_head
 
 # Which token states stand for the whole sequence: the first token ([CLS]), the last real token, or their mean.
 Summary = Literal["first", "last", "mean"]

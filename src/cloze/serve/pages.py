@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 
 from cloze import __version__
 from cloze.inspect.views.page import read_static, served_page, static_names
-from cloze.serve.attention_views import AttentionCache, deflate_layer
+from cloze.serve.operations import AttentionCache, deflate_layer
 from cloze.serve.schemas import Form
 from cloze.serve.service import Service, add_post_route, json_response
 

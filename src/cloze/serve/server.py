@@ -22,14 +22,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from cloze import __version__
 from cloze.errors import ConfigError
 from cloze.options import PrecisionName
-from cloze.serve import compat_routes, pages, routes
+from cloze.serve import pages, routes
 from cloze.serve.access import AccessMiddleware
 from cloze.serve.metrics import Metrics
 from cloze.serve.models import load_models
 from cloze.serve.service import Service, add_error_handlers
 from cloze.serve.settings import ServiceSettings
 
-ROUTERS = (routes.router, compat_routes.router, pages.router)
+ROUTERS = (routes.router, routes.compat_router, pages.router)
 # Seconds for the model threads to end after the last response: abandoned work ends after one forward pass.
 DRAIN_SECONDS = 4.0
 # Seconds after which a thread must release the GIL. The model thread needs it briefly between operations; with the

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cloze.errors import DataError
-from cloze.lines import RowError
-from cloze.tasks.answering.squad_files import find_file, look_for, read_json_file, read_squad
+from cloze.files import RowError
+from cloze.tasks.answering.examples import find_file, look_for, read_json_file, read_squad
 from cloze.tasks.choice.examples import Choice, Choices, checked_options
 from cloze.tasks.classification.published import clue_folders, find_home
 from cloze.tasks.examples import LabelSet, Read

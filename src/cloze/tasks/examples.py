@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
 from cloze.errors import DataError, did_you_mean
-from cloze.lines import RowError
+from cloze.files import RowError
 
 if TYPE_CHECKING:
     from cloze.text import Encoding

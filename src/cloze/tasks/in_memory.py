@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cloze.errors import DataError, did_you_mean
-from cloze.lines import RowError
+from cloze.files import RowError
 from cloze.tasks.tables import Record, Table
 
 _FORMS = (

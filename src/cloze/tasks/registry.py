@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from cloze.errors import ConfigError, did_you_mean
 from cloze.tasks import clue
+from cloze.tasks.answering.examples import CMRC, SQUAD, SQUAD2, read_squad
 from cloze.tasks.answering.kind import ANSWER
 from cloze.tasks.answering.kind import read_other_splits as read_other_questions
-from cloze.tasks.answering.squad_files import CMRC, SQUAD, SQUAD2, read_squad
 from cloze.tasks.choice.examples import read_arc, read_swag
 from cloze.tasks.choice.kind import CHOOSE, read_arc_test
 from cloze.tasks.classification.examples import read_other_splits, read_published_texts

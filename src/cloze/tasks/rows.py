@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from cloze.errors import ConfigError, DataError, did_you_mean
-from cloze.lines import RowError
+from cloze.files import RowError
 from cloze.tasks.in_memory import RowsInMemory, TableSource, as_table_source, is_paired
 from cloze.tasks.tables import Record, Table, looks_like_data, no_header, open_table, table_ending
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from cloze import lines
+from cloze import files
 from cloze.errors import DataError
-from cloze.files import BROKEN_ARCHIVE, COMPRESSED
-from cloze.lines import Lines, RowError, broken_archive, check_is_file, open_file
+from cloze.files import BROKEN_ARCHIVE, COMPRESSED, Lines, RowError, broken_archive, check_is_file, open_file
 
 # Bytes in which the first line of a file, or enough of it, is looked for.
 _PEEKED = 65536
@@ -142,7 +141,7 @@ class QuotedRecords(Iterator[list[str]]):
 
     def __init__(self, source: Lines, delimiter: str = ",") -> None:
         # The csv module has a low, process-wide limit on cells; ``Lines`` limits them already.
-        csv.field_size_limit(max(csv.field_size_limit(), 2 * lines.LONGEST_LINE))
+        csv.field_size_limit(max(csv.field_size_limit(), 2 * files.LONGEST_LINE))
         self._feed = BoundedLines(source)
         self._parsed = csv.reader(self._feed, strict=True, delimiter=delimiter)
 
@@ -208,7 +207,7 @@ class BoundedLines(Iterator[str]):
     def __next__(self) -> str:
         line = self._next_line()
         self._characters += len(line) + 1
-        if self._characters > lines.LONGEST_LINE + 1:
+        if self._characters > files.LONGEST_LINE + 1:
             raise self.unclosed()
         return line + "\n"
 
@@ -301,14 +300,14 @@ class ParquetTable(Table):
 
 def _check_cells(batch: Any, path: Path, first: int) -> None:
     """Raise an error if a cell is longer than a line of any other table may be, before it becomes an object."""
-    if batch.nbytes <= lines.LONGEST_LINE:
+    if batch.nbytes <= files.LONGEST_LINE:
         return
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         for number, cell in enumerate(column, start=first + 1):
             size = _cell_size(cell)
-            if size > lines.LONGEST_LINE:
+            if size > files.LONGEST_LINE:
                 raise DataError(
-                    f"{path}:{number}: the column {name!r} holds {size} bytes; at most {lines.LONGEST_LINE} were "
+                    f"{path}:{number}: the column {name!r} holds {size} bytes; at most {files.LONGEST_LINE} were "
                     "expected: shorten the text, or leave out the row"
                 )
 

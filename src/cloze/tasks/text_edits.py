@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from cloze.errors import DataError
-from cloze.lines import Lines, open_file
+from cloze.files import Lines, open_file
 from cloze.text import WordSplitter
 from cloze.text.characters import is_ideograph
 

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from cloze.model import BertConfig
 from cloze.model.surgery import without_heads
 from cloze.predict import Model, load
-from cloze.predict.quantization.fused_layers import FusedLayers
-from cloze.predict.quantization.linear import choose_kernel
+from cloze.predict.quantization.linear import FusedLayers, choose_kernel
 from cloze.predict.quantization.native import kernels
 from cloze.predict.quantization.native.kernels import NativeLayers, library
 from cloze.predict.quantization.scripted_layers import ScriptedLayers

@@ -19,11 +19,17 @@ from cloze.model.batch import Batch, collate
 from cloze.predict import Model, load
 from cloze.predict.quantization import linear as quantized
 from cloze.predict.quantization import precision as precision_module
-from cloze.predict.quantization.linear import KERNELS, Bf16Linear, Int8Linear, Product, choose_kernel, is_right
+from cloze.predict.quantization.linear import (
+    KERNELS,
+    Bf16Linear,
+    Int8Linear,
+    Product,
+    choose_kernel,
+    is_right,
+    round_product,
+)
 from cloze.predict.quantization.native.kernels import NativeLinear
-from cloze.predict.quantization.precision import PRECISIONS
-from cloze.predict.quantization.rounding import round_product
-from cloze.predict.quantization.sample_texts import FEW_TEXTS
+from cloze.predict.quantization.precision import FEW_TEXTS, PRECISIONS
 from tests.model.made import assert_close, model_folder, saved
 from tests.predict.test_minilm import texts as minilm_texts
 

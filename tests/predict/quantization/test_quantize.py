@@ -12,10 +12,9 @@ from torch import nn
 from cloze.errors import RequestError
 from cloze.predict import Model, load
 from cloze.predict.quantization import linear as quantized
-from cloze.predict.quantization.linear import KERNELS, Int8Linear, is_right
+from cloze.predict.quantization.linear import KERNELS, Int8Linear, is_right, round_product
+from cloze.predict.quantization.precision import odd_texts
 from cloze.predict.quantization.quantize import QuantizeReport, quantize
-from cloze.predict.quantization.rounding import round_product
-from cloze.predict.quantization.sample_texts import odd_texts
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import cosines
 from tests.model.made import assert_close, model_folder, saved

@@ -10,8 +10,7 @@ from torch import nn
 from cloze.checkpoint.quantized_file import is_smoothed, layer_products
 from cloze.model import Backbone
 from cloze.predict import load
-from cloze.predict.quantization.linear import Int8Linear
-from cloze.predict.quantization.rounding import largest_features, round_product, round_products
+from cloze.predict.quantization.linear import Int8Linear, largest_features, round_product, round_products
 from tests.model.made import SMALL, model_folder
 from tests.predict.test_minilm import texts as minilm_texts
 

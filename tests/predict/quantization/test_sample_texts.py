@@ -1,7 +1,7 @@
 """Texts of ours to try a model on: of every kind, in words that its vocabulary has."""
 
 from cloze.predict import load
-from cloze.predict.quantization.sample_texts import (
+from cloze.predict.quantization.precision import (
     CHARACTERS,
     CHINESE,
     WORDS,

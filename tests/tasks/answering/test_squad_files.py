@@ -12,8 +12,8 @@ import pytest
 from pyarrow import parquet
 
 from cloze.errors import DataError
-from cloze.tasks.answering import squad_files as squad
-from cloze.tasks.answering.examples import Question, Questions
+from cloze.tasks.answering import examples as squad
+from cloze.tasks.answering.examples import Question, Questions, locate
 from cloze.tasks.answering.metrics import (
     AnswerPrediction,
     best_threshold,
@@ -22,7 +22,6 @@ from cloze.tasks.answering.metrics import (
     score_answers,
     word_f1,
 )
-from cloze.tasks.answering.squad_files import locate
 from cloze.tasks.registry import read_examples, read_task
 from cloze.tasks.rows import Source
 from tests.tasks import squad_reference as reference

@@ -13,8 +13,8 @@ from transformers import AutoTokenizer, BertForSequenceClassification
 
 from cloze.checkpoint import ModelFolder, TaskLabels, load_any, load_folder, save_folder
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError, RequestError
+from cloze.files import RowError
 from cloze.interrupts import Interrupted
-from cloze.lines import RowError
 from cloze.model import Bert, HeadName
 from cloze.options import AdapterKind, Features
 from cloze.predict import evaluate, load

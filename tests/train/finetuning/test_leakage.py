@@ -7,7 +7,7 @@ from pyarrow import parquet
 
 from cloze.corpus.documents import read_documents
 from cloze.errors import DataError
-from cloze.train.finetuning.leakage import find_overlap, refuse_overlap, write_without_overlap
+from cloze.train.finetuning.domain_adaptation import find_overlap, refuse_overlap, write_without_overlap
 
 TEXT = """The patients were given the drug twice a day for six weeks, and none of them complained.
 

@@ -16,7 +16,7 @@ from datasets import Dataset
 
 import cloze
 from cloze.errors import ConfigError, DataError
-from cloze.lines import RowError
+from cloze.files import RowError
 from cloze.train.finetuning.result import FinetuneRun
 from tests.train.finetuning.test_finetune import make_rows, write
 from tests.train.made import Listener

@@ -18,7 +18,7 @@ from cloze.errors import CheckpointError, ConfigError
 from cloze.interrupts import Interrupted
 from cloze.model import Bert, preset
 from cloze.model.adapters import part_tensors, parts_of
-from cloze.model.frozen_features import Reader
+from cloze.model.heads import Reader
 from cloze.predict import load
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from cloze.cli import build
-from cloze.train.pretraining.model_card import pretraining_command
-from cloze.train.pretraining.pretrain import pretrain
+from cloze.train.pretraining.pretrain import pretrain, pretraining_command
 from cloze.train.settings import PretrainSettings, read_recipe
 
 WAYS = {

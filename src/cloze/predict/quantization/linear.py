@@ -1,19 +1,29 @@
-"""Linear layers in fewer bits: int8 with one scale per row, and bfloat16.
+"""Linear layers in int8 with one scale per row, and in bfloat16; int8 weights from float32 ones; the fused path.
 
 An int8 matrix product needs scales on both sides. The weights have one per output feature, computed once. The
 activations have one per token, computed on the fly: one scale per batch, as dynamic quantization usually has it, would
 let the largest token of a batch decide how coarsely all others are rounded, and a text's result would depend on its
 neighbours in the batch. Rows are rounded around the middle of their range, not around zero, because the output of GELU
-has little below zero.
+has little below zero. Several kernels compute the product; ``choose_kernel`` measures which one is fastest.
 
-Several kernels compute the product; ``choose_kernel`` measures which one is fastest on this machine.
+``round_products`` smooths the input features before rounding (SmoothQuant, Xiao et al., 2023). Behind a LayerNorm a few
+features are about ten times as large as the others in every token; they determine the step of the row, and the others
+are lost between two steps. Each feature is divided by a factor and its weight column multiplied by it, which
+changes nothing but the rounding: the geometric mean of the largest state and the largest weight balances the two. How
+large features become depends on the model rather than on the texts, and random tokens show it: no text is needed, and a
+model quantized while loading equals one quantized before. Other products gain little and are left as they are.
 
-Dimensions: M rows (tokens), K features in, N features out.
+``FusedLayers`` runs all layers in one call, by the C kernels (``native/kernels.py``) or ``scripted_layers.py``, as long
+as the layers are exactly those it was built from: adapters, head gates, training and gradients take the plain layers.
+
+Dimensions: B sequences, T tokens, M rows (tokens of all sequences) or positions that are read, H hidden size, K
+features in, N features out.
 """
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import cache, partial
 from typing import Any
@@ -22,7 +32,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloze.checkpoint.quantized_file import SMALLEST, Int8Weight
+from cloze.checkpoint.quantized_file import SMALLEST, Int8Weight, is_smoothed, layer_products, weight_steps
+from cloze.model import Backbone
+from cloze.model.encoder import Encoder, Layer, Visibility
 
 ROUNDS = 5  # of a measurement
 
@@ -217,3 +229,125 @@ class Bf16Linear(FrozenLinear):
     def rounded(self, states: Tensor) -> Tensor:
         """(..., K) -> (..., N), of bfloat16."""
         return functional.linear(states.bfloat16(), self._weight, self._bias)
+
+
+SEQUENCES, LENGTH = 32, 16  # of the random tokens
+# Lower bound of a feature's size, as a part of the largest: random tokens may never have activated it.
+SMALLEST_PART = 1e-3
+
+
+def round_products(bert: Backbone) -> dict[str, Int8Weight]:
+    """Return the rounded weights of a float32 model by their names."""
+    largest = largest_features(bert)
+    return {place: round_product(place, linear, largest.get(place)) for place, linear in layer_products(bert)}
+
+
+def round_product(place: str, linear: nn.Linear, largest: Tensor | None = None) -> Int8Weight:
+    """Round one weight, (N, K); ``largest`` is the largest size of each input feature, (K,)."""
+    weight = linear.weight.detach().float()
+    if largest is None:
+        return Int8Weight.quantize(weight, weight_steps(place))
+    return Int8Weight.quantize(weight, weight_steps(place), (_floored(largest) / _floored(weight.abs().amax(0))).sqrt())
+
+
+def _floored(sizes: Tensor) -> Tensor:
+    return sizes.clamp(min=max(float(sizes.max()) * SMALLEST_PART, 1e-12))
+
+
+def largest_features(bert: Backbone) -> dict[str, Tensor]:
+    """Return the largest size of each input feature, (K,), of the products behind a LayerNorm, on random tokens."""
+    config, largest = bert.config, dict[str, Tensor]()
+    shape = SEQUENCES, min(LENGTH, config.positions)
+    ids = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
+    with _recorded(bert, largest), torch.no_grad():
+        bert.encode(ids, torch.zeros_like(ids))
+    return largest
+
+
+@contextmanager
+def _recorded(bert: Backbone, largest: dict[str, Tensor]) -> Iterator[None]:
+    """Record the largest inputs of the products in ``largest`` while the block runs, without dropout."""
+
+    def record(place: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        sizes = inputs[0].abs().flatten(0, -2).amax(0)  # (B, T, K) -> (K,)
+        # The maximum, because a shared layer runs several times.
+        largest[place] = torch.maximum(largest.get(place, sizes), sizes)
+
+    training = bert.training
+    hooks = [
+        linear.register_forward_pre_hook(partial(record, place))
+        for place, linear in layer_products(bert)
+        if is_smoothed(place)
+    ]
+    try:
+        bert.eval()
+        yield
+    finally:
+        bert.train(training)
+        for hook in hooks:
+            hook.remove()
+
+
+# Packed states (N, H); (count, length) of each run of sequences; needed indices (M,); whether to keep all states
+# -> the last state, (N, H) or (M, H), or all states, the input first.
+Call = Callable[[Tensor, Sequence[tuple[int, int]], Tensor | None, bool], list[Tensor]]
+
+
+class FusedLayers:
+    """Run all layers in one call, as long as they are the ones that the call was built from."""
+
+    def __init__(self, encoder: Encoder, call: Call) -> None:
+        self.call, self._modules = call, _modules(encoder)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        """Copy as None: an encoder is copied in order to be changed."""
+
+    def __call__(
+        self, encoder: Encoder, hidden: Tensor, visible: Visibility, needed: Tensor | None, keep_states: bool
+    ) -> list[Tensor] | None:
+        """(B, T, H) -> [(B, T, H)], or [(M, H)] of the needed positions; with ``keep_states`` all states before it.
+
+        Return None if the plain layers must be used.
+        """
+        if isinstance(visible, Tensor) or torch.is_grad_enabled() or not self._applies_to(encoder):
+            return None
+        # Nothing is padded here: without gradients, the sequences of a group have one length.
+        lengths: list[Any] = [hidden.shape[:2]] if visible is None else [group.shape for group in visible]
+        *states, last = self.call(hidden.flatten(0, 1), lengths, needed, keep_states)
+        return [*(state.view_as(hidden) for state in states), last.view_as(hidden) if needed is None else last]
+
+    def _applies_to(self, encoder: Encoder) -> bool:
+        if _modules(encoder) != self._modules:
+            return False
+        return not any(layer.training or layer.attention.output._forward_pre_hooks for layer in layers_of(encoder))
+
+
+def layers_of(encoder: Encoder) -> list[Layer]:
+    """Return the distinct layers, which must be exactly the class that the fused code implements."""
+    layers = [layer for layer in encoder.layers if isinstance(layer, Layer)]
+    assert len(layers) == len(encoder.layers), "a layer of another class would be skipped"
+    assert all(type(layer) is Layer for layer in layers), "a subclass computes something else"
+    return layers
+
+
+def linears_of(layer: Layer) -> dict[str, nn.Linear]:
+    """Return the linear layers of a layer by name."""
+    attention = layer.attention
+    return {
+        "query_key_value": attention.query_key_value,
+        "output": attention.output,
+        "expand": layer.expand,
+        "contract": layer.contract,
+    }
+
+
+def _modules(encoder: Encoder) -> list[nn.Module]:
+    """Return every module that can be added, removed or replaced; a module equals only itself."""
+    # Read from nn.Module's own dictionary: attribute access would take a third of the time that fusing saves.
+    return [
+        child
+        for layer in layers_of(encoder)
+        for module in (layer, layer.attention)
+        for child in module._modules.values()
+        if child is not None
+    ]

@@ -15,9 +15,8 @@ from cloze.errors import CheckpointError, RequestError
 from cloze.predict.evaluation import evaluate
 from cloze.predict.fill_mask import Floats
 from cloze.predict.model import Model
-from cloze.predict.quantization.precision import LEAST_COSINE, use_products
-from cloze.predict.quantization.rounding import round_products
-from cloze.predict.quantization.sample_texts import odd_texts, running_texts
+from cloze.predict.quantization.linear import round_products
+from cloze.predict.quantization.precision import LEAST_COSINE, odd_texts, running_texts, use_products
 from cloze.tasks.comparisons import difference_facts
 from cloze.tasks.intervals import Difference
 from cloze.tasks.rows import Source

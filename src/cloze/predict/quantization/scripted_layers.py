@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from cloze.model.encoder import Encoder, Layer
-from cloze.predict.quantization.fused_layers import layers_of, linears_of
-from cloze.predict.quantization.linear import Fbgemm, Int8Linear, gathered, spread
+from cloze.predict.quantization.linear import Fbgemm, Int8Linear, gathered, layers_of, linears_of, spread
 
 
 class ScriptedLayers:

@@ -1,17 +1,29 @@
-"""Examples of extractive question answering (sections 4.2 and 4.3 of the paper): windows with start and end targets.
+"""Extractive question answering (sections 4.2 and 4.3 of the paper): read the data, build windows with targets.
+
+The readers take SQuAD 1.1, SQuAD 2.0 and CMRC 2018 as published (a folder or a single file, plain or compressed), the
+same JSON format, and tables. A place is ``file:id`` in JSON, and ``file:line`` in tables. If an answer is not at its
+recorded offset, the nearest occurrence close to it is used: some of CMRC's offsets are off by one or two.
 
 A sequence is the question followed by as much of the context as fits; a long context is read in overlapping windows.
 The targets of a window are the first and the last token of the answer, or 0 and 0, the [CLS] token, if it does not
 contain the whole answer. If no window does, the question is trained as unanswerable, and this is reported.
 """
 
+import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
-from cloze.errors import RequestError
+from cloze.errors import DataError, RequestError
+from cloze.files import BROKEN_ARCHIVE, COMPRESSED, RowError, open_file
 from cloze.progress import Progress
-from cloze.tasks.examples import ExampleList, Item
+from cloze.tasks.examples import ExampleList, Item, LabelSet, Read
+from cloze.tasks.in_memory import TableSource
+from cloze.tasks.rows import Columns, OnBadRow, RowFile, Source, make_row, read_rows
+from cloze.tasks.tables import Record, table_ending
 from cloze.text import Encoding, Pieces, Tokenizer, window_spans
 
 # As in the original.
@@ -129,3 +141,225 @@ def _windows(tokenizer: Tokenizer, question: Pieces, context: Pieces, stride: in
     kept = replace(question.slice(0, count), unread=question.unread + len(question) - count)
     first = len(kept) + 2  # behind [CLS], the question and [SEP]
     return [Window(tokenizer.assemble(kept, context.slice(*place)), first, place) for place in places]
+
+
+SQUAD = {"train": "train-v1.1.json", "dev": "dev-v1.1.json"}
+SQUAD2 = {"train": "train-v2.0.json", "dev": "dev-v2.0.json"}
+CMRC = {"train": "cmrc2018_train.json", "dev": "cmrc2018_dev.json", "trial": "cmrc2018_trial.json"}
+
+# Characters on either side of where an answer should stand.
+NEARBY = 100
+# The training set of SQuAD 2.0 is 42 MB; something far larger is a mistake or an attack.
+LARGEST_JSON = 2**30
+
+Found = tuple[Any, int | None]  # the text of an answer, and where it should stand
+AnswersOf = Callable[[Record], list[Found]]
+
+
+def read_squad(
+    files: Mapping[str, str],
+    always: bool,
+    source: Source,
+    split: str,
+    labels: LabelSet | None,  # noqa: ARG001
+) -> Read:
+    """A split of published files; ``always``: every question has an answer."""
+    path = find_file(source, split, files)
+    make = partial(_question, _json_answers, always=always, trained=split == "train")
+    return Read(_gather(json_questions(path), make, path, source.on_bad_row))
+
+
+def read_own_questions(source: Source, split: str, labels: LabelSet | None) -> Read:  # noqa: ARG001
+    """The user's own questions: SQuAD's JSON, or a table by column name."""
+    path = source.rows_of(split)
+    cells = partial(_cell_answers, _named(source.label, "label", "answer"))
+    return Read(_read_own(source, path, _json_answers, cells))
+
+
+def read_unanswered(source: Source, path: TableSource) -> Questions:
+    """The questions of a file like the user's own, whether or not it has answers to them."""
+    return _read_own(source, path, lambda _: [], lambda _: [])
+
+
+def _read_own(source: Source, path: TableSource, of_json: AnswersOf, of_cells: AnswersOf) -> Questions:
+    if isinstance(path, Path) and table_ending(path) == ".json":
+        return _gather(json_questions(path), partial(_question, of_json), path, source.on_bad_row)
+    rows = read_rows(
+        path,
+        text=_named(source.text, "text", "question"),
+        pair=source.pair or "context",
+        on_bad_row=source.on_bad_row or "stop",
+        header=source.header(path),
+    )
+    gathered = _gather(_table_questions(rows), partial(_question, of_cells), path, source.on_bad_row)
+    return Questions(gathered.rows, gathered.skipped + rows.skipped)
+
+
+def find_file(source: Source, split: str, files: Mapping[str, str]) -> Path:
+    """The file of a split: that of --dev, the data itself if it is a file, or one of a known name in its folder."""
+    if split == "dev" and source.dev_path is not None:
+        return source.dev_path
+    if not source.path.is_dir():
+        return source.path
+    if split not in files:
+        raise DataError(f"{source.task} has no split {split!r}; choose one of: {', '.join(files)}")
+    found = look_for(source.path, files[split])
+    if found is not None:
+        return found
+    raise DataError(
+        f"{source.data} has no {files[split]} (nor .gz, .xz, .zst of it); expected {source.task} as published, "
+        "or name a file (and another with --dev)"
+    )
+
+
+def look_for(folder: Path, name: str) -> Path | None:
+    """A file of a folder, plain or compressed; None if there is none."""
+    spelled = (folder / f"{name}{ending}" for ending in ("", *COMPRESSED))
+    return next((path for path in spelled if path.is_file()), None)
+
+
+def json_questions(path: Path) -> Iterator[Record]:
+    """Yield the questions of a file in SQuAD's form, with the context beside."""
+    for number, article in enumerate(_list(read_json_file(path, "SQuAD"), "data", str(path))):
+        for part, paragraph in enumerate(_list(article, "paragraphs", f"{path}: data[{number}]")):
+            place = f"{path}: data[{number}].paragraphs[{part}]"
+            for index, question in enumerate(_list(paragraph, "qas", place)):
+                if not isinstance(question, dict):
+                    raise DataError(f"{place}.qas[{index}] is {question!r:.40}; expected an object with a question")
+                name = str(question.get("id", f"{number}-{part}-{index}"))
+                yield Record(f"{path}:{name}", {**question, "id": name, "context": paragraph.get("context")})
+
+
+def _json_answers(record: Record) -> list[Found]:
+    answers = record.cells.get("answers", [])
+    if record.cells.get("is_impossible") is True:
+        return []
+    if not isinstance(answers, list) or not all(isinstance(one, dict) for one in answers):
+        raise RowError(
+            f"{record.place}: 'answers' is {answers!r:.40}; expected a list of objects with text and answer_start"
+        )
+    return [(one.get("text"), _whole_number(one.get("answer_start"), record.place)) for one in answers]
+
+
+def _table_questions(rows: RowFile) -> Iterator[Record]:
+    for row in rows:
+        own: dict[str, object] = {"id": str(row.fields.get("id", row.place)), "question": row.text, "context": row.pair}
+        yield Record(row.place, {**row.fields, **own})
+
+
+def _cell_answers(column: str, record: Record) -> list[Found]:
+    """The answers of a table's row: one or a list, or the object that ``datasets`` makes of SQuAD's."""
+    cells, answers = record.cells, record.cells.get("answers")
+    if column in cells:
+        texts, starts = cells[column], cells.get("answer_start")
+    elif isinstance(answers, dict):
+        texts, starts = answers.get("text"), answers.get("answer_start")
+    else:
+        raise RowError(
+            f"{record.place}: this row has no {column!r}; it has: {', '.join(cells)}; name the answers with --label"
+        )
+    if not isinstance(texts, list):
+        texts, starts = [texts], [starts]
+    starts = [None] * len(texts) if starts is None else starts
+    if not isinstance(starts, list) or len(starts) != len(texts):
+        raise RowError(f"{record.place}: 'answer_start' is {starts!r:.40}; expected a list of {len(texts)} numbers")
+    found = zip(texts, starts, strict=True)
+    return [(text, _whole_number(start, record.place)) for text, start in found if text not in (None, "")]
+
+
+def _whole_number(value: object, place: str) -> int | None:
+    if value is None or value == "":
+        return None
+    try:
+        return int(value)  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError, OverflowError) as error:
+        raise RowError(
+            f"{place}: 'answer_start' is {value!r:.40}; expected the number of characters before the answer"
+        ) from error
+
+
+def _gather(
+    records: Iterable[Record], make: Callable[[Record], Question], path: TableSource, on_bad_row: OnBadRow | None
+) -> Questions:
+    """Keep the rows that are good, and count the others."""
+    rows: dict[str, Question] = {}
+    skipped, problem = 0, ""
+    for record in records:
+        try:
+            row = make(record)
+            if row.id in rows:
+                raise RowError(f"{record.place}: another question has the id {row.id!r}; give each its own")
+        except RowError as error:
+            if on_bad_row != "skip":
+                raise
+            skipped, problem = skipped + 1, problem or str(error)
+            continue
+        rows[row.id] = row
+    if not rows:
+        why = f"all of its {skipped} questions are bad; the first: {problem}" if skipped else "it has no question"
+        raise DataError(f"{path}: {why}")
+    return Questions(list(rows.values()), skipped)
+
+
+def _question(answers_of: AnswersOf, record: Record, *, always: bool = False, trained: bool = True) -> Question:
+    """Make a row of a record; ``trained``: it must be known where its answer stands."""
+    row = make_row(record, Columns("question", "context"))
+    context = row.pair or ""
+    answers = answers_of(record)
+    if not answers and always:
+        raise RowError(
+            f"{record.place}: this question has no answer; squad2 and answer take such, or pass --on-bad-row skip"
+        )
+    for text, _ in answers:
+        if not isinstance(text, str) or not text.strip():
+            raise RowError(f"{record.place}: an answer is {text!r:.40}; expected a text that stands in the context")
+    spans = [locate(text, start, context) for text, start in answers]
+    span = next((span for span in spans if span is not None), None)
+    if answers and span is None and trained:
+        text, start = answers[0]
+        where = "in the context" if start is None else f"at character {start} of the context, nor nearby"
+        raise RowError(
+            f"{record.place}: the answer {text[:40]!r} does not stand {where}; correct it, or pass --on-bad-row skip"
+        )
+    return Question(record.place, str(record.cells["id"]), row.text, context, tuple(text for text, _ in answers), span)
+
+
+def locate(text: str, start: int | None, context: str) -> tuple[int, int] | None:
+    """Where an answer stands: at ``start``, or nearest to it and nearby; anywhere if it is not told."""
+    if start is None:
+        nearest = context.find(text)
+    elif start >= 0 and context.startswith(text, start):
+        nearest = start
+    else:
+        before = context.rfind(text, max(0, start - NEARBY), max(0, start) + len(text))
+        after = context.find(text, max(0, start), max(0, start + NEARBY) + len(text))
+        nearest = min((before, after), key=lambda place: abs(place - start) if place >= 0 else len(context) + NEARBY)
+    return None if nearest < 0 else (nearest, nearest + len(text))
+
+
+def _named(given: str, usual: str, own: str) -> str:
+    """The column that a flag names; where it was left out, the one that questions have."""
+    return own if given == usual else given
+
+
+def read_json_file(path: Path, form: str) -> Any:
+    """Read a JSON file that may be compressed; ``form`` names whose form was expected."""
+    try:
+        with open_file(path) as stream:
+            content = stream.read(LARGEST_JSON + 1)
+    except BROKEN_ARCHIVE as error:
+        raise DataError(f"{path}: cannot be decompressed ({error}); it is damaged or cut short") from error
+    if len(content) > LARGEST_JSON:
+        raise DataError(f"{path}: more than {LARGEST_JSON // 2**20} MB; expected a file in the form of {form}")
+    try:
+        return json.loads(content)
+    # UnicodeDecodeError and too many digits are ValueErrors as well; deep nesting exhausts the recursion limit.
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not JSON ({str(error)[:80]}); expected a file in the form of {form}") from error
+
+
+def _list(value: Any, name: str, place: str) -> list[Any]:
+    found = value.get(name) if isinstance(value, dict) else None
+    if not isinstance(found, list):
+        raise DataError(f"{place}: {name!r} is {found!r:.40}; expected a list, in the form of SQuAD")
+    return found

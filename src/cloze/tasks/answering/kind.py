@@ -4,8 +4,14 @@ from collections.abc import Mapping
 from functools import partial
 
 from cloze.progress import Progress
-from cloze.tasks.answering.examples import Questions, answer_items
-from cloze.tasks.answering.squad_files import look_for, read_own_questions, read_squad, read_unanswered
+from cloze.tasks.answering.examples import (
+    Questions,
+    answer_items,
+    look_for,
+    read_own_questions,
+    read_squad,
+    read_unanswered,
+)
 from cloze.tasks.examples import Item
 from cloze.tasks.in_memory import TableSource
 from cloze.tasks.kind import PlacedTexts, ReadingOptions, TaskKind, deferred

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloze.errors import DataError
-from cloze.lines import RowError
-from cloze.tasks.answering.squad_files import find_file
+from cloze.files import RowError
+from cloze.tasks.answering.examples import find_file
 from cloze.tasks.examples import ExampleList, Item, LabelSet, Read
 from cloze.tasks.in_memory import TableSource
 from cloze.tasks.rows import SEVERAL, OnBadRow, Row, RowFile, Source, read_rows

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 
 from cloze.progress import Progress
-from cloze.tasks.answering.squad_files import look_for
+from cloze.tasks.answering.examples import look_for
 from cloze.tasks.choice.examples import Choices, arc_files, choice_items, read_arc, read_own_choices, read_prompts
 from cloze.tasks.examples import Item
 from cloze.tasks.kind import PlacedTexts, ReadingOptions, TaskKind, deferred

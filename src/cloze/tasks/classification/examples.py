@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from cloze.errors import DataError
-from cloze.lines import RowError
+from cloze.files import RowError
 from cloze.options import LongTexts
 from cloze.tasks.classification.published import PublishedTask, find_split, read_split
 from cloze.tasks.examples import Item, LabelSet, Read, sorted_labels

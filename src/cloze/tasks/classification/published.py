@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloze.errors import ConfigError, DataError, did_you_mean
-from cloze.files import COMPRESSED
-from cloze.lines import RowError
+from cloze.files import COMPRESSED, RowError
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.rows import OnBadRow, RowFile, read_rows
 from cloze.tasks.tables import Record, open_table

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloze.errors import ConfigError, DataError
-from cloze.files import COMPRESSED
-from cloze.lines import Lines, RowError, open_file
+from cloze.files import COMPRESSED, Lines, RowError, open_file
 from cloze.tasks.in_memory import TableSource
 from cloze.tasks.rows import OnBadRow, RowSettings, read_rows
 from cloze.text.characters import is_ideograph

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cloze.errors import ConfigError, DataError
-from cloze.lines import Lines, RowError, open_file
+from cloze.files import Lines, RowError, open_file
 from cloze.tasks.in_memory import TableSource, place_of
 from cloze.tasks.rows import OnBadRow
 

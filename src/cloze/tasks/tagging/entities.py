@@ -13,7 +13,7 @@ from itertools import pairwise
 from operator import eq
 from typing import TYPE_CHECKING, NamedTuple
 
-from cloze.lines import RowError
+from cloze.files import RowError
 from cloze.tasks.examples import LabelSet, sorted_labels
 from cloze.tasks.tagging.columns import Sentence
 

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 from cloze.errors import ConfigError, DataError, did_you_mean
-from cloze.files import COMPRESSED
-from cloze.lines import RowError
+from cloze.files import COMPRESSED, RowError
 from cloze.options import IGNORED
 from cloze.tasks.examples import Item, LabelSet, Read
 from cloze.tasks.in_memory import TableSource

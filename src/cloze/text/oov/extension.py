@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloze.errors import DataError
-from cloze.lines import Lines, open_file
+from cloze.files import Lines, open_file
 from cloze.text.characters import replace_surrogates
 from cloze.text.oov.ladder import Entity
 from cloze.text.tokenizer import Tokenizer

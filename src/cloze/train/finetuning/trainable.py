@@ -21,8 +21,7 @@ from cloze.model import Backbone, HeadName
 from cloze.model.adapters import Attachment, AttachmentKind, attach
 from cloze.model.batch import Batch, run_batched
 from cloze.model.bert import require_bert
-from cloze.model.frozen_features import key
-from cloze.model.heads import POOLED_HEADS
+from cloze.model.heads import POOLED_HEADS, key
 from cloze.options import HeadPooling
 from cloze.progress import Progress
 from cloze.tasks.examples import Item

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from cloze.checkpoint.quantized_file import Int8Weight
 from cloze.model.encoder import Encoder, Layer
-from cloze.predict.quantization.fused_layers import layers_of, linears_of
-from cloze.predict.quantization.linear import FrozenLinear
+from cloze.predict.quantization.linear import FrozenLinear, layers_of, linears_of
 
 PATH = Path(__file__).with_name("libint8.so")
 Pointer = ctypes.c_void_p
