@@ -32,7 +32,7 @@ from cloze.tasks.metrics import score
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
 from cloze.text import SPECIAL, Tokenizer
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from first_rows import first_rows  # beside this file
 from minilm import minilm
@@ -85,7 +85,7 @@ def train(name: str, data: Path, place: Path, rows: int, scored: int) -> Trained
     folder, kind = TASKS[name]
     source = Source(name, first_rows(data / "glue" / folder, place / folder, rows, scored))
     settings = FinetuneSettings(epochs=1, batch_size=16, max_length=128, adapter=kind)
-    return Trained(name, read_task(source), finetune(source, minilm(), place / name, settings=settings))
+    return Trained(name, read_task(source), run_finetuning(source, minilm(), place / name, settings=settings))
 
 
 def timed_use(model: Model, name: str | None) -> float:

@@ -24,7 +24,7 @@ from cloze.corpus.settings import VocabularySettings
 from cloze.files import replace_json
 from cloze.predict import evaluate
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.pretraining.held_out import evaluate_masked_words
 from cloze.train.pretraining.pretrain import pretrain
@@ -117,7 +117,7 @@ def _scores(run: Path, folder: Path, held_out: Path, places: dict[str, Path], se
 
 
 def _tune(task: str, data: Path, metric: str, run: Path, folder: Path, seed: int) -> float:
-    tuned = finetune(Source(task, data), run, folder / f"{task}-{seed}", settings=replace(TUNING, seed=seed))
+    tuned = run_finetuning(Source(task, data), run, folder / f"{task}-{seed}", settings=replace(TUNING, seed=seed))
     return float(evaluate(tuned, Source(task, data)).metrics[metric])
 
 

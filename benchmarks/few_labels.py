@@ -31,7 +31,7 @@ from sklearn.pipeline import make_pipeline
 from cloze.models import PACKAGED_MODELS, SHIPPED_MODEL
 from cloze.predict import evaluate
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from kept_scores import KeptScores  # beside this file
 from public_data import add_data, find_data  # beside this file
@@ -85,7 +85,7 @@ def score_run(train: Rows, dev: Rows, model: str, out: Path, settings: FinetuneS
     train_file, dev_file = write(out / "train.jsonl", train), write(out / "dev.jsonl", dev)
     some = write(out / "some.jsonl", dev[:SCORED_BY_RUNS])
     start = time.process_time()
-    run = finetune(Source("classify", train_file, some, pair=pair), model, out / "run", settings=settings)
+    run = run_finetuning(Source("classify", train_file, some, pair=pair), model, out / "run", settings=settings)
     seconds = time.process_time() - start
     accuracy = evaluate(run, Source("classify", dev_file, pair=pair)).metrics["accuracy"]
     shutil.rmtree(out)

@@ -34,7 +34,7 @@ from cloze.predict import evaluate_examples, load
 from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.registry import find_task, read_examples
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from first_rows import first_rows  # beside this file
 from minilm import minilm
@@ -95,7 +95,7 @@ def measure_pruning(arguments: argparse.Namespace) -> None:
         folder = first_rows(task, scratch / "rows", arguments.rows, arguments.dev_rows)
         source, spec = Source(arguments.task, folder), find_task(arguments.task)
         settings = FinetuneSettings(epochs=arguments.epochs)
-        model = load(finetune(source, weights(arguments.model), scratch / "run", settings=settings))
+        model = load(run_finetuning(source, weights(arguments.model), scratch / "run", settings=settings))
         names = model.task.names if model.task else None
         train, dev = (read_examples(source, names or None, split) for split in ("train", "dev"))
     assert isinstance(train, LabelledTexts)

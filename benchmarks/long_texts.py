@@ -19,7 +19,7 @@ import torch
 
 from cloze.options import LongTexts
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
 from kept_scores import KeptScores  # beside this file
@@ -56,7 +56,7 @@ def write_rows(archive: Path, rows: int, out: Path) -> Source:
 
 def score(source: Source, model: str, way: LongTexts, seed: int, out: Path) -> float:
     """Fine-tune and score on the test rows."""
-    run = finetune(
+    run = run_finetuning(
         source, model, out / f"{source.data.stem}-{way}-{seed}", settings=replace(SETTINGS, long_texts=way, seed=seed)
     )
     return float(Run(run).results()["accuracy"])

@@ -27,7 +27,7 @@ from scipy.stats import t
 
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
 from first_rows import first_rows, first_sentences  # beside this file
@@ -74,7 +74,7 @@ def source_of(task: str, data: Path, out: Path) -> Source:
 def tune(source: Source, way: str, seed: int, out: Path) -> Path:
     """The run of one way and seed, which is gone on with, or found finished."""
     place = out / f"{source.task}-{way}-{seed}"
-    return finetune(source, minilm(), place, settings=FinetuneSettings(**(WHOLE | CHANGES[way]), seed=seed))
+    return run_finetuning(source, minilm(), place, settings=FinetuneSettings(**(WHOLE | CHANGES[way]), seed=seed))
 
 
 def score(source: Source, way: str, seed: int, out: Path) -> float:

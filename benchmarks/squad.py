@@ -30,7 +30,7 @@ import torch
 from cloze.files import replace_json
 from cloze.tasks.answering.metrics import AnswerPrediction, score_answers
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
 from kept_scores import KeptScores  # beside this file
@@ -93,7 +93,7 @@ def sources(data: Path, articles: int, out: Path) -> dict[str, Source]:
 
 def score(source: Source, metric: str, settings: FinetuneSettings, place: Path) -> float:
     """Tune, or find it done, and read one score off the dev questions."""
-    return float(Run(finetune(source, minilm(), place, settings=settings)).results()[metric])
+    return float(Run(run_finetuning(source, minilm(), place, settings=settings)).results()[metric])
 
 
 def score_independently(task: str, cases: Sequence[reference.Case]) -> dict[str, float]:

@@ -19,7 +19,7 @@ from cloze.checkpoint import find_source, load_folder, save_folder
 from cloze.model import Bert
 from cloze.tasks.registry import find_task
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
 from first_rows import first_rows  # beside this file
@@ -43,7 +43,7 @@ def untrained(model: Path, out: Path) -> Path:
 
 def score(data: Source, model: Path, out: Path, key: str, settings: FinetuneSettings) -> float:
     """One fine-tuning, by the metric that counts."""
-    run = finetune(data, model, out / key.replace(" ", "-"), settings=settings)
+    run = run_finetuning(data, model, out / key.replace(" ", "-"), settings=settings)
     return float(Run(run).results()[find_task(data.task).metrics[0]])
 
 

@@ -258,8 +258,8 @@ STAGES: dict[str, Stage] = {
     ),
     "step -> memory": Stage(
         finetune,
-        roots=("cloze.train.recipe:require_step_memory",),
-        entry=("cloze.train.recipe:require_step_memory",),
+        roots=("cloze.train.driver:require_step_memory",),
+        entry=("cloze.train.driver:require_step_memory",),
     ),
     "rows -> metric": Stage(
         evaluate,

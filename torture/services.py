@@ -22,7 +22,8 @@ from cloze.checkpoint import TaskLabels
 from cloze.options import PrecisionName
 from cloze.serve.metrics import Metrics
 from cloze.serve.models import load_models
-from cloze.serve.server import TimeoutProtocol, make_app
+from cloze.serve.protocol import TimeoutProtocol
+from cloze.serve.server import make_app
 from cloze.serve.service import Service
 from cloze.serve.settings import Limits, ServiceSettings
 from torture.vocabulary import CLOZE

@@ -20,11 +20,11 @@ _HOMES = {
     "train_vocabulary": "cloze.corpus.learn_vocabulary",
     "prepare": "cloze.corpus.preparation.prepare",
     "pretrain": "cloze.train.pretraining.pretrain",
-    "finetune": "cloze.train.finetuning.result",
+    "finetune": "cloze.train.finetuning.python_api",
     "search": "cloze.train.finetuning.search",
-    "adapt": "cloze.train.finetuning.result",
-    "distill": "cloze.train.finetuning.result",
-    "FinetuneRun": "cloze.train.finetuning.result",
+    "adapt": "cloze.train.finetuning.python_api",
+    "distill": "cloze.train.finetuning.python_api",
+    "FinetuneRun": "cloze.train.finetuning.python_api",
     "convert": "cloze.checkpoint.convert",
     "extend": "cloze.checkpoint.convert",
     "VocabularySettings": "cloze.corpus.settings",
@@ -52,10 +52,10 @@ if TYPE_CHECKING:
     from cloze.predict import load as load
     from cloze.tasks.rows import Source as Source
     from cloze.train.distillation.settings import DistillSettings as DistillSettings
-    from cloze.train.finetuning.result import FinetuneRun as FinetuneRun
-    from cloze.train.finetuning.result import adapt as adapt
-    from cloze.train.finetuning.result import distill as distill
-    from cloze.train.finetuning.result import finetune as finetune
+    from cloze.train.finetuning.python_api import FinetuneRun as FinetuneRun
+    from cloze.train.finetuning.python_api import adapt as adapt
+    from cloze.train.finetuning.python_api import distill as distill
+    from cloze.train.finetuning.python_api import finetune as finetune
     from cloze.train.finetuning.search import search as search
     from cloze.train.finetuning.settings import AdaptSettings as AdaptSettings
     from cloze.train.finetuning.settings import FinetuneSettings as FinetuneSettings

@@ -21,7 +21,7 @@ from cloze.models import SHIPPED_MODEL
 from cloze.predict import Model, load
 from cloze.tasks.classification.kind import CLASSIFY, REGRESS
 from cloze.tasks.in_memory import texts_of
-from cloze.train.finetuning.result import finetune
+from cloze.train.finetuning.python_api import finetune
 
 # Training rows that are scored after every epoch: a run has dev rows, which an estimator does not use.
 _SCORED = 32

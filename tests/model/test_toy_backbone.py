@@ -25,7 +25,7 @@ from cloze.predict.quantization.native import kernels
 from cloze.predict.quantization.quantize import quantize
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 
 WORDS = ("winter", "garden", "house", "river", "stone", "cloud", "bread", "night")
@@ -144,7 +144,7 @@ def test_finetuned_saved_loaded_and_queried(folder: Path, tmp_path: Path, toy: t
             csv.writer(file).writerows([("text", "label"), *rows])
     settings = FinetuneSettings(epochs=20, batch_size=8, max_length=16, learning_rate=2e-2, dropout=0.0)
     source = Source("classify", tmp_path / "train.csv", tmp_path / "dev.csv")
-    tuned = load(finetune(source, folder, tmp_path / "run", settings=settings))
+    tuned = load(run_finetuning(source, folder, tmp_path / "run", settings=settings))
     assert type(tuned.bert) is toy
     assert [found.label for found in tuned.classify(["stone winter", "night garden"])] == ["winter", "garden"]
 

@@ -12,8 +12,8 @@ import pytest
 from torture.floods import KEY, FloodSettings, Patience, forms, hold_on
 from torture.services import Running, listening, running
 
-from cloze.serve import server
-from cloze.serve.server import MAX_HEAD, TimeoutProtocol
+from cloze.serve import protocol
+from cloze.serve.protocol import MAX_HEAD, TimeoutProtocol
 from cloze.serve.settings import Limits, ServiceSettings
 
 HOST = b"Host: localhost\r\n"
@@ -221,7 +221,7 @@ def test_many_requests_at_once_are_answered_one_by_one(
 
 
 def test_held_input_is_bounded_together(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "MAX_HELD", 5000)
+    monkeypatch.setattr(protocol, "MAX_HELD", 5000)
     client.send(HEALTH * 1000)
     statuses = client.read()
     assert 1 <= len(statuses) < 1000

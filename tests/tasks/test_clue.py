@@ -16,7 +16,7 @@ from cloze.tasks.clue import CLUE
 from cloze.tasks.registry import find_task, read_examples, read_task
 from cloze.tasks.rows import Source
 from cloze.tasks.tagging.examples import TaggedSentences
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.glue import finetune_clue
 from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.run import Run
@@ -76,7 +76,7 @@ def test_rows_without_an_agreed_label_are_skipped_and_counted(task: str, tmp_pat
     if task == "ocnli":
         (tmp_path / "train.json").rename(tmp_path / "train.50k.json")
         listener = Listener()
-        run = finetune(Source(task, tmp_path), base, tmp_path / "run", settings=FAST, progress=listener)
+        run = run_finetuning(Source(task, tmp_path), base, tmp_path / "run", settings=FAST, progress=listener)
         assert set(notes) <= set(listener.said)
         assert evaluate(run, Source(task, tmp_path)).results()["unlabelled"] == 5
     write(tmp_path / "dev.json", NLI | {"label": "-"})

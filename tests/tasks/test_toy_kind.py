@@ -30,7 +30,7 @@ from cloze.tasks.registry import KINDS, find_task, registered
 from cloze.tasks.reports import Evaluation
 from cloze.tasks.rows import Source
 from cloze.text import SPECIAL, Tokenizer
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 
 WORDS = ("awful", "poor", "good", "great")
@@ -113,7 +113,7 @@ def known() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def tuned(base: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finetune(Source("stars", rows), base, tmp_path_factory.mktemp("run") / "run", settings=QUICK)
+    return run_finetuning(Source("stars", rows), base, tmp_path_factory.mktemp("run") / "run", settings=QUICK)
 
 
 def test_training_and_evaluation(tuned: Path, rows: Path) -> None:
@@ -159,7 +159,7 @@ def test_prediction_service_and_command_line_agree(tuned: Path, capsys: pytest.C
 def test_settings_that_the_kind_does_not_have_are_refused(base: Path, rows: Path, tmp_path: Path) -> None:
     settings = FinetuneSettings(calibrate=True)
     with pytest.raises(ConfigError, match="calibrate is for labels of texts; this task is to stars"):
-        finetune(Source("stars", rows), base, tmp_path / "run", settings=settings)
+        run_finetuning(Source("stars", rows), base, tmp_path / "run", settings=settings)
 
 
 def test_registration_ends_with_its_block_and_names_are_unique() -> None:

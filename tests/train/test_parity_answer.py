@@ -14,7 +14,7 @@ from cloze.predict import evaluate, load
 from cloze.tasks.answering.examples import NOWHERE, Question, Questions, answer_items
 from cloze.tasks.reports import scores_of
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, TaskObjective
 from cloze.train.finetuning.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
@@ -95,7 +95,7 @@ def learned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
     train_rows, dev_rows = make_questions(300, none=0.3), make_questions(60, seed=1, none=0.3)
     source = Source("answer", write(folder / "train.jsonl", train_rows), write(folder / "dev.jsonl", dev_rows))
     settings = FinetuneSettings(epochs=6, batch_size=8, max_length=40, learning_rate=3e-3)
-    return finetune(source, base, folder / "run", settings=settings), source
+    return run_finetuning(source, base, folder / "run", settings=settings), source
 
 
 def test_answers_are_learned(learned: tuple[Path, Source]) -> None:
@@ -128,7 +128,7 @@ def test_answers_that_are_trained_as_none_are_told(base: Path, tmp_path: Path) -
     source = Source("answer", write(tmp_path / "train.jsonl", rows), write(tmp_path / "dev.jsonl", short))
     listener = Listener()
     settings = FinetuneSettings(epochs=1, batch_size=8, max_length=20)
-    finetune(source, base, tmp_path / "run", settings=settings, progress=listener)
+    run_finetuning(source, base, tmp_path / "run", settings=settings, progress=listener)
     told = [one for one in listener.said if "no window of 20 tokens holds whole" in one]
     assert [one.split(" have ")[0] for one in told] == ["1 of 13 training questions"]
 
@@ -136,7 +136,7 @@ def test_answers_that_are_trained_as_none_are_told(base: Path, tmp_path: Path) -
 def test_longest_answer_is_kept_with_the_model(base: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "rows.jsonl", make_questions(20))
     settings = FinetuneSettings(epochs=1, batch_size=8, max_length=40, longest_answer=2)
-    run = finetune(Source("answer", path, path), base, tmp_path / "run", settings=settings)
+    run = run_finetuning(Source("answer", path, path), base, tmp_path / "run", settings=settings)
     task = load_folder(run).task
     assert task is not None
     assert task.longest_answer == 2

@@ -12,7 +12,7 @@ from cloze.checkpoint import TaskLabels
 from cloze.predict import load
 from cloze.tasks.choice.examples import Choice, Choices, choice_items
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches
 from cloze.train.finetuning.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
@@ -69,7 +69,7 @@ def test_choices_are_learned(base: Path, tmp_path: Path) -> None:
         sources[name].write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     source = Source("choose", sources["train"], sources["dev"], text="prompt")
     settings = FinetuneSettings(epochs=4, batch_size=8, max_length=24, learning_rate=3e-3)
-    run = finetune(source, base, tmp_path / "run", settings=settings)
+    run = run_finetuning(source, base, tmp_path / "run", settings=settings)
     results = json.loads((run / "eval_results.json").read_text("utf-8"))
     assert results["rows"] == 30
     assert results["accuracy"] > 0.9

@@ -13,7 +13,7 @@ from cloze.errors import ConfigError
 from cloze.predict import load
 from cloze.tasks.rows import Source
 from cloze.tasks.tagging.examples import read_own_tags, tag_items
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.objective import TaskBatches
 from cloze.train.finetuning.settings import FinetuneSettings
 from tests.corpus.texts import WORDS
@@ -61,7 +61,7 @@ def results(run: Path) -> dict[str, float]:
 
 def test_names_are_learned(base: Path, tmp_path: Path) -> None:
     source = Source("tag", make_columns(tmp_path / "train.txt", 160), make_columns(tmp_path / "dev.txt", 40, 1))
-    run = finetune(source, base, tmp_path / "run", settings=SETTINGS)
+    run = run_finetuning(source, base, tmp_path / "run", settings=SETTINGS)
     found = results(run)
     assert list(found)[:4] == ["f1", "precision", "recall", "accuracy"]
     assert {"rows", "intervals", "by_label"} <= found.keys()
@@ -79,7 +79,7 @@ def test_context_is_read_where_it_is_asked_for(base: Path, tmp_path: Path) -> No
     scores = {}
     for context in (False, True):
         settings = FinetuneSettings(epochs=8, batch_size=8, max_length=24, learning_rate=3e-3, context=context)
-        run = finetune(source, base, tmp_path / f"run-{context}", settings=settings)
+        run = run_finetuning(source, base, tmp_path / f"run-{context}", settings=settings)
         scores[context] = results(run)["accuracy"]
         task = load(run).task
         assert task is not None
@@ -92,7 +92,7 @@ def test_context_is_for_tagging(base: Path, tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     path.write_text("text,label\n" + "a,x\nb,y\n" * 20, encoding="utf-8")
     with pytest.raises(ConfigError) as caught:
-        finetune(
+        run_finetuning(
             Source("classify", path), base, tmp_path / "run", settings=FinetuneSettings(max_length=8, context=True)
         )
     assert str(caught.value) == (

@@ -19,7 +19,7 @@ from cloze.predict.evaluation import evaluate_examples
 from cloze.tasks.rows import Source
 from cloze.train import optimization as precision_module
 from cloze.train.finetuning import finetune as module
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.objective import TaskObjective, logits_distance
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.finetuning.similarity import contrast
@@ -39,7 +39,7 @@ def rows(run: Path) -> list[dict[str, float]]:
 
 def test_bfloat16_learns_what_float32_does(base: Path, source: Source, tmp_path: Path) -> None:
     runs = {
-        name: finetune(source, base, tmp_path / name, settings=replace(LEARNING, precision=name))
+        name: run_finetuning(source, base, tmp_path / name, settings=replace(LEARNING, precision=name))
         for name in ("fp32", "bf16")
     }
     exact, rounded = ([row["loss"] for row in rows(run) if "loss" in row] for run in runs.values())
@@ -71,7 +71,7 @@ def test_layers_are_bfloat16_and_heads_and_scores_are_not(
 
     monkeypatch.setattr(module, "evaluate_examples", watched_score)
     monkeypatch.setattr(TaskObjective, "logits", watched_logits)
-    finetune(source, base, tmp_path / "run", settings=replace(FAST, precision="bf16"))
+    run_finetuning(source, base, tmp_path / "run", settings=replace(FAST, precision="bf16"))
     assert seen == {"training": {True}, "scoring": {False}, "logits": {(torch.float32, False)}}
 
 
@@ -81,7 +81,7 @@ def test_auto_is_what_is_faster_but_frozen_states_are_float32(
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: True)
     told = list[str]()
     for number, settings in enumerate((FAST, replace(FAST, frozen="last"), replace(FAST, precision="fp32"))):
-        run = finetune(source, base, tmp_path / str(number), settings=settings)
+        run = run_finetuning(source, base, tmp_path / str(number), settings=settings)
         told += re.findall("computed in (.*)", (run / "model" / "README.md").read_text(encoding="utf-8"))
     assert told == ["bf16", "fp32", "fp32"]
     with pytest.raises(ConfigError, match=r"^precision is bf16, but frozen states are computed once, in fp32; leave"):
@@ -92,11 +92,11 @@ def test_auto_is_what_is_faster_but_frozen_states_are_float32(
 
 def test_resumed_is_uninterrupted_to_the_bit(base: Path, source: Source, tmp_path: Path) -> None:
     settings = replace(FAST, precision="bf16")
-    whole = finetune(source, base, tmp_path / "whole", settings=settings)
+    whole = run_finetuning(source, base, tmp_path / "whole", settings=settings)
     with interrupted_at(5), pytest.raises(Interrupted):
-        finetune(source, base, tmp_path / "parts", settings=settings)
+        run_finetuning(source, base, tmp_path / "parts", settings=settings)
     listener = Listener()
-    parts = finetune(source, base, tmp_path / "parts", settings=settings, progress=listener)
+    parts = run_finetuning(source, base, tmp_path / "parts", settings=settings, progress=listener)
     assert any("resuming at step" in line for line in listener.said)
     assert weights(parts) == weights(whole)
 

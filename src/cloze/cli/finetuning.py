@@ -168,9 +168,9 @@ def _choose(task: str, search_settings: SearchSettings, similarity: SimilaritySe
         from cloze.train.finetuning.search import search
 
         return partial(search, search_settings=search_settings)
-    from cloze.train.finetuning.finetune import finetune
+    from cloze.train.finetuning.finetune import run_finetuning
 
-    return partial(finetune, similarity=similarity)
+    return partial(run_finetuning, similarity=similarity)
 
 
 def evaluate(

@@ -37,7 +37,7 @@ from cloze.tasks.examples import LabelSet
 from cloze.tasks.metrics import confusion
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.pretraining.pretrain import pretrain
 from cloze.train.run import Run
 
@@ -99,7 +99,7 @@ def _save_untrained(folder: Path, vocab: Path, settings: DemoSettings) -> None:
 
 
 def _finetune(out: Path, start: str, seed: int, settings: DemoSettings, progress: Progress) -> Path:
-    return finetune(
+    return run_finetuning(
         Source(CLASSIFY.name, DATA / "order_train.tsv", DATA / "order_dev.tsv"),
         out / (PRETRAINING if start == "pretrained" else SCRATCH),
         out / "finetuning" / f"{start}-{seed}",
@@ -112,7 +112,7 @@ def finetune_shipped(data: Path, out: Path, settings: DemoSettings, progress: Pr
     """Fine-tune the shipped model on the demo's task, once per seed."""
     source = Source(CLASSIFY.name, data / "order_train.tsv", data / "order_dev.tsv")
     return [
-        finetune(
+        run_finetuning(
             source,
             SHIPPED_MODEL,
             out / f"{SHIPPED_MODEL}-{seed}",

@@ -1,1 +1,1 @@
-"""Models behind HTTP: a batcher that knows no HTTP, and an app that knows little else."""
+"""The HTTP service: routes and schemas, a fair queue, and the thread that computes batches, which knows no HTTP."""

@@ -12,12 +12,9 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
 
-import httptools
 import uvicorn
 from fastapi import FastAPI
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cloze import __version__
 from cloze.errors import ConfigError
@@ -26,6 +23,7 @@ from cloze.serve import pages, routes
 from cloze.serve.access import AccessMiddleware
 from cloze.serve.metrics import Metrics
 from cloze.serve.models import load_models
+from cloze.serve.protocol import TimeoutProtocol
 from cloze.serve.service import Service, add_error_handlers
 from cloze.serve.settings import ServiceSettings
 
@@ -35,10 +33,6 @@ DRAIN_SECONDS = 4.0
 # Seconds after which a thread must release the GIL. The model thread needs it briefly between operations; with the
 # default of 5 ms it would wait longer than many operations take whenever the event loop is busy.
 SWITCH_INTERVAL = 0.0005
-MAX_HEAD = 32_768  # bytes of a request's first line and headers, and of its trailers
-MAX_HEADERS = 128  # a short header takes many times its bytes in memory
-MAX_HELD = 16_000_000  # bytes of requests that wait for earlier answers, of all connections
-SLICE = 512  # bytes parsed at a time where a request may end: at most 28 requests
 BACKLOG = 2048
 # Seconds after a signal in which requests are still accepted, each response closing its connection: requests that
 # clients have sent may not have been read yet.
@@ -69,210 +63,6 @@ def make_app(service: Service) -> AccessMiddleware:
     add_error_handlers(app)
     paths = [getattr(route, "path", "") for router in ROUTERS for route in router.routes]
     return AccessMiddleware(app, service, frozenset(path for path in paths if path))
-
-
-class TimeoutProtocol(HttpToolsProtocol):
-    """A connection on which every state has a deadline and every buffer a bound, whether or not the client has a key.
-
-    =========================================  =================================================
-    state                                      ends after
-    =========================================  =================================================
-    no request yet, or an incomplete head      ``headers_within``, however steadily bytes arrive
-    a body, or an answer in preparation        the service's own timeout
-    answered, but the body is incomplete       ``finish_within``; the input is discarded
-    kept alive                                 uvicorn's ``timeout_keep_alive``
-    an answer that the client does not read    ``read_within``
-    =========================================  =================================================
-
-    The deadline of a state is set when it is entered; bytes that change nothing do not move it. Requests are parsed one
-    at a time: what a client sends while an earlier answer is pending is held unparsed, and bounded for all connections
-    together. Uvicorn's own class applies no limits to trailers, to pipelined requests, or to input after an answer.
-    """
-
-    headers_within = 10.0  # seconds
-    finish_within = 2.0
-    read_within = 30.0
-    held = 0  # bytes of held input, of all connections (a class attribute)
-
-    def connection_made(self, transport: Any) -> None:
-        """Set the deadline for a first request."""
-        super().connection_made(transport)
-        self._input = b""  # received, but not parsed: an earlier answer is pending
-        self._ended = False  # no further input is parsed
-        self._refusal: str | None = None  # to be sent after the pending answers
-        self._requests = self._unanswered = 0
-        self._receiving = self._head_done = self._progress = False
-        self._silent = self._body_left = 0  # bytes parsed since the last progress; announced bytes of the body
-        self._state: tuple[str, int] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._read_timer: asyncio.TimerHandle | None = None
-        self._update_deadline()
-
-    def data_received(self, data: bytes) -> None:
-        """Parse what may be parsed now, and hold the rest."""
-        if not self._ended:
-            self._hold(self._input + data if self._input else data)
-            self._parse()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop all timers."""
-        self._end_input()
-        for timer in (self._timer, self._read_timer):
-            if timer is not None:
-                timer.cancel()
-        super().connection_lost(exc)
-
-    # -- the parser's events -----------------------------------------------------------------------------------------
-
-    def on_message_begin(self) -> None:
-        """Note that a request has begun."""
-        super().on_message_begin()
-        self._requests += 1
-        self._receiving, self._head_done, self._progress, self._body_left = True, False, True, 0
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header, but not a trailer: those come after the access check and would be added to the headers."""
-        if self._head_done:
-            return
-        if len(self.headers) >= MAX_HEADERS:
-            raise ValueError("too many headers")  # the parser reports it as malformed input
-        super().on_header(name, value)
-        if name.lower() == b"content-length" and value.isdigit():
-            self._body_left = int(value[:20])
-
-    def on_headers_complete(self) -> None:
-        """Start the request, or queue it if it shares a slice of input with the one before."""
-        super().on_headers_complete()
-        self._head_done = self._progress = True
-        self._unanswered += 1
-
-    def on_body(self, body: bytes) -> None:
-        """Take a part of a body; uvicorn drops it if the answer is complete."""
-        super().on_body(body)
-        self._progress = True
-        self._body_left -= len(body)
-
-    def on_message_complete(self) -> None:
-        """Note that a request is complete."""
-        super().on_message_complete()
-        self._receiving, self._progress, self._body_left = False, True, 0
-
-    def on_response_complete(self) -> None:
-        """Go on with held input, and start the timer for the client to read the response; the next restarts it."""
-        self._unanswered -= 1
-        self._forget_request()
-        super().on_response_complete()
-        self._unset_keepalive_if_required()  # uvicorn's timer would end with any byte that arrives
-        if self._read_timer is not None:
-            self._read_timer.cancel()
-        # The write buffer is checked when the timer fires: at this point the response has not been sent yet.
-        self._read_timer = self.loop.call_later(self.read_within, self._close_if_unread)
-        if self._refusal is not None and not self._unanswered:
-            super().send_400_response(self._refusal)
-        self._parse()
-
-    def send_400_response(self, msg: str) -> None:
-        """Refuse malformed input, after the answers to earlier requests."""
-        self._end_input()
-        if self._is_partial and self._unanswered > 1:  # the malformed request waits for earlier ones
-            self.pipeline.popleft()
-            self._unanswered -= 1
-        elif self._is_partial and self.cycle.response_started:
-            self.transport.close()
-            return
-        elif self._is_partial or not self._unanswered:
-            super().send_400_response(msg)
-            return
-        self._refusal = msg
-
-    # -- parsing -----------------------------------------------------------------------------------------------------
-
-    @property
-    def _is_partial(self) -> bool:
-        """Return whether a request is being read whose head is complete, and which is not answered."""
-        return self._receiving and self._head_done and not self.cycle.response_complete
-
-    def _parse(self) -> None:
-        view, position = memoryview(self._input), 0
-        # Requests are parsed only once all earlier ones are answered.
-        while position < len(view) and self._unanswered <= self._is_partial and not self._is_closing:
-            # The parser cannot be stopped at the end of a request, so that input is parsed in small slices wherever
-            # a request may end: a large one could hold thousands of requests.
-            size = max(SLICE, self._body_left)
-            self._feed(view[position : position + size])
-            position += size
-        self._hold(b"" if self._is_closing else bytes(view[position:]))
-        if self._input:
-            self.flow.pause_reading()
-        self._update_deadline()
-
-    def _feed(self, part: memoryview) -> None:
-        self._progress = False
-        try:
-            self.parser.feed_data(part)
-        except httptools.HttpParserUpgrade:
-            # Answered as a plain request, and the last one: the client may go on with another protocol.
-            self._end_input()
-            self.cycle.keep_alive = False
-        except httptools.HttpParserError:
-            self.send_400_response("Invalid HTTP request received.")
-        else:
-            # An endless head, endless trailers, endless extensions of a chunk, or endless blank lines.
-            self._silent = 0 if self._progress else self._silent + len(part)
-            if self._silent > MAX_HEAD:
-                self.send_400_response("Headers too large.")
-
-    @property
-    def _is_closing(self) -> bool:
-        return self._ended or self.transport.is_closing()
-
-    def _hold(self, data: bytes) -> None:
-        TimeoutProtocol.held += len(data) - len(self._input)
-        self._input = data
-        if TimeoutProtocol.held > MAX_HELD and self._unanswered:
-            self._end_input()
-            self.cycle.keep_alive = False  # the pending answer is the last
-
-    def _end_input(self) -> None:
-        self._ended = True
-        TimeoutProtocol.held -= len(self._input)
-        self._input = b""
-
-    def _forget_request(self) -> None:
-        """Release the memory of an answered request, which uvicorn keeps until the next one."""
-        if self.cycle.response_complete:
-            self.cycle.scope, self.cycle.body = {}, bytearray()  # type: ignore[typeddict-item]
-            if self._head_done:
-                self.scope, self.headers, self.url = {}, [], b""  # type: ignore[typeddict-item]
-
-    # -- deadlines ---------------------------------------------------------------------------------------------------
-
-    def _update_deadline(self) -> None:
-        """Set the deadline of the present state if it has just been entered; none while an answer is pending."""
-        state, seconds = self._find_state()
-        if state == self._state:
-            return
-        self._state = state
-        if self._timer is not None:
-            self._timer.cancel()
-        self._timer = None if state is None else self.loop.call_later(seconds, self._close)
-
-    def _find_state(self) -> tuple[tuple[str, int] | None, float]:
-        if self._unanswered or self.transport.is_closing():
-            return None, 0.0
-        if not self._receiving and self._requests:
-            return ("idle", self._requests), self.timeout_keep_alive
-        if self._receiving and self._head_done:
-            return ("discarding", self._requests), self.finish_within
-        return ("head", self._requests), self.headers_within
-
-    def _close(self) -> None:
-        self._end_input()
-        self.transport.close()
-
-    def _close_if_unread(self) -> None:
-        if self.transport.get_write_buffer_size():
-            self.transport.abort()
 
 
 class Server(uvicorn.Server):

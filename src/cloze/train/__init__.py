@@ -1,1 +1,1 @@
-"""The loop and what it trains: pre-training, fine-tuning."""
+"""Training: the loop and what every training shares; pre-training, fine-tuning and distillation."""

@@ -27,7 +27,7 @@ from cloze.text import Tokenizer
 from cloze.train.distillation.distill import distill, share_kept
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.distillation.students import make_student, read_unlabelled, with_layers
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
 from tests.model.made import SMALL
@@ -59,7 +59,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Source:
 
 @pytest.fixture(scope="module")
 def teacher(deep: Path, rows: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return finetune(rows, deep, tmp_path_factory.mktemp("teacher") / "run", settings=replace(LEARNING, epochs=8))
+    return run_finetuning(rows, deep, tmp_path_factory.mktemp("teacher") / "run", settings=replace(LEARNING, epochs=8))
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +269,7 @@ def make_source(kind: str, folder: Path) -> Source:
 def test_every_kind_is_distilled(deep: Path, tmp_path: Path, kind: str) -> None:
     source = make_source(kind, tmp_path)
     tuning = FinetuneSettings(epochs=2, batch_size=8, max_length=32, learning_rate=1e-3)
-    wise = finetune(source, deep, tmp_path / "teacher", settings=tuning)
+    wise = run_finetuning(source, deep, tmp_path / "teacher", settings=tuning)
     run = distill(source, wise, tmp_path / "run", settings=replace(QUICK, epochs=2))
     report = read(run / "distillation.json")
     assert report["student"]["layers"] == 2
@@ -284,7 +284,7 @@ def test_every_kind_is_distilled(deep: Path, tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("adapter", ["lora", "houlsby"])
 def test_student_of_a_teacher_with_an_adapter(adapter: AdapterKind, deep: Path, rows: Source, tmp_path: Path) -> None:
     tuned = replace(LEARNING, adapter=adapter, adapter_size=2)
-    wise = finetune(rows, deep, tmp_path / "teacher", settings=tuned)
+    wise = run_finetuning(rows, deep, tmp_path / "teacher", settings=tuned)
     run = distill(rows, wise, tmp_path / "run", settings=QUICK)
     student, report = load(run), read(run / "distillation.json")
     assert student.bert.config.layers == 2
@@ -295,7 +295,9 @@ def test_student_of_a_teacher_with_an_adapter(adapter: AdapterKind, deep: Path, 
 
 @pytest.mark.parametrize("reads", ["last4", "mix"])
 def test_student_of_a_reader_of_frozen_states(reads: Features, deep: Path, rows: Source, tmp_path: Path) -> None:
-    wise = finetune(rows, deep, tmp_path / "teacher", settings=replace(LEARNING, learning_rate=1e-2, frozen=reads))
+    wise = run_finetuning(
+        rows, deep, tmp_path / "teacher", settings=replace(LEARNING, learning_rate=1e-2, frozen=reads)
+    )
     # From its answers alone: what the student has learned, it can have from nowhere else.
     settings = replace(QUICK, epochs=6, learning_rate=2e-3, labels_weight=0.0)
     run = distill(rows, wise, tmp_path / "run", settings=settings)
@@ -314,7 +316,7 @@ def test_tagger_that_learns_from_an_lstm_on_frozen_states(deep: Path, tmp_path: 
     tuned = FinetuneSettings(
         epochs=8, batch_size=8, max_length=32, learning_rate=1e-2, frozen="mix", feature_head="lstm"
     )
-    wise = finetune(source, deep, tmp_path / "teacher", settings=tuned)
+    wise = run_finetuning(source, deep, tmp_path / "teacher", settings=tuned)
     settings = replace(QUICK, epochs=8, learning_rate=1e-2, labels_weight=0.0)
     run = distill(source, wise, tmp_path / "run", settings=settings)
     report = read(run / "distillation.json")
@@ -332,7 +334,9 @@ def test_student_of_a_reader_starts_without_what_is_attached(
     plain = load_folder(deep)
     heads: tuple[HeadName, ...] = ("nsp",) if pooled else ()
     save_folder(replace(plain, model=Bert.fresh(plain.model.config, heads, seed=3)), tmp_path / "base")
-    wise = finetune(rows, tmp_path / "base", tmp_path / "teacher", settings=replace(LEARNING, epochs=1, frozen="last4"))
+    wise = run_finetuning(
+        rows, tmp_path / "base", tmp_path / "teacher", settings=replace(LEARNING, epochs=1, frozen="last4")
+    )
     contents, large = load_any(wise), load_folder(tmp_path / "base").model.state_dict()
     small = make_student(contents, DistillSettings(layers=2)).state_dict()
     for name in ("expand.weight", "attention.output.weight"):
@@ -356,17 +360,17 @@ def test_run_knows_what_is_attached_to_its_teacher(
     way: dict[str, Any], base: Path, rows: Source, tmp_path: Path
 ) -> None:
     tuned = replace(LEARNING, epochs=1, **way)
-    wise = finetune(rows, base, tmp_path / "teacher", settings=tuned)
+    wise = run_finetuning(rows, base, tmp_path / "teacher", settings=tuned)
     with pytest.raises(Interrupted), interrupted_at(2):
         distill(rows, wise, tmp_path / "run", settings=QUICK)
-    finetune(rows, base, tmp_path / "teacher", settings=replace(tuned, seed=1), fresh=True)
+    run_finetuning(rows, base, tmp_path / "teacher", settings=replace(tuned, seed=1), fresh=True)
     with pytest.raises(ConfigError, match=r"teacher was '[0-9a-f]{64}' and is now '[0-9a-f]{64}'"):
         distill(rows, wise, tmp_path / "run", settings=QUICK)
 
 
 def test_what_was_fitted_to_the_teacher_is_not_the_students(deep: Path, rows: Source, tmp_path: Path) -> None:
     tuned = replace(LEARNING, epochs=1, calibrate=True, long_texts="head-tail")
-    wise = finetune(rows, deep, tmp_path / "teacher", settings=tuned)
+    wise = run_finetuning(rows, deep, tmp_path / "teacher", settings=tuned)
     assert load(wise).task != TaskLabels("classify", ("garden", "winter"), "head-tail")
     run = distill(rows, wise, tmp_path / "run", settings=QUICK)
     assert load(run).task == TaskLabels("classify", ("garden", "winter"), "head-tail")
@@ -424,14 +428,14 @@ def test_rows_without_labels_that_teach_nothing_are_refused(
         distill(rows, teacher, tmp_path / "run", unlabelled=tmp_path / "empty.txt", settings=QUICK)
     tuning = FinetuneSettings(epochs=1, batch_size=8, max_length=16)
     tags = make_source("tag", tmp_path)
-    tagger = finetune(tags, base, tmp_path / "tagger", settings=tuning)
+    tagger = run_finetuning(tags, base, tmp_path / "tagger", settings=tuning)
     with pytest.raises(
         ConfigError, match="rows without labels are for labels and numbers of texts; this task is to tag"
     ):
         distill(tags, tagger, tmp_path / "run", unlabelled=tmp_path / "more.txt", settings=QUICK)
     pairs = write(tmp_path / "pairs.csv", [{**row, "other": "the river"} for row in make_rows(40)])
     source = Source("classify", pairs, pair="other")
-    paired = finetune(source, base, tmp_path / "paired", settings=tuning)
+    paired = run_finetuning(source, base, tmp_path / "paired", settings=tuning)
     with pytest.raises(
         DataError, match="the rows of this task are pairs of texts; give a table with the columns of both"
     ):

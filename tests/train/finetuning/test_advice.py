@@ -9,7 +9,7 @@ import pytest
 from cloze.tasks.reports import Confusion, Evaluation
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.defaults import TrainingDefaults, advise
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
 from tests.train.finetuning.test_finetune import LEARNING, make_rows, write
 from tests.train.made import Listener
@@ -89,7 +89,7 @@ def test_reported_and_kept_with_the_scores(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)), write(tmp_path / "dev.csv", make_rows(8)))
     listener = Listener()
     settings = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-9)
-    run = finetune(source, base, tmp_path / "run", settings=settings, progress=listener)
+    run = run_finetuning(source, base, tmp_path / "run", settings=settings, progress=listener)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     assert "for 8 of 8 dev rows: try --learning-rate 0.001" in results["advice"][0]
     assert results["advice"][0] in listener.said
@@ -99,5 +99,5 @@ def test_nothing_is_kept_of_a_good_run(base: Path, tmp_path: Path) -> None:
     source = Source(
         "classify", write(tmp_path / "train.csv", make_rows(160)), write(tmp_path / "dev.csv", make_rows(8))
     )
-    run = finetune(source, base, tmp_path / "run", settings=LEARNING)
+    run = run_finetuning(source, base, tmp_path / "run", settings=LEARNING)
     assert "advice" not in json.loads((run / "eval_results.json").read_text(encoding="utf-8"))

@@ -18,7 +18,7 @@ from cloze.tasks.baselines import Baseline
 from cloze.tasks.registry import TaskData
 from cloze.tasks.reports import prediction_rows, read_predictions
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.search import search
 from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.run import Run
@@ -52,7 +52,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[TaskData]:
 
 
 def test_a_model_that_learns_nothing_is_behind_the_words(base: Path, source: Source, tmp_path: Path) -> None:
-    folder = finetune(source, base, tmp_path / "run", settings=IDLE)
+    folder = run_finetuning(source, base, tmp_path / "run", settings=IDLE)
     results = Run(folder).results()
     baseline = results["baseline"]
     assert baseline["name"] == "TF-IDF + logistic regression"
@@ -91,23 +91,23 @@ def test_command_prints_it_first(
 
 def test_it_changes_no_weights_and_no_resuming(base: Path, source: Source, tmp_path: Path) -> None:
     settings = replace(IDLE, learning_rate=1e-3, save_every=1)
-    expected = weights(finetune(source, base, tmp_path / "without", settings=replace(settings, baseline=False)))
-    assert weights(finetune(source, base, tmp_path / "with", settings=settings)) == expected
+    expected = weights(run_finetuning(source, base, tmp_path / "without", settings=replace(settings, baseline=False)))
+    assert weights(run_finetuning(source, base, tmp_path / "with", settings=settings)) == expected
     with pytest.raises(Interrupted), interrupted_at(5):
-        finetune(source, base, tmp_path / "stopped", settings=settings)
-    resumed = finetune(source, base, tmp_path / "stopped", settings=replace(settings, baseline=False))
+        run_finetuning(source, base, tmp_path / "stopped", settings=settings)
+    resumed = run_finetuning(source, base, tmp_path / "stopped", settings=replace(settings, baseline=False))
     assert weights(resumed) == expected
     assert "baseline" not in Run(resumed).results()
 
 
 def test_runs_of_earlier_versions_are_resumed(base: Path, source: Source, tmp_path: Path) -> None:
     with pytest.raises(Interrupted), interrupted_at(5):
-        finetune(source, base, tmp_path / "run", settings=replace(IDLE, save_every=1))
+        run_finetuning(source, base, tmp_path / "run", settings=replace(IDLE, save_every=1))
     path = tmp_path / "run" / "run.json"
     recorded = json.loads(path.read_text("utf-8"))
     del recorded["baseline"]
     path.write_text(json.dumps(recorded), encoding="utf-8")
-    run = finetune(source, base, tmp_path / "run", settings=replace(IDLE, save_every=1))
+    run = run_finetuning(source, base, tmp_path / "run", settings=replace(IDLE, save_every=1))
     assert "baseline" in Run(run).results()
 
 
@@ -119,7 +119,7 @@ def test_a_baseline_that_fails_loses_no_model(
 
     monkeypatch.setattr("cloze.train.finetuning.finetune.fit_baselines", fail)
     listener = Listener()
-    run = finetune(source, base, tmp_path / "run", settings=IDLE, progress=listener)
+    run = run_finetuning(source, base, tmp_path / "run", settings=IDLE, progress=listener)
     assert Run(run).finished
     assert "baseline" not in Run(run).results()
     assert "no baseline: fitting it failed (MemoryError: no memory left); the model is unaffected" in listener.said
@@ -164,7 +164,7 @@ FAST: dict[str, Any] = {"epochs": 1, "batch_size": 8, "max_length": 16, "learnin
 
 
 def test_evaluation_compares_with_the_rows_themselves(base: Path, source: Source, tmp_path: Path) -> None:
-    run = finetune(source, base, tmp_path / "run", settings=replace(IDLE, baseline=False))
+    run = run_finetuning(source, base, tmp_path / "run", settings=replace(IDLE, baseline=False))
     found = cloze.evaluate(run, replace(source, data=write(tmp_path / "odd.csv", make_rows(41, 2)), dev=None))
     assert found.baseline is not None
     assert found.baseline["name"] == "majority label (winter) of these rows"

@@ -26,7 +26,7 @@ from cloze.train.finetuning.correction import (
     finetune_correction,
     read_correction_data,
 )
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.objective import TaskBatches
 from cloze.train.finetuning.settings import FinetuneSettings
 from tests.corpus.texts import make_documents
@@ -137,7 +137,7 @@ def test_mistakes_are_learned_and_the_folder_remembers(speaker: Path, tmp_path: 
     rows = write_rows(tmp_path / "rows.jsonl", pairs)
     settings = replace(QUICK, epochs=8, learning_rate=3e-3, dropout=0.0)
     listener = Listener()
-    run = finetune(Source("Correction", rows), speaker, tmp_path / "run", settings=settings, progress=listener)
+    run = run_finetuning(Source("Correction", rows), speaker, tmp_path / "run", settings=settings, progress=listener)
     found = results(run)
     assert found["correction_f1"] > 0.9
     assert found["false_alarms"] < 0.05

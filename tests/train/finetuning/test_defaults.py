@@ -8,7 +8,7 @@ import pytest
 from cloze.progress import Silent
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.defaults import TrainingDefaults, choose_defaults, resolve_settings
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
 from tests.train.finetuning.test_finetune import make_rows, write
 from tests.train.made import Listener
@@ -54,7 +54,7 @@ def test_augmented_copies_count_as_rows() -> None:
 def test_the_choice_is_reported_recorded_and_resumed(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)), write(tmp_path / "dev.csv", make_rows(8)))
     settings, listener = FinetuneSettings(epochs=2, max_length=16), Listener()
-    run = finetune(source, base, tmp_path / "run", settings=settings, progress=listener)
+    run = run_finetuning(source, base, tmp_path / "run", settings=settings, progress=listener)
     line = "2 epochs (about 6 updates), batch size 16, warm-up 10 %: for a model of hidden size"
     assert any(
         line in said and "with 40 rows; --learning-rate, --epochs, --batch-size override" in said
@@ -65,4 +65,4 @@ def test_the_choice_is_reported_recorded_and_resumed(base: Path, tmp_path: Path)
     assert recorded["learning_rate"] == 1e-3
     # The same call is the same run, and so is the one that names the values.
     for again in (settings, replace(settings, batch_size=16, learning_rate=1e-3, warmup=0.1)):
-        assert finetune(source, base, run, settings=again) == run
+        assert run_finetuning(source, base, run, settings=again) == run

@@ -34,7 +34,7 @@ from cloze.train.finetuning.few_labels import (
     label_pairs,
     standardize,
 )
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.search import search
 from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.run import Run
@@ -175,7 +175,7 @@ def test_row_alone_with_its_label_has_no_pair_of_that_label() -> None:
 
 def test_run_is_an_ordinary_folder(embedder: Path, source: Source, tmp_path: Path) -> None:
     listener = Listener()
-    run = finetune(source, embedder, tmp_path / "run", settings=FEW, progress=listener)
+    run = run_finetuning(source, embedder, tmp_path / "run", settings=FEW, progress=listener)
     (line,) = [said for said in listener.said if said.startswith("few labels: ")]
     assert line.startswith("few labels: logistic regression on sentence vectors, C ")
     assert line.endswith(" by 5-fold cross-validation of 40 rows")
@@ -201,15 +201,15 @@ def test_run_is_an_ordinary_folder(embedder: Path, source: Source, tmp_path: Pat
 def test_sentence_transformers_gives_the_logits(embedder: Path, source: Source, tmp_path: Path) -> None:
     from sentence_transformers import SentenceTransformer
 
-    run = finetune(source, embedder, tmp_path / "run", settings=FEW)
+    run = run_finetuning(source, embedder, tmp_path / "run", settings=FEW)
     texts = [row["text"] for row in make_rows(6, 2)]
     theirs = SentenceTransformer(str(run / "model"), device="cpu").encode(texts)
     assert theirs == pytest.approx(load(run).logits(texts), abs=1e-4)
 
 
 def test_pooler_is_read_where_the_settings_say_so(base: Path, source: Source, tmp_path: Path) -> None:
-    assert load_folder(finetune(source, base, tmp_path / "mean", settings=FEW)).model.reads_mean
-    run = finetune(source, base, tmp_path / "cls", settings=replace(FEW, pooling="cls"))
+    assert load_folder(run_finetuning(source, base, tmp_path / "mean", settings=FEW)).model.reads_mean
+    run = run_finetuning(source, base, tmp_path / "cls", settings=replace(FEW, pooling="cls"))
     assert load_folder(run).model.pooler is not None
 
 
@@ -221,7 +221,7 @@ def test_other_kinds_of_labels(embedder: Path, tmp_path: Path, task: str) -> Non
     ]
     path = write(tmp_path / "rows.csv", rows)
     listener = Listener()
-    run = finetune(Source(task, path, path), embedder, tmp_path / "run", settings=FEW, progress=listener)
+    run = run_finetuning(Source(task, path, path), embedder, tmp_path / "run", settings=FEW, progress=listener)
     name = "logistic" if task == "multilabel" else "ridge"
     assert any(said.startswith(f"few labels: {name} regression on sentence vectors") for said in listener.said)
     results = Run(run).results()
@@ -232,9 +232,9 @@ def test_windows_and_pairs_of_texts(embedder: Path, tmp_path: Path) -> None:
     rows = [row | {"pair": row["text"][::-1]} for row in make_rows(40)]
     path = write(tmp_path / "rows.csv", rows)
     settings = replace(FEW, long_texts="windows", max_length=8, class_weights="balanced")
-    run = finetune(Source("classify", path, path), embedder, tmp_path / "windows", settings=settings)
+    run = run_finetuning(Source("classify", path, path), embedder, tmp_path / "windows", settings=settings)
     assert Run(run).results()["accuracy"] > 0.7
-    run = finetune(Source("classify", path, path, pair="pair"), embedder, tmp_path / "pairs", settings=FEW)
+    run = run_finetuning(Source("classify", path, path, pair="pair"), embedder, tmp_path / "pairs", settings=FEW)
     assert len(load(run).classify(["river"], ["house"])) == 1
 
 
@@ -243,11 +243,11 @@ def test_resumed_contrastive_training_has_the_same_weights(
 ) -> None:
     monkeypatch.setattr(few_labels, "PAIRS", 160)
     listener = Listener()
-    straight = finetune(source, embedder, tmp_path / "straight", settings=CONTRASTIVE, progress=listener)
+    straight = run_finetuning(source, embedder, tmp_path / "straight", settings=CONTRASTIVE, progress=listener)
     assert any(said.startswith("contrastive training: 160 pairs of 40 rows, 1 epochs") for said in listener.said)
     with interrupted_at(7), pytest.raises(Interrupted, match="stopped and saved at step"):
-        finetune(source, embedder, tmp_path / "killed", settings=CONTRASTIVE)
-    resumed = finetune(source, embedder, tmp_path / "killed", settings=CONTRASTIVE)
+        run_finetuning(source, embedder, tmp_path / "killed", settings=CONTRASTIVE)
+    resumed = run_finetuning(source, embedder, tmp_path / "killed", settings=CONTRASTIVE)
     assert weights(straight) == weights(resumed)
     before, after = load_folder(embedder).model.state_dict(), load_folder(straight).model.state_dict()
     assert any(not torch.equal(before[name], after[name]) for name in after if name.startswith("encoder."))
@@ -274,7 +274,9 @@ def test_folds_of_a_search(embedder: Path, tmp_path: Path) -> None:
 
 def test_automatic_choice_is_reported_and_recorded(embedder: Path, source: Source, tmp_path: Path) -> None:
     listener = Listener()
-    run = finetune(source, embedder, tmp_path / "run", settings=FinetuneSettings(max_length=16), progress=listener)
+    run = run_finetuning(
+        source, embedder, tmp_path / "run", settings=FinetuneSettings(max_length=16), progress=listener
+    )
     record = json.loads((run / CHOICE).read_text("utf-8"))
     (line,) = [said for said in listener.said if "overrides" in said and said.startswith("few labels")]
     few, tuned = (f"{100 * record['scores'][name]:.1f} %" for name in ("few", "fine_tuning"))
@@ -299,33 +301,33 @@ def test_recorded_choice_is_what_trains(
 
     monkeypatch.setattr("cloze.train.finetuning.finetune.choose_few", forced)
     settings = FinetuneSettings(max_length=16)
-    run = finetune(source, embedder, tmp_path / "auto", settings=settings)
-    explicit = finetune(source, embedder, tmp_path / "explicit", settings=replace(settings, few=few))
+    run = run_finetuning(source, embedder, tmp_path / "auto", settings=settings)
+    explicit = run_finetuning(source, embedder, tmp_path / "explicit", settings=replace(settings, few=few))
     assert weights(run) == weights(explicit)
     assert ("by 5-fold cross-validation" in (run / "model" / "README.md").read_text("utf-8")) == few
 
 
 def test_interrupted_comparison_goes_on(embedder: Path, source: Source, tmp_path: Path) -> None:
     settings = FinetuneSettings(max_length=16, precision="fp32")
-    straight = finetune(source, embedder, tmp_path / "straight", settings=settings)
+    straight = run_finetuning(source, embedder, tmp_path / "straight", settings=settings)
     with interrupted_at(5), pytest.raises(Interrupted):
-        finetune(source, embedder, tmp_path / "killed", settings=settings)
+        run_finetuning(source, embedder, tmp_path / "killed", settings=settings)
     assert not (tmp_path / "killed" / CHOICE).exists()
     assert list((tmp_path / "killed" / "comparison" / "checkpoints").iterdir())
-    resumed = finetune(source, embedder, tmp_path / "killed", settings=settings)
+    resumed = run_finetuning(source, embedder, tmp_path / "killed", settings=settings)
     assert (resumed / CHOICE).read_text("utf-8") == (straight / CHOICE).read_text("utf-8")
     assert weights(resumed) == weights(straight)
 
 
 def test_choice_is_made_once(embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = FinetuneSettings(max_length=16)
-    run = finetune(source, embedder, tmp_path / "run", settings=settings)
+    run = run_finetuning(source, embedder, tmp_path / "run", settings=settings)
     record = json.loads((run / CHOICE).read_text("utf-8"))
     scores = {"few": 0.9, "fine_tuning": 0.1}
     (run / CHOICE).write_text(json.dumps(record | {"few": True, "scores": scores}), "utf-8")
     (run / "model").rename(tmp_path / "model")
     listener = Listener()
-    finetune(source, embedder, tmp_path / "run", settings=settings, progress=listener)
+    run_finetuning(source, embedder, tmp_path / "run", settings=settings, progress=listener)
     assert any("linear head on sentence vectors 90.0 %, fine-tuning 10.0 %" in said for said in listener.said)
     assert "logistic" in (run / "model" / "README.md").read_text("utf-8")
 
@@ -372,7 +374,7 @@ def test_messages_of_the_comparison_are_left_out() -> None:
 )
 def test_refused_settings(embedder: Path, source: Source, tmp_path: Path, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        finetune(source, embedder, tmp_path / "run", settings=FinetuneSettings(few=True, **values))
+        run_finetuning(source, embedder, tmp_path / "run", settings=FinetuneSettings(few=True, **values))
     assert not (tmp_path / "run").exists()
 
 
@@ -380,13 +382,13 @@ def test_refused_tasks(embedder: Path, tmp_path: Path) -> None:
     rows = [row | {"label": "1"} for row in make_rows(20)]
     path = write(tmp_path / "rows.csv", rows)
     with pytest.raises(ConfigError, match="contrastive is for rows with one label each; this task is to regress"):
-        finetune(Source("regress", path), embedder, tmp_path / "run", settings=CONTRASTIVE)
+        run_finetuning(Source("regress", path), embedder, tmp_path / "run", settings=CONTRASTIVE)
     with pytest.raises(ConfigError, match="few is True, which training for similarity does not support"):
-        finetune(Source("similarity", path), embedder, tmp_path / "run", settings=FinetuneSettings(few=True))
+        run_finetuning(Source("similarity", path), embedder, tmp_path / "run", settings=FinetuneSettings(few=True))
     tags = write(tmp_path / "tags.jsonl", [{"text": "a b", "label": "O O"}])
     tags.write_text('{"tokens": ["a", "b"], "tags": ["O", "B-X"]}\n' * 20, "utf-8")
     with pytest.raises(ConfigError, match="few is for labels and numbers of texts; this task is to tag"):
-        finetune(
+        run_finetuning(
             Source("tag", tags, text="tokens", label="tags"),
             embedder,
             tmp_path / "run",
@@ -402,7 +404,7 @@ def test_damaged_model_is_refused(data: Path, source: Source, tmp_path: Path) ->
         model.encoder.embeddings.norm.weight[0] = float("nan")
     save_folder(ModelFolder(model, Tokenizer.from_folder(data)), tmp_path / "damaged")
     with pytest.raises(CheckpointError, match="holds 1 of 32 values that are NaN or infinite"):
-        finetune(source, tmp_path / "damaged", tmp_path / "run", settings=FEW)
+        run_finetuning(source, tmp_path / "damaged", tmp_path / "run", settings=FEW)
 
 
 def test_flags(embedder: Path, source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,7 +24,7 @@ from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
 from cloze.tasks.tagging.entities import ENTITY_METRICS, PLAIN_METRICS
 from cloze.text import Tokenizer
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
 from tests.corpus.texts import WORDS
@@ -66,7 +66,7 @@ def learned(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Source(
         "classify", write(folder / "train.csv", make_rows(160)), write(folder / "dev.csv", make_rows(40, 1))
     )
-    return finetune(source, base, folder / "run", settings=LEARNING)
+    return run_finetuning(source, base, folder / "run", settings=LEARNING)
 
 
 def test_separable_labels_are_learned(learned: Path) -> None:
@@ -102,7 +102,7 @@ def test_transformers_load_it_and_agree(learned: Path) -> None:
 def test_forms_of_files_give_one_model(base: Path, tmp_path: Path, ending: str) -> None:
     rows, dev = make_rows(24), make_rows(8, 1)
     runs = [
-        finetune(
+        run_finetuning(
             Source("classify", write(tmp_path / f"train{end}", rows), write(tmp_path / f"dev{end}", dev)),
             base,
             tmp_path / f"run{end}",
@@ -118,7 +118,7 @@ def test_seed_decides_the_model(base: Path, tmp_path: Path) -> None:
     seeds = {"first": 0, "again": 0, "other": 1}
     settings = FinetuneSettings(1, 8, max_length=16, learning_rate=1e-3)
     models = {
-        name: weights(finetune(source, base, tmp_path / name, settings=replace(settings, seed=seed)))
+        name: weights(run_finetuning(source, base, tmp_path / name, settings=replace(settings, seed=seed)))
         for name, seed in seeds.items()
     }
     assert models["first"] == models["again"]
@@ -127,10 +127,10 @@ def test_seed_decides_the_model(base: Path, tmp_path: Path) -> None:
 
 def test_interrupted_and_resumed_gives_the_same_model(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
-    whole = finetune(source, base, tmp_path / "whole", settings=FAST)
+    whole = run_finetuning(source, base, tmp_path / "whole", settings=FAST)
     with pytest.raises(Interrupted, match="stopped and saved at step 3"), interrupted_at(2):
-        finetune(source, base, tmp_path / "run", settings=FAST)
-    assert weights(finetune(source, base, tmp_path / "run", settings=FAST)) == weights(whole)
+        run_finetuning(source, base, tmp_path / "run", settings=FAST)
+    assert weights(run_finetuning(source, base, tmp_path / "run", settings=FAST)) == weights(whole)
 
 
 def test_numbers_of_pairs_are_learned(base: Path, tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def test_numbers_of_pairs_are_learned(base: Path, tmp_path: Path) -> None:
     source = Source(
         "regress", write(tmp_path / "train.csv", rows), write(tmp_path / "dev.csv", rows[:30]), "one", "two", "score"
     )
-    run = finetune(source, base, tmp_path / "run", settings=LEARNING)
+    run = run_finetuning(source, base, tmp_path / "run", settings=LEARNING)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     assert results.keys() == {"pearson", "spearman", "mse", "rows", "intervals", "baseline"}
     assert results["pearson"] > 0.9
@@ -161,7 +161,7 @@ def test_published_folder_is_read_by_its_name(base: Path, tmp_path: Path) -> Non
         ]
         header = "\ufeffQuality\t#1 ID\t#2 ID\t#1 String\t#2 String\n"
         (folder / f"{split}.tsv").write_text(header + "".join(lines), encoding="utf-8")
-    run = finetune(Source("mrpc", tmp_path / "glue"), base, tmp_path / "run", settings=FAST)
+    run = run_finetuning(Source("mrpc", tmp_path / "glue"), base, tmp_path / "run", settings=FAST)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     assert list(results) == ["f1", "accuracy", "rows", "degenerate", "intervals", "by_label", "baseline"]
     assert results["degenerate"].startswith("says "), "all rows are alike, and so are the answers"
@@ -173,7 +173,7 @@ def test_published_folder_is_read_by_its_name(base: Path, tmp_path: Path) -> Non
 def test_without_dev_file_a_tenth_of_the_rows_is_kept(base: Path, tmp_path: Path) -> None:
     listener = Listener()
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
-    run = finetune(source, base, tmp_path / "run", settings=FAST, progress=listener)
+    run = run_finetuning(source, base, tmp_path / "run", settings=FAST, progress=listener)
     assert "no --dev file: 4 of the training rows, a tenth, are kept for scoring" in listener.said
     assert json.loads((run / "eval_results.json").read_text(encoding="utf-8"))["rows"] == 4
 
@@ -182,7 +182,7 @@ def test_long_texts_are_cut_and_counted(base: Path, tmp_path: Path) -> None:
     listener = Listener()
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     settings = FinetuneSettings(1, 8, max_length=4, learning_rate=1e-3)
-    finetune(source, base, tmp_path / "run", settings=settings, progress=listener)
+    run_finetuning(source, base, tmp_path / "run", settings=settings, progress=listener)
     assert listener.said[-1] == "36 of 36 training texts are longer than 4 tokens and are cut"
 
 
@@ -190,59 +190,59 @@ def test_model_without_pooler_is_told(data: Path, tmp_path: Path) -> None:
     save_folder(ModelFolder(Bert.fresh(make_bert(data).config, seed=1), Tokenizer.from_folder(data)), tmp_path / "bare")
     listener = Listener()
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
-    run = finetune(source, tmp_path / "bare", tmp_path / "run", settings=FAST, progress=listener)
+    run = run_finetuning(source, tmp_path / "bare", tmp_path / "run", settings=FAST, progress=listener)
     assert (
         "the head reads the mean of the token states (the model has no pooler); --pooling cls for [CLS] with a pooler"
     ) in listener.said
     assert load_folder(run).model.reads_mean
     with_cls = replace(FAST, pooling="cls")
-    run = finetune(source, tmp_path / "bare", tmp_path / "cls", settings=with_cls, progress=listener)
+    run = run_finetuning(source, tmp_path / "bare", tmp_path / "cls", settings=with_cls, progress=listener)
     assert "the model has no pooler; a new one starts at random" in listener.said
     assert load_folder(run).model.pooler is not None
 
 
 def test_finished_run_returns_at_once_and_fresh_starts_over(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
-    run = finetune(source, base, tmp_path / "run", settings=FAST)
+    run = run_finetuning(source, base, tmp_path / "run", settings=FAST)
     before, listener = (run / "model" / "config.json").stat().st_mtime_ns, Listener()
-    finetune(source, base, run, settings=FAST, progress=listener)
+    run_finetuning(source, base, run, settings=FAST, progress=listener)
     assert listener.said[-1] == f"{run}: finished already; use --fresh to start over"
     assert (run / "model" / "config.json").stat().st_mtime_ns == before
-    finetune(source, base, run, settings=FAST, fresh=True)
+    run_finetuning(source, base, run, settings=FAST, fresh=True)
     assert (run / "model" / "config.json").stat().st_mtime_ns > before
 
 
 def test_changed_rows_are_another_run(base: Path, tmp_path: Path) -> None:
     path = write(tmp_path / "train.csv", make_rows(40))
-    run = finetune(Source("classify", path), base, tmp_path / "run", settings=FAST)
+    run = run_finetuning(Source("classify", path), base, tmp_path / "run", settings=FAST)
     write(path, [*make_rows(40), {"text": "slowly", "label": "third", "extra": ""}])
     with pytest.raises(
         ConfigError,
         match=r"labels was \['garden', 'winter'\] and is now \['garden', 'third', 'winter'\]; "
         "rows was 36 and is now 37",
     ):
-        finetune(Source("classify", path), base, run, settings=FAST)
+        run_finetuning(Source("classify", path), base, run, settings=FAST)
 
 
 def test_corrected_labels_are_another_run(base: Path, tmp_path: Path) -> None:
     rows = make_rows(40)
     path = write(tmp_path / "train.csv", rows)
-    run = finetune(Source("classify", path), base, tmp_path / "run", settings=FAST)
-    finetune(Source("classify", path), base, run, settings=FAST)
+    run = run_finetuning(Source("classify", path), base, tmp_path / "run", settings=FAST)
+    run_finetuning(Source("classify", path), base, run, settings=FAST)
     write(path, [rows[0] | {"label": "garden" if rows[0]["label"] == "winter" else "winter"}, *rows[1:]])
     with pytest.raises(ConfigError, match=r"content was '[0-9a-f]{32}' and is now"):
-        finetune(Source("classify", path), base, run, settings=FAST)
+        run_finetuning(Source("classify", path), base, run, settings=FAST)
     # A run of a version that did not write it down is gone on with.
     recorded = json.loads((run / "run.json").read_text(encoding="utf-8"))
     del recorded["content"]
     (run / "run.json").write_text(json.dumps(recorded), encoding="utf-8")
-    assert finetune(Source("classify", path), base, run, settings=FAST) == run
+    assert run_finetuning(Source("classify", path), base, run, settings=FAST) == run
 
 
 def test_dev_rows_are_scored_and_not_those_of_training(base: Path, tmp_path: Path) -> None:
     dev = write(tmp_path / "dev.csv", make_rows(7, 1))
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)), dev)
-    run = finetune(source, base, tmp_path / "run", settings=FAST)
+    run = run_finetuning(source, base, tmp_path / "run", settings=FAST)
     assert evaluate(run, source).places == [f"{dev}:{line}" for line in range(2, 9)]
     with pytest.raises(ConfigError, match="files of your own have no split 'test'; leave it out"):
         evaluate(run, source, split="test")
@@ -256,7 +256,7 @@ def test_a_tagger_is_scored_by_the_metrics_of_its_fine_tuning(
     path = tmp_path / "rows.txt"
     path.write_text(f"winter {first}\ngarden {second}\n\n" * 20, encoding="utf-8")
     source = Source("tag", path, path)
-    run = finetune(source, base, tmp_path / "run", settings=FAST)
+    run = run_finetuning(source, base, tmp_path / "run", settings=FAST)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     requested = []
 
@@ -275,7 +275,7 @@ def test_a_tagger_of_characters_is_recorded_as_one(base: Path, tmp_path: Path) -
     path = tmp_path / "rows.txt"
     for rows, by_characters in (("苹 B-X\n果 I-X\nA O\n1 O\n\n", True), ("苹 B-X\n果园 I-X\nA1 O\n\n", False)):
         path.write_text(rows * 20, encoding="utf-8")
-        model = load(finetune(Source("tag", path), base, tmp_path / "run", settings=FAST, fresh=True))
+        model = load(run_finetuning(Source("tag", path), base, tmp_path / "run", settings=FAST, fresh=True))
         assert model.task is not None
         assert model.task.characters is by_characters
         found = [word.text for word in model.tag(["苹果 iPhone12"])[0].words]
@@ -294,10 +294,10 @@ def test_a_signal_is_heard_while_dev_rows_are_scored(
 
     monkeypatch.setattr(Model, "logits", interrupted)
     with pytest.raises(Interrupted, match="stopped and saved at step 5"):
-        finetune(source, base, tmp_path / "run", settings=FAST)
+        run_finetuning(source, base, tmp_path / "run", settings=FAST)
     monkeypatch.undo()
-    again = finetune(source, base, tmp_path / "run", settings=FAST)
-    whole = finetune(source, base, tmp_path / "whole", settings=FAST)
+    again = run_finetuning(source, base, tmp_path / "run", settings=FAST)
+    whole = run_finetuning(source, base, tmp_path / "whole", settings=FAST)
     assert weights(again) == weights(whole)
     assert [row["step"] for row in Run(again).metrics() if "dev_accuracy" in row] == [5]
 
@@ -314,15 +314,17 @@ def test_mistakes_are_found_before_the_folder_is_made(base: Path, tmp_path: Path
     ]
     for source, model, message in mistakes:
         with pytest.raises((DataError, ConfigError, CheckpointError), match=message):
-            finetune(source, model, tmp_path / "run", settings=FAST)
+            run_finetuning(source, model, tmp_path / "run", settings=FAST)
     with pytest.raises(ConfigError, match="max_length is 65, but the model reads at most 64 tokens"):
-        finetune(Source("classify", good), base, tmp_path / "run", settings=FinetuneSettings(max_length=65))
+        run_finetuning(Source("classify", good), base, tmp_path / "run", settings=FinetuneSettings(max_length=65))
     assert not (tmp_path / "run").exists()
 
 
 def test_length_and_dropout_go_with_the_model(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
-    tuned = load_folder(finetune(source, base, tmp_path / "run", settings=replace(FAST, max_length=9, dropout=0.25)))
+    tuned = load_folder(
+        run_finetuning(source, base, tmp_path / "run", settings=replace(FAST, max_length=9, dropout=0.25))
+    )
     assert tuned.tokenizer.max_length == 9
     assert (tuned.model.config.dropout, tuned.model.config.attention_dropout) == (0.25, 0.25)
 
@@ -332,7 +334,7 @@ def test_length_beyond_what_the_base_reads_is_told(base: Path, tmp_path: Path) -
     save_folder(replace(folder, tokenizer=folder.tokenizer.with_max_length(12)), tmp_path / "short")
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     listener = Listener()
-    run = finetune(source, tmp_path / "short", tmp_path / "run", settings=FAST, progress=listener)
+    run = run_finetuning(source, tmp_path / "short", tmp_path / "run", settings=FAST, progress=listener)
     assert "the model reads at most 12 tokens" in listener.said
     assert load_folder(run).tokenizer.max_length == 12
 
@@ -341,5 +343,5 @@ def test_texts_that_the_vocabulary_does_not_fit_are_reported(base: Path, tmp_pat
     rows = [{**row, "text": f"{row['text']} ☃ ☂ ☃"} for row in make_rows(16)]
     listener = Listener()
     source = Source("classify", write(tmp_path / "train.csv", rows), write(tmp_path / "dev.csv", make_rows(4)))
-    finetune(source, base, tmp_path / "run", settings=FAST, progress=listener)
+    run_finetuning(source, base, tmp_path / "run", settings=FAST, progress=listener)
     assert any(line.startswith("training texts: ") and "of the tokens are [UNK]" in line for line in listener.said)

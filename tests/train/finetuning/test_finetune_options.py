@@ -23,7 +23,7 @@ from cloze.tasks.classification.kind import CLASSIFY, MULTILABEL, REGRESS
 from cloze.tasks.examples import LabelSet
 from cloze.tasks.registry import TaskData
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.objective import balanced_weights
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.finetuning.trainable import check_kind
@@ -56,7 +56,7 @@ def several(path: Path, count: int, seed: int = 0) -> Path:
 @pytest.mark.parametrize("ending", [".jsonl", ".csv"])
 def test_any_number_of_labels_is_learned(base: Path, tmp_path: Path, ending: str) -> None:
     source = Source("multilabel", several(tmp_path / f"a{ending}", 300), several(tmp_path / f"b{ending}", 60, 1))
-    run = finetune(source, base, tmp_path / "run", settings=replace(LEARNING, epochs=40, learning_rate=2e-3))
+    run = run_finetuning(source, base, tmp_path / "run", settings=replace(LEARNING, epochs=40, learning_rate=2e-3))
     assert results(run)["micro_f1"] > 0.85
     model = load(run)
     both, neither = model.classify_all(["the winter and the garden", "house and time"])
@@ -87,8 +87,8 @@ def test_balanced_weights_help_a_rare_label(base: Path, tmp_path: Path) -> None:
     random.Random(0).shuffle(rows)
     source = Source("classify", write(tmp_path / "a.csv", rows), write(tmp_path / "b.csv", make_rows(60, 1)))
     settings = FinetuneSettings(epochs=3, batch_size=8, max_length=16, learning_rate=2e-3)
-    plain = finetune(source, base, tmp_path / "plain", settings=settings)
-    even = finetune(source, base, tmp_path / "even", settings=replace(settings, class_weights="balanced"))
+    plain = run_finetuning(source, base, tmp_path / "plain", settings=settings)
+    even = run_finetuning(source, base, tmp_path / "even", settings=replace(settings, class_weights="balanced"))
     texts = [row["text"] for row in rare]
     said = [[one.probabilities["garden"] for one in load(run).classify(texts)] for run in (plain, even)]
     assert min(said[1]) > 2 * max(said[0]), said
@@ -100,7 +100,7 @@ def test_balanced_weights_help_a_rare_label(base: Path, tmp_path: Path) -> None:
 def test_patience_stops_and_keeps_the_best(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "a.csv", make_rows(80)), write(tmp_path / "b.csv", make_rows(40, 1)))
     settings = replace(LEARNING, epochs=30, patience=2)
-    run = finetune(source, base, tmp_path / "run", settings=settings)
+    run = run_finetuning(source, base, tmp_path / "run", settings=settings)
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     scores = [row["dev_accuracy"] for row in metrics if "dev_accuracy" in row]
     assert len(scores) < 30, "it stopped"
@@ -112,11 +112,11 @@ def test_patience_stops_and_keeps_the_best(base: Path, tmp_path: Path) -> None:
 def test_patience_interrupted_and_resumed_gives_the_same(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "a.csv", make_rows(80)), write(tmp_path / "b.csv", make_rows(40, 1)))
     settings = replace(LEARNING, epochs=30, patience=2, save_every=7)
-    whole = finetune(source, base, tmp_path / "whole", settings=settings)
+    whole = run_finetuning(source, base, tmp_path / "whole", settings=settings)
     for stop in (9, 23):  # in the last step of an epoch, and in the midst of one
         with pytest.raises(Interrupted), interrupted_at(stop):
-            finetune(source, base, tmp_path / "parts", settings=settings)
-    finetune(source, base, tmp_path / "parts", settings=settings)
+            run_finetuning(source, base, tmp_path / "parts", settings=settings)
+    run_finetuning(source, base, tmp_path / "parts", settings=settings)
     assert weights(tmp_path / "parts") == weights(whole)
     assert results(tmp_path / "parts") == results(whole)
 
@@ -126,7 +126,7 @@ def test_patience_interrupted_and_resumed_gives_the_same(base: Path, tmp_path: P
 
 def test_calibration_travels_with_the_folder(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "a.csv", make_rows(80)), write(tmp_path / "b.csv", make_rows(40, 1)))
-    run = finetune(source, base, tmp_path / "run", settings=replace(LEARNING, epochs=2, calibrate=True))
+    run = run_finetuning(source, base, tmp_path / "run", settings=replace(LEARNING, epochs=2, calibrate=True))
     found, model = results(run), load(run)
     assert model.task is not None
     assert model.task.temperature == found["temperature"] != 1.0
@@ -137,7 +137,7 @@ def test_calibration_travels_with_the_folder(base: Path, tmp_path: Path) -> None
     said = model.classify(texts)
     assert [one.probabilities["winter"] for one in said] == pytest.approx(expected.tolist(), abs=1e-6)
     assert [one.label for one in said] == ["winter" if one >= found["threshold"] else "garden" for one in expected]
-    plain = finetune(source, base, tmp_path / "plain", settings=replace(LEARNING, epochs=2))
+    plain = run_finetuning(source, base, tmp_path / "plain", settings=replace(LEARNING, epochs=2))
     assert weights(run) == weights(plain), "calibration changes no weight"
 
 
@@ -145,7 +145,7 @@ def test_calibration_of_numbers_is_refused(base: Path, tmp_path: Path) -> None:
     rows = [{"text": row["text"], "label": str(number)} for number, row in enumerate(make_rows(30))]
     source = Source("regress", write(tmp_path / "a.csv", rows))
     with pytest.raises(ConfigError, match="calibrate is for labels of texts"):
-        finetune(source, base, tmp_path / "run", settings=replace(FAST, calibrate=True))
+        run_finetuning(source, base, tmp_path / "run", settings=replace(FAST, calibrate=True))
     assert not (tmp_path / "run").exists(), "it is known before anything is done"
 
 
@@ -165,7 +165,7 @@ def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
     scores = {}
     for how in ("cut", "head-tail", "windows"):
         settings = replace(LEARNING, epochs=8, learning_rate=1e-3, long_texts=how)
-        run = finetune(source, base, tmp_path / how, settings=settings, progress=listener)
+        run = run_finetuning(source, base, tmp_path / how, settings=settings, progress=listener)
         scores[how] = results(run)["accuracy"]
         model = load(run)
         assert model.task is not None
@@ -195,7 +195,7 @@ def test_what_a_kind_would_leave_undone_is_refused(
     path = tmp_path / contents[kind][0]
     path.write_text(contents[kind][1], encoding="utf-8")
     with pytest.raises(ConfigError, match=message):
-        finetune(Source(kind, path, path), base, tmp_path / "run", settings=replace(FAST, **changed))
+        run_finetuning(Source(kind, path, path), base, tmp_path / "run", settings=replace(FAST, **changed))
     assert not (tmp_path / "run").exists()
 
 
@@ -204,7 +204,7 @@ def test_what_a_kind_would_leave_undone_is_refused(
 
 def trained(base: Path, source: Source, out: Path, settings: FinetuneSettings) -> tuple[list[float], dict[str, Tensor]]:
     """The logged losses and the weights of a run."""
-    run = Run(finetune(source, base, out, settings=settings))
+    run = Run(run_finetuning(source, base, out, settings=settings))
     losses = [row["loss"] for row in run.metrics() if "loss" in row]
     return losses, {name: tensor.clone() for name, tensor in load_folder(run.folder).model.state_dict().items()}
 
@@ -252,7 +252,7 @@ def test_accumulation_that_cannot_be(base: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.txt").write_text("\n".join(row["text"] for row in make_rows(20)), encoding="utf-8")
     source = Source("similarity", tmp_path / "texts.txt")
     with pytest.raises(ConfigError, match="accumulate is 2, but contrastive compares all texts of a batch with each"):
-        finetune(source, base, tmp_path / "run", settings=replace(FAST, accumulate=2))
+        run_finetuning(source, base, tmp_path / "run", settings=replace(FAST, accumulate=2))
     assert not (tmp_path / "run").exists()
 
 
@@ -267,14 +267,14 @@ def test_fine_tuning_that_does_not_fit_into_memory_is_refused(
         r"a step of 8 rows of up to \d+ tokens in 1 parts \(gradients and moments .*\) needs about .* \(a made limit\);"
     )
     with pytest.raises(ConfigError, match=message):
-        finetune(source, base, tmp_path / "run", settings=FAST)
+        run_finetuning(source, base, tmp_path / "run", settings=FAST)
     for name, settings in {"parts": replace(FAST, accumulate=8), "frozen": replace(FAST, frozen="last")}.items():
-        finetune(source, base, tmp_path / name, settings=settings)
+        run_finetuning(source, base, tmp_path / name, settings=settings)
 
 
 def test_last_four_of_fewer_layers_are_refused(base: Path, tmp_path: Path) -> None:
     assert load_folder(base).model.config.layers < 4
     source = Source("classify", write(tmp_path / "train.csv", make_rows(20)))
     with pytest.raises(ConfigError, match=r"frozen is 'last4', but .* has \d layers, so that the embeddings would be"):
-        finetune(source, base, tmp_path / "run", settings=replace(FAST, frozen="last4"))
+        run_finetuning(source, base, tmp_path / "run", settings=replace(FAST, frozen="last4"))
     assert not (tmp_path / "run").exists()

@@ -11,7 +11,7 @@ from cloze.predict.evaluation import answer_test_rows, write_submission
 from cloze.tasks.classification.published import GLUE
 from cloze.tasks.comparisons import average_interval
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.glue import finetune_glue
 from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.run import Run
@@ -66,7 +66,7 @@ def test_every_task_that_is_there_is_tuned_scored_and_answered(base: Path, glue:
 
 
 def test_answers_are_those_of_the_model_and_splits_have_their_names(base: Path, glue: Path, tmp_path: Path) -> None:
-    run = finetune(Source("rte", glue), base, tmp_path / "run", settings=FAST)
+    run = run_finetuning(Source("rte", glue), base, tmp_path / "run", settings=FAST)
     model = load(run)
     (path,) = write_submission(model, GLUE["rte"], glue, tmp_path / "out")
     told = [line.split("\t")[1] for line in path.read_text(encoding="utf-8").splitlines()[1:]]
@@ -83,7 +83,7 @@ def test_answers_are_those_of_the_model_and_splits_have_their_names(base: Path, 
 
 
 def test_a_tuned_model_answers_the_test_rows_of_its_task(base: Path, glue: Path, tmp_path: Path) -> None:
-    run = finetune(Source("rte", glue), base, tmp_path / "run", settings=FAST)
+    run = run_finetuning(Source("rte", glue), base, tmp_path / "run", settings=FAST)
     (path,) = answer_test_rows(run, Source("RTE", glue), tmp_path / "out")
     assert len(path.read_text(encoding="utf-8").splitlines()) == 4
     # A row without a text is answered like any other: the server counts them.

@@ -15,7 +15,7 @@ from cloze.options import IGNORED
 from cloze.predict import load
 from cloze.tasks.registry import head_of
 from cloze.tasks.rows import Source
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.objective import MeanTeacherObjective, TaskObjective, logits_distance, with_mean_teacher
 from cloze.train.finetuning.settings import FinetuneSettings
 from tests.train.distillation.test_objective import KINDS, make_batch, make_teacher
@@ -87,8 +87,8 @@ def test_distance_by_hand() -> None:
 def test_weight_of_nothing_changes_nothing(base: Path, source: Source, tmp_path: Path) -> None:
     objective = TaskObjective(make_teacher("classify"), "sequence")
     assert with_mean_teacher(objective, 0.0, 0.9) is objective
-    plain = finetune(source, base, tmp_path / "plain", settings=FAST)
-    taught = finetune(source, base, tmp_path / "taught", settings=replace(FAST, mean_teacher=1.0))
+    plain = run_finetuning(source, base, tmp_path / "plain", settings=FAST)
+    taught = run_finetuning(source, base, tmp_path / "taught", settings=replace(FAST, mean_teacher=1.0))
     assert weights(plain) != weights(taught)
     first = json.loads((taught / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert first["teacher_loss"] > 0
@@ -97,15 +97,15 @@ def test_weight_of_nothing_changes_nothing(base: Path, source: Source, tmp_path:
 @pytest.mark.parametrize("way", [{}, {"adapter": "lora", "adapter_size": 2}], ids=["whole", "lora"])
 def test_resumed_is_uninterrupted_to_the_bit(base: Path, source: Source, tmp_path: Path, way: dict[str, Any]) -> None:
     settings = replace(FAST, epochs=2, mean_teacher=5.0, teacher_decay=0.9, **way)
-    whole = finetune(source, base, tmp_path / "whole", settings=settings)
+    whole = run_finetuning(source, base, tmp_path / "whole", settings=settings)
     with pytest.raises(Interrupted, match="stopped and saved at step 5"), interrupted_at(4):
-        finetune(source, base, tmp_path / "run", settings=settings)
+        run_finetuning(source, base, tmp_path / "run", settings=settings)
     names = set[str]()
     for path in (tmp_path / "run" / "checkpoints").rglob("*.safetensors"):
         with safe_open(path, "pt") as file:
             names |= set(file.keys())
     assert any("teacher.model.encoder" in name for name in names)
-    finetune(source, base, tmp_path / "run", settings=settings)
+    run_finetuning(source, base, tmp_path / "run", settings=settings)
     (one,), (other,) = ((run / "model").glob("*.safetensors") for run in (tmp_path / "run", whole))
     assert one.read_bytes() == other.read_bytes()
 
@@ -113,7 +113,7 @@ def test_resumed_is_uninterrupted_to_the_bit(base: Path, source: Source, tmp_pat
 def test_separable_labels_are_learned_and_the_student_is_saved(base: Path, tmp_path: Path) -> None:
     train, dev = write(tmp_path / "a.csv", make_rows(160)), write(tmp_path / "b.csv", make_rows(40, 1))
     settings = replace(LEARNING, mean_teacher=1.0)
-    run = finetune(Source("classify", train, dev), base, tmp_path / "run", settings=settings)
+    run = run_finetuning(Source("classify", train, dev), base, tmp_path / "run", settings=settings)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     assert results["accuracy"] > 0.9
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

@@ -14,7 +14,7 @@ from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.augmentation import augment_rows
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from tests.train.distillation.test_distill import make_source
 from tests.train.finetuning.test_finetune import FAST, make_rows, write
@@ -81,13 +81,13 @@ def test_run_tells_how_many_and_never_touches_dev(
 
     monkeypatch.setattr("cloze.train.finetuning.finetune.evaluate_examples", watched)
     listener = Listener()
-    run = finetune(source, base, tmp_path / "run", settings=settings_of(way), progress=listener)
+    run = run_finetuning(source, base, tmp_path / "run", settings=settings_of(way), progress=listener)
     assert f"40 augmented rows from 40 training rows ({way})" in listener.said
     assert scored
     assert all(texts == [row["text"] for row in make_rows(8, 1)] for texts in scored)
-    plain = finetune(source, base, tmp_path / "plain", settings=FAST)
+    plain = run_finetuning(source, base, tmp_path / "plain", settings=FAST)
     assert weights(run) != weights(plain)
-    assert weights(run) == weights(finetune(source, base, tmp_path / "again", settings=settings_of(way)))
+    assert weights(run) == weights(run_finetuning(source, base, tmp_path / "again", settings=settings_of(way)))
 
 
 def test_pairs_numbers_and_several_labels(base: Path, tmp_path: Path) -> None:
@@ -119,15 +119,17 @@ def test_what_cannot_be_made_is_refused(base: Path, source: Source, tmp_path: Pa
         (tmp_path / kind).mkdir()
         other = make_source(kind, tmp_path / kind)
         with pytest.raises(ConfigError, match=f"augment is for labels and numbers of texts; this task is to {kind}"):
-            finetune(other, base, tmp_path / "run", settings=settings_of("edits", max_length=32))
-    tuned = finetune(source, base, tmp_path / "tuned", settings=FAST)
+            run_finetuning(other, base, tmp_path / "run", settings=settings_of("edits", max_length=32))
+    tuned = run_finetuning(source, base, tmp_path / "tuned", settings=FAST)
     message = "augment contextual needs the head mlm, but this model has the heads: sequence; start from"
     with pytest.raises(ConfigError, match=message):
-        finetune(source, tuned, tmp_path / "run", settings=settings_of("contextual"))
+        run_finetuning(source, tuned, tmp_path / "run", settings=settings_of("contextual"))
     with pytest.raises(DataError, match="nowhere"):
-        finetune(source, base, tmp_path / "run", settings=settings_of("edits", synonyms=str(tmp_path / "nowhere")))
+        run_finetuning(
+            source, base, tmp_path / "run", settings=settings_of("edits", synonyms=str(tmp_path / "nowhere"))
+        )
     assert not (tmp_path / "run").exists(), "it is known before anything is done"
-    finetune(source, tuned, tmp_path / "run", settings=settings_of("edits"))
+    run_finetuning(source, tuned, tmp_path / "run", settings=settings_of("edits"))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from cloze.options import HeadPooling
 from cloze.predict import load
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write
 from tests.train.made import Listener, make_bert
@@ -36,7 +36,7 @@ def embedder(data: Path, tmp_path: Path) -> Path:
 
 def test_folder_that_pools_by_mean_gets_a_head_on_the_mean(embedder: Path, source: Source, tmp_path: Path) -> None:
     listener = Listener()
-    run = finetune(source, embedder, tmp_path / "run", settings=FAST, progress=listener)
+    run = run_finetuning(source, embedder, tmp_path / "run", settings=FAST, progress=listener)
     message = (
         "the head reads the mean of the token states (as this folder pools); --pooling cls for [CLS] with a pooler"
     )
@@ -50,7 +50,7 @@ def test_few_pairs_are_pointed_to_similarity(embedder: Path, base: Path, tmp_pat
     for start, expected in ((embedder, True), (base, False)):
         listener = Listener()
         pairs = Source("classify", path, pair="pair")
-        finetune(pairs, start, tmp_path / f"run-{start.name}", settings=FAST, progress=listener)
+        run_finetuning(pairs, start, tmp_path / f"run-{start.name}", settings=FAST, progress=listener)
         assert any("with few pairs, cloze finetune similarity" in said for said in listener.said) == expected
 
 
@@ -59,7 +59,7 @@ def test_settings_decide(embedder: Path, base: Path, source: Source, tmp_path: P
     for start in (embedder, base):  # the second has a pooler that was trained with next sentences
         listener = Listener()
         settings = replace(FAST, pooling=pooling)
-        run = finetune(source, start, tmp_path / f"run-{start.name}", settings=settings, progress=listener)
+        run = run_finetuning(source, start, tmp_path / f"run-{start.name}", settings=settings, progress=listener)
         assert load_folder(run).model.reads_mean == (pooling == "mean")
         assert not any("mean of the token states" in said for said in listener.said)
         assert json.loads((run / "run.json").read_text("utf-8"))["pooling"] == pooling
@@ -68,21 +68,21 @@ def test_settings_decide(embedder: Path, base: Path, source: Source, tmp_path: P
 def test_head_on_the_mean_learns(base: Path, tmp_path: Path) -> None:
     train, dev = write(tmp_path / "train.csv", make_rows(160)), write(tmp_path / "dev.csv", make_rows(40, 1))
     settings = replace(LEARNING, pooling="mean")
-    run = finetune(Source("classify", train, dev), base, tmp_path / "run", settings=settings)
+    run = run_finetuning(Source("classify", train, dev), base, tmp_path / "run", settings=settings)
     assert json.loads((run / "eval_results.json").read_text("utf-8"))["accuracy"] > 0.9
-    again = finetune(Source("classify", train, dev), run / "model", tmp_path / "again", settings=FAST)
+    again = run_finetuning(Source("classify", train, dev), run / "model", tmp_path / "again", settings=FAST)
     assert load_folder(again).model.reads_mean, "a fine-tuned head on the mean is what the folder was made for"
 
 
 @pytest.mark.parametrize("adapter", ["houlsby", "lora"])
 def test_adapters_read_the_mean_too(embedder: Path, source: Source, tmp_path: Path, adapter: Any) -> None:
-    run = finetune(source, embedder, tmp_path / "run", settings=replace(FAST, adapter=adapter, adapter_size=4))
+    run = run_finetuning(source, embedder, tmp_path / "run", settings=replace(FAST, adapter=adapter, adapter_size=4))
     about = json.loads((run / "model" / "adapter.json").read_text("utf-8"))
     assert (about["pooling"], about["pooler"]) == ("mean", False)
     assert load_any(run).model.reads_mean
     assert len(load(run).classify(["river"])) == 1
     settings = replace(FAST, adapter=adapter, adapter_size=4, pooling="cls")
-    run = finetune(source, embedder, tmp_path / "cls", settings=settings)
+    run = run_finetuning(source, embedder, tmp_path / "cls", settings=settings)
     assert load_any(run).model.pooler is not None
 
 
@@ -90,7 +90,7 @@ def test_refused_where_nothing_is_pooled(base: Path, tmp_path: Path) -> None:
     (tmp_path / "tags.txt").write_text("winter B-X\nriver O\n\n" * 20, "utf-8")
     settings = replace(FAST, pooling="mean")
     with pytest.raises(ConfigError, match="pooling is for labels, numbers and choices of texts; this task is to tag"):
-        finetune(Source("tag", tmp_path / "tags.txt"), base, tmp_path / "run", settings=settings)
+        run_finetuning(Source("tag", tmp_path / "tags.txt"), base, tmp_path / "run", settings=settings)
     row = {"question": "who", "context": "the winter", "answers": {"text": ["winter"], "answer_start": [4]}}
     (tmp_path / "answers.jsonl").write_text(
         "".join(f"{json.dumps(row | {'id': str(number)})}\n" for number in range(20)), "utf-8"
@@ -98,7 +98,7 @@ def test_refused_where_nothing_is_pooled(base: Path, tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match="pooling is for labels, numbers and choices of texts; this task is to answer"
     ):
-        finetune(Source("answer", tmp_path / "answers.jsonl"), base, tmp_path / "run", settings=settings)
+        run_finetuning(Source("answer", tmp_path / "answers.jsonl"), base, tmp_path / "run", settings=settings)
     assert not (tmp_path / "run").exists()
 
 
@@ -109,7 +109,7 @@ def test_refused_with_frozen_states_and_for_similarity(base: Path, tmp_path: Pat
         FinetuneSettings(pooling="mean", frozen="last")
     rows = write(tmp_path / "pairs.csv", make_rows(8))
     with pytest.raises(ConfigError, match="pooling is 'mean', which training for similarity does not support"):
-        finetune(Source("similarity", rows), base, tmp_path / "run", settings=replace(FAST, pooling="mean"))
+        run_finetuning(Source("similarity", rows), base, tmp_path / "run", settings=replace(FAST, pooling="mean"))
 
 
 def test_flag_of_the_command_line(base: Path, tmp_path: Path) -> None:

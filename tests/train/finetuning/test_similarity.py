@@ -24,7 +24,7 @@ from cloze.predict import evaluate, load
 from cloze.tasks.examples import Item
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import ScoredPairs
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.objective import TaskBatches
 from cloze.train.finetuning.settings import FinetuneSettings, SimilaritySettings
 from cloze.train.finetuning.similarity import (
@@ -286,18 +286,18 @@ def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
 
 def test_finetune_leads_here(base: Path, text: Path, tmp_path: Path) -> None:
     source = Source("Similarity", text)
-    run = finetune(source, base, tmp_path / "run", settings=QUICK, similarity=SimilaritySettings(vectors="cls"))
+    run = run_finetuning(source, base, tmp_path / "run", settings=QUICK, similarity=SimilaritySettings(vectors="cls"))
     assert results(run).keys() == {"anisotropy", "uniformity", "rows"}
     assert load(run).embedding.pooling == "cls"
     with pytest.raises(ConfigError, match=r"temperature is 0\.1, which is for similarity; leave it out"):
-        finetune(Source("classify", text), base, tmp_path / "no", similarity=SimilaritySettings(temperature=0.1))
+        run_finetuning(Source("classify", text), base, tmp_path / "no", similarity=SimilaritySettings(temperature=0.1))
 
 
 def test_maximum_length_of_the_folder_is_kept(base: Path, text: Path, tmp_path: Path) -> None:
     longest, listener = load(base).tokenizer.max_length, Listener()
     assert longest > QUICK.max_length
     short = replace(QUICK, max_length=6)
-    run = finetune(Source("similarity", text), base, tmp_path / "run", settings=short, progress=listener)
+    run = run_finetuning(Source("similarity", text), base, tmp_path / "run", settings=short, progress=listener)
     assert f"trained with the first 6 tokens; the model still reads up to {longest}" in listener.said
     assert any("training texts are longer than 6 tokens and are cut" in line for line in listener.said)
     assert load(run).tokenizer.max_length == longest

@@ -22,7 +22,7 @@ from cloze.model.heads import Reader
 from cloze.predict import load
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
-from cloze.train.finetuning.finetune import finetune
+from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.search import search
 from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.finetuning.trainable import SIZES, make_trainable
@@ -87,7 +87,7 @@ def test_frozen_parameters_never_move_and_all_others_do(
     base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     settings = replace(settings_of(way), epochs=2)
-    contents = trained_model(monkeypatch, lambda: finetune(source, base, tmp_path / "run", settings=settings))
+    contents = trained_model(monkeypatch, lambda: run_finetuning(source, base, tmp_path / "run", settings=settings))
     before = load_folder(base).model.state_dict()
     after = dict(contents.model.named_parameters())
     frozen = {name for name, parameter in after.items() if not parameter.requires_grad}
@@ -111,10 +111,10 @@ def test_frozen_parameters_never_move_and_all_others_do(
 @pytest.mark.parametrize("way", WAYS)
 def test_resumed_is_uninterrupted_to_the_bit(base: Path, source: Source, tmp_path: Path, way: str) -> None:
     settings = settings_of(way)
-    whole = finetune(source, base, tmp_path / "whole", settings=settings)
+    whole = run_finetuning(source, base, tmp_path / "whole", settings=settings)
     with pytest.raises(Interrupted, match="stopped and saved at step 3"), interrupted_at(2):
-        finetune(source, base, tmp_path / "run", settings=settings)
-    assert weights(finetune(source, base, tmp_path / "run", settings=settings)) == weights(whole)
+        run_finetuning(source, base, tmp_path / "run", settings=settings)
+    assert weights(run_finetuning(source, base, tmp_path / "run", settings=settings)) == weights(whole)
 
 
 @pytest.mark.parametrize("way", ["houlsby", "lora", "mix lstm"])
@@ -126,7 +126,7 @@ def test_separable_labels_are_learned(data: Path, tmp_path: Path, way: str) -> N
         "classify", write(tmp_path / "train.csv", make_rows(160)), write(tmp_path / "dev.csv", make_rows(40, 1))
     )
     settings = replace(settings_of(way, LEARNING), learning_rate=3e-3, epochs=10, adapter_size=None)
-    run = finetune(source, tmp_path / "base", tmp_path / "run", settings=settings)
+    run = run_finetuning(source, tmp_path / "base", tmp_path / "run", settings=settings)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     assert results["accuracy"] > 0.9
     texts = [row["text"] for row in make_rows(6, seed=2)]
@@ -151,7 +151,7 @@ def write_tags(path: Path, count: int, seed: int) -> Path:
 def test_words_are_tagged_by_every_way(base: Path, tmp_path: Path, way: str) -> None:
     rows, dev = write_tags(tmp_path / "rows.txt", 120, 0), write_tags(tmp_path / "dev.txt", 30, 1)
     settings = replace(settings_of(way, LEARNING), learning_rate=1e-2, epochs=8, max_length=24)
-    run = finetune(Source("tag", rows, dev), base, tmp_path / "run", settings=settings)
+    run = run_finetuning(Source("tag", rows, dev), base, tmp_path / "run", settings=settings)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     assert results["f1"] > 0.8
     assert load(run).heads == ("token",)
@@ -159,7 +159,7 @@ def test_words_are_tagged_by_every_way(base: Path, tmp_path: Path, way: str) -> 
 
 def test_calibration_goes_with_the_adapter(base: Path, source: Source, tmp_path: Path) -> None:
     settings = replace(settings_of("houlsby"), calibrate=True, patience=1)
-    run = finetune(source, base, tmp_path / "run", settings=settings)
+    run = run_finetuning(source, base, tmp_path / "run", settings=settings)
     task = load(run).task
     assert task is not None
     assert task.temperature == json.loads((run / "eval_results.json").read_text("utf-8"))["temperature"] != 1
@@ -177,7 +177,7 @@ def test_pooler_that_is_new_goes_with_the_adapter(data: Path, source: Source, tm
     bare = Bert.fresh(make_bert(data).config, seed=1)
     save_folder(ModelFolder(bare, Tokenizer.from_folder(data)), tmp_path / "bare")
     settings = replace(settings_of("houlsby"), pooling="cls")
-    run = finetune(source, tmp_path / "bare", tmp_path / "run", settings=settings)
+    run = run_finetuning(source, tmp_path / "bare", tmp_path / "run", settings=settings)
     loaded = load(run)
     assert loaded.bert.pooler is not None
     assert json.loads((run / "model" / "adapter.json").read_text("utf-8"))["pooler"] is True
@@ -187,7 +187,7 @@ def test_pooler_that_is_new_goes_with_the_adapter(data: Path, source: Source, tm
 def test_frozen_states_need_no_pooler(data: Path, source: Source, tmp_path: Path) -> None:
     save_folder(ModelFolder(Bert.fresh(make_bert(data).config, seed=1), Tokenizer.from_folder(data)), tmp_path / "bare")
     listener = Listener()
-    run = finetune(source, tmp_path / "bare", tmp_path / "run", settings=settings_of("last"), progress=listener)
+    run = run_finetuning(source, tmp_path / "bare", tmp_path / "run", settings=settings_of("last"), progress=listener)
     assert not any("pooler" in said for said in listener.said)
     loaded = load(run)
     assert loaded.bert.pooler is None
@@ -195,9 +195,9 @@ def test_frozen_states_need_no_pooler(data: Path, source: Source, tmp_path: Path
 
 
 def test_adapter_is_no_start(base: Path, source: Source, tmp_path: Path) -> None:
-    run = finetune(source, base, tmp_path / "run", settings=settings_of("houlsby"))
+    run = run_finetuning(source, base, tmp_path / "run", settings=settings_of("houlsby"))
     with pytest.raises(CheckpointError, match="an adapter, which is no model of its own"):
-        finetune(source, run, tmp_path / "again", settings=FAST)
+        run_finetuning(source, run, tmp_path / "again", settings=FAST)
 
 
 def test_default_sizes_train_at_most_four_per_cent() -> None:
@@ -225,13 +225,15 @@ def test_kept_states_teach_what_computed_ones_do(
         return states(reader, encoder, ids, segments, mask)
 
     monkeypatch.setattr(Reader, "states", counted)
-    kept = finetune(source, base, tmp_path / "kept", settings=replace(settings, epochs=3), progress=listener)
+    kept = run_finetuning(source, base, tmp_path / "kept", settings=replace(settings, epochs=3), progress=listener)
     # Each training row once; the four dev rows after each epoch, and once at the end.
     assert count == 36 + 4 * 4
     assert not any("anew" in said for said in listener.said)
     monkeypatch.setattr(cloze.train.finetuning.trainable, "STATES_BUDGET", 1000)
     count = 0
-    computed = finetune(source, base, tmp_path / "computed", settings=replace(settings, epochs=3), progress=listener)
+    computed = run_finetuning(
+        source, base, tmp_path / "computed", settings=replace(settings, epochs=3), progress=listener
+    )
     assert count == 3 * 36 + 4 * 4
     assert "frozen states would take 0.0 GiB: they are recomputed in every epoch" in listener.said
     texts = [row["text"] for row in make_rows(6, seed=2)]

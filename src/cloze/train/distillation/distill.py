@@ -35,10 +35,10 @@ from cloze.tasks.rows import Source
 from cloze.train.distillation.objective import DistillBatches, DistillObjective, compares_attention
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.distillation.students import make_student, read_unlabelled
+from cloze.train.driver import TrainingParts, run_training
 from cloze.train.finetuning.finetune import finetuning_card
 from cloze.train.finetuning.objective import make_batches, report_unknown
 from cloze.train.finetuning.settings import ResolvedSettings
-from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import CURVES, Run, draw_curves
 
 # Dev rows and rounds of the speed measurement.

@@ -30,12 +30,12 @@ from cloze.tasks.examples import Item, fingerprint, split_dev
 from cloze.tasks.reports import card_scores
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
+from cloze.train.driver import TrainingParts, run_training
 from cloze.train.finetuning.defaults import resolve_settings
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated, report_unknown
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings
 from cloze.train.finetuning.trainable import check_label_free_settings, check_length, freeze_lowest
 from cloze.train.loop import ObjectiveOutput
-from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import Run
 
 # A share of rows without a mistake that is too small to tell how often a model raises a false alarm.

@@ -17,8 +17,9 @@ from cloze.checkpoint import (
     weights_fingerprint,
 )
 from cloze.checkpoint.folder import mean_head_note
+from cloze.hardware import choose_device
 from cloze.model.surgery import with_heads
-from cloze.predict import Evaluation, Model, choose_device, evaluate_examples, write_report
+from cloze.predict import Evaluation, Model, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import Baseline, baseline_scores, fit_baselines
 from cloze.tasks.comparisons import write_resamples
@@ -28,6 +29,7 @@ from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.reports import card_scores
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import SIMILARITY
+from cloze.train.driver import TrainingParts, run_training
 from cloze.train.finetuning.augmentation import augment_rows
 from cloze.train.finetuning.correction import finetune_correction
 from cloze.train.finetuning.defaults import advise, choose_defaults, is_compared, resolve_settings
@@ -55,11 +57,10 @@ from cloze.train.finetuning.trainable import (
     report_few_pairs,
 )
 from cloze.train.optimization import DivergedError
-from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import Run
 
 
-def finetune(
+def run_finetuning(
     source: Source,
     model: str | Path,
     out: str | Path,
@@ -147,7 +148,7 @@ def finetune_rows(
     report_few_pairs(base, data, progress)
     recorded = _recorded(source, model, data)
     baselines = baselines or partial(fit_baselines, data)
-    training = _Training(data, base, str(model), settings, recorded, device, fit, baselines, progress)
+    training = _Finetuning(data, base, str(model), settings, recorded, device, fit, baselines, progress)
     parts = training.few_labels() if given.few else training.full()
     if is_compared(data, given):
         parts = replace(parts, choose=partial(training.choose, parts, fresh))
@@ -155,7 +156,7 @@ def finetune_rows(
 
 
 @dataclass(frozen=True)
-class _Training:
+class _Finetuning:
     """Builds the parts of a fine-tuning, or of the few-label path."""
 
     data: TaskData

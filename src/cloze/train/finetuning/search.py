@@ -16,7 +16,7 @@ from typing import Any
 from cloze.checkpoint import ModelFolder, base_files
 from cloze.errors import ConfigError, DataError
 from cloze.files import read_json, replace_json, replaced_file
-from cloze.predict import choose_device
+from cloze.hardware import choose_device
 from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import Baseline, fit_baselines
 from cloze.tasks.comparisons import Resamples, read_interval, read_runs, runs_difference, summarize
@@ -25,12 +25,12 @@ from cloze.tasks.intervals import Difference, paired_t_difference
 from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.reports import PREDICTIONS
 from cloze.tasks.rows import Source
+from cloze.train.driver import finetuning_precision
 from cloze.train.finetuning.defaults import grid_settings, resolve_settings
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SearchSettings
 from cloze.train.finetuning.trainable import load_checked_base
 from cloze.train.optimization import DivergedError
-from cloze.train.recipe import finetuning_precision
 from cloze.train.run import Run
 from cloze.train.settings import PrecisionName
 

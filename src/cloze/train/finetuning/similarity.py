@@ -38,6 +38,7 @@ from cloze.tasks.similarity.kind import (
     read_scored_pairs,
 )
 from cloze.tasks.tables import is_table
+from cloze.train.driver import TrainingParts, run_training
 from cloze.train.finetuning.defaults import TrainingDefaults, advise, fill_in
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated, report_unknown
 from cloze.train.finetuning.settings import (
@@ -48,7 +49,6 @@ from cloze.train.finetuning.settings import (
 )
 from cloze.train.finetuning.trainable import check_label_free_settings, check_length, freeze_lowest
 from cloze.train.loop import ObjectiveOutput
-from cloze.train.recipe import TrainingParts, run_training
 from cloze.train.run import Run
 
 # Texts that are looked at for how they spread, where nobody says how alike they are.

@@ -27,9 +27,9 @@ from cloze.corpus.settings import ExampleSettings, MaskSettings, PrepareSettings
 from cloze.corpus.shards import Corpus
 from cloze.corpus.word_tables import WordTables
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError
+from cloze.hardware import choose_device
 from cloze.model import Backbone
 from cloze.model.losses import masked_word_logits
-from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.text.oov.coverage import unknown_note

@@ -18,10 +18,9 @@ from cloze.checkpoint import find_source
 from cloze.corpus.batches import PretrainingBatch
 from cloze.corpus.shards import read_manifest
 from cloze.errors import DataError
-from cloze.hardware import available_memory, format_bytes
+from cloze.hardware import available_memory, choose_device, format_bytes
 from cloze.model import Backbone
 from cloze.model.cost import Estimate
-from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.train.memory import MemoryTrimmer, keep_freed_memory, resident_memory, return_freed_memory

@@ -17,9 +17,9 @@ from cloze.checkpoint import EmbeddingSettings, ModelFolder, base_files, find_mo
 from cloze.checkpoint.pooling_files import read_embedding
 from cloze.corpus.shards import read_manifest, verify_corpus
 from cloze.errors import ConfigError, DataError
+from cloze.hardware import choose_device
 from cloze.model import Backbone, Bert, BertConfig, HeadName, preset
 from cloze.model.surgery import missing_heads, with_heads
-from cloze.predict import choose_device
 from cloze.progress import Progress, Silent
 from cloze.text import Tokenizer
 from cloze.train.distributed import ProcessGroup, full_state_dict

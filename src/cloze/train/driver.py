@@ -1,4 +1,4 @@
-"""The training recipe that fine-tuning, contrastive training, correction and distillation share.
+"""The training driver that fine-tuning, contrastive training, correction and distillation share.
 
 Open the run, return if it is finished, build batches and objective, train with an evaluation on the dev set after every
 epoch (with early stopping if there is a patience), finish. ``TrainingParts`` is what differs between them.

@@ -239,9 +239,9 @@ def _trainer(
         from cloze.train.finetuning.search import search
 
         return lambda folder: search(source, model, folder, search_settings=search_settings, **common)
-    from cloze.train.finetuning.finetune import finetune as train_one
+    from cloze.train.finetuning.finetune import run_finetuning
 
-    return lambda folder: train_one(source, model, folder, similarity=similarity, **common)
+    return lambda folder: run_finetuning(source, model, folder, similarity=similarity, **common)
 
 
 def adapt(

@@ -17,7 +17,7 @@ from datasets import Dataset
 import cloze
 from cloze.errors import ConfigError, DataError
 from cloze.files import RowError
-from cloze.train.finetuning.result import FinetuneRun
+from cloze.train.finetuning.python_api import FinetuneRun
 from tests.train.finetuning.test_finetune import make_rows, write
 from tests.train.made import Listener
 

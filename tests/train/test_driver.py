@@ -1,4 +1,4 @@
-"""The order of the shared training recipe, and early stopping."""
+"""The order of the shared training driver, and early stopping."""
 
 from pathlib import Path
 from typing import Any
@@ -8,16 +8,16 @@ import torch
 from torch import nn
 
 from cloze.errors import CheckpointError
-from cloze.train import recipe
+from cloze.train import driver
+from cloze.train.driver import EarlyStopping, TrainingParts, run_training
 from cloze.train.finetuning.settings import ResolvedSettings
 from cloze.train.optimization import Precision
-from cloze.train.recipe import EarlyStopping, TrainingParts, run_training
 from cloze.train.run import Run
 from tests.train.made import Listener
 
 
 class StubModel:
-    """The one attribute of a model that the recipe itself uses."""
+    """The one attribute of a model that the driver itself uses."""
 
     def __init__(self) -> None:
         self.bert = nn.Linear(1, 1).train()
@@ -46,7 +46,7 @@ def make_parts(calls: list[str]) -> TrainingParts:
     )
 
 
-def test_recipe_builds_trains_and_finishes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_driver_builds_trains_and_finishes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
 
     def train(*_: Any) -> Precision:
@@ -54,8 +54,8 @@ def test_recipe_builds_trains_and_finishes_once(tmp_path: Path, monkeypatch: pyt
         calls.append("train")
         return Precision.choose("fp32", torch.device("cpu"))
 
-    monkeypatch.setattr(recipe, "train_with_evaluation", train)
-    monkeypatch.setattr(recipe, "require_step_memory", lambda *_: calls.append("memory"))
+    monkeypatch.setattr(driver, "train_with_evaluation", train)
+    monkeypatch.setattr(driver, "require_step_memory", lambda *_: calls.append("memory"))
     listener = Listener()
     for _ in range(2):  # the second call finds a finished run
         assert run_training(make_parts(calls), tmp_path / "run", fresh=False, progress=listener) == tmp_path / "run"
