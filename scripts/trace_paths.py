@@ -243,7 +243,7 @@ STAGES: dict[str, Stage] = {
     ),
     "CSV row -> fine-tuned model": Stage(
         finetune,
-        roots=("cloze.train.finetuning.finetune:finetune",),
+        roots=("cloze.train.finetuning.finetune:run_finetuning",),
         borders=(
             "file -> examples",
             "text -> ids",
