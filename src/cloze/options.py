@@ -22,9 +22,9 @@ AdapterKind = Literal["houlsby", "lora"]
 Features = Literal["last", "last4", "mix"]
 FeatureHead = Literal["linear", "lstm"]
 
-# What the head of a task reads: [CLS] through the pooler, or the mean of the token states without it: see
-# model/backbone.py.
-HeadPooling = Literal["cls", "mean"]
+# What the head of a task reads: [CLS] through the pooler, the mean of the token states without it, or a comparison of
+# the mean vectors of a pair, whose two texts are encoded separately: see model/backbone.py.
+HeadPooling = Literal["cls", "mean", "separate"]
 
 # Precision of predictions: see predict/quantization/precision.py.
 PrecisionName = Literal["auto", "fp32", "bf16", "int8"]

@@ -70,7 +70,7 @@ def test_choice_is_in_the_folder_and_loaded_again(folder: Path) -> None:
     assert (values["cloze_pooling"], values["cloze_head"]) == ("mean", "sequence")
     assert values["architectures"] == ["BertModel"]  # no class of transformers has such a head
     contents = load_folder(folder)
-    assert contents.model.reads_mean
+    assert contents.model.pooling == "mean"
     assert contents.model.config.head_pooling == usual_pooling(contents) == "mean"
     assert contents.notes == ()
     assert not any("pooler" in name for name in load_file(folder / "model.safetensors"))
@@ -143,7 +143,7 @@ def test_choices_are_scored_by_the_mean(tmp_path: Path) -> None:
 @pytest.mark.parametrize("way", [{"layers": 1}, {"preset": "tiny"}])
 def test_students_read_as_their_teacher(folder: Path, way: dict[str, object]) -> None:
     student = make_student(load_folder(folder), DistillSettings(**way))  # type: ignore[arg-type]
-    assert student.reads_mean
+    assert student.pooling == "mean"
     assert student.pooler is None
 
 
@@ -156,7 +156,7 @@ def test_adapter_reads_the_mean_on_a_base_with_a_pooler(kind: str, tmp_path: Pat
     info = AdapterInfo(attachment, str(base), base, weights_fingerprint(base))
     save_adapter(replace(contents, task=TASK, adapter=info), tmp_path / "adapter")
     loaded = load_any(tmp_path / "adapter")
-    assert loaded.model.reads_mean
+    assert loaded.model.pooling == "mean"
     last = contents.model.eval()(torch.tensor([[2, 5, 6, 3]]), torch.zeros(1, 4, dtype=torch.long)).last
     expected = contents.model.heads["sequence"](last.mean(1))
     torch.testing.assert_close(contents.model.heads["sequence"](contents.model.pooled(last, None)), expected)
@@ -179,7 +179,7 @@ def test_folder_without_the_dense_module_is_refused(folder: Path) -> None:
 def test_unknown_pooling_is_refused(folder: Path) -> None:
     values = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(values | {"cloze_pooling": "max"}), "utf-8")
-    with pytest.raises(CheckpointError, match="cloze_pooling is 'max'; expected one of cls, mean"):
+    with pytest.raises(CheckpointError, match="cloze_pooling is 'max'; expected one of cls, mean, separate"):
         load_folder(folder)
 
 

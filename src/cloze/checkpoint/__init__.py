@@ -12,7 +12,7 @@ from cloze.checkpoint.folder import (
 )
 from cloze.checkpoint.hub import find_source
 from cloze.checkpoint.pooling_files import POOLINGS, EmbeddingSettings, Pooling
-from cloze.checkpoint.state import StateStore, TrainingState
+from cloze.checkpoint.training_state import StateStore, TrainingState
 from cloze.tasks.kind import TaskLabels
 
 __all__ = [

@@ -141,7 +141,7 @@ def _check_tied(tensors: Mapping[str, Tensor], layout: Layout, found: Mapping[st
 
 def _notes(model: Backbone, layout: Layout, found: Mapping[str, Tensor]) -> tuple[str, ...]:
     notes = []
-    reads_tokens = bool({"token", "span"} & set(model.head_names)) or model.reads_mean
+    reads_tokens = bool({"token", "span"} & set(model.head_names)) or model.pooling != "cls"
     if model.pooler is None and not reads_tokens:
         notes.append("no pooler in the weights: [CLS] is used as it is")
     used = {part for name in model.state_dict() for part in hugging_face_names(name, layout)}

@@ -1,7 +1,7 @@
 """Convert between ``config.json`` and ``BertConfig``; Google's ``bert_config.json`` uses the same keys.
 
-A head that reads the mean of the token states is recorded under ``cloze_pooling`` and ``cloze_head``; such a folder is
-a bare encoder to ``transformers``, which would apply a pooler.
+A head that reads the mean of the token states, or compares the vectors of two texts, is recorded under
+``cloze_pooling`` and ``cloze_head``; such a folder is a bare encoder to ``transformers``, which would apply a pooler.
 
 A model with factorized embeddings is saved as ALBERT, any other as BERT. What ``transformers`` has no key for (long
 texts, calibration temperature, the task kind where it is ambiguous) is stored under ``cloze_task``.
@@ -66,16 +66,23 @@ _TASK_KEY = "cloze_task"
 _CORRECTING_KEY = "cloze_correcting"
 
 
-# Keys of a head that reads the mean of the token states, which no class of transformers does.
+# Keys of a head that reads the mean of the token states or compares two texts, which no class of transformers does.
 _POOLING_KEY, _HEAD_KEY = "cloze_pooling", "cloze_head"
+_POOLED_BY_MEAN: dict[HeadPooling, tuple[HeadName, ...]] = {"mean": ("sequence", "choice"), "separate": ("sequence",)}
+
+
+def read_head_pooling(values: dict[str, Any], path: Path) -> HeadPooling:
+    """Return what the task head reads."""
+    pooling: HeadPooling = _one_of(values.get(_POOLING_KEY, "cls"), get_args(HeadPooling), _POOLING_KEY, path)
+    return pooling
 
 
 def read_mean_head(values: dict[str, Any], path: Path) -> HeadName | None:
-    """Return the head that reads the mean of the token states; None where heads read the pooler."""
-    pooling = _one_of(values.get(_POOLING_KEY, "cls"), get_args(HeadPooling), _POOLING_KEY, path)
+    """Return the head that reads the mean of the token states, of one text or of two; None where it reads a pooler."""
+    pooling = read_head_pooling(values, path)
     if pooling == "cls":
         return None
-    head: HeadName = _one_of(values.get(_HEAD_KEY, "sequence"), ("sequence", "choice"), _HEAD_KEY, path)
+    head: HeadName = _one_of(values.get(_HEAD_KEY, "sequence"), _POOLED_BY_MEAN[pooling], _HEAD_KEY, path)
     return head
 
 
@@ -101,7 +108,6 @@ def read_config(values: dict[str, Any], path: Path) -> BertConfig:
     config_type = read_backbone(values, path).config_type
     # Fields that an architecture adds to the common ones keep their names.
     extra = {field.name: values[field.name] for field in _added_fields(config_type) if field.name in values}
-    pooling: HeadPooling = "cls" if read_mean_head(values, path) is None else "mean"
     if read_layout(values) == "albert":
         values = _ALBERT_DEFAULTS | {key: value for key, value in values.items() if value is not None}
         extra = {"embedding_size": values["embedding_size"], "shared_layers": _read_sharing(values, path)}
@@ -118,7 +124,7 @@ def read_config(values: dict[str, Any], path: Path) -> BertConfig:
     try:
         # A key with null means "the default", as HF has it.
         known = {ours: values[theirs] for ours, theirs in _NAMES.items() if values.get(theirs) is not None}
-        return config_type(**known, **extra, head_pooling=pooling)
+        return config_type(**known, **extra, head_pooling=read_head_pooling(values, path))
     except (ConfigError, TypeError) as error:
         raise CheckpointError(f"{path}: {error}") from error
 
@@ -270,7 +276,7 @@ def write_config(
             "eos_token_id": None,
         }
     if mean_head is not None:
-        values |= {_POOLING_KEY: "mean", _HEAD_KEY: mean_head}
+        values |= {_POOLING_KEY: model.pooling, _HEAD_KEY: mean_head}
     for sentence_task in ("nsp", "sop"):
         if sentence_task in heads and sentence_task != _USUAL_TASK[layout]:
             values[_SENTENCE_TASK] = sentence_task
@@ -280,9 +286,9 @@ def write_config(
 
 
 def stored_mean_head(model: Backbone) -> HeadName | None:
-    """Return the head of a model that reads the mean of the token states, if there is one."""
+    """Return the head of a model that reads the mean of the token states, of one text or of two, if there is one."""
     heads = [name for name in model.head_names if name in POOLED_HEADS]
-    return heads[0] if heads and model.reads_mean else None
+    return heads[0] if heads and model.pooling != "cls" else None
 
 
 def _task_values(task: TaskLabels) -> dict[str, Any]:

@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from cloze.checkpoint.assemble import assemble, check_segments, check_vocabulary
-from cloze.checkpoint.config_file import read_correcting, read_layout, read_mean_head, stored_mean_head, write_config
+from cloze.checkpoint.config_file import (
+    read_correcting,
+    read_head_pooling,
+    read_layout,
+    read_mean_head,
+    stored_mean_head,
+    write_config,
+)
 from cloze.checkpoint.names import as_bert, hugging_face_names, layout_of, to_hugging_face
 from cloze.checkpoint.pooling_files import EmbeddingSettings, Projection, read_embedding, write_embedding
 from cloze.checkpoint.tensorflow import CONFIG as GOOGLE_CONFIG
@@ -95,7 +102,7 @@ def load_folder(path: Path) -> ModelFolder:
     else:
         values, tensors = as_bert(read_json(config_path(folder)), read_weights(folder), folder)
     embedding = read_embedding(folder)
-    if read_mean_head(values, folder) is not None:
+    if read_head_pooling(values, folder) == "mean":
         tensors, embedding = _with_mean_head(tensors, embedding, values, folder)
     assembled = assemble(tensors, values, folder)
     model = assembled.model
@@ -147,12 +154,15 @@ def _with_mean_head(
 def usual_pooling(contents: ModelFolder) -> HeadPooling:
     """Return what a new task head on this model reads by default: what the folder was made for.
 
-    A model whose head reads a summary keeps it: its pooler was trained with that head, or it reads the mean. Any other
-    reads the mean if it has no pooler, or if the folder pools by mean. cloze writes modules.json into every folder,
-    also of models whose pooler was pre-trained, hence the order.
+    A model whose head reads a summary keeps it: its pooler was trained with that head, or it reads the mean, of one
+    text or of two. Any other reads the mean if it has no pooler, or if the folder pools by mean. cloze writes
+    modules.json into every folder, also of models whose pooler was pre-trained, hence the order.
+
+    Returns:
+        ``"cls"`` or ``"mean"``, for a head that reads one sequence; for pairs, see ``train/finetuning/trainable.py``.
     """
     if any(name in POOLED_HEADS for name in contents.model.head_names):
-        return "mean" if contents.model.reads_mean else "cls"
+        return "cls" if contents.model.pooling == "cls" else "mean"
     if contents.model.pooler is None:
         return "mean"
     embedding = contents.embedding
@@ -217,7 +227,7 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
     _refuse_others_files(destination)
     model = without_attachment(contents.model)
     # The vectors of a merged adapter are those of its base; its head decides what the folder gives.
-    embedding = contents.embedding if contents.adapter is None or not model.reads_mean else EmbeddingSettings()
+    embedding = contents.embedding if contents.adapter is None or model.pooling == "cls" else EmbeddingSettings()
     state, embedding = _without_mean_head(model, embedding, destination)
     tensors = _rounded(to_hugging_face(state, layout_of(model.model_type)), dtype)
     apart = {name for name in tensors if name.startswith("sbo.")}
@@ -236,7 +246,7 @@ def _without_mean_head(
 ) -> tuple[dict[str, Tensor], EmbeddingSettings]:
     """Return the parameters to store, and the modules: a head that reads the mean moves from the one to the other."""
     state, head = dict(model.state_dict()), stored_mean_head(model)
-    if head is None:
+    if head is None or model.pooling == "separate":
         return state, embedding
     if embedding != EmbeddingSettings():
         raise CheckpointError(
@@ -277,12 +287,20 @@ def plain_card(contents: ModelFolder) -> str:
         f"- parameters: {model.parameter_count():,}\n- heads: {heads}\n"
         f"- vocabulary: {contents.tokenizer.size:,} pieces, {'uncased' if contents.tokenizer.lowercase else 'cased'}\n"
         f"- longest input: {contents.tokenizer.max_length} tokens\n\n"
-        f"Saved by cloze; {mean_head_note() if model.reads_mean else loading}"
+        f"Saved by cloze; {loading_note(model) or loading}"
     )
 
 
-def mean_head_note() -> str:
-    """Return what a model card says about a head that reads the mean of the token states."""
+def loading_note(model: Backbone) -> str | None:
+    """Return what a model card says about a head that other libraries load otherwise; None if they load it as it is."""
+    if model.pooling == "separate":
+        return (
+            "the two texts of a pair are encoded separately, and the head compares their vectors. `cloze.load` applies "
+            "it. `transformers` (`AutoModel`) and `sentence-transformers` load the encoder; "
+            "`AutoModelForSequenceClassification` refuses the head, whose shape is another.\n"
+        )
+    if model.pooling == "cls":
+        return None
     return (
         "the head reads the mean of the token states. `cloze.load` applies it. With `sentence-transformers`, "
         "`SentenceTransformer(folder).encode` returns the logits of the head. `transformers` loads the encoder as "
@@ -317,7 +335,7 @@ def model_files(place: Path) -> dict[str, str]:
 
 def _head_files(folder: Path, checkpoint: Path | None) -> list[Path]:
     """Return the file of a head that reads the mean of the token states, which is a module of its own."""
-    if checkpoint is not None or read_mean_head(read_json(config_path(folder)), folder) is None:
+    if checkpoint is not None or read_head_pooling(read_json(config_path(folder)), folder) != "mean":
         return []
     return sorted(folder.glob(f"*_Dense/{SAFETENSORS}"))
 

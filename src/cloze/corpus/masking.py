@@ -141,14 +141,14 @@ class Masker:
     def _replace(self, sequences: Sequences, positions: Ids, fates: Fates, draws: Draws) -> tuple[Ids, Fates]:
         """Return the ids that the model sees at the selected positions, and the final fates: (M,), (M,)."""
         targets = sequences.ids.reshape(-1)[positions]
-        words = np.ascontiguousarray(draws).reshape(-1)[positions]
+        drawn = np.ascontiguousarray(draws).reshape(-1)[positions]  # random numbers from 0 to 1, one per target
         if self._settings.masking != "correction":
-            random_words = self.ordinary[(words * len(self.ordinary)).astype(np.int64)]
+            random_words = self.ordinary[(drawn * len(self.ordinary)).astype(np.int64)]
             seen = np.where(fates == HIDDEN, self._mask_id, np.where(fates == REPLACED, random_words, targets))
             return seen, fates
-        heads, pieces = _word_heads(sequences, positions), self._random_pieces(targets, words)
+        heads, pieces = _word_heads(sequences, positions), self._random_pieces(targets, drawn)
         similar, characters = self.tables.similar, self.tables.characters
-        seen, missing = replace_with_similar(targets, heads, fates, words, similar, characters, pieces)
+        seen, missing = replace_with_similar(targets, heads, fates, drawn, similar, characters, pieces)
         return seen, np.where(missing, NO_SIMILAR, fates).astype(np.uint8)
 
     def _random_pieces(self, targets: Ids, draws: Draws) -> Ids:

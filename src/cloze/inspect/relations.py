@@ -179,7 +179,7 @@ def _masked_states(model: Model, encoding: Encoding, masked: Tensor) -> Tensor:
     ids = torch.tensor(encoding.ids).repeat(masked.shape[1], 1)
     ids[torch.arange(masked.shape[1]), masked] = model.tokenizer.mask_id
     segments = torch.tensor(encoding.segments).expand_as(ids)
-    states: Tensor = model.bert(ids.to(model.device), segments.to(model.device)).last
+    states: Tensor = model.bert.encode(ids.to(model.device), segments.to(model.device)).last
     return states
 
 

@@ -45,7 +45,7 @@ class Attachment:
     alpha: float = 16.0  # lora: the change is scaled by alpha / size
     reads: Features = "last"  # features: which states are read, and by what
     feature_head: FeatureHead = "linear"
-    pooling: HeadPooling = "cls"  # mean: a pooled head reads the mean of the token states, and no pooler
+    pooling: HeadPooling = "cls"  # what a pooled head reads; with others than cls, the pooler is not used
 
 
 class Adapter(nn.Module):
@@ -115,7 +115,7 @@ def new_parts(bert: Backbone, attachment: Attachment) -> Parts:
     parts: Parts = {}
     if attachment.kind != "features":  # which reads the states of any backbone
         parts = _layer_parts(require_bert(bert, f"an adapter of kind {attachment.kind}"), attachment)
-    head = bert.new_head(attachment.head, attachment.labels)
+    head = bert.new_head(attachment.head, attachment.labels, attachment.pooling)
     if attachment.kind == "features":
         pools = attachment.head in POOLED_HEADS
         reader = Reader(bert.config, attachment.reads, attachment.feature_head, attachment.size, pools)
@@ -124,7 +124,7 @@ def new_parts(bert: Backbone, attachment: Attachment) -> Parts:
         parts["reader"] = reader
     if attachment.pooler:
         parts["pooler"] = Pooler(bert.config) if bert.pooler is None else deepcopy(bert.pooler)
-    elif attachment.pooling == "mean":
+    elif attachment.pooling != "cls":
         parts["pooler"] = None  # that of the base, if there is one, is not used
     return parts | {"heads": nn.ModuleDict({attachment.head: head})}
 

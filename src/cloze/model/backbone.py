@@ -22,7 +22,19 @@ from torch import Tensor, nn
 from cloze.errors import ConfigError, did_you_mean
 from cloze.model.building_blocks import EncoderOutput, initialise
 from cloze.model.config import BertConfig
-from cloze.model.heads import HEAD_NAMES, HEADS, POOLED_HEADS, PRETRAINING_HEADS, HeadName, Pooler, Reader, build_head
+from cloze.model.heads import (
+    HEAD_NAMES,
+    HEADS,
+    POOLED_HEADS,
+    PRETRAINING_HEADS,
+    ComparisonHead,
+    HeadName,
+    Pooler,
+    Reader,
+    build_head,
+    compare_vectors,
+)
+from cloze.options import HeadPooling
 
 # Which token states stand for the whole sequence: the first token ([CLS]), the last real token, or their mean.
 Summary = Literal["first", "last", "mean"]
@@ -123,9 +135,9 @@ class Backbone(nn.Module):
         initialise(model, config.initial_deviation, torch.Generator().manual_seed(seed))
         return model
 
-    def new_head(self, name: HeadName, labels: int) -> nn.Module:
-        """Return a new head for this backbone, not attached to it."""
-        return build_head(name, self.config, labels, self.token_table)
+    def new_head(self, name: HeadName, labels: int, pooling: HeadPooling | None = None) -> nn.Module:
+        """Return a new head for this backbone, not attached to it; ``pooling`` overrides that of the configuration."""
+        return build_head(name, self.config, labels, self.token_table, pooling or self.config.head_pooling)
 
     def forward(
         self, ids: Tensor, segments: Tensor, mask: Tensor | None = None, needed: Tensor | None = None
@@ -133,19 +145,31 @@ class Backbone(nn.Module):
         """Encode a batch; callers apply the head they want to the states they asked for."""
         if self.reader is not None:
             return EncoderOutput(self.reader(self.encode, ids, segments, mask))
+        if self.pooling == "separate":
+            return EncoderOutput(self._compare(ids, segments, mask))
         return self.encode(ids, segments, mask, needed=needed)
 
+    def _compare(self, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
+        """Encode the texts of each pair separately, and compare their mean vectors: (B, T) -> (B, 1, 4 H + 1)."""
+        split, real = split_pairs(ids, segments, mask, self.config.pad_id)  # (2 B, T')
+        vectors = mean_state(self.encode(split, torch.zeros_like(split), real).last, real)
+        count = ids.shape[0]  # not len(), which would fix the number of sequences in an exported graph
+        return compare_vectors(vectors[:count], vectors[count:]).unsqueeze(1)
+
     @property
-    def reads_mean(self) -> bool:
-        """Whether the task head reads the mean of the token states: it has neither pooler nor reader.
+    def pooling(self) -> HeadPooling:
+        """What the task head reads. A head without pooler and reader reads the mean of the token states.
 
         This follows the modules and not the configuration, because an adapter may add a pooler or take it away.
         """
-        return self.pooler is None and self.reader is None and any(name in POOLED_HEADS for name in self.heads)
+        if any(isinstance(head, ComparisonHead) for head in self.heads.values()):
+            return "separate"
+        has_mean = self.pooler is None and self.reader is None and any(name in POOLED_HEADS for name in self.heads)
+        return "mean" if has_mean else "cls"
 
     def summary_positions(self, ids: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Return the flat positions of the summary tokens, (B, T) -> (B,); None where all tokens are read (mean)."""
-        if self.capabilities.summary == "mean" or self.reads_mean:
+        """Return the flat positions of the summary tokens, (B, T) -> (B,); None where all tokens are read."""
+        if self.capabilities.summary == "mean" or self.pooling != "cls":
             return None
         first = first_positions(ids)
         return first if self.capabilities.summary == "first" else first + _last_indices(ids.shape[1], mask)
@@ -167,12 +191,12 @@ class Backbone(nn.Module):
         """Return what the pooled heads read: (B, T, H), (B, T) -> (B, H).
 
         Args:
-            last: Last states.
+            last: Last states, as ``forward`` returns them.
             mask: True at real tokens; None if nothing is padded.
         """
-        if self.reader is not None:
-            return last[:, 0]  # the reader has pooled already
-        if self.reads_mean:
+        if self.reader is not None or self.pooling == "separate":
+            return last[:, 0]  # pooled already
+        if self.pooling == "mean":
             return mean_state(last, mask)
         if self.pooler is None:
             raise ConfigError("this model has no pooler; it was saved without one")
@@ -205,6 +229,33 @@ def mean_state(last: Tensor, mask: Tensor | None) -> Tensor:
     return (last * weights).sum(1) / weights.sum(1).clamp(min=1)
 
 
+def split_pairs(ids: Tensor, segments: Tensor, mask: Tensor | None, pad_id: int) -> tuple[Tensor, Tensor]:
+    """Split pairs into their texts: ``[CLS] A [SEP] B [SEP]`` becomes ``[CLS] A [SEP]`` and ``[CLS] B [SEP]``.
+
+    Args:
+        ids: Token ids, (B, T).
+        segments: 0 in the first text of a pair, another number in the second, (B, T).
+        mask: True at real tokens, (B, T); None if nothing is padded.
+        pad_id: Id of the padding token.
+
+    Returns:
+        Token ids of all first texts and then of all second ones, and the mask, both (2 B, T').
+    """
+    length = ids.shape[1]
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+    is_second = segments.ne(0) & real
+    first_lengths = (real & ~is_second).sum(1, keepdim=True)  # (B, 1)
+    second_lengths = is_second.sum(1, keepdim=True) + 1  # with [CLS]
+    places = torch.arange(length, device=ids.device)  # (T,)
+    moved = ids.gather(1, (first_lengths + places - 1).clamp(max=length - 1))
+    seconds = torch.where(places == 0, ids[:, :1], moved)
+    lengths = torch.cat([first_lengths, second_lengths])  # (2 B, 1)
+    if not torch.compiler.is_compiling():  # an exported graph serves all shapes
+        length = int(lengths.max())
+    kept = places[:length] < lengths  # (2 B, T')
+    return torch.cat([ids, seconds])[:, :length].masked_fill(~kept, pad_id), kept
+
+
 def first_positions(ids: Tensor) -> Tensor:
     """Return the flat positions of the first tokens, ``[CLS]``: (B, T) -> (B,)."""
     return torch.arange(0, ids.numel(), ids.shape[1], device=ids.device)
@@ -229,10 +280,12 @@ def _check_heads(heads: Collection[HeadName], capabilities: Capabilities) -> Non
 
 
 def _check_pooling(heads: Collection[HeadName], config: BertConfig) -> None:
-    """Refuse sentence heads on the mean: what they have learned is to read the pooler."""
-    sentence = [name for name in heads if name in POOLED_HEADS & PRETRAINING_HEADS]
-    if config.head_pooling == "mean" and sentence:
-        raise ConfigError(f"head {sentence[0]}: it reads the pooler, but head_pooling is 'mean'; use 'cls'")
+    """Refuse sentence heads on anything but the pooler, which they have learned to read."""
+    pooling, sentence = config.head_pooling, [name for name in heads if name in POOLED_HEADS & PRETRAINING_HEADS]
+    if pooling != "cls" and sentence:
+        raise ConfigError(f"head {sentence[0]}: it reads the pooler, but head_pooling is {pooling!r}; use 'cls'")
+    if pooling == "separate" and "choice" in heads:
+        raise ConfigError("head choice: it reads a prompt and an option together; head_pooling is 'separate'")
 
 
 _REGISTRY: dict[str, type[Backbone]] = {}

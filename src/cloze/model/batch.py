@@ -1,4 +1,4 @@
-"""Sequences -> padded batches of similar length within a token budget -> results in input order.
+"""Batches of prediction: sequences -> padded batches of similar length -> results in input order.
 
 Also merges the results of a text's windows into the result of the text.
 

@@ -69,7 +69,7 @@ class BertConfig:
             hint = did_you_mean(str(self.activation), ACTIVATIONS)  # in a file it may be any value, even a number
             raise ConfigError(f"unknown activation {self.activation!r}{hint}")
         if self.head_pooling not in get_args(HeadPooling):
-            raise ConfigError(f"head_pooling is {self.head_pooling!r}; 'cls' or 'mean' was expected")
+            raise ConfigError(f"head_pooling is {self.head_pooling!r}; 'cls', 'mean' or 'separate' was expected")
         self._check_sharing()
 
     def _check_sharing(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cloze.errors import ConfigError
 from cloze.model.config import BertConfig
-from cloze.model.heads import POOLED_HEADS, SPAN_PLACE_SIZE, SPAN_PLACES, HeadName
+from cloze.model.heads import POOLED_HEADS, SPAN_PLACE_SIZE, SPAN_PLACES, HeadName, comparison_width
 
 _FLOAT = 4  # bytes; weights, states and gradients are float32
 
@@ -87,7 +87,7 @@ def count_parameters(
         + config.vocab_size,
         "nsp": 2 * hidden + 2,
         "sop": 2 * hidden + 2,
-        "sequence": labels * (hidden + 1),
+        "sequence": labels * ((comparison_width(hidden) if config.head_pooling == "separate" else hidden) + 1),
         "token": labels * (hidden + 1),
         "span": 2 * hidden + 2,
         "choice": hidden + 1,

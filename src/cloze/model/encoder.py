@@ -161,7 +161,7 @@ class Layer(nn.Module):
 
 
 class FusedPath(Protocol):
-    """All layers of an encoder as one faster call (predict/quantization/linear.py)."""
+    """All layers of an encoder as one faster call, in int8 (predict/quantization/linear.py)."""
 
     def __call__(
         self, encoder: "Encoder", hidden: Tensor, visible: Visibility, needed: Tensor | None, keep_states: bool, /

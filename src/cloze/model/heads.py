@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from cloze.model.building_blocks import Dropout, EncoderOutput, activation, initialise, table
 from cloze.model.config import BertConfig
-from cloze.options import FeatureHead, Features
+from cloze.options import FeatureHead, Features, HeadPooling
 
 # Pre-training: masked words, next sentence, sentence order, span boundaries; then the tasks.
 HeadName = Literal["mlm", "nsp", "sop", "sbo", "sequence", "token", "span", "choice"]
@@ -117,14 +117,42 @@ class SequenceHead(Head):
 
     reads_summary = True
 
-    def __init__(self, config: BertConfig, labels: int) -> None:
+    def __init__(self, config: BertConfig, labels: int, width: int | None = None) -> None:
         super().__init__()
         self.dropout = Dropout(config.dropout)
-        self.output = nn.Linear(config.hidden_size, labels)
+        self.output = nn.Linear(width or config.hidden_size, labels)
 
     def forward(self, pooled: Tensor) -> Tensor:
         """(B, H) -> (B, labels)."""
         return self.output(self.dropout(pooled))  # type: ignore[no-any-return]
+
+
+class ComparisonHead(SequenceHead):
+    """Labels, or a number, for a pair whose two texts are encoded separately (a bi-encoder, as in Sentence-BERT).
+
+    It reads ``compare_vectors`` of the two mean vectors.
+    """
+
+    def __init__(self, config: BertConfig, labels: int) -> None:
+        super().__init__(config, labels, comparison_width(config.hidden_size))
+
+
+def comparison_width(hidden_size: int) -> int:
+    """Return the number of features that compare two vectors: 4 H + 1."""
+    return 4 * hidden_size + 1
+
+
+def compare_vectors(first: Tensor, second: Tensor) -> Tensor:
+    """Return u, v, |u - v|, u * v and the cosine of two vectors: (B, H), (B, H) -> (B, 4 H + 1).
+
+    The vectors are scaled to norm sqrt(H) first, so that single features are of order 1, like those of other heads. The
+    cosine is multiplied by sqrt(H): it is one feature and tells the most.
+    """
+    scale = first.shape[-1] ** 0.5
+    first, second = (functional.normalize(vectors, dim=-1, eps=1e-12) * scale for vectors in (first, second))
+    product = first * second
+    cosine = product.mean(-1, keepdim=True) * scale
+    return torch.cat([first, second, (first - second).abs(), product, cosine], -1)
 
 
 class TokenHead(Head):
@@ -182,7 +210,9 @@ PRETRAINING_HEADS: frozenset[HeadName] = frozenset(name for name, head in HEADS.
 POOLED_HEADS: frozenset[HeadName] = frozenset(name for name, head in HEADS.items() if head.reads_summary)
 
 
-def build_head(name: HeadName, config: BertConfig, labels: int, token_table: nn.Embedding) -> Head:
+def build_head(
+    name: HeadName, config: BertConfig, labels: int, token_table: nn.Embedding, pooling: HeadPooling = "cls"
+) -> Head:
     """Return a new head; masked-word heads decode with the token embeddings themselves (tied weights)."""
     if name == "mlm":
         return MaskedWordHead(config, token_table)
@@ -191,7 +221,7 @@ def build_head(name: HeadName, config: BertConfig, labels: int, token_table: nn.
     if name in ("nsp", "sop"):
         return SentenceHead(config)
     if name == "sequence":
-        return SequenceHead(config, labels)
+        return (ComparisonHead if pooling == "separate" else SequenceHead)(config, labels)
     if name == "token":
         return TokenHead(config, labels)
     return SpanHead(config) if name == "span" else ChoiceHead(config)

@@ -49,7 +49,7 @@ def with_heads(
         keep: Keep the weights of heads that both have (continued training); otherwise all heads are new (another task).
         seed: Seed of the random initialisation.
         dropout: Replaces both dropout probabilities of the configuration, if given.
-        pooling: What a sequence or choice head reads; with the mean, the pooler is dropped.
+        pooling: What a sequence or choice head reads; with others than ``cls``, the pooler is dropped.
     """
     config = replace(model.config, head_pooling=pooling)
     if dropout is not None:

@@ -27,7 +27,15 @@ from cloze.models import SHIPPED_MODEL
 from cloze.options import LongTexts, PrecisionName
 from cloze.predict.embeddings.pooling import attention_weights, layer_indices, make_vectors, mean_states, token_states
 from cloze.predict.fill_mask import Floats, fill_blanks, fill_together, score_texts
-from cloze.predict.preprocessing import InputWarnings, adds_columns, read_blanks, read_texts, require_head, require_task
+from cloze.predict.preprocessing import (
+    InputWarnings,
+    adds_columns,
+    read_blanks,
+    read_texts,
+    require_head,
+    require_pairs,
+    require_task,
+)
 from cloze.predict.quantization.precision import precision_of, set_precision, use_products
 from cloze.predict.results import Attention, Corrected, Filled, FilledTogether, Score, describe_model
 from cloze.tasks.answering.decoding import Answer, answer_all
@@ -304,12 +312,12 @@ class Model:
         if kind is None or kind.operation != CLASSIFY.operation or kind.respond is None:
             require_task(self.bert, self.task, CLASSIFY)
             raise AssertionError("a model without such a task was refused")
-        return kind.respond(self, self._encode_long(texts, pairs, self.task.long_texts if self.task else "cut"), {})
+        return kind.respond(self, self._encode_classified(texts, pairs), {})
 
     def logits(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
         """The sequence head's raw outputs, (N, labels); for a text that is split into windows, their mean."""
         require_head(self.bert, "sequence")
-        return self.logits_encoded(self._encode_long(texts, pairs, self.task.long_texts if self.task else "cut"))
+        return self.logits_encoded(self._encode_classified(texts, pairs))
 
     @torch.inference_mode()
     def logits_encoded(self, windows: Sequence[Sequence[Encoding]]) -> Floats:
@@ -360,6 +368,11 @@ class Model:
 
     def _encode(self, texts: Sequence[str], pairs: Sequence[str] | None) -> list[Encoding]:
         return [encoding for (encoding,) in self._encode_long(texts, pairs, "cut")]
+
+    def _encode_classified(self, texts: Sequence[str], pairs: Sequence[str] | None) -> list[list[Encoding]]:
+        """Return the sequences of each text for the sequence head, long texts as the head was trained."""
+        require_pairs(self.bert.pooling == "separate", pairs)
+        return self._encode_long(texts, pairs, self.task.long_texts if self.task else "cut")
 
     def _encode_long(self, texts: Sequence[str], pairs: Sequence[str] | None, how: LongTexts) -> list[list[Encoding]]:
         """Return the sequences of each text; warn of texts that were truncated or that the vocabulary does not fit."""

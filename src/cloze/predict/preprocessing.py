@@ -99,6 +99,12 @@ def read_texts(
     return encode_long(tokenizer, texts, pairs, how)
 
 
+def require_pairs(compares: bool, pairs: Sequence[str] | None) -> None:
+    """Raise ``RequestError`` if a model ``compares`` the two texts of a pair, but single texts were given."""
+    if compares and pairs is None:
+        raise RequestError("this model compares the two texts of a pair; give a second text for each (pair)")
+
+
 def _check_pairs(texts: Sequence[str], pairs: Sequence[str], segments: int) -> None:
     if len(pairs) != len(texts):
         raise RequestError(f"{len(texts)} texts, but {len(pairs)} pairs; one for each was expected")

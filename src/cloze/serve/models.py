@@ -31,6 +31,7 @@ class ServedModel:
     description: dict[str, Any]
     tokenizer: Any
     segments: int  # number of segments that the model distinguishes
+    compares_pairs: bool  # classifies pairs only: see model/backbone.py
     long_texts: LongTexts  # how texts beyond the maximum length are classified
     by_characters: bool  # tags each character of a text, as it was trained
     corrects_as_seen: bool  # corrects in one pass over a text, instead of masking each word in turn
@@ -171,6 +172,7 @@ def _describe(name: str, base: str, adapter: str | None, model: Model, batcher: 
         description,
         model.tokenizer,
         config.segments,
+        model.bert.pooling == "separate",
         task.long_texts if task else "cut",
         task.characters if task else False,
         model.correcting is not None,

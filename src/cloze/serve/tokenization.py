@@ -22,6 +22,7 @@ from cloze.predict.preprocessing import (
     count_words,
     read_blanks,
     read_texts,
+    require_pairs,
 )
 from cloze.serve.errors import OverloadedError
 from cloze.serve.metrics import Metrics
@@ -126,6 +127,7 @@ def tokenize(
     """
     kind = task_kind(operation)
     if kind is not None and kind.inputs == "texts":
+        require_pairs(served.compares_pairs, inputs[0][1])
         return _tokenize_texts(served, inputs, served.long_texts)
     if kind is not None and kind.inputs == "words":
         lengths = _count_tagged(served, inputs, worded=options["worded"])

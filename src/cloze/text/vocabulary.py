@@ -252,7 +252,14 @@ class _Pairs:
         return None
 
     def merge(self, pair: int, symbol: int) -> None:
-        """Replace the pair by ``symbol`` wherever it occurs."""
+        """Replace the pair by ``symbol`` wherever it occurs.
+
+        For example, "l" and "ow" in "lower", cell by cell, with symbols in quotes and ``.`` for an empty cell::
+
+            "l"  "ow"  -2  "e"  "r"   ->   "low"  .  -3  "e"  "r"
+
+        The pair ("ow", "e") gets a smaller count and ("low", "e") a larger one; the same holds on the left.
+        """
         left, right = pair >> _BITS, pair & _RIGHT
         before, cells, lengths = self.lengths[left], self.cells, self.lengths
         size = before + lengths[right]

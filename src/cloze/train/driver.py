@@ -1,5 +1,7 @@
 """The training driver that fine-tuning, contrastive training, correction and distillation share.
 
+Pre-training, which has no epochs and no dev rows, calls the loop (``loop.py``) itself.
+
 Open the run, return if it is finished, build batches and objective, train with an evaluation on the dev set after every
 epoch (with early stopping if there is a patience), finish. ``TrainingParts`` is what differs between them.
 """
@@ -44,7 +46,7 @@ class EpochBatches(BatchSource, Protocol):
 
 @dataclass(frozen=True)
 class TrainingParts:
-    """What one kind of training brings to the recipe.
+    """What differs from one kind of training to another.
 
     Attributes:
         recorded: Everything the result depends on; a run with other values is not resumed.

@@ -316,7 +316,7 @@ class _Training:
                 self.options.log(step, metrics)
 
     def _save(self, step: int) -> None:
-        figures = {
+        figures = {  # the keys are part of the file format, and older than the names beside them
             "meter": self.tracker.state_dict(),
             "guard": self.guard.state_dict(),
             "seconds": self.seconds + time.monotonic() - self.start,

@@ -258,7 +258,7 @@ class DivergenceGuard:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint has to hold."""
-        return {
+        return {  # the keys are part of the file format, and older than the names beside them
             "usual": self._mean,
             "first": self._initial,
             "seen": self._accepted,

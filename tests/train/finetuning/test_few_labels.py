@@ -208,7 +208,7 @@ def test_sentence_transformers_gives_the_logits(embedder: Path, source: Source, 
 
 
 def test_pooler_is_read_where_the_settings_say_so(base: Path, source: Source, tmp_path: Path) -> None:
-    assert load_folder(run_finetuning(source, base, tmp_path / "mean", settings=FEW)).model.reads_mean
+    assert load_folder(run_finetuning(source, base, tmp_path / "mean", settings=FEW)).model.pooling == "mean"
     run = run_finetuning(source, base, tmp_path / "cls", settings=replace(FEW, pooling="cls"))
     assert load_folder(run).model.pooler is not None
 

@@ -194,7 +194,7 @@ def test_model_without_pooler_is_told(data: Path, tmp_path: Path) -> None:
     assert (
         "the head reads the mean of the token states (the model has no pooler); --pooling cls for [CLS] with a pooler"
     ) in listener.said
-    assert load_folder(run).model.reads_mean
+    assert load_folder(run).model.pooling == "mean"
     with_cls = replace(FAST, pooling="cls")
     run = run_finetuning(source, tmp_path / "bare", tmp_path / "cls", settings=with_cls, progress=listener)
     assert "the model has no pooler; a new one starts at random" in listener.said

@@ -1,6 +1,7 @@
 """What the head of a fine-tuned model reads: chosen by the folder, overridden by the settings, refused elsewhere."""
 
 import json
+import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from cloze.options import HeadPooling
 from cloze.predict import load
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
+from cloze.train.finetuning import trainable
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from tests.train.finetuning.test_finetune import FAST, LEARNING, make_rows, write
@@ -41,17 +43,63 @@ def test_folder_that_pools_by_mean_gets_a_head_on_the_mean(embedder: Path, sourc
         "the head reads the mean of the token states (as this folder pools); --pooling cls for [CLS] with a pooler"
     )
     assert message in listener.said
-    assert load_folder(run).model.reads_mean
+    assert load_folder(run).model.pooling == "mean"
     assert "`SentenceTransformer(folder).encode` returns the logits" in (run / "model" / "README.md").read_text("utf-8")
 
 
-def test_few_pairs_are_pointed_to_similarity(embedder: Path, base: Path, tmp_path: Path) -> None:
-    path = write(tmp_path / "pairs.csv", [row | {"pair": row["text"]} for row in make_rows(40)])
-    for start, expected in ((embedder, True), (base, False)):
+def make_pairs(count: int, seed: int = 0) -> list[dict[str, str]]:
+    """Pairs of texts, of which those with the label "same" have a word in common."""
+    draw = random.Random(seed)
+    words = ["winter", "river", "stone", "light"]
+    rows = []
+    for number in range(count):
+        word = draw.choice(words)
+        other = word if number % 2 else draw.choice([one for one in words if one != word])
+        rows.append({"text": f"the {word}", "pair": f"a {other}", "label": "same" if number % 2 else "other"})
+    return rows
+
+
+def test_pairs_are_compared_by_a_folder_that_pools_by_mean(embedder: Path, base: Path, tmp_path: Path) -> None:
+    source = Source("classify", write(tmp_path / "pairs.csv", make_pairs(40)), pair="pair")
+    for start, expected in ((embedder, "separate"), (base, "cls")):
         listener = Listener()
-        pairs = Source("classify", path, pair="pair")
-        run_finetuning(pairs, start, tmp_path / f"run-{start.name}", settings=FAST, progress=listener)
-        assert any("with few pairs, cloze finetune similarity" in said for said in listener.said) == expected
+        run = run_finetuning(source, start, tmp_path / f"run-{start.name}", settings=FAST, progress=listener)
+        assert load_folder(run).model.pooling == expected
+        said = any("the two texts of a pair are encoded separately" in said for said in listener.said)
+        assert said == (expected == "separate")
+    card = (tmp_path / "run-embedder" / "model" / "README.md").read_text("utf-8")
+    assert "`AutoModelForSequenceClassification` refuses the head" in card
+    joint = run_finetuning(source, embedder, tmp_path / "joint", settings=replace(FAST, pooling="mean"))
+    assert load_folder(joint).model.pooling == "mean"
+
+
+def test_many_pairs_are_read_as_one_sequence(embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainable, "_FEW_PAIRS", 20)
+    source = Source("classify", write(tmp_path / "pairs.csv", make_pairs(40)), pair="pair")
+    assert load_folder(run_finetuning(source, embedder, tmp_path / "run", settings=FAST)).model.pooling == "mean"
+
+
+def test_comparing_head_learns(embedder: Path, tmp_path: Path) -> None:
+    train, dev = write(tmp_path / "train.csv", make_pairs(160)), write(tmp_path / "dev.csv", make_pairs(40, 1))
+    source = Source("classify", train, dev, pair="pair")
+    for name, settings in (("steps", replace(LEARNING, pooling="separate")), ("few", FinetuneSettings(few=True, max_length=16))):
+        run = run_finetuning(source, embedder, tmp_path / name, settings=settings)
+        assert load_folder(run).model.pooling == "separate"
+        assert json.loads((run / "eval_results.json").read_text("utf-8"))["accuracy"] > 0.9
+
+
+def test_comparing_head_of_adapters(embedder: Path, tmp_path: Path) -> None:
+    source = Source("classify", write(tmp_path / "pairs.csv", make_pairs(40)), pair="pair")
+    run = run_finetuning(source, embedder, tmp_path / "run", settings=replace(FAST, adapter="lora", adapter_size=4))
+    assert json.loads((run / "model" / "adapter.json").read_text("utf-8"))["pooling"] == "separate"
+    assert len(load(run).classify(["river"], ["stone"])) == 1
+
+
+def test_comparison_is_refused_without_pairs(embedder: Path, source: Source, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="pooling is 'separate', which compares the two texts of a pair; these rows"):
+        run_finetuning(source, embedder, tmp_path / "run", settings=replace(FAST, pooling="separate"))
+    with pytest.raises(ConfigError, match="pooling is 'separate', but contrastive trains on pairs of rows"):
+        FinetuneSettings(few=True, contrastive=True, pooling="separate")
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
@@ -60,7 +108,7 @@ def test_settings_decide(embedder: Path, base: Path, source: Source, tmp_path: P
         listener = Listener()
         settings = replace(FAST, pooling=pooling)
         run = run_finetuning(source, start, tmp_path / f"run-{start.name}", settings=settings, progress=listener)
-        assert load_folder(run).model.reads_mean == (pooling == "mean")
+        assert load_folder(run).model.pooling == pooling
         assert not any("mean of the token states" in said for said in listener.said)
         assert json.loads((run / "run.json").read_text("utf-8"))["pooling"] == pooling
 
@@ -71,7 +119,7 @@ def test_head_on_the_mean_learns(base: Path, tmp_path: Path) -> None:
     run = run_finetuning(Source("classify", train, dev), base, tmp_path / "run", settings=settings)
     assert json.loads((run / "eval_results.json").read_text("utf-8"))["accuracy"] > 0.9
     again = run_finetuning(Source("classify", train, dev), run / "model", tmp_path / "again", settings=FAST)
-    assert load_folder(again).model.reads_mean, "a fine-tuned head on the mean is what the folder was made for"
+    assert load_folder(again).model.pooling == "mean", "a fine-tuned head on the mean is what the folder was made for"
 
 
 @pytest.mark.parametrize("adapter", ["houlsby", "lora"])
@@ -79,7 +127,7 @@ def test_adapters_read_the_mean_too(embedder: Path, source: Source, tmp_path: Pa
     run = run_finetuning(source, embedder, tmp_path / "run", settings=replace(FAST, adapter=adapter, adapter_size=4))
     about = json.loads((run / "model" / "adapter.json").read_text("utf-8"))
     assert (about["pooling"], about["pooler"]) == ("mean", False)
-    assert load_any(run).model.reads_mean
+    assert load_any(run).model.pooling == "mean"
     assert len(load(run).classify(["river"])) == 1
     settings = replace(FAST, adapter=adapter, adapter_size=4, pooling="cls")
     run = run_finetuning(source, embedder, tmp_path / "cls", settings=settings)
@@ -118,4 +166,4 @@ def test_flag_of_the_command_line(base: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(["finetune", "classify", rows, "--model", str(base), *flags])
     assert stopped.value.code == 0
-    assert load_folder(tmp_path / "run").model.reads_mean
+    assert load_folder(tmp_path / "run").model.pooling == "mean"

@@ -4,8 +4,9 @@ The text is divided among shards (``shard_plan.py``), which worker processes or 
 ``OUT.partial`` (``shard_maker.py``). A shard appears there complete or not at all, so that after an interruption the
 same command makes only the missing shards. At the end, the manifest is written and the folder is renamed to ``OUT``.
 
-Every step is a list of tasks: ``_Work._run`` -> ``run_tasks`` -> ``PreparationRunner`` (in a worker process or in this
-one) -> ``survey``, or ``ShardMaker.hash`` and ``ShardMaker.make``, which cluster jobs call directly.
+Each stage is a list of tasks, JSON objects that a worker process or this one runs: ``_Work._run`` hands them to
+``PreparationRunner._run`` (``shard_maker.py``), which calls one function per kind of task: ``fingerprint``, ``survey``,
+``hash`` and ``shard``. Cluster jobs call ``ShardMaker.make`` directly.
 """
 
 import json

@@ -367,7 +367,7 @@ class PreparationRunner:
         return self._makers[folder]
 
     def finish(self) -> bytes:
-        """Return nothing: every task has written its result."""
+        """Return an empty result: each task has written its own to disk."""
         return b""
 
     def describe(self, task: bytes) -> str:

@@ -22,6 +22,8 @@ def text_items(
     return sequence_items(examples, tokenizer, options.long_texts)
 
 
+# Functions named by module and name, which are imported when they are called: decoding imports torch, and the command
+# line reads the kinds for --help.
 _decoded = partial(deferred, "cloze.tasks.classification.decoding")
 _baseline = partial(deferred, "cloze.tasks.baselines")
 

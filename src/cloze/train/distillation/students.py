@@ -43,7 +43,7 @@ def make_student(teacher: ModelFolder, settings: DistillSettings) -> Backbone:
             pad_id=config.pad_id,
         )
         new = Bert.fresh(
-            _with_dropout(replace(shape, head_pooling=_pooling_of(teacher.model)), settings.dropout),
+            _with_dropout(replace(shape, head_pooling=teacher.model.pooling), settings.dropout),
             (head,),
             labels=teacher.model.labels,
             seed=settings.seed,
@@ -73,7 +73,7 @@ def with_layers(
     model: Backbone, layers: Sequence[int], head: HeadName | None, dropout: float | None = None
 ) -> Backbone:
     """A model of some of the layers of another, with its embeddings, its pooler and one of its heads, or none."""
-    config = _with_dropout(replace(model.config, layers=len(layers), head_pooling=_pooling_of(model)), dropout)
+    config = _with_dropout(replace(model.config, layers=len(layers), head_pooling=model.pooling), dropout)
     smaller = Bert(config, () if head is None else (head,), labels=model.labels, pooler=model.pooler is not None)
     places = {str(old): new for new, old in enumerate(layers)}
     state = {}
@@ -85,10 +85,6 @@ def with_layers(
             state[f"encoder.layers.{places[layer[1]]}.{name[layer.end() :]}"] = tensor
     smaller.load_state_dict({name: state[name] for name in smaller.state_dict()})
     return smaller.eval()
-
-
-def _pooling_of(model: Backbone) -> HeadPooling:
-    return "mean" if model.reads_mean else "cls"
 
 
 def _from_folder(teacher: ModelFolder, name: str, settings: DistillSettings) -> Backbone:
@@ -116,8 +112,13 @@ def _from_folder(teacher: ModelFolder, name: str, settings: DistillSettings) -> 
         keep=same,
         seed=settings.seed,
         dropout=settings.dropout,
-        pooling=usual_pooling(found),
+        pooling=found.model.pooling if same else _new_pooling(teacher, found),
     )
+
+
+def _new_pooling(teacher: ModelFolder, student: ModelFolder) -> HeadPooling:
+    """What a new head of the student reads: as suits the student, but pairs are read as the teacher reads them."""
+    return "separate" if teacher.model.pooling == "separate" else usual_pooling(student)
 
 
 def _read_alike(one: Tokenizer, other: Tokenizer) -> bool:

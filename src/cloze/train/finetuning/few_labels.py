@@ -198,7 +198,11 @@ class FewLabels:
     def method(self) -> str:
         """What the head is, for messages and the model card."""
         name = "ridge" if self.data.kind.targets == "number" else "logistic"
-        vectors = "vectors of the model, trained on pairs of rows" if self.settings.contrastive else "sentence vectors"
+        vectors = "sentence vectors"
+        if self.settings.contrastive:
+            vectors = "vectors of the model, trained on pairs of rows"
+        elif self.model.bert.pooling == "separate":
+            vectors = "the vectors of both texts, and how they differ"
         return f"{name} regression on {vectors}"
 
     def fit(self) -> str:
@@ -215,7 +219,7 @@ class FewLabels:
     @property
     def pooling(self) -> Pooling:
         """The pooling of the vectors that contrastive training compares."""
-        return "mean" if self.model.bert.reads_mean else "cls"
+        return "mean" if self.model.bert.pooling == "mean" else "cls"
 
     def report_texts(self, progress: Progress) -> None:
         """Report training texts that are truncated, and those that the vocabulary does not fit."""

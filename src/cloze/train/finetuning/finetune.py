@@ -16,9 +16,10 @@ from cloze.checkpoint import (
     base_files,
     weights_fingerprint,
 )
-from cloze.checkpoint.folder import mean_head_note
+from cloze.checkpoint.folder import loading_note
 from cloze.hardware import choose_device
 from cloze.model.surgery import with_heads
+from cloze.options import HeadPooling
 from cloze.predict import Evaluation, Model, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import Baseline, baseline_scores, fit_baselines
@@ -52,9 +53,9 @@ from cloze.train.finetuning.similarity import PairObjective, finetune_similarity
 from cloze.train.finetuning.trainable import (
     cache_frozen_states,
     choose_pooling,
+    has_pairs,
     load_checked_base,
     make_trainable,
-    report_few_pairs,
 )
 from cloze.train.optimization import DivergedError
 from cloze.train.run import Run
@@ -72,6 +73,9 @@ def run_finetuning(
     progress: Progress | None = None,
 ) -> Path:
     """Fine-tune a model folder on a task; the same call resumes a run that was stopped.
+
+    With few rows of labels or numbers (30 to 499), and no setting that says how to train, fine-tuning is compared with
+    a linear head on sentence vectors on held-out training rows, and the better way is used (``few_labels.py``).
 
     Args:
         source: The task and its files.
@@ -136,7 +140,8 @@ def finetune_rows(
         device: Where to train.
         fresh: Delete a run that is there.
         progress: Where progress is reported.
-        fit: Let the dev rows decide from which score on a question has no answer. Not where they stand for unseen rows.
+        fit: Fit on the dev rows what the kind of task fits there: for answering, the score from which a question has no
+            answer. False where the dev rows stand for unseen ones, as in cross-validation.
         baselines: Returns the baselines, for a search that fits them once; by default, they are fitted on these rows.
 
     Returns:
@@ -145,7 +150,6 @@ def finetune_rows(
     given, progress = settings or FinetuneSettings(), progress or Silent()
     base = load_checked_base(data, model, given)
     settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
-    report_few_pairs(base, data, progress)
     recorded = _recorded(source, model, data)
     baselines = baselines or partial(fit_baselines, data)
     training = _Finetuning(data, base, str(model), settings, recorded, device, fit, baselines, progress)
@@ -177,12 +181,19 @@ class _Finetuning:
             recorded=self.recorded | asdict(settings),
             settings=settings,
             model=wrapped,
-            batches=lambda: _batches(data, self.base, wrapped, settings, self.device, self.progress),
+            batches=lambda: self._batches(wrapped),
             objective=lambda: _objective(data, wrapped, settings),
             metric=data.metrics[0],
             score=lambda: evaluate_examples(wrapped, data.kind, data.dev, data.metrics).metrics,
             finish=lambda run, used: self._finish(run, wrapped, tuned, used),
         )
+
+    def _batches(self, wrapped: Model) -> TaskBatches:
+        """Return the batches; before training, set the head to the linear optimum if the settings say so."""
+        batches = _batches(self.data, self.base, wrapped, self.settings, self.device, self.progress)
+        if self.settings.linear_start:
+            FewLabels(self.data, wrapped, self.settings).fit()
+        return batches
 
     def few_labels(self) -> TrainingParts:
         """Return the parts of the few-label path: pairs of rows are trained on, if at all, and the head is fitted."""
@@ -234,8 +245,9 @@ class _Finetuning:
         return tuned, Model(tuned, device=self.device)
 
     def _start_few(self) -> tuple[ModelFolder, FewLabels]:
-        """Return the model with a head that reads the mean of the token states, unless the settings say otherwise."""
-        tuned, wrapped = self._start(replace(self.settings, pooling=self.settings.pooling or "mean"))
+        """Return the model with a head on sentence vectors: means of token states, unless settings say otherwise."""
+        usual: HeadPooling = "separate" if has_pairs(self.data) and not self.settings.contrastive else "mean"
+        tuned, wrapped = self._start(replace(self.settings, pooling=self.settings.pooling or usual))
         return tuned, FewLabels(self.data, wrapped, self.settings)
 
     def _finish(
@@ -292,7 +304,7 @@ def _start(base: ModelFolder, name: str, data: TaskData, settings: ResolvedSetti
     """Return the base model, named ``name``, with a new head for the task's labels."""
     head = data.kind.head
     assert head is not None, "a kind with labels has a head"
-    pooling = choose_pooling(base, head, settings, progress)
+    pooling = choose_pooling(base, data, settings, progress)
     outputs = 1 if data.labels is None else len(data.labels)
     bert = with_heads(
         base.model,
@@ -373,12 +385,12 @@ def finetuning_card(
     assert tuned.task is not None
     # After cross-validation there are no other rows to score.
     scored = "training rows, which tell little of others" if data.dev is data.train else "dev rows"
-    labels = ", ".join(tuned.task.names) or data.kind.answers
+    labels, loading = ", ".join(tuned.task.names) or data.kind.answers, loading_note(tuned.model)
     return (
         f"# BERT, fine-tuned to {tuned.task.kind}\n\n"
         f"- answers: {labels}\n- from: {recorded['model']}\n"
         f"- rows: {recorded['task']}, {recorded['data']} ({recorded['content'][:12]})\n"
         f"- training: {len(data.train):,} rows, {method}\n\n"
         f"On {len(evaluation.predictions):,} {scored}:\n\n{card_scores(evaluation)}\n"
-        + (f"\nLoading: {mean_head_note()}" if tuned.model.reads_mean and tuned.adapter is None else "")
+        + (f"\nLoading: {loading}" if loading is not None and tuned.adapter is None else "")
     )

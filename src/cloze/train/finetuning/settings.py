@@ -20,8 +20,12 @@ LOOP_SETTINGS = (
     *("epochs", "batch_size", "learning_rate", "warmup", "weight_decay", "dropout", "patience"),
     *("freeze_layers", "layer_decay"),
 )
-# Settings of what is trained in place of the whole model, of a second target, and of changed rows.
-TRAINABLE_SETTINGS = ("adapter", "adapter_size", "frozen", "feature_head", "mean_teacher", "teacher_decay")
+# Settings of what is trained in place of the whole model, of where the head starts, of a second target, and of changed
+# rows.
+TRAINABLE_SETTINGS = (
+    *("adapter", "adapter_size", "frozen", "feature_head", "linear_start"),
+    *("mean_teacher", "teacher_decay"),
+)
 AUGMENTATION_SETTINGS = ("augment", "augment_copies", "synonyms")
 
 # The shortest sequence: [CLS], one token, [SEP].
@@ -75,7 +79,9 @@ class FinetuneSettings:
     layer_decay: float = 1.0
     """Learning rate of each layer as a fraction of that of the layer above it."""
     pooling: HeadPooling | None = None
-    """Input of the head for labels, numbers, choices: cls (with pooler) or mean of tokens; by default as the model."""
+    """What the head reads: cls (with pooler), mean of tokens, separate (compares pairs); by default, as the model."""
+    linear_start: bool | None = None
+    """Start the head of labels or numbers at the best linear head on the untrained model; otherwise at random."""
     mean_teacher: float = 0.0
     """Weight of a mean teacher: a second target, predicted by the moving average of the weights; 0: off."""
     teacher_decay: float = 0.999
@@ -150,6 +156,8 @@ class FinetuneSettings:
             raise ConfigError(
                 f"feature_head is {self.feature_head!r}, which reads frozen states; choose last, last4 or mix as frozen"
             )
+        if self.linear_start and self.frozen is not None:
+            raise ConfigError("linear_start and frozen exclude each other; use few for a linear head on frozen vectors")
         if self.precision == "bf16" and self.frozen is not None:
             raise ConfigError("precision is bf16, but frozen states are computed once, in fp32; leave out one of them")
         if self.checkpointing and self.frozen is not None:
@@ -158,6 +166,11 @@ class FinetuneSettings:
             raise ConfigError(
                 f"pooling is {self.pooling!r}, but frozen is {self.frozen!r}, whose head reads the states in its own "
                 "way; leave out one of them"
+            )
+        if self.pooling == "separate" and self.contrastive:
+            raise ConfigError(
+                "pooling is 'separate', but contrastive trains on pairs of rows, read as one sequence each; leave out "
+                "one of them"
             )
         chosen = [name for name in ("adapter", "frozen") if getattr(self, name) is not None]
         chosen += ["freeze_layers"] if self.freeze_layers else []

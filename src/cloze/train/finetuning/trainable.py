@@ -17,7 +17,7 @@ from torch import Tensor
 from cloze.checkpoint import ModelFolder, find_source, load_folder
 from cloze.checkpoint.folder import usual_pooling
 from cloze.errors import ConfigError
-from cloze.model import Backbone, HeadName
+from cloze.model import Backbone
 from cloze.model.adapters import Attachment, AttachmentKind, attach
 from cloze.model.batch import Batch, run_batched
 from cloze.model.bert import require_bert
@@ -42,35 +42,38 @@ SIZES = {"houlsby": 64, "lora": 8}
 _LAST_LAYERS = 4
 # Bytes for cached frozen states; if they need more, they are recomputed in every epoch.
 STATES_BUDGET = 2 * 2**30
-_FEW_PAIRS = 3000
+# Pairs up to which a model that was made for vectors of single texts reads them separately.
+_FEW_PAIRS = 10_000
 
 
-def choose_pooling(base: ModelFolder, head: HeadName, settings: FinetuneSettings, progress: Progress) -> HeadPooling:
+def choose_pooling(base: ModelFolder, data: TaskData, settings: FinetuneSettings, progress: Progress) -> HeadPooling:
     """Return what the new head reads: as the settings say, or else as suits the folder; report what is not usual."""
+    head = data.kind.head
+    assert head is not None, "a kind with labels has a head"
     if head not in POOLED_HEADS or settings.frozen is not None:
         return "cls"  # frozen states are pooled by their reader
+    if settings.pooling == "separate" and not has_pairs(data):
+        raise ConfigError(
+            "pooling is 'separate', which compares the two texts of a pair; these rows have single texts: leave it out"
+        )
     pooling = settings.pooling or usual_pooling(base)
     if settings.pooling is None and pooling == "mean":
         reason = "the model has no pooler" if base.model.pooler is None else "as this folder pools"
+        if has_pairs(data) and len(data.train) <= _FEW_PAIRS:
+            progress.say(
+                f"the two texts of a pair are encoded separately, and the head compares their vectors ({reason}); "
+                "--pooling mean reads them as one sequence"
+            )
+            return "separate"
         progress.say(f"the head reads the mean of the token states ({reason}); --pooling cls for [CLS] with a pooler")
     if pooling == "cls" and base.model.pooler is None:
         progress.say("the model has no pooler; a new one starts at random")
     return pooling
 
 
-def report_few_pairs(base: ModelFolder, data: TaskData, progress: Progress) -> None:
-    """Point to similarity training if a model that was made for vectors of single texts gets few pairs.
-
-    With 400 rows, a regression on the vectors of both texts was 9 to 13 points ahead of fine-tuning on the two texts as
-    one sequence (docs/experiments/06-first-try.md).
-    """
-    pairs = getattr(data.train, "pairs", None)
-    comparable = data.kind.targets == "number" or (data.kind.targets == "index" and len(data.labels or ()) == 2)
-    if pairs is not None and len(pairs) < _FEW_PAIRS and comparable and usual_pooling(base) == "mean":
-        progress.say(
-            "this model was made to compare the vectors of single texts; with few pairs, cloze finetune similarity, "
-            "which embeds the two texts of a pair separately, is often better"
-        )
+def has_pairs(data: TaskData) -> bool:
+    """Return whether the rows are pairs of texts that get a label or a number."""
+    return data.kind.head == "sequence" and getattr(data.train, "pairs", None) is not None
 
 
 def make_trainable(bert: Backbone, settings: FinetuneSettings) -> Attachment | None:
@@ -101,7 +104,7 @@ def make_trainable(bert: Backbone, settings: FinetuneSettings) -> Attachment | N
         pooler=head in POOLED_HEADS and kind != "features" and bert.pooler is not None,
         reads=settings.frozen or "last",
         feature_head=settings.feature_head,
-        pooling="mean" if bert.reads_mean and kind != "features" else "cls",
+        pooling=bert.pooling if kind != "features" else "cls",
     )
     attach(bert, attachment, settings.seed)
     return attachment
@@ -196,6 +199,8 @@ def check_kind(kind: TaskKind, settings: FinetuneSettings) -> None:
         raise ConfigError(f"calibrate is for labels of texts; this task is to {kind}")
     if settings.pooling is not None and kind.head not in POOLED_HEADS:
         raise ConfigError(f"pooling is for labels, numbers and choices of texts; this task is to {kind}")
+    if settings.linear_start and "few" not in kind.settings:
+        raise ConfigError(f"linear_start is for labels and numbers of texts; this task is to {kind}")
     if settings.class_weights != "none" and "class_weights" not in kind.settings:
         raise ConfigError(f"class_weights are for labels of texts; this task is to {kind}")
     if settings.augment != "none" and "augment" not in kind.settings:
