@@ -214,7 +214,7 @@ STAGES: dict[str, Stage] = {
     "folder -> model": Stage(
         load,
         entry=(
-            "cloze.predict.model:load",
+            "cloze.predict.loading:load",
             "cloze.predict.model:Model.__init__",
             "cloze.model.surgery:with_heads",
             "cloze.checkpoint.adapter_folder:base_files",

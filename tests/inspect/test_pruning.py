@@ -20,6 +20,7 @@ from cloze.inspect.pruning import (
     removal_gains,
 )
 from cloze.model.surgery import gated_heads, prune_heads
+from cloze.options import HeadPooling
 from cloze.predict import Difference, Evaluation, Model, evaluate_examples
 from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.classification.kind import CLASSIFY
@@ -29,10 +30,11 @@ TEXTS = ["the cat sat", "a dog ran on a mat", "the dogs sat on the cat", "a mat"
 ALL = SMALL.layers * SMALL.heads
 
 
-def made_model(kind: str = "classify") -> Model:
+def made_model(kind: str = "classify", pooling: HeadPooling = "cls") -> Model:
     names = ("no", "yes") if kind == "classify" else ()
-    task = TaskLabels(kind, names)
-    return Model(model_folder(["sequence"], labels=max(1, len(names)), task=task), device="cpu")
+    config = replace(SMALL, head_pooling=pooling)
+    folder = model_folder(["sequence"], config=config, labels=max(1, len(names)), task=TaskLabels(kind, names))
+    return Model(folder, device="cpu")
 
 
 def loss_of(model: Model, targets: list[int]) -> float:
@@ -53,29 +55,30 @@ def test_cost_of_each_head() -> None:
         assert costs[2, 1] == pytest.approx(loss_of(model, [0, 1, 0, 1]) - whole, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["classify", "regress"])
-def test_importance_is_the_slope_of_each_rows_loss(kind: str) -> None:
-    model = made_model(kind)
+@pytest.mark.parametrize(("kind", "pooling"), [("classify", "cls"), ("regress", "cls"), ("classify", "separate")])
+def test_importance_is_the_slope_of_each_rows_loss(kind: str, pooling: HeadPooling) -> None:
+    model = made_model(kind, pooling)
     prune_heads(model.bert, [(1, 0)])
     targets = [0.0, 1.0, 0.0, 1.0]
-    found = head_importance(model, TEXTS, None, targets)
+    pairs = TEXTS[1:] + TEXTS[:1] if pooling == "separate" else None
+    found = head_importance(model, TEXTS, pairs, targets)
     assert found[1, 0] == 0.0
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1.0, atol=1e-6)
     # By hand: a text at a time, and gates that are a little less than one.
     by_hand = np.zeros_like(found)
     for place in np.ndindex(found.shape):
-        for text, target in zip(TEXTS, targets, strict=True):
-            slope = (row_loss(model, text, target, place, 1.01) - row_loss(model, text, target, place, 0.99)) / 0.02
-            by_hand[place] += abs(slope)
+        for text, pair, target in zip(TEXTS, pairs or [None] * 4, targets, strict=True):
+            above, below = (row_loss(model, text, pair, target, place, gate) for gate in (1.01, 0.99))
+            by_hand[place] += abs(above - below) / 0.02
     by_hand /= np.linalg.norm(by_hand, axis=1, keepdims=True)
     np.testing.assert_allclose(found, by_hand, atol=5e-3)
 
 
-def row_loss(model: Model, text: str, target: float, place: tuple[int, ...], gate: float) -> float:
+def row_loss(model: Model, text: str, pair: str | None, target: float, place: tuple[int, ...], gate: float) -> float:
     gates = torch.ones(SMALL.layers, SMALL.heads)
     gates[place] = gate
     with gated_heads(model.bert, gates):
-        logits = torch.tensor(model.logits([text])).double()
+        logits = torch.tensor(model.logits([text], None if pair is None else [pair])).double()
     if logits.shape[1] == 1:
         return float((logits[0, 0] - target) ** 2)
     return float(torch.nn.functional.cross_entropy(logits, torch.tensor([int(target)])))

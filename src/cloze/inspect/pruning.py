@@ -114,7 +114,8 @@ def head_importance(
     for indices in batches([len(encoding.ids) for encoding in encodings]):
         batch = collate([encodings[index] for index in indices], model.tokenizer.pad_id, model.device)
         gates = torch.ones(len(indices), config.layers, config.heads, device=model.device, requires_grad=True)
-        with gated_heads(model.bert, gates):
+        # Where the texts of a pair are encoded separately, the same gates scale both.
+        with gated_heads(model.bert, gates.repeat(2, 1, 1) if model.bert.pooling == "separate" else gates):
             last = model.bert(batch.ids, batch.segments, batch.mask).last
         logits = model.bert.heads["sequence"](model.bert.pooled(last, batch.mask))
         batch_targets = torch.tensor([targets[index] for index in indices], device=model.device)

@@ -202,6 +202,10 @@ class Backbone(nn.Module):
             raise ConfigError("this model has no pooler; it was saved without one")
         return self.pooler(self.summarise(last, mask))  # type: ignore[no-any-return]
 
+    def head_input(self, head: HeadName, ids: Tensor, segments: Tensor, mask: Tensor | None) -> Tensor:
+        """Encode a batch and return what a pooled head reads of it: (B, T) -> (B, H)."""
+        return self.pooled(self(ids, segments, mask, self.needed_by(head, ids, mask)).last, mask)
+
     def train(self, mode: bool = True) -> Self:
         """Set the training mode; layers that are only read by a frozen-feature reader stay in evaluation mode."""
         super().train(mode)

@@ -3,7 +3,8 @@
 from cloze.hardware import choose_device
 from cloze.model.batch import batch_limits
 from cloze.predict.evaluation import evaluate, evaluate_examples
-from cloze.predict.model import Model, load
+from cloze.predict.loading import load
+from cloze.predict.model import Model
 from cloze.predict.results import Attention, Corrected, Correction, Filled, FilledTogether, Score
 from cloze.tasks.answering.decoding import Answer
 from cloze.tasks.choice.decoding import Option

@@ -12,7 +12,8 @@ from typing import Any
 
 from cloze.errors import ConfigError, DataError, RequestError
 from cloze.files import replaced_file
-from cloze.predict.model import Model, load
+from cloze.predict.loading import load
+from cloze.predict.model import Model
 from cloze.tasks.answering.decoding import check_longest
 from cloze.tasks.baselines import compare_with_floor
 from cloze.tasks.classification.decoding import predicted_classes

@@ -1,11 +1,9 @@
-"""``cloze.load(folder)`` and the ``Model`` that it returns, with one method per kind of prediction.
+"""The ``Model`` that ``cloze.load`` returns, with one method per kind of prediction.
 
 The result of a text does not depend on the rest of its batch. A method raises ``RequestError`` if the folder lacks the
 head that it needs.
 """
 
-import logging
-import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -15,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cloze.checkpoint import EmbeddingSettings, ModelFolder, Pooling, find_source, load_any, save_folder
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, Pooling, find_source, save_folder
 from cloze.checkpoint.adapter_folder import AttachedAdapters
 from cloze.checkpoint.folder import fingerprint
 from cloze.errors import RequestError
@@ -23,7 +21,6 @@ from cloze.hardware import choose_device
 from cloze.model import Backbone, HeadName
 from cloze.model.batch import Batch, Result, collate, join_logits, join_vectors, run_batched
 from cloze.model.surgery import Head, prune_heads, without_heads
-from cloze.models import SHIPPED_MODEL
 from cloze.options import LongTexts, PrecisionName
 from cloze.predict.embeddings.pooling import attention_weights, layer_indices, make_vectors, mean_states, token_states
 from cloze.predict.fill_mask import Floats, fill_blanks, fill_together, score_texts
@@ -50,27 +47,6 @@ from cloze.text import Encoding, Tokenizer
 if TYPE_CHECKING:
     from cloze.predict.corrector import Corrector
     from cloze.tasks.correction.kind import CorrectionSettings
-
-logger = logging.getLogger("cloze")
-
-
-def load(
-    source: str | os.PathLike[str] = SHIPPED_MODEL,
-    *,
-    base: str | Path | None = None,
-    device: str | None = None,
-    precision: PrecisionName = "fp32",
-) -> "Model":
-    """Load a model folder (ours, any HF BERT, or a TensorFlow checkpoint), a hub name when online, or the shipped one.
-
-    An adapter's folder is loaded on the base that it was trained on; ``base`` is its path if it has moved.
-    ``precision`` is fp32, whose numbers equal other libraries', bf16, int8, or auto: the fastest that is near enough.
-    """
-    source = os.fspath(source)  # a run prints as a table
-    folder = load_any(find_source(source), base)
-    for note in folder.notes:
-        logger.warning("%s: %s", source, note)
-    return Model(folder, device=device, precision=precision)
 
 
 class Model:
@@ -312,12 +288,12 @@ class Model:
         if kind is None or kind.operation != CLASSIFY.operation or kind.respond is None:
             require_task(self.bert, self.task, CLASSIFY)
             raise AssertionError("a model without such a task was refused")
-        return kind.respond(self, self._encode_classified(texts, pairs), {})
+        return kind.respond(self, self._encode_long(texts, pairs), {})
 
     def logits(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
         """The sequence head's raw outputs, (N, labels); for a text that is split into windows, their mean."""
         require_head(self.bert, "sequence")
-        return self.logits_encoded(self._encode_classified(texts, pairs))
+        return self.logits_encoded(self._encode_long(texts, pairs))
 
     @torch.inference_mode()
     def logits_encoded(self, windows: Sequence[Sequence[Encoding]]) -> Floats:
@@ -369,13 +345,13 @@ class Model:
     def _encode(self, texts: Sequence[str], pairs: Sequence[str] | None) -> list[Encoding]:
         return [encoding for (encoding,) in self._encode_long(texts, pairs, "cut")]
 
-    def _encode_classified(self, texts: Sequence[str], pairs: Sequence[str] | None) -> list[list[Encoding]]:
-        """Return the sequences of each text for the sequence head, long texts as the head was trained."""
-        require_pairs(self.bert.pooling == "separate", pairs)
-        return self._encode_long(texts, pairs, self.task.long_texts if self.task else "cut")
-
-    def _encode_long(self, texts: Sequence[str], pairs: Sequence[str] | None, how: LongTexts) -> list[list[Encoding]]:
-        """Return the sequences of each text; warn of texts that were truncated or that the vocabulary does not fit."""
+    def _encode_long(
+        self, texts: Sequence[str], pairs: Sequence[str] | None, how: LongTexts | None = None
+    ) -> list[list[Encoding]]:
+        """Return the sequences of each text, by default as the sequence head was trained; warn of what they lose."""
+        if how is None:
+            require_pairs(self.bert.pooling == "separate", pairs)
+            how = self.task.long_texts if self.task else "cut"
         encoded = read_texts(self.tokenizer, texts, pairs, how, segments=self.bert.config.segments)
         self.warnings.check(self.tokenizer, encoded, texts, pairs)
         return encoded
@@ -407,7 +383,5 @@ class Model:
 
     def _pooled_logits(self, head: HeadName, batch: Batch) -> Tensor:
         """Return the float32 logits, (B, labels), of a head that reads the pooled vector."""
-        needed = self.bert.needed_by(head, batch.ids, batch.mask)
-        last = self.bert(batch.ids, batch.segments, batch.mask, needed).last
-        logits: Tensor = self.bert.heads[head](self.bert.pooled(last, batch.mask))
+        logits: Tensor = self.bert.heads[head](self.bert.head_input(head, batch.ids, batch.segments, batch.mask))
         return logits.float()

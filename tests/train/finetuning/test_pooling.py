@@ -82,7 +82,10 @@ def test_many_pairs_are_read_as_one_sequence(embedder: Path, tmp_path: Path, mon
 def test_comparing_head_learns(embedder: Path, tmp_path: Path) -> None:
     train, dev = write(tmp_path / "train.csv", make_pairs(160)), write(tmp_path / "dev.csv", make_pairs(40, 1))
     source = Source("classify", train, dev, pair="pair")
-    for name, settings in (("steps", replace(LEARNING, pooling="separate")), ("few", FinetuneSettings(few=True, max_length=16))):
+    for name, settings in (
+        ("steps", replace(LEARNING, pooling="separate")),
+        ("few", FinetuneSettings(few=True, max_length=16)),
+    ):
         run = run_finetuning(source, embedder, tmp_path / name, settings=settings)
         assert load_folder(run).model.pooling == "separate"
         assert json.loads((run / "eval_results.json").read_text("utf-8"))["accuracy"] > 0.9

@@ -175,9 +175,8 @@ def head_inputs(model: Model, rows: LabelledTexts, settings: FinetuneSettings) -
     """
 
     def step(batch: Batch) -> list[NDArray[np.float32]]:
-        needed = model.bert.needed_by("sequence", batch.ids, batch.mask)
-        last = model.bert(batch.ids, batch.segments, batch.mask, needed).last
-        return list(model.bert.pooled(last, batch.mask).float().cpu().numpy())
+        read = model.bert.head_input("sequence", batch.ids, batch.segments, batch.mask)
+        return list(read.float().cpu().numpy())
 
     windows = encode_long(model.tokenizer, rows.texts, rows.pairs, settings.long_texts)
     vectors = join_logits(windows, model.run([window for text in windows for window in text], step))
