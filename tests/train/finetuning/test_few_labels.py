@@ -38,7 +38,7 @@ from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.search import search
 from cloze.train.finetuning.settings import FinetuneSettings, SearchSettings
 from cloze.train.run import Run
-from tests.train.finetuning.test_finetune import make_rows, write
+from tests.train.finetuning.test_finetune import FAST, make_rows, write
 from tests.train.made import Listener, interrupted_at, make_bert
 from tests.train.pretraining.test_pretrain import weights
 
@@ -196,6 +196,42 @@ def test_run_is_an_ordinary_folder(embedder: Path, source: Source, tmp_path: Pat
     assert {"accuracy", "macro_f1", "rows", "intervals", "baseline"} <= json.loads(
         (run / "eval_results.json").read_text("utf-8")
     ).keys()
+
+
+def test_training_starts_at_the_linear_optimum(embedder: Path, source: Source, tmp_path: Path) -> None:
+    listener = Listener()
+    settings = FinetuneSettings(linear_start=True, epochs=1, learning_rate=1e-12, max_length=16)
+    run = run_finetuning(source, embedder, tmp_path / "run", settings=settings, progress=listener)
+    (line,) = [said for said in listener.said if said.startswith("the head starts as logistic regression on sentence")]
+    strength = float(line.split(": C ")[1].split(",")[0])
+    assert strength in few_labels.STARTING_STRENGTHS
+    assert line.endswith("fitted to 40 rows")
+    texts = [row["text"] for row in make_rows(40)]
+    vectors = load(embedder).embed(texts, pooling="mean")
+    scaled = StandardScaler().fit(vectors).transform(vectors)
+    expected = LogisticRegression(C=strength, tol=1e-10, max_iter=20_000)
+    expected.fit(scaled, [row["label"] for row in make_rows(40)])
+    probabilities = [label.probabilities["winter"] for label in load(run).classify(texts)]
+    assert probabilities == pytest.approx(expected.predict_proba(scaled)[:, 1], abs=1e-4)
+
+
+def test_many_rows_start_from_a_sample(
+    embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(few_labels, "STARTING_ROWS", 16)
+    listener = Listener()
+    settings = replace(FAST, linear_start=True)
+    run_finetuning(source, embedder, tmp_path / "run", settings=settings, progress=listener)
+    assert any(said.endswith("fitted to 14 rows") for said in listener.said)
+
+
+def test_linear_start_is_refused_where_it_means_nothing(embedder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="linear_start and frozen exclude each other"):
+        FinetuneSettings(linear_start=True, frozen="last")
+    (tmp_path / "tags.txt").write_text("winter B-X\nriver O\n\n" * 20, "utf-8")
+    settings = FinetuneSettings(linear_start=True, max_length=16)
+    with pytest.raises(ConfigError, match="linear_start is for labels and numbers of texts; this task is to tag"):
+        run_finetuning(Source("tag", tmp_path / "tags.txt"), embedder, tmp_path / "run", settings=settings)
 
 
 def test_sentence_transformers_gives_the_logits(embedder: Path, source: Source, tmp_path: Path) -> None:

@@ -189,10 +189,12 @@ class _Finetuning:
         )
 
     def _batches(self, wrapped: Model) -> TaskBatches:
-        """Return the batches; before training, set the head to the linear optimum if the settings say so."""
+        """Return the batches; before training, set the head to the linear optimum where that is wanted."""
         batches = _batches(self.data, self.base, wrapped, self.settings, self.device, self.progress)
-        if self.settings.linear_start:
-            FewLabels(self.data, wrapped, self.settings).fit()
+        wanted = self.settings.linear_start
+        if wanted or (wanted is None and wrapped.bert.pooling == "separate"):
+            few = FewLabels(self.data, wrapped, self.settings)
+            self.progress.say(f"the head starts as {few.method}: {few.fit_start()}")
         return batches
 
     def few_labels(self) -> TrainingParts:

@@ -81,7 +81,7 @@ class FinetuneSettings:
     pooling: HeadPooling | None = None
     """What the head reads: cls (with pooler), mean of tokens, separate (compares pairs); by default, as the model."""
     linear_start: bool | None = None
-    """Start the head of labels or numbers at the best linear head on the untrained model; otherwise at random."""
+    """Start the head at a linear model on the untrained vectors, not at random; by default, if texts are separate."""
     mean_teacher: float = 0.0
     """Weight of a mean teacher: a second target, predicted by the moving average of the weights; 0: off."""
     teacher_decay: float = 0.999
