@@ -31,7 +31,10 @@ from task_samples import TASKS, find_model, read_sample  # beside this file
 
 ROOT = Path(__file__).parents[1]
 WAYS: dict[str, dict[str, Any]] = {
-    "full": {},
+    "full": {"few": False},
+    "linear-start": {"few": False, "linear_start": True},
+    "random-start": {"few": False, "linear_start": False},
+    "few": {"few": True},
     "houlsby": {"adapter": "houlsby"},
     "lora": {"adapter": "lora"},
     "frozen": {"frozen": "last"},
@@ -70,6 +73,7 @@ def measure(arguments: argparse.Namespace) -> None:
                     precision=arguments.precision,
                     seed=seed,
                     pooling=arguments.pooling,
+                    baseline=False,
                     **WAYS[arguments.way],
                 )
                 way = arguments.way + (f"-{arguments.pooling}" if arguments.pooling else "")
@@ -93,7 +97,7 @@ def main() -> None:
     parser.add_argument("--epochs", nargs="+", type=int, default=[3, 10])
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--way", default="full", choices=WAYS)
-    parser.add_argument("--pooling", choices=["cls", "mean"])
+    parser.add_argument("--pooling", choices=["cls", "mean", "separate"])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--dev-rows", type=int, default=500)
     parser.add_argument("--max-length", type=int, default=64)
