@@ -1,5 +1,6 @@
 """What heads are worth to a task, on a model in which one head alone does the work."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,7 +68,8 @@ def test_importance_is_the_slope_of_each_rows_loss(kind: str, pooling: HeadPooli
     # By hand: a text at a time, and gates that are a little less than one.
     by_hand = np.zeros_like(found)
     for place in np.ndindex(found.shape):
-        for text, pair, target in zip(TEXTS, pairs or [None] * 4, targets, strict=True):
+        seconds: Sequence[str | None] = pairs or [None] * len(TEXTS)
+        for text, pair, target in zip(TEXTS, seconds, targets, strict=True):
             above, below = (row_loss(model, text, pair, target, place, gate) for gate in (1.01, 0.99))
             by_hand[place] += abs(above - below) / 0.02
     by_hand /= np.linalg.norm(by_hand, axis=1, keepdims=True)
