@@ -13,7 +13,8 @@ trainer-best  the same with the best of six learning rates, chosen on a fifth of
 Chinese tasks are for Chinese models (m3e-small), English ones for the others. Size 0 is all rows, up to --max-rows.
 Each seed has its own training rows, head and order; the dev rows are the same. Every score is kept in
 --out/scores.json and its predictions in --out/predictions: re-running the same command measures what is missing, and
---kept only prints.
+--kept only prints. Cells of the published data that are kept in first_try.json.xz beside this file are unpacked there
+first (--no-archive: measure them again); --archive packs what has been measured into it.
 Seconds include reading the model; cloze runs as a process of its own, start included.
 
 Intervals are bootstraps over the dev rows of the mean over the seeds; differences are paired by rows. The best other
@@ -22,6 +23,8 @@ way is the one with the best dev score, which favours the others. ``--data small
 
 import argparse
 import importlib.util
+import json
+import lzma
 import shutil
 import sys
 import time
@@ -42,7 +45,7 @@ from cloze.tasks.registry import TaskData
 from cloze.tasks.tagging.entities import TaggedRows
 from first_try_ways import Job, Predictions, choose_rate, run_cloze, run_tf_idf, run_trainer, run_vectors
 from kept_scores import KeptScores  # beside this file
-from public_data import add_data, find_data
+from public_data import SMALL, add_data, find_data
 from task_samples import TASKS, find_model, read_sample
 
 WAYS = {
@@ -52,6 +55,7 @@ WAYS = {
     "trainer": run_trainer,
     "trainer-best": run_trainer,
 }
+ARCHIVE = Path(__file__).with_suffix(".json.xz")
 TASKS_BY_DEFAULT = [task for task in TASKS if task != "cola"]  # cola or rte
 CHINESE_MODELS = ("m3e-small",)
 
@@ -163,6 +167,24 @@ class Cells:
             return None
         found, data = [read_json(path) for path in paths], self.data(task, size, 0)
         return SeedMean(data.metrics[0], [rows_of(data, one["predictions"]) for one in found]), found
+
+
+def unpack(out: Path) -> None:
+    """Write the archived cells that a folder lacks."""
+    cells = json.loads(lzma.decompress(ARCHIVE.read_bytes())) if ARCHIVE.is_file() else {}
+    for name, cell in cells.items():
+        if not (path := out / "predictions" / name).is_file():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_json(path, cell)
+
+
+def pack(out: Path) -> None:
+    """Archive the cells of a folder, with numbers of five digits."""
+    cells = {path.name: read_json(path) for path in sorted((out / "predictions").glob("*.json"))}
+    for cell in cells.values():
+        if cell.get("predictions") and isinstance(cell["predictions"][0], float):
+            cell["predictions"] = [float(f"{number:.5g}") for number in cell["predictions"]]
+    ARCHIVE.write_bytes(lzma.compress(json.dumps(cells, sort_keys=True).encode()))
 
 
 def key_of(task: str, size: int, model: str, way: str, seed: int) -> str:
@@ -292,12 +314,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/first_try"))
     parser.add_argument("--kept", action="store_true", help="print what is kept, and measure nothing")
+    parser.add_argument("--no-archive", action="store_true", help="do not use the cells kept beside this file")
+    parser.add_argument("--archive", action="store_true", help="keep all cells beside this file, once measured")
     arguments = parser.parse_args()
+    if str(arguments.data) != SMALL and not arguments.no_archive:
+        unpack(arguments.out)
     arguments.data = find_data(arguments.data, *(TASKS[task].folder for task in arguments.only))
     torch.set_num_threads(arguments.threads)
     cells = Cells(arguments)
     if not arguments.kept:
         measure(arguments, cells)
+    if arguments.archive:
+        pack(arguments.out)
     print_tables(arguments, cells)
 
 

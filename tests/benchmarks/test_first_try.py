@@ -127,3 +127,21 @@ def test_the_trainer_answers_every_row(small: Path, speck: str, tmp_path: Path) 
     slow, fast = (run_trainer(replace(job, data=numbers, rate=rate)).predictions for rate in (1e-9, 1e-1))
     assert len(slow) == len(fast) == 30
     assert slow != fast
+
+
+def test_cells_are_archived_and_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(first_try, "ARCHIVE", tmp_path / "first_try.json.xz")
+    (tmp_path / "one" / "predictions").mkdir(parents=True)
+    numbers = {"score": 0.5, "rows": 2, "predictions": [1.23456789, 2.0]}
+    tags = {"score": 0.25, "rows": 1, "predictions": [["O", "B-X"]]}
+    for name, cell in (("numbers.json", numbers), ("tags.json", tags)):
+        (tmp_path / "one" / "predictions" / name).write_text(json.dumps(cell), "utf-8")
+    first_try.pack(tmp_path / "one")
+    (tmp_path / "two" / "predictions").mkdir(parents=True)
+    (tmp_path / "two" / "predictions" / "tags.json").write_text("{}", "utf-8")
+    first_try.unpack(tmp_path / "two")
+    kept = [
+        json.loads((tmp_path / "two" / "predictions" / name).read_text("utf-8"))
+        for name in ("numbers.json", "tags.json")
+    ]
+    assert kept == [{"score": 0.5, "rows": 2, "predictions": [1.2346, 2.0]}, {}]
