@@ -150,6 +150,8 @@ class TaskKind:
     # Fine-tuning settings that other kinds do not have.
     settings: frozenset[str] = field(default_factory=frozenset)
     long_inputs: str = "which reads long texts in windows by itself"  # why ``long_texts`` is not among them
+    # Whether what is longer than the maximum length is cut, so that the length is chosen from the rows.
+    cuts_texts: bool = False
     item_noun: str = "texts"  # what one training item is, in messages
     answers: str = "one of its labels"  # what a model card says of a model without named outputs
     calibrate: "Callable[[Predictor, Any, Sequence[str]], FittedTask] | None" = None  # with --calibrate, on dev rows

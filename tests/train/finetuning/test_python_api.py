@@ -170,7 +170,7 @@ def test_failed_temporary_run_leaves_nothing_behind(
         ({"epochs": "3"}, "epochs is '3'; a whole number or None was expected"),
         ({"epochs": 2.5}, "epochs is 2.5; a whole number or None was expected"),
         ({"epochs": True}, "epochs is True; a whole number or None was expected"),
-        ({"max_length": None}, "max_length is None; a whole number was expected"),
+        ({"max_length": "long"}, "max_length is 'long'; a whole number or None was expected"),
         ({"learning_rate": float("nan")}, "learning_rate is nan; a number or None was expected"),
         ({"dropout": float("nan")}, "dropout is nan; a number or None was expected"),
         ({"calibrate": "yes"}, "calibrate is 'yes'; True or False was expected"),

@@ -35,9 +35,9 @@ from cloze.train.finetuning.similarity import (
     finetune_similarity,
     read_similarity,
 )
-from tests.corpus.texts import make_documents
+from tests.corpus.texts import WORDS, make_documents
 from tests.model.made import assert_close
-from tests.train.made import Listener, interrupted_at
+from tests.train.made import Listener, interrupted_at, save_deep
 
 QUICK = FinetuneSettings(epochs=1, batch_size=8, max_length=24, learning_rate=1e-3, seed=1)
 TEXTS = [sentence for document in make_documents(40) for sentence in document]
@@ -293,9 +293,24 @@ def test_finetune_leads_here(base: Path, text: Path, tmp_path: Path) -> None:
         run_finetuning(Source("classify", text), base, tmp_path / "no", similarity=SimilaritySettings(temperature=0.1))
 
 
+def test_maximum_length_of_training_is_chosen_from_the_texts(base: Path, tmp_path: Path) -> None:
+    long, listener = save_deep(base, tmp_path / "deep"), Listener()
+    # Of half of the pairs, the second text is longer than 128 tokens; each text is a sequence of its own.
+    rows = [{"text": f"{word} garden", "pair": long if number % 2 else word} for number, word in enumerate(WORDS)]
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings = replace(QUICK, max_length=None)
+    run = finetune_similarity(
+        Source("similarity", pairs, pair="pair"), tmp_path / "deep", tmp_path / "run", settings=settings, progress=listener
+    )
+    assert any(line.startswith("maximum length 256 (holds 100 % of the rows)") for line in listener.said)
+    assert json.loads((run / "run.json").read_text("utf-8"))["max_length"] == 256
+    assert load(run).tokenizer.max_length == 300
+
+
 def test_maximum_length_of_the_folder_is_kept(base: Path, text: Path, tmp_path: Path) -> None:
     longest, listener = load(base).tokenizer.max_length, Listener()
-    assert longest > QUICK.max_length
+    assert longest > 24
     short = replace(QUICK, max_length=6)
     run = run_finetuning(Source("similarity", text), base, tmp_path / "run", settings=short, progress=listener)
     assert f"trained with the first 6 tokens; the model still reads up to {longest}" in listener.said

@@ -34,6 +34,7 @@ from cloze.tasks.intervals import Difference
 from cloze.tasks.kind import PlacedTexts
 from cloze.tasks.registry import TaskData, find_task, read_task
 from cloze.tasks.rows import Source
+from cloze.train.finetuning.defaults import keep_recorded_length
 from cloze.train.finetuning.search import compare_searches, search
 from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, SearchSettings
 from cloze.train.finetuning.trainable import load_checked_base
@@ -171,7 +172,7 @@ def adapt(
         The run's folder.
     """
     adaptation, progress = adaptation or AdaptSettings(), progress or Silent()
-    settings = settings or FinetuneSettings()
+    settings = keep_recorded_length(settings or FinetuneSettings(), out, fresh=fresh)
     adaptation.pretraining(adaptation.domain_steps, settings)  # refuses bad values before anything is read
     data, texts = read_task(source), [Path(text) for text in domain]
     test_rows = _read_test_rows(source, test, adaptation)

@@ -32,7 +32,14 @@ from cloze.tasks.similarity.kind import SIMILARITY
 from cloze.train.driver import TrainingParts, run_training
 from cloze.train.finetuning.augmentation import augment_rows
 from cloze.train.finetuning.correction import finetune_correction
-from cloze.train.finetuning.defaults import advise, choose_defaults, is_compared, resolve_settings
+from cloze.train.finetuning.defaults import (
+    advise,
+    choose_defaults,
+    choose_task_length,
+    is_compared,
+    keep_recorded_length,
+    resolve_settings,
+)
 from cloze.train.finetuning.few_labels import FewLabels, StageProgress, choose_few
 from cloze.train.finetuning.objective import (
     TaskBatches,
@@ -142,9 +149,10 @@ def finetune_rows(
     Returns:
         The run's folder.
     """
-    given, progress = settings or FinetuneSettings(), progress or Silent()
+    given, progress = keep_recorded_length(settings or FinetuneSettings(), out, fresh=fresh), progress or Silent()
     base = load_checked_base(data, model, given)
-    settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
+    length = choose_task_length(data, base.tokenizer, given)
+    settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress, length)
     report_few_pairs(base, data, progress)
     recorded = _recorded(source, model, data)
     baselines = baselines or partial(fit_baselines, data)

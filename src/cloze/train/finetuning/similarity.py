@@ -8,7 +8,7 @@ score (cosine regression, Reimers and Gurevych 2019). The loop and the run are t
 Dimensions: B texts or pairs of a batch, H hidden size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,8 +38,17 @@ from cloze.tasks.similarity.kind import (
     read_scored_pairs,
 )
 from cloze.tasks.tables import is_table
+from cloze.text import Tokenizer
 from cloze.train.driver import TrainingParts, run_training
-from cloze.train.finetuning.defaults import TrainingDefaults, advise, fill_in
+from cloze.train.finetuning.defaults import (
+    ChosenLength,
+    TrainingDefaults,
+    advise,
+    choose_length,
+    fill_in,
+    keep_recorded_length,
+    report_length,
+)
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated, report_unknown
 from cloze.train.finetuning.settings import (
     FinetuneSettings,
@@ -149,23 +158,27 @@ def finetune_similarity(
     given, progress = settings or FinetuneSettings(), progress or Silent()
     similarity = similarity or SimilaritySettings()
     check_label_free_settings(given, SIMILARITY.name)
-    settings = fill_in(given, _DEFAULTS)
+    given = keep_recorded_length(given, out, fresh=fresh)
     data = read_similarity(source, similarity.objective)
     for note in data.notes:
         progress.say(note)
     objective = similarity.objective or ("contrastive" if data.scores is None else "cosent")
     similarity = replace(similarity, objective=objective)
-    if settings.accumulate > 1 and objective != "cosine":
+    if given.accumulate > 1 and objective != "cosine":
         raise ConfigError(
-            f"accumulate is {settings.accumulate}, but {objective} compares all texts of a batch with each other; "
+            f"accumulate is {given.accumulate}, but {objective} compares all texts of a batch with each other; "
             "use --checkpointing or a smaller --batch-size to need less memory"
         )
-    if settings.patience and isinstance(data.dev, list):
+    if given.patience and isinstance(data.dev, list):
         raise ConfigError(
-            f"patience is {settings.patience}, but there is no --dev file of scored pairs, or of pairs that belong "
+            f"patience is {given.patience}, but there is no --dev file of scored pairs, or of pairs that belong "
             "together, to wait on"
         )
     base = load_folder(find_source(model))
+    check_length(given.max_length, base)
+    length = _choose_length(data, base.tokenizer, given)
+    report_length(length, progress)
+    settings = fill_in(given, _DEFAULTS, length)
     tuned = _start(base, data, settings, similarity)
     wrapped = Model(tuned, device=device)
     facts = {
@@ -284,11 +297,23 @@ def _read_labelled_positives(source: Source) -> tuple[list[tuple[str, str | None
     return [(row.text, row.pair) for row in rows], (note,)
 
 
+def _choose_length(data: SimilarityData, tokenizer: Tokenizer, settings: FinetuneSettings) -> ChosenLength | None:
+    """Choose the maximum length for the texts and their partners; None if it is set."""
+    if settings.max_length is not None:
+        return None
+
+    def encode(indices: Sequence[int], shortened: Tokenizer) -> list[Item]:
+        columns = [data.texts] if data.partners is None else [data.texts, data.partners]
+        encoded = [shortened.encode_batch([texts[index] for index in indices]) for texts in columns]
+        return [Item(encodings, 0) for encodings in zip(*encoded, strict=True)]
+
+    return choose_length(len(data.texts), encode, tokenizer)
+
+
 def _start(
-    base: ModelFolder, data: SimilarityData, settings: FinetuneSettings, similarity: SimilaritySettings
+    base: ModelFolder, data: SimilarityData, settings: ResolvedSettings, similarity: SimilaritySettings
 ) -> ModelFolder:
     """The encoder of the base, without heads: what they learned belongs to other states."""
-    check_length(settings.max_length, base)
     pooling: Any = similarity.vectors or base.embedding.pooling
     if pooling not in POOLINGS:
         raise ConfigError(f"unknown pooling {pooling!r}{did_you_mean(pooling, POOLINGS)}")

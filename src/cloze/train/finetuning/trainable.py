@@ -170,10 +170,10 @@ def load_checked_base(data: TaskData, model: str | Path, settings: FinetuneSetti
     return base
 
 
-def check_length(length: int, base: ModelFolder) -> None:
-    """Reject a length beyond the model's positions."""
+def check_length(length: int | None, base: ModelFolder) -> None:
+    """Reject a length beyond the model's positions; one that is chosen later is not."""
     positions = base.model.config.positions
-    if base.model.capabilities.has_positions and length > positions:
+    if length is not None and base.model.capabilities.has_positions and length > positions:
         raise ConfigError(
             f"max_length is {length}, but the model reads at most {positions} tokens; "
             "use that, or give it more with cloze extend --positions"
