@@ -219,6 +219,20 @@ def test_cut_texts_are_logged(pretrained: Model, caplog: pytest.LogCaptureFixtur
     ]
 
 
+def test_cut_texts_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model(model_folder(["mlm"]))
+    with caplog.at_level(logging.WARNING, logger="cloze"):
+        for _ in range(3):
+            model.embed([LONG, TEXT])
+            model.embed([TEXT])
+        model.embed([LONG, TEXT, TEXT])  # other texts
+        model.embed(["dog " + LONG, TEXT, TEXT])
+        Model(model_folder(["mlm"])).embed(["dog " + LONG, TEXT, TEXT])
+    assert caplog.messages == ["1 of 2 texts are longer than 32 tokens and were cut"] + 3 * [
+        "1 of 3 texts are longer than 32 tokens and were cut"
+    ]
+
+
 UNFIT = "☃ ☂ ☁ the cat"
 
 

@@ -30,6 +30,7 @@ class InputWarnings:
 
     def __init__(self) -> None:
         self._last_note: str | None = None
+        self._last_cut: int | None = None  # a hash of the sequences that were last warned of
 
     def check(
         self,
@@ -46,9 +47,15 @@ class InputWarnings:
 
     def truncated(self, tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> None:
         """Warn if texts were truncated."""
-        cut, longest = sum(encoding.dropped > 0 for encoding in encodings), tokenizer.max_length
-        if cut:
-            logger.warning("%d of %d texts are longer than %d tokens and were cut", cut, len(encodings), longest)
+        self.cut(encodings, f"texts are longer than {tokenizer.max_length} tokens and were cut")
+
+    def cut(self, encodings: Sequence[Encoding], note: str) -> None:
+        """Warn if sequences were truncated; not twice of the same ones, as of dev rows that are scored every epoch."""
+        cut = [tuple(encoding.ids) for encoding in encodings if encoding.dropped]
+        key = hash((note, len(encodings), *cut))
+        if cut and key != self._last_cut:
+            logger.warning("%d of %d %s", len(cut), len(encodings), note)
+            self._last_cut = key
 
     def unknown(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
         """Warn if the vocabulary does not fit the texts; not twice of the same texts, as of dev rows."""

@@ -58,6 +58,13 @@ class TaskLabels:
     longest_answer: int = LONGEST_ANSWER  # answering: maximum tokens of an answer
 
 
+class InputNotes(Protocol):
+    """Where decoders report what happened to the inputs of a model."""
+
+    def cut(self, encodings: "Sequence[Encoding]", note: str, /) -> None:
+        """Warn how many of the sequences were truncated, if any were; ``note`` says what they are."""
+
+
 class Predictor(Protocol):
     """What decoders need of a loaded model; ``cloze.Model`` is one."""
 
@@ -76,6 +83,10 @@ class Predictor(Protocol):
     @property
     def task(self) -> TaskLabels | None:
         """What the fine-tuned head's outputs mean; None if it has none."""
+
+    @property
+    def warnings(self) -> InputNotes:
+        """The warnings about this model's inputs."""
 
     def run(self, encodings: "Sequence[Encoding]", step: "Callable[[Batch], Sequence[Result]]", /) -> "list[Result]":
         """Apply ``step`` to batches and return one result per sequence, in order."""

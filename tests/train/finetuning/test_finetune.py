@@ -1,5 +1,6 @@
 import csv
 import json
+import logging
 import os
 import random
 import signal
@@ -337,6 +338,21 @@ def test_length_beyond_what_the_base_reads_is_told(base: Path, tmp_path: Path) -
     run = run_finetuning(source, tmp_path / "short", tmp_path / "run", settings=FAST, progress=listener)
     assert "the model reads at most 12 tokens" in listener.said
     assert load_folder(run).tokenizer.max_length == 12
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+def test_cut_dev_texts_are_reported_once(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, calibrate: bool
+) -> None:
+    train, dev = write(tmp_path / "train.csv", make_rows(40)), write(tmp_path / "dev.csv", make_rows(10, seed=1))
+    settings = replace(FAST, epochs=3, max_length=6, calibrate=calibrate)
+    listener = Listener()
+    with caplog.at_level(logging.WARNING, logger="cloze"):
+        run_finetuning(Source("classify", train, dev), base, tmp_path / "run", settings=settings, progress=listener)
+    assert [message for message in caplog.messages if "were cut" in message] == [
+        "10 of 10 texts are longer than 6 tokens and were cut"
+    ]
+    assert "40 of 40 training texts are longer than 6 tokens and are cut" in listener.said
 
 
 def test_texts_that_the_vocabulary_does_not_fit_are_reported(base: Path, tmp_path: Path) -> None:

@@ -355,10 +355,10 @@ def _finish(
     calibration = None if calibrate is None else calibrate(wrapped, data.dev, data.metrics)
     if calibration is not None:
         tuned = replace(tuned, task=calibration.task)
-        wrapped = Model(tuned, device=str(wrapped.device))
+        wrapped = _with_task(wrapped, tuned)
     if fit and data.kind.fit_on_dev is not None:
         tuned = replace(tuned, task=data.kind.fit_on_dev(wrapped, data.dev))
-        wrapped = Model(tuned, device=str(wrapped.device))
+        wrapped = _with_task(wrapped, tuned)
     evaluation = evaluate_examples(wrapped, data.kind, data.dev, data.metrics)
     # Training rows would tell nothing of the baseline either.
     if settings.baseline and data.dev is not data.train:
@@ -372,6 +372,13 @@ def _finish(
         run.write_advice(advise(run.metrics(), evaluation, settings, defaults, data.metrics[0]), progress)
     card = finetuning_card(tuned, evaluation, method or settings.summary, data, recorded)
     run.finish(replace(tuned, embedding=EmbeddingSettings(), card=card))
+
+
+def _with_task(model: Model, tuned: ModelFolder) -> Model:
+    """Return the model with values that were fitted on the dev rows; what was warned of before is not repeated."""
+    fitted = Model(tuned, device=str(model.device))
+    fitted.warnings = model.warnings
+    return fitted
 
 
 def finetuning_card(
