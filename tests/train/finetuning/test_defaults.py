@@ -68,7 +68,8 @@ def test_the_choice_is_reported_recorded_and_resumed(base: Path, tmp_path: Path)
     run = run_finetuning(source, base, tmp_path / "run", settings=settings, progress=listener)
     line = "2 epochs (about 6 updates), batch size 16, warm-up 10 %: for a model of hidden size"
     assert any(
-        line in said and "with 40 rows; --learning-rate, --epochs, --batch-size override" in said
+        line in said
+        and "with 40 rows; learning_rate (--learning-rate), epochs (--epochs), batch_size (--batch-size) override" in said
         for said in listener.said
     )
     recorded = json.loads((run / "run.json").read_text(encoding="utf-8"))
@@ -152,7 +153,7 @@ def test_maximum_length_is_reported_recorded_and_resumed(base: Path, tmp_path: P
     source, listener = Source("classify", train, train), Listener()
     run = run_finetuning(source, tmp_path / "deep", tmp_path / "run", settings=settings, progress=listener)
     assert sum("maximum length 256 (holds 100 % of the rows)" in said for said in listener.said) == 1
-    assert any("--max-length override" in said for said in listener.said)
+    assert any("max_length (--max-length) override" in said for said in listener.said)
     assert json.loads((run / "run.json").read_text("utf-8"))["max_length"] == 256
     assert load_folder(run).tokenizer.max_length == 256
     assert not any("are cut" in said for said in listener.said)

@@ -175,7 +175,7 @@ def test_without_dev_file_a_tenth_of_the_rows_is_kept(base: Path, tmp_path: Path
     listener = Listener()
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     run = run_finetuning(source, base, tmp_path / "run", settings=FAST, progress=listener)
-    assert "no --dev file: 4 of the training rows, a tenth, are kept for scoring" in listener.said
+    assert "no dev (--dev) file: 4 of the training rows, a tenth, are kept for scoring" in listener.said
     assert json.loads((run / "eval_results.json").read_text(encoding="utf-8"))["rows"] == 4
 
 
@@ -193,7 +193,8 @@ def test_model_without_pooler_is_told(data: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     run = run_finetuning(source, tmp_path / "bare", tmp_path / "run", settings=FAST, progress=listener)
     assert (
-        "the head reads the mean of the token states (the model has no pooler); --pooling cls for [CLS] with a pooler"
+        "the head reads the mean of the token states (the model has no pooler); pooling='cls' (--pooling cls) for [CLS] "
+        "with a pooler"
     ) in listener.said
     assert load_folder(run).model.reads_mean
     with_cls = replace(FAST, pooling="cls")
@@ -207,7 +208,7 @@ def test_finished_run_returns_at_once_and_fresh_starts_over(base: Path, tmp_path
     run = run_finetuning(source, base, tmp_path / "run", settings=FAST)
     before, listener = (run / "model" / "config.json").stat().st_mtime_ns, Listener()
     run_finetuning(source, base, run, settings=FAST, progress=listener)
-    assert listener.said[-1] == f"{run}: finished already; use --fresh to start over"
+    assert listener.said[-1] == f"{run}: finished already; use fresh=True (--fresh) to start over"
     assert (run / "model" / "config.json").stat().st_mtime_ns == before
     run_finetuning(source, base, run, settings=FAST, fresh=True)
     assert (run / "model" / "config.json").stat().st_mtime_ns > before
@@ -310,7 +311,7 @@ def test_mistakes_are_found_before_the_folder_is_made(base: Path, tmp_path: Path
         (Source("classify", good, odd), base, r"dev\.csv:4: label 'wintre' .*did you mean 'winter'"),
         (Source("classify", good, label="lable"), base, "has no column 'lable'.*did you mean 'label'"),
         (Source("clasify", good), base, "unknown task 'clasify'; did you mean 'classify'"),
-        (Source("classify", write(tmp_path / "few.csv", make_rows(9))), base, "9 rows are too few.*give a --dev file"),
+        (Source("classify", write(tmp_path / "few.csv", make_rows(9))), base, "9 rows are too few.*give dev"),
         (Source("classify", good), tmp_path / "nowhere", "nowhere: no such folder"),
     ]
     for source, model, message in mistakes:

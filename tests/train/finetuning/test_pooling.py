@@ -38,7 +38,8 @@ def test_folder_that_pools_by_mean_gets_a_head_on_the_mean(embedder: Path, sourc
     listener = Listener()
     run = run_finetuning(source, embedder, tmp_path / "run", settings=FAST, progress=listener)
     message = (
-        "the head reads the mean of the token states (as this folder pools); --pooling cls for [CLS] with a pooler"
+        "the head reads the mean of the token states (as this folder pools); pooling='cls' (--pooling cls) for [CLS] "
+        "with a pooler"
     )
     assert message in listener.said
     assert load_folder(run).model.reads_mean

@@ -20,7 +20,7 @@ from cloze.checkpoint import (
     load_any,
     save_folder,
 )
-from cloze.errors import ConfigError, RequestError
+from cloze.errors import ConfigError, RequestError, format_option
 from cloze.files import replace_json
 from cloze.model import Backbone
 from cloze.model.adapters import without_attachment
@@ -84,7 +84,9 @@ def distill(
     unlabelled = Path(unlabelled) if isinstance(unlabelled, str) else unlabelled
     texts = None if unlabelled is None else read_unlabelled(unlabelled, source, data)
     if texts is not None and not settings.logits_weight:
-        raise ConfigError("logits_weight is 0, but rows without labels teach nothing else; leave out --unlabelled")
+        raise ConfigError(
+            f"logits_weight is 0, but rows without labels teach nothing else; leave out {format_option('unlabelled')}"
+        )
     recorded = _recorded(source, model, unlabelled, data, texts)
     teacher_model, student_model = Model(teacher, device=device), Model(student, device=device)
     finetuning = _finetune_settings(teacher, settings)

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import nn
 
 from cloze.checkpoint import EmbeddingSettings, ModelFolder, base_files, find_source, load_folder
-from cloze.errors import CheckpointError, DataError
+from cloze.errors import CheckpointError, DataError, format_option
 from cloze.model import Backbone
 from cloze.model.losses import masked_word_logits, masked_word_loss
 from cloze.model.surgery import with_heads
@@ -126,7 +126,7 @@ def read_correction_data(source: Source, progress: Progress) -> CorrectionData:
         dev = read(source.dev)
     else:
         train, dev = split_dev(train)
-        progress.say(f"no --dev file: {len(dev)} of the training rows, a tenth, are kept for scoring")
+        progress.say(f"no {format_option('dev')} file: {len(dev)} of the training rows, a tenth, are kept for scoring")
     if dev.right < _FEW_RIGHT * len(dev):
         dev = _every_other_put_right(dev)
         progress.say("hardly a dev row is without a mistake: every other one is put right, to count false alarms")

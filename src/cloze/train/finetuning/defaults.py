@@ -14,7 +14,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, stdev
 
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, format_option
 from cloze.files import OUR_JSON_LIMIT, read_json
 from cloze.progress import Progress, Silent
 from cloze.tasks.examples import Item
@@ -203,11 +203,12 @@ def resolve_settings(
         report_length(length, progress)
         return resolved
     updates = resolved.epochs * updates_per_epoch(rows, resolved.batch_size)
-    shown, flag = ("", "") if length is None else (f", {length}", ", --max-length")
+    shown = "" if length is None else f", {length}"
+    names = ["learning_rate", "epochs", "batch_size", *([] if length is None else ["max_length"])]
     progress.say(
         f"learning rate {resolved.learning_rate:.0e}, {resolved.epochs} epochs (about {updates:,} updates), "
         f"batch size {resolved.batch_size}, warm-up {100 * resolved.warmup:g} %{shown}: for a model of hidden size "
-        f"{hidden_size} with {rows:,} rows; --learning-rate, --epochs, --batch-size{flag} override"
+        f"{hidden_size} with {rows:,} rows; {', '.join(map(format_option, names))} override"
     )
     return resolved
 
@@ -215,7 +216,7 @@ def resolve_settings(
 def report_length(length: ChosenLength | None, progress: Progress) -> None:
     """Report a maximum length that was chosen from the rows, where no other default is reported."""
     if length is not None:
-        progress.say(f"{length}; --max-length overrides")
+        progress.say(f"{length}; {format_option('max_length')} overrides")
 
 
 def fill_in(
@@ -281,7 +282,7 @@ def _advise_on_rise(
         return None
     return (
         f"the training loss rose from {first:.3g} to {last:.3g}, so the training diverged: "
-        f"try --learning-rate {_lower_rate(settings, defaults):.2g}"
+        f"try {format_option('learning_rate', _lower_rate(settings, defaults))}"
     )
 
 
@@ -296,13 +297,13 @@ def _advise_on_one_label(evaluation: Evaluation, settings: ResolvedSettings, def
     if commonest == rows or answered < _ONE_LABEL * rows or (answered < rows and commonest >= answered):
         return None
     if commonest >= _UNBALANCED * rows and evaluation.confusion is not None and settings.class_weights == "none":
-        remedy = "--class-weights balanced"
+        remedy = format_option("class_weights", "balanced")
     elif settings.learning_rate > 1.5 * defaults.learning_rate:
-        remedy = f"--learning-rate {_lower_rate(settings, defaults):.2g}"
+        remedy = format_option("learning_rate", _lower_rate(settings, defaults))
     elif settings.learning_rate < defaults.learning_rate / 1.5:
-        remedy = f"--learning-rate {defaults.learning_rate:.2g}"
+        remedy = format_option("learning_rate", defaults.learning_rate)
     else:
-        remedy = f"--epochs {2 * settings.epochs}, or --learning-rate {settings.learning_rate / 2:.2g}"
+        remedy = _more_epochs_or(settings, settings.learning_rate / 2)
     return f"the model answers {label!r} for {answered} of {rows} dev rows: try {remedy}"
 
 
@@ -316,8 +317,12 @@ def _advise_on_fall(quarters: Sequence[Sequence[float]], settings: ResolvedSetti
         return None
     return (
         f"the training loss was still falling at the end (from {before:.3g} to {last:.3g} in the last quarter): "
-        f"try --epochs {2 * settings.epochs}, or --learning-rate {2 * settings.learning_rate:.2g}"
+        f"try {_more_epochs_or(settings, 2 * settings.learning_rate)}"
     )
+
+
+def _more_epochs_or(settings: ResolvedSettings, rate: float) -> str:
+    return f"{format_option('epochs', 2 * settings.epochs)}, or {format_option('learning_rate', rate)}"
 
 
 def _lower_rate(settings: ResolvedSettings, defaults: TrainingDefaults) -> float:

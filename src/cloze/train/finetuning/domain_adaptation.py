@@ -24,7 +24,7 @@ from cloze.checkpoint.folder import file_digest
 from cloze.corpus.documents import read_any_documents
 from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
-from cloze.errors import CheckpointError, ConfigError, DataError
+from cloze.errors import CheckpointError, ConfigError, DataError, format_option
 from cloze.files import replaced_file, replaced_folder
 from cloze.progress import Progress, Silent
 from cloze.tasks.comparisons import difference_facts
@@ -56,8 +56,9 @@ def refuse_overlap(texts: Sequence[Path], rows: Rows) -> None:
     if places:
         shown = ", ".join(places[:_SHOWN]) + (", ..." if len(places) > _SHOWN else "")
         raise DataError(
-            f"{len(places)} rows that are to be scored occur in the text to adapt on ({shown}); give --overlap drop to "
-            "leave out the documents in which they occur, or --overlap allow to accept scores that are too high"
+            f"{len(places)} rows that are to be scored occur in the text to adapt on ({shown}); give "
+            f"{format_option('overlap', 'drop')} to leave out the documents in which they occur, or "
+            f"{format_option('overlap', 'allow')} to accept scores that are too high"
         )
 
 
@@ -263,7 +264,8 @@ def _read_test_rows(source: Source, test: TableSource | str | None, adaptation: 
     if test is None:
         return [] if adaptation.overlap == "allow" else read_other_splits(source)
     if adaptation.overlap == "allow":
-        raise ConfigError(f"test is {test}, but with --overlap allow nothing is looked for; leave out one of them")
+        allowed = format_option("overlap", "allow")
+        raise ConfigError(f"test is {test}, but with {allowed} nothing is looked for; leave out one of them")
     return read_test_file(source, Path(test) if isinstance(test, str) else test)
 
 

@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any
 
 from cloze.checkpoint import ModelFolder, base_files
-from cloze.errors import ConfigError, DataError
+from cloze.errors import ConfigError, DataError, format_option
 from cloze.files import read_json, replace_json, replaced_file
 from cloze.hardware import choose_device
 from cloze.progress import Progress, Silent
@@ -38,6 +38,7 @@ TABLE = "search.json"
 CELLS = "cells"
 ALL_ROWS = "all-rows"
 DIVERGED = "diverged"
+_LOWER_RATE = f"lower {format_option('learning_rate')}, with {format_option('fresh', True)}"
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def _run_cells(
         table.fill(fold_cells(data, settings, plan.folds), train_cell)
         if train_cell(Cell(ALL_ROWS, "whole", settings, data)).diverged:
             raise DivergedError(
-                f"{train_cell.folder}: the training on all rows diverged; lower --learning-rate, with --fresh"
+                f"{train_cell.folder}: the training on all rows diverged; {_LOWER_RATE}"
             )
         return
     if plan.grid:
@@ -151,10 +152,12 @@ def _read_rows(source: Source, settings: FinetuneSettings, plan: SearchSettings)
         flag, reason = ("grid", "learning rate") if plan.grid else ("seeds", "random start")
         raise ConfigError(f"{flag} is for fine-tuning; the head of few has no {reason}; leave out one of them")
     if plan.folds and source.dev is not None:
-        raise ConfigError("folds are for rows without a dev set; leave out --dev or --folds")
+        raise ConfigError(
+            f"folds are for rows without a dev set; leave out {format_option('dev')} or {format_option('folds')}"
+        )
     if plan.folds and (settings.patience or settings.calibrate):
-        flag = "--patience" if settings.patience else "--calibrate"
-        raise ConfigError(f"a fold is scored by a model that has not looked at it; leave out {flag} or --folds")
+        either = f"{format_option('patience' if settings.patience else 'calibrate')} or {format_option('folds')}"
+        raise ConfigError(f"a fold is scored by a model that has not looked at it; leave out {either}")
     data = read_task(source, part=not plan.folds)
     if len(data.train) < plan.folds:
         raise ConfigError(f"{len(data.train)} rows cannot be split into {plan.folds} folds")
@@ -303,7 +306,7 @@ def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
     best = table.best(part)
     if best.diverged:
         raise DivergedError(
-            f"{run.folder}: every one of {len(rows)} trainings diverged; lower --learning-rate, with --fresh"
+            f"{run.folder}: every one of {len(rows)} trainings diverged; {_LOWER_RATE}"
         )
     kept = ALL_ROWS if part == "folds" else best.name
     best_cell = {"best": best.name, "best_results": best.results, "kept": kept}
@@ -334,7 +337,7 @@ def compare_searches(first: Path, second: Path) -> Difference | None:
     cells = [[row for row in read_cells(folder) if row.part == "seeds"] for folder in (first, second)]
     seeds = [[row.settings["seed"] for row in rows] for rows in cells]
     if not seeds[0] or seeds[0] != seeds[1]:
-        raise DataError(f"{first} has the seeds {seeds[0]}, {second} {seeds[1]}; compare runs over the same --seeds")
+        raise DataError(f"{first} has the seeds {seeds[0]}, {second} {seeds[1]}; compare runs over the same seeds")
     one, other = (_read_runs(folder, rows) for folder, rows in zip((first, second), cells, strict=True))
     scores = ([row.score for row in rows] for rows in cells)
     return runs_difference(one, other) if one and other else paired_t_difference(*scores)

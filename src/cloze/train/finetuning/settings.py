@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from cloze.corpus.settings import Masking
-from cloze.errors import ConfigError, did_you_mean
+from cloze.errors import ConfigError, did_you_mean, format_option
 from cloze.options import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, HeadPooling, LongTexts, check_types
 from cloze.train.settings import LoopSettings, PrecisionName, PretrainSettings, check_precision
 
@@ -276,7 +276,9 @@ class SearchSettings:
         if self.folds == 1 or self.folds < 0:
             raise ConfigError(f"folds is {self.folds}; at least 2 was expected")
         if self.folds and (self.grid or self.seeds > 1):
-            raise ConfigError("folds stand alone; a grid and seeds need a dev set: use --dev, or leave them out")
+            raise ConfigError(
+                f"folds stand alone; a grid and seeds need a dev set: use {format_option('dev')}, or leave them out"
+            )
 
     @property
     def several(self) -> bool:

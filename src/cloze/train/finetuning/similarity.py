@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from cloze.checkpoint import POOLINGS, EmbeddingSettings, ModelFolder, Pooling, base_files, find_source, load_folder
 from cloze.corpus.documents import read_documents
-from cloze.errors import ConfigError, DataError, did_you_mean
+from cloze.errors import ConfigError, DataError, did_you_mean, format_option
 from cloze.model.surgery import with_heads
 from cloze.predict import Model, write_report
 from cloze.predict.embeddings.pooling import POOL
@@ -167,12 +167,12 @@ def finetune_similarity(
     if given.accumulate > 1 and objective != "cosine":
         raise ConfigError(
             f"accumulate is {given.accumulate}, but {objective} compares all texts of a batch with each other; "
-            "use --checkpointing or a smaller --batch-size to need less memory"
+            f"use {format_option('checkpointing', True)} or a smaller {format_option('batch_size')} to need less memory"
         )
     if given.patience and isinstance(data.dev, list):
         raise ConfigError(
-            f"patience is {given.patience}, but there is no --dev file of scored pairs, or of pairs that belong "
-            "together, to wait on"
+            f"patience is {given.patience}, but there is no {format_option('dev')} file of scored pairs, or of pairs "
+            "that belong together, to wait on"
         )
     base = load_folder(find_source(model))
     check_length(given.max_length, base)
@@ -206,8 +206,8 @@ def read_similarity(source: Source, objective: SimilarityObjective | None = None
     rated = _is_table(source) and source.pair is not None and has_labels(source, source.data)
     if objective in ("cosent", "cosine") and not rated:
         raise ConfigError(
-            f"objective is {objective!r}, which needs pairs with scores or 0/1 labels; name their columns with --pair "
-            "and --label, or leave it out"
+            f"objective is {objective!r}, which needs pairs with scores or 0/1 labels; name their columns with "
+            f"{format_option('pair')} and {format_option('label')}, or leave it out"
         )
     if rated and objective != "contrastive":
         return _read_rated_pairs(source, objective or "cosent")
@@ -226,7 +226,8 @@ def _read_rated_pairs(source: Source, objective: SimilarityObjective) -> Similar
     if len(set(pairs.scores)) < 2:
         raise DataError(
             f"{source.data}: every label in {source.label!r} is {pairs.scores[0]:g}, so there is no order to learn; "
-            "expected scores or both 0 and 1; --objective contrastive takes every pair as belonging together"
+            f"expected scores or both 0 and 1; {format_option('objective', 'contrastive')} takes every pair as "
+            "belonging together"
         )
     notes = [f"objective {objective}: {source.label!r} has {pairs.described} ({len(pairs):,} pairs)"]
     notes += [f"{pairs.skipped} bad training rows were skipped"] if pairs.skipped else []
@@ -235,7 +236,7 @@ def _read_rated_pairs(source: Source, objective: SimilarityObjective) -> Similar
         dev = read_rated(source, source.dev)
     else:
         pairs, dev = split_dev(pairs)
-        notes.append(f"no --dev file: {len(dev)} of the training rows, a tenth, are kept for scoring")
+        notes.append(f"no {format_option('dev')} file: {len(dev)} of the training rows, a tenth, are kept for scoring")
     return SimilarityData(pairs.firsts, pairs.seconds, dev, pairs.scores, tuple(notes))
 
 
@@ -259,8 +260,8 @@ def _read_positives(source: Source, *, rated: bool) -> SimilarityData:
         unused -= {source.text, source.pair or source.text}
         if source.pair is not None and unused:
             notes = (
-                f"every pair is taken as belonging together; not read: {', '.join(sorted(unused))} (name a column "
-                "with scores or 0/1 labels with --label)",
+                f"every pair is taken as belonging together; not read: {', '.join(sorted(unused))}; "
+                f"{format_option('label')} names a column with scores or 0/1 labels",
             )
     else:
         both = [(line, None) for document in read_documents([source.data]) for line in document]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from cloze.checkpoint import ModelFolder, find_source, load_folder
 from cloze.checkpoint.folder import usual_pooling
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, format_option
 from cloze.model import Backbone, HeadName
 from cloze.model.adapters import Attachment, AttachmentKind, attach
 from cloze.model.batch import Batch, run_batched
@@ -52,7 +52,8 @@ def choose_pooling(base: ModelFolder, head: HeadName, settings: FinetuneSettings
     pooling = settings.pooling or usual_pooling(base)
     if settings.pooling is None and pooling == "mean":
         reason = "the model has no pooler" if base.model.pooler is None else "as this folder pools"
-        progress.say(f"the head reads the mean of the token states ({reason}); --pooling cls for [CLS] with a pooler")
+        remedy = f"{format_option('pooling', 'cls')} for [CLS] with a pooler"
+        progress.say(f"the head reads the mean of the token states ({reason}); {remedy}")
     if pooling == "cls" and base.model.pooler is None:
         progress.say("the model has no pooler; a new one starts at random")
     return pooling
