@@ -203,7 +203,8 @@ def finetune(
         similarity: Settings of contrastive training, for the task ``similarity``.
         device: Where to train; the fastest device by default.
         fresh: Delete a run that is there, and start over.
-        progress: A listener; True for a progress bar, False for none; by default, on terminals and in notebooks.
+        progress: A listener; True for a progress bar, False for silence; by default, a bar on terminals and in
+            notebooks, and elsewhere a line every ten seconds on standard error.
         **more: Fields of ``FinetuneSettings`` and ``SimilaritySettings``; ``grid``, ``seeds`` or ``folds``: a search.
 
     Returns:
