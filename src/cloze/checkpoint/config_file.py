@@ -4,7 +4,8 @@ A head that reads the mean of the token states is recorded under ``cloze_pooling
 a bare encoder to ``transformers``, which would apply a pooler.
 
 A model with factorized embeddings is saved as ALBERT, any other as BERT. What ``transformers`` has no key for (long
-texts, calibration temperature, the task kind where it is ambiguous) is stored under ``cloze_task``.
+texts, calibration temperature, columns of the training rows, the task kind where it is ambiguous) is stored under
+``cloze_task``.
 """
 
 import math
@@ -174,6 +175,8 @@ def read_task_labels(values: dict[str, Any], head: HeadName, count: int, path: P
         temperature=_number(own.get("temperature", 1.0), f"{_TASK_KEY}.temperature", path) or 1.0,
         threshold=_number(own.get("threshold"), f"{_TASK_KEY}.threshold", path),
         longest_answer=_count(own.get("longest_answer", LONGEST_ANSWER), f"{_TASK_KEY}.longest_answer", path),
+        text_column=_column(own, "text_column", path) or TaskLabels.text_column,
+        pair_column=_column(own, "pair_column", path),
     )
 
 
@@ -245,6 +248,13 @@ def _count(value: Any, name: str, path: Path) -> int:
     return value
 
 
+def _column(own: dict[str, Any], name: str, path: Path) -> str | None:
+    value = own.get(name)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise CheckpointError(f"{path}: {_TASK_KEY}.{name} is {str(value)[:50]!r}; the name of a column was expected")
+    return value
+
+
 def write_config(
     model: Backbone, heads: tuple[HeadName, ...], task: TaskLabels | None, correcting: float | None = None
 ) -> dict[str, Any]:
@@ -295,7 +305,7 @@ def _task_values(task: TaskLabels) -> dict[str, Any]:
         values |= {"problem_type": kind.problem_type, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     own = {
         name: getattr(task, name)
-        for name in ("long_texts", "context", "characters", "temperature", "threshold", "longest_answer")
+        for name in (field.name for field in fields(TaskLabels) if field.name not in ("kind", "names"))
         if getattr(task, name) != getattr(TaskLabels, name)
     }
     assert kind.head is not None, "a kind with named outputs has a head"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from cloze.options import LONGEST_ANSWER, LongTexts
 from cloze.tasks.examples import LabelSet, Read, Target
-from cloze.tasks.rows import Source
+from cloze.tasks.rows import RowSettings, Source
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,6 +56,9 @@ class TaskLabels:
     # against the best answer from which no answer is given.
     threshold: float | None = None
     longest_answer: int = LONGEST_ANSWER  # answering: maximum tokens of an answer
+    # Texts and pairs of texts: the columns of the training rows, which predictions on data frames read by default.
+    text_column: str = RowSettings.text
+    pair_column: str | None = RowSettings.pair
 
 
 class InputNotes(Protocol):
@@ -173,6 +176,11 @@ class TaskKind:
     def __str__(self) -> str:
         """Return the name, which is also the verb of messages ("this task is to classify")."""
         return self.name
+
+
+def column_names(kind: TaskKind, text: str | None, pair: str | None) -> dict[str, Any]:
+    """Return the fields of ``TaskLabels`` for the columns of the training rows; none for inputs of another form."""
+    return {"text_column": text or RowSettings.text, "pair_column": pair} if kind.inputs == "texts" else {}
 
 
 def deferred(module: str, name: str) -> Callable[..., Any]:

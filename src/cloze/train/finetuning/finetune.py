@@ -8,17 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from cloze.checkpoint import (
-    AdapterInfo,
-    EmbeddingSettings,
-    ModelFolder,
-    TaskLabels,
-    base_files,
-    weights_fingerprint,
-)
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, base_files
 from cloze.checkpoint.folder import mean_head_note
 from cloze.hardware import choose_device
-from cloze.model.surgery import with_heads
 from cloze.predict import Evaluation, Model, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import Baseline, baseline_scores, fit_baselines
@@ -56,13 +48,7 @@ from cloze.train.finetuning.settings import (
     check_similarity_settings,
 )
 from cloze.train.finetuning.similarity import PairObjective, finetune_similarity
-from cloze.train.finetuning.trainable import (
-    cache_frozen_states,
-    choose_pooling,
-    load_checked_base,
-    make_trainable,
-    report_few_pairs,
-)
+from cloze.train.finetuning.trainable import add_head, cache_frozen_states, load_checked_base, report_few_pairs
 from cloze.train.optimization import DivergedError
 from cloze.train.run import Run
 
@@ -238,7 +224,7 @@ class _Finetuning:
         return self.few_labels() if choose_few(run, self.data, fit, tune, self.progress) else parts
 
     def _start(self, settings: ResolvedSettings) -> tuple[ModelFolder, Model]:
-        tuned = _start(self.base, self.name, self.data, settings, self.progress)
+        tuned = add_head(self.base, self.name, self.data, settings, self.recorded, self.progress)
         return tuned, Model(tuned, device=self.device)
 
     def _start_few(self) -> tuple[ModelFolder, FewLabels]:
@@ -294,44 +280,6 @@ def _recorded(source: Mapping[str, Any], model: str | Path, data: TaskData) -> d
     labels = None if data.labels is None else list(data.labels.names)
     facts = {"rows": len(data.train), "labels": labels, "content": fingerprint(data.train, data.dev)}
     return {"command": "finetune", "model": str(Path(model)), "base": base_files(model), **source, **facts}
-
-
-def _start(base: ModelFolder, name: str, data: TaskData, settings: ResolvedSettings, progress: Progress) -> ModelFolder:
-    """Return the base model, named ``name``, with a new head for the task's labels."""
-    head = data.kind.head
-    assert head is not None, "a kind with labels has a head"
-    pooling = choose_pooling(base, head, settings, progress)
-    outputs = 1 if data.labels is None else len(data.labels)
-    bert = with_heads(
-        base.model,
-        (head,),
-        labels=outputs,
-        keep=False,
-        seed=settings.seed,
-        dropout=settings.dropout,
-        pooling=pooling,
-    )
-    names = () if data.labels is None else data.labels.names
-    length = min(settings.max_length, base.tokenizer.max_length)
-    if length < settings.max_length:
-        progress.say(f"the model reads at most {length} tokens")
-    # The limit is saved with the folder: the model reads as much as it was trained and scored on.
-    tokenizer = base.tokenizer.with_max_length(length)
-    attachment = make_trainable(bert, settings)
-    adapter = None
-    if attachment is not None:
-        assert base.place is not None, "it was loaded"
-        adapter = AdapterInfo(attachment, name, base.place, weights_fingerprint(base.place), asdict(settings))
-    longest = settings.longest_answer
-    task = TaskLabels(
-        data.kind.name,
-        names,
-        settings.long_texts,
-        settings.context,
-        characters=getattr(data.train, "by_characters", False),
-        longest_answer=longest,
-    )
-    return ModelFolder(bert, tokenizer, task, base.embedding, adapter=adapter)
 
 
 def _finish(

@@ -7,14 +7,15 @@ that the optimizer never sees them. A run records its settings and is only resum
 can never work are rejected before anything is recorded.
 """
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cloze.checkpoint import ModelFolder, find_source, load_folder
+from cloze.checkpoint import AdapterInfo, ModelFolder, TaskLabels, find_source, load_folder, weights_fingerprint
 from cloze.checkpoint.folder import usual_pooling
 from cloze.errors import ConfigError, format_option
 from cloze.model import Backbone, HeadName
@@ -22,10 +23,11 @@ from cloze.model.adapters import Attachment, AttachmentKind, attach
 from cloze.model.batch import Batch, run_batched
 from cloze.model.bert import require_bert
 from cloze.model.heads import POOLED_HEADS, key
+from cloze.model.surgery import with_heads
 from cloze.options import HeadPooling
 from cloze.progress import Progress
 from cloze.tasks.examples import Item
-from cloze.tasks.kind import TaskKind
+from cloze.tasks.kind import TaskKind, column_names
 from cloze.tasks.registry import TaskData
 from cloze.train.finetuning.augmentation import check_augment
 from cloze.train.finetuning.settings import (
@@ -72,6 +74,62 @@ def report_few_pairs(base: ModelFolder, data: TaskData, progress: Progress) -> N
             "this model was made to compare the vectors of single texts; with few pairs, cloze finetune similarity, "
             "which embeds the two texts of a pair separately, is often better"
         )
+
+
+def add_head(
+    base: ModelFolder,
+    name: str,
+    data: TaskData,
+    settings: ResolvedSettings,
+    source: Mapping[str, Any],
+    progress: Progress,
+) -> ModelFolder:
+    """Return the base model with a new head for the task's labels, and with what is trained of it attached.
+
+    Args:
+        base: The model to start from.
+        name: Its name, which an adapter records.
+        data: The rows.
+        settings: How to train.
+        source: Where the rows are from, as ``Source.recorded`` returns it.
+        progress: Where choices that are not usual are reported.
+    """
+    head = data.kind.head
+    assert head is not None, "a kind with labels has a head"
+    pooling = choose_pooling(base, head, settings, progress)
+    outputs = 1 if data.labels is None else len(data.labels)
+    bert = with_heads(
+        base.model,
+        (head,),
+        labels=outputs,
+        keep=False,
+        seed=settings.seed,
+        dropout=settings.dropout,
+        pooling=pooling,
+    )
+    length = min(settings.max_length, base.tokenizer.max_length)
+    if length < settings.max_length:
+        progress.say(f"the model reads at most {length} tokens")
+    # The limit is saved with the folder: the model reads as much as it was trained and scored on.
+    tokenizer = base.tokenizer.with_max_length(length)
+    attachment = make_trainable(bert, settings)
+    adapter = None
+    if attachment is not None:
+        assert base.place is not None, "it was loaded"
+        adapter = AdapterInfo(attachment, name, base.place, weights_fingerprint(base.place), asdict(settings))
+    return ModelFolder(bert, tokenizer, _task_labels(data, settings, source), base.embedding, adapter=adapter)
+
+
+def _task_labels(data: TaskData, settings: ResolvedSettings, source: Mapping[str, Any]) -> TaskLabels:
+    return TaskLabels(
+        data.kind.name,
+        () if data.labels is None else data.labels.names,
+        settings.long_texts,
+        settings.context,
+        characters=getattr(data.train, "by_characters", False),
+        longest_answer=settings.longest_answer,
+        **column_names(data.kind, source.get("text"), source.get("pair")),
+    )
 
 
 def make_trainable(bert: Backbone, settings: FinetuneSettings) -> Attachment | None:
