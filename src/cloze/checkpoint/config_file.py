@@ -69,6 +69,8 @@ _CORRECTING_KEY = "cloze_correcting"
 
 # Keys of a head that reads the mean of the token states, which no class of transformers does.
 _POOLING_KEY, _HEAD_KEY = "cloze_pooling", "cloze_head"
+# Key of such a folder whose vectors are normalized: in its modules.json, the vectors are the logits.
+_NORMALIZE_KEY = "cloze_normalize"
 
 
 def read_mean_head(values: dict[str, Any], path: Path) -> HeadName | None:
@@ -78,6 +80,11 @@ def read_mean_head(values: dict[str, Any], path: Path) -> HeadName | None:
         return None
     head: HeadName = _one_of(values.get(_HEAD_KEY, "sequence"), ("sequence", "choice"), _HEAD_KEY, path)
     return head
+
+
+def read_normalized(values: dict[str, Any], path: Path) -> bool:
+    """Return whether the vectors of a folder whose head reads the mean are normalized."""
+    return _switch(values.get(_NORMALIZE_KEY, False), _NORMALIZE_KEY, path)
 
 
 def read_backbone(values: dict[str, Any], path: Path) -> type[Backbone]:
@@ -230,8 +237,11 @@ def _one_of(value: Any, known: tuple[str, ...], name: str, path: Path) -> Any:
 
 
 def _flag(own: dict[str, Any], name: str, path: Path) -> bool:
-    value = str(own.get(name, False)).lower()
-    return bool(_one_of(value, ("false", "true"), f"{_TASK_KEY}.{name}", path) == "true")
+    return _switch(own.get(name, False), f"{_TASK_KEY}.{name}", path)
+
+
+def _switch(value: Any, name: str, path: Path) -> bool:
+    return bool(_one_of(str(value).lower(), ("false", "true"), name, path) == "true")
 
 
 def _number(value: Any, name: str, path: Path) -> float | None:
@@ -256,9 +266,17 @@ def _column(own: dict[str, Any], name: str, path: Path) -> str | None:
 
 
 def write_config(
-    model: Backbone, heads: tuple[HeadName, ...], task: TaskLabels | None, correcting: float | None = None
+    model: Backbone,
+    heads: tuple[HeadName, ...],
+    task: TaskLabels | None,
+    correcting: float | None = None,
+    *,
+    normalized: bool = False,
 ) -> dict[str, Any]:
-    """Return the ``config.json`` that lets ``transformers`` load a BERT or ALBERT folder as it is."""
+    """Return the ``config.json`` that lets ``transformers`` load a BERT or ALBERT folder as it is.
+
+    ``normalized`` tells whether vectors are, for a head that reads the mean; other folders have it in ``modules.json``.
+    """
     config, layout = model.config, layout_of(model.model_type)
     mean_head = stored_mean_head(model)
     class_heads = tuple(head for head in heads if head != mean_head)
@@ -280,7 +298,7 @@ def write_config(
             "eos_token_id": None,
         }
     if mean_head is not None:
-        values |= {_POOLING_KEY: "mean", _HEAD_KEY: mean_head}
+        values |= {_POOLING_KEY: "mean", _HEAD_KEY: mean_head} | ({_NORMALIZE_KEY: True} if normalized else {})
     for sentence_task in ("nsp", "sop"):
         if sentence_task in heads and sentence_task != _USUAL_TASK[layout]:
             values[_SENTENCE_TASK] = sentence_task

@@ -57,8 +57,9 @@ class TaskLabels:
     threshold: float | None = None
     longest_answer: int = LONGEST_ANSWER  # answering: maximum tokens of an answer
     # Texts and pairs of texts: the columns of the training rows, which predictions on data frames read by default.
-    text_column: str = RowSettings.text
-    pair_column: str | None = RowSettings.pair
+    # Not in the representation, which is a part of the model's fingerprint: they change no result.
+    text_column: str = field(default=RowSettings.text, repr=False)
+    pair_column: str | None = field(default=RowSettings.pair, repr=False)
 
 
 class InputNotes(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from cloze.checkpoint import EmbeddingSettings, ModelFolder, base_files
+from cloze.checkpoint import ModelFolder, base_files
 from cloze.checkpoint.folder import mean_head_note
 from cloze.hardware import choose_device
 from cloze.predict import Evaluation, Model, evaluate_examples, write_report
@@ -319,7 +319,8 @@ def _finish(
         defaults = choose_defaults(tuned.model.config.hidden_size, len(data.train), settings)
         run.write_advice(advise(run.metrics(), evaluation, settings, defaults, data.metrics[0]), progress)
     card = finetuning_card(tuned, evaluation, method or settings.summary, data, recorded)
-    run.finish(replace(tuned, embedding=EmbeddingSettings(), card=card))
+    embedding = tuned.embedding.after_training(reads_mean=tuned.model.reads_mean)
+    run.finish(replace(tuned, embedding=embedding, card=card))
 
 
 def _with_task(model: Model, tuned: ModelFolder) -> Model:
@@ -344,4 +345,5 @@ def finetuning_card(
         f"- training: {len(data.train):,} rows, {method}\n\n"
         f"On {len(evaluation.predictions):,} {scored}:\n\n{card_scores(evaluation)}\n"
         + (f"\nLoading: {mean_head_note()}" if tuned.model.reads_mean and tuned.adapter is None else "")
+        + ("\n`cloze.load(folder).embed` returns vectors of length 1.\n" if tuned.embedding.normalize else "")
     )
