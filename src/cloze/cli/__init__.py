@@ -25,6 +25,7 @@ from cloze.hardware import (
     is_out_of_memory,
     require_address_space,
 )
+from cloze.options import NAMES_ELSEWHERE, suggest_name
 
 if TYPE_CHECKING:
     from cyclopts import App, UnknownOptionError
@@ -92,23 +93,6 @@ ALIASES = {
 _TRAINING = frozenset({"demo", "plan", "pretrain", "finetune", "distill", "adapt", "evaluate"})
 # Flags by which a command needs less memory.
 _SAVING_FLAGS = ("batch-size", "accumulate", "checkpointing", "max-length", "preset")
-
-# Names of flags in the training scripts of transformers, for suggestions.
-TRANSFORMERS_NAMES = {
-    "num-train-epochs": "epochs",
-    "per-device-train-batch-size": "batch-size",
-    "train-batch-size": "batch-size",
-    "max-seq-length": "max-length",
-    "lr": "learning-rate",
-    "warmup-ratio": "warmup",
-    "output-dir": "out",
-    "model-name-or-path": "model",
-    "validation-file": "dev",
-    "eval-file": "dev",
-    "gradient-accumulation-steps": "accumulate",
-    "max-steps": "steps",
-    "save-steps": "save-every",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -332,15 +316,14 @@ def _describe_no_memory(error: Exception, flags: Collection[str]) -> str:
 
 
 def _suggest_option(error: "UnknownOptionError") -> str:
-    """Return the error about an unknown flag; names that transformers uses get the flag that means the same."""
+    """Return the error about an unknown flag; names that other libraries use get the flag that means the same."""
     option = error.token.keyword or ""
-    name = option.removeprefix("--").replace("_", "-")
-    if name == "train-file":
+    name = option.removeprefix("--")
+    if NAMES_ELSEWHERE.get(name.replace("-", "_")) == ("train",):
         return f"unknown option {option}; the training file is the argument after the task: cloze finetune TASK FILE"
-    known = TRANSFORMERS_NAMES.get(name)
-    if known is None or known not in _flags(error.argument_collection):
-        return _one_line(error)
-    return f"unknown option {option}; did you mean --{known}?"
+    known = [flag.replace("-", "_") for flag in _flags(error.argument_collection)]
+    remedy = suggest_name(name, known, lambda one: "--" + one.replace("_", "-"))
+    return _one_line(error) if remedy is None else f"unknown option {option}{remedy}"
 
 
 def _take_flag(words: list[str], flag: str) -> bool:

@@ -10,6 +10,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -223,7 +224,7 @@ def finetune(
     else:
         source = Source(task, train, dev, text, pair, label, on_bad_row, options)
     made, made_similarity, search_settings = make_settings(
-        (FinetuneSettings, SimilaritySettings, SearchSettings), _checked_once(more, settings)
+        (FinetuneSettings, SimilaritySettings, SearchSettings), _checked_once(more, settings), _arguments(finetune)
     )
     common: dict[str, Any] = {"settings": settings or made, "device": device, "fresh": fresh}
     common["progress"] = choose_progress(progress)
@@ -290,7 +291,9 @@ def adapt(
         source, model, out = task, train if model is None else model, dev if out is None else out
     else:
         source = Source(task, train, dev, text, pair, label)
-    made, made_settings = make_settings((AdaptSettings, FinetuneSettings), _checked_once(more, adaptation, settings))
+    made, made_settings = make_settings(
+        (AdaptSettings, FinetuneSettings), _checked_once(more, adaptation, settings), _arguments(adapt)
+    )
     rows = None if test is None else as_table_source(test, "test", text=text, pair=source.pair, label=label)
     common: dict[str, Any] = {"adaptation": adaptation or made, "settings": settings or made_settings, "test": rows}
     common |= {"device": device, "fresh": fresh, "progress": choose_progress(progress)}
@@ -344,7 +347,7 @@ def distill(
         source, model, out = task, train if model is None else model, dev if out is None else out
     else:
         source = Source(task, train, dev, text, pair, label, None, options)
-    (made,) = make_settings((DistillSettings,), _checked_once(more, settings))
+    (made,) = make_settings((DistillSettings,), _checked_once(more, settings), _arguments(distill))
     more_rows: TableSource | None = None
     if unlabelled is not None:
         more_rows = as_table_source(unlabelled, "unlabelled", text=source.text, pair=source.pair, label=source.label)
@@ -372,6 +375,11 @@ def _model_path(model: Any) -> str:
     if not isinstance(model, str | os.PathLike):
         raise ConfigError(f"model is a {type(model).__name__}; expected a model folder, a run, or a name")
     return os.fspath(model)
+
+
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's own arguments, which a wrong name of a setting may have meant."""
+    return [name for name in signature(function).parameters if name != "more"]
 
 
 def _checked_once(more: Mapping[str, Any], *given: Any) -> Mapping[str, Any]:
