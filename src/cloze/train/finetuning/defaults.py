@@ -14,6 +14,7 @@ from pathlib import Path
 from random import Random
 from statistics import fmean, stdev
 
+from cloze.checkpoint import ModelFolder
 from cloze.errors import ConfigError, format_option
 from cloze.files import OUR_JSON_LIMIT, read_json
 from cloze.progress import Progress, Silent
@@ -211,6 +212,14 @@ def resolve_settings(
         f"{hidden_size} with {rows:,} rows; {', '.join(map(format_option, names))} override"
     )
     return resolved
+
+
+def resolve_task_settings(
+    settings: FinetuneSettings, data: TaskData, base: ModelFolder, progress: Progress
+) -> ResolvedSettings:
+    """Set the values that the settings leave open, for the rows of a task and the model to start from."""
+    length = choose_task_length(data, base.tokenizer, settings)
+    return resolve_settings(settings, base.model.config.hidden_size, len(data.train), progress, length)
 
 
 def report_length(length: ChosenLength | None, progress: Progress) -> None:

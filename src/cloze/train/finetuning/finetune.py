@@ -27,10 +27,9 @@ from cloze.train.finetuning.correction import finetune_correction
 from cloze.train.finetuning.defaults import (
     advise,
     choose_defaults,
-    choose_task_length,
     is_compared,
     keep_recorded_length,
-    resolve_settings,
+    resolve_task_settings,
 )
 from cloze.train.finetuning.few_labels import FewLabels, StageProgress, choose_few
 from cloze.train.finetuning.objective import (
@@ -137,8 +136,7 @@ def finetune_rows(
     """
     given, progress = keep_recorded_length(settings or FinetuneSettings(), out, fresh=fresh), progress or Silent()
     base = load_checked_base(data, model, given)
-    length = choose_task_length(data, base.tokenizer, given)
-    settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress, length)
+    settings = resolve_task_settings(given, data, base, progress)
     report_few_pairs(base, data, progress)
     recorded = _recorded(source, model, data)
     baselines = baselines or partial(fit_baselines, data)

@@ -26,7 +26,7 @@ from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.reports import PREDICTIONS
 from cloze.tasks.rows import Source
 from cloze.train.driver import finetuning_precision
-from cloze.train.finetuning.defaults import choose_task_length, grid_settings, keep_recorded_length, resolve_settings
+from cloze.train.finetuning.defaults import grid_settings, keep_recorded_length, resolve_task_settings
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SearchSettings
 from cloze.train.finetuning.trainable import load_checked_base
@@ -104,8 +104,7 @@ def search(
     base = load_checked_base(data, model, given)
     for note in data.notes:
         progress.say(note)
-    length = choose_task_length(data, base.tokenizer, given)
-    settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress, length)
+    settings = resolve_task_settings(given, data, base, progress)
     recorded = {"command": "search", "model": str(Path(model)), **source.recorded(), "rows": len(data.train)}
     recorded |= {"content": fingerprint(data.train, data.dev), "base": base_files(model)}
     with Run.open(Path(out), recorded | asdict(plan) | asdict(settings), fresh=fresh) as run:

@@ -164,16 +164,7 @@ def finetune_similarity(
         progress.say(note)
     objective = similarity.objective or ("contrastive" if data.scores is None else "cosent")
     similarity = replace(similarity, objective=objective)
-    if given.accumulate > 1 and objective != "cosine":
-        raise ConfigError(
-            f"accumulate is {given.accumulate}, but {objective} compares all texts of a batch with each other; "
-            f"use {format_option('checkpointing', True)} or a smaller {format_option('batch_size')} to need less memory"
-        )
-    if given.patience and isinstance(data.dev, list):
-        raise ConfigError(
-            f"patience is {given.patience}, but there is no {format_option('dev')} file of scored pairs, or of pairs "
-            "that belong together, to wait on"
-        )
+    _check_settings(given, objective, data)
     base = load_folder(find_source(model))
     check_length(given.max_length, base)
     length = _choose_length(data, base.tokenizer, given)
@@ -199,6 +190,20 @@ def finetune_similarity(
         finish=lambda run, used: _finish(run, wrapped, tuned, data, used, progress),
     )
     return run_training(parts, out, fresh=fresh, progress=progress)
+
+
+def _check_settings(given: FinetuneSettings, objective: SimilarityObjective, data: SimilarityData) -> None:
+    """Refuse settings that do not fit the objective or the rows to score on."""
+    if given.accumulate > 1 and objective != "cosine":
+        raise ConfigError(
+            f"accumulate is {given.accumulate}, but {objective} compares all texts of a batch with each other; "
+            f"use {format_option('checkpointing', True)} or a smaller {format_option('batch_size')} to need less memory"
+        )
+    if given.patience and isinstance(data.dev, list):
+        raise ConfigError(
+            f"patience is {given.patience}, but there is no {format_option('dev')} file of scored pairs, or of pairs "
+            "that belong together, to wait on"
+        )
 
 
 def read_similarity(source: Source, objective: SimilarityObjective | None = None) -> SimilarityData:
