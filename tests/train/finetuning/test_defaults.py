@@ -69,7 +69,7 @@ def test_the_choice_is_reported_recorded_and_resumed(base: Path, tmp_path: Path)
     line = "2 epochs (about 6 updates), batch size 16, warm-up 10 %: for a model of hidden size"
     assert any(
         line in said
-        and "with 40 rows; learning_rate (--learning-rate), epochs (--epochs), batch_size (--batch-size) override" in said
+        and "with 40 rows; learning_rate (--learning-rate), epochs (--epochs), batch_size (--batch-size) over" in said
         for said in listener.said
     )
     recorded = json.loads((run / "run.json").read_text(encoding="utf-8"))

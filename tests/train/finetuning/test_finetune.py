@@ -193,8 +193,8 @@ def test_model_without_pooler_is_told(data: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     run = run_finetuning(source, tmp_path / "bare", tmp_path / "run", settings=FAST, progress=listener)
     assert (
-        "the head reads the mean of the token states (the model has no pooler); pooling='cls' (--pooling cls) for [CLS] "
-        "with a pooler"
+        "the head reads the mean of the token states (the model has no pooler); pooling='cls' (--pooling cls) for "
+        "[CLS] with a pooler"
     ) in listener.said
     assert load_folder(run).model.reads_mean
     with_cls = replace(FAST, pooling="cls")
