@@ -219,13 +219,13 @@ def finetune(
         >>> run = cloze.finetune("classify", train=frame, text="review", label="stars", epochs=3)
         >>> run.model.classify(["What a day!"])
     """
+    made, made_similarity, search_settings = make_settings(
+        (FinetuneSettings, SimilaritySettings, SearchSettings), _checked_once(more, settings), _arguments(finetune)
+    )
     if isinstance(task, Source):
         source, model, out = task, train if model is None else model, dev if out is None else out
     else:
         source = Source(task, train, dev, text, pair, label, on_bad_row, options)
-    made, made_similarity, search_settings = make_settings(
-        (FinetuneSettings, SimilaritySettings, SearchSettings), _checked_once(more, settings), _arguments(finetune)
-    )
     common: dict[str, Any] = {"settings": settings or made, "device": device, "fresh": fresh}
     common["progress"] = choose_progress(progress)
     return _in_folder(
@@ -287,13 +287,13 @@ def adapt(
     """
     from cloze.train.finetuning.domain_adaptation import adapt as train_starts
 
+    made, made_settings = make_settings(
+        (AdaptSettings, FinetuneSettings), _checked_once(more, adaptation, settings), _arguments(adapt)
+    )
     if isinstance(task, Source):
         source, model, out = task, train if model is None else model, dev if out is None else out
     else:
         source = Source(task, train, dev, text, pair, label)
-    made, made_settings = make_settings(
-        (AdaptSettings, FinetuneSettings), _checked_once(more, adaptation, settings), _arguments(adapt)
-    )
     rows = None if test is None else as_table_source(test, "test", text=text, pair=source.pair, label=label)
     common: dict[str, Any] = {"adaptation": adaptation or made, "settings": settings or made_settings, "test": rows}
     common |= {"device": device, "fresh": fresh, "progress": choose_progress(progress)}
@@ -343,11 +343,11 @@ def distill(
     from cloze.train.distillation.distill import distill as train_student
     from cloze.train.distillation.settings import DistillSettings
 
+    (made,) = make_settings((DistillSettings,), _checked_once(more, settings), _arguments(distill))
     if isinstance(task, Source):
         source, model, out = task, train if model is None else model, dev if out is None else out
     else:
         source = Source(task, train, dev, text, pair, label, None, options)
-    (made,) = make_settings((DistillSettings,), _checked_once(more, settings), _arguments(distill))
     more_rows: TableSource | None = None
     if unlabelled is not None:
         more_rows = as_table_source(unlabelled, "unlabelled", text=source.text, pair=source.pair, label=source.label)
