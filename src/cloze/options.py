@@ -105,9 +105,7 @@ def check_types(settings: Any) -> None:
             raise ConfigError(f"{name} is {value!r:.40}; {_expected(annotation)} was expected")
 
 
-def make_settings(
-    kinds: Sequence[type[Any]], values: Mapping[str, Any], arguments: Collection[str] = ()
-) -> list[Any]:
+def make_settings(kinds: Sequence[type[Any]], values: Mapping[str, Any], arguments: Collection[str] = ()) -> list[Any]:
     """Distribute values by name over several settings dataclasses; refuse names that none of them has.
 
     Args:

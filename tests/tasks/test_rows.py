@@ -370,9 +370,7 @@ def test_delimiters_of_a_file_with_a_header(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", ["这家酒店很好。,1", "good,0", "a long way to go,pos", "x" * 50 + ",y", "1,1"])
 def test_a_first_row_of_data_is_no_header(first: str, tmp_path: Path) -> None:
-    message = (
-        r"a\.csv.*: the first row looks like data \(.*\), not like the names of columns; name them, such as "
-    )
+    message = r"a\.csv.*: the first row looks like data \(.*\), not like the names of columns; name them, such as "
     with pytest.raises(DataError, match=message + r"with columns='text,label' \(--columns text,label\)$"):
         read_classes(tmp_path / "a.csv", f"{first}\nb,c\n")
     with pytest.raises(DataError, match="has no column 'text'; it has: body, class; name one of these"):

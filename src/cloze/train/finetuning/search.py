@@ -134,9 +134,7 @@ def _run_cells(
     if plan.folds:
         table.fill(fold_cells(data, settings, plan.folds), train_cell)
         if train_cell(Cell(ALL_ROWS, "whole", settings, data)).diverged:
-            raise DivergedError(
-                f"{train_cell.folder}: the training on all rows diverged; {_LOWER_RATE}"
-            )
+            raise DivergedError(f"{train_cell.folder}: the training on all rows diverged; {_LOWER_RATE}")
         return
     if plan.grid:
         _report_unused(given, train_cell.progress)
@@ -304,9 +302,7 @@ def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
     rows = [row for row in table.rows if row.part == part]
     best = table.best(part)
     if best.diverged:
-        raise DivergedError(
-            f"{run.folder}: every one of {len(rows)} trainings diverged; {_LOWER_RATE}"
-        )
+        raise DivergedError(f"{run.folder}: every one of {len(rows)} trainings diverged; {_LOWER_RATE}")
     kept = ALL_ROWS if part == "folds" else best.name
     best_cell = {"best": best.name, "best_results": best.results, "kept": kept}
     runs = None if part == "folds" else _read_runs(run.folder, rows)
