@@ -54,8 +54,6 @@ EXPECTED = {
     "use_cpu": "device",
     "no_cuda": "device",
 }
-# Our own names, spelled as elsewhere.
-SPELLED = {"learning_rate": "learning_rate", "weight_decay": "weight_decay", "batch_size": "batch_size"}
 
 
 def complaint(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -98,7 +96,13 @@ def test_pretraining_has_steps(capsys: pytest.CaptureFixture[str]) -> None:
     assert said == "cloze: error: unknown option --max_steps; did you mean --steps?"
 
 
-def test_dashes_of_python(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("flag", ["--learning_rate", "--weight_decay", "--Epochs"])
+def test_flags_are_spelled_with_dashes(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(["finetune", "classify", "rows.csv", "--out", "run", flag, "3"], capsys)
+    assert said == f"cloze: error: unknown option {flag}; did you mean {flag.lower().replace('_', '-')}?"
+
+
+def test_names_of_python_have_underscores() -> None:
     with pytest.raises(ConfigError, match=r"^there is no setting 'weight-decay'; did you mean 'weight_decay'\?$"):
         cloze.finetune("classify", ROWS, **{"weight-decay": 0.1})
     with pytest.raises(ConfigError, match=r"^there is no setting 'num-train-epochs'; did you mean 'epochs'\?$"):

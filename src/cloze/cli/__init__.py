@@ -28,7 +28,7 @@ from cloze.hardware import (
 from cloze.options import NAMES_ELSEWHERE, suggest_name
 
 if TYPE_CHECKING:
-    from cyclopts import App, UnknownOptionError
+    from cyclopts import App
     from cyclopts.argument import Argument, ArgumentCollection
 
 # The module and summary of each command, in order from text to prediction. A module is imported only when its command
@@ -168,11 +168,11 @@ def _run(command: str, words: list[str], debug: bool) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _reader_is_gone():
             raise
-        return _report(error, command, flags, debug)
+        return _report(error, command, words, flags, debug)
     return 0
 
 
-def _report(error: Exception, command: str, flags: Collection[str], debug: bool) -> int:
+def _report(error: Exception, command: str, words: Sequence[str], flags: Collection[str], debug: bool) -> int:
     """Print one line about an error and return the exit code."""
     from cyclopts import CycloptsError
 
@@ -186,7 +186,7 @@ def _report(error: Exception, command: str, flags: Collection[str], debug: bool)
         _print_message(_describe_no_memory(error, flags))
         return 2
     if isinstance(error, ClozeError | CycloptsError):
-        _print_message(_format_error(error, command))
+        _print_message(_format_error(error, command, words, flags))
         return 2
     _print_message(f"{type(error).__name__}: {_one_line(error)} (a bug in cloze; --debug shows where)")
     return 1
@@ -290,12 +290,18 @@ def _fill(argument: "Argument", key: str, value: Any, source: str) -> None:
         argument.append(Token(keyword=key, value=str(word), source=source, index=index))
 
 
-def _format_error(error: Exception, command: str) -> str:
+def _format_error(error: Exception, command: str, words: Sequence[str], flags: Collection[str]) -> str:
     """Return the error in one line; the parser's own message about a missing argument is misleading."""
     from cyclopts import MissingArgumentError, UnknownOptionError
 
     if isinstance(error, UnknownOptionError):
-        return _suggest_option(error)
+        return _suggest_flag(error.token.keyword or "", flags) or _one_line(error)
+    if isinstance(error, MissingArgumentError):
+        # What is missing may have been given under a wrong name.
+        given = [word.partition("=")[0] for word in words if word.startswith("--")]
+        suggested = [_suggest_flag(flag, flags) for flag in given if flag.removeprefix("--") not in flags]
+        if first := next(filter(None, suggested), None):
+            return first
     if not isinstance(error, MissingArgumentError) or error.argument is None or error.argument.tokens:
         return _one_line(error)
     name, values = error.argument.name, list(error.tokens_so_far)
@@ -315,15 +321,14 @@ def _describe_no_memory(error: Exception, flags: Collection[str]) -> str:
     return f"not enough memory{f' ({reason})' if reason else ''}{left}; {remedy}"
 
 
-def _suggest_option(error: "UnknownOptionError") -> str:
-    """Return the error about an unknown flag; names that other libraries use get the flag that means the same."""
-    option = error.token.keyword or ""
-    name = option.removeprefix("--")
+def _suggest_flag(flag: str, flags: Collection[str]) -> str | None:
+    """Return the error about a flag that another library has; None if it is none of these."""
+    name = flag.removeprefix("--")
     if NAMES_ELSEWHERE.get(name.replace("-", "_")) == ("train",):
-        return f"unknown option {option}; the training file is the argument after the task: cloze finetune TASK FILE"
-    known = [flag.replace("-", "_") for flag in _flags(error.argument_collection)]
+        return f"unknown option {flag}; the training file is the argument after the task: cloze finetune TASK FILE"
+    known = [one.replace("-", "_") for one in flags]
     remedy = suggest_name(name, known, lambda one: "--" + one.replace("_", "-"))
-    return _one_line(error) if remedy is None else f"unknown option {option}{remedy}"
+    return None if remedy is None else f"unknown option {flag}{remedy}"
 
 
 def _take_flag(words: list[str], flag: str) -> bool:
