@@ -15,7 +15,7 @@ from torch import nn
 
 from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.corpus.word_tables import WordTables
-from cloze.model import Bert, BertConfig
+from cloze.model import Bert, BertConfig, HeadName
 from cloze.text import Tokenizer
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches
 from cloze.train.loop import BatchSource, train
@@ -93,7 +93,8 @@ def make_bert(data: Path, dropout: float = 0.1, seed: int = 2) -> Bert:
 def save_deep(base: Path, folder: Path) -> str:
     """Save a model like ``base`` that reads 300 tokens, and return a text of about 180 tokens."""
     contents = load_folder(base)
-    bert = Bert.fresh(replace(contents.model.config, positions=300), ("mlm",), seed=1)
+    heads: tuple[HeadName, ...] = ("mlm",)
+    bert = Bert.fresh(replace(contents.model.config, positions=300), heads, seed=1)
     save_folder(ModelFolder(bert, contents.tokenizer.with_max_length(300)), folder)
     return "winter " * (180 // (len(contents.tokenizer("winter").ids) - 2))
 

@@ -96,7 +96,7 @@ def test_reported_and_kept_with_the_scores(base: Path, tmp_path: Path) -> None:
     settings = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-9)
     run = run_finetuning(source, base, tmp_path / "run", settings=settings, progress=listener)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
-    assert "for 8 of 8 dev rows: try --learning-rate 0.001" in results["advice"][0]
+    assert "for 8 of 8 dev rows: try learning_rate=0.001 (--learning-rate 0.001)" in results["advice"][0]
     assert results["advice"][0] in listener.said
 
 
