@@ -34,6 +34,22 @@ class RequestError(ClozeError):
     """One request cannot be answered by this model."""
 
 
+def format_option(name: str, value: object = None) -> str:
+    """Return a setting as Python and the command line name it, for messages that both show.
+
+    Example:
+        >>> format_option("max_length"), format_option("learning_rate", 2e-5), format_option("few", False)
+        ('max_length (--max-length)', 'learning_rate=2e-05 (--learning-rate 2e-05)', 'few=False (--no-few)')
+    """
+    flag = name.replace("_", "-")
+    if value is None:
+        return f"{name} (--{flag})"
+    if isinstance(value, bool):
+        return f"{name}={value} (--{flag if value else f'no-{flag}'})"
+    shown = f"{value:.2g}" if isinstance(value, float) else str(value)
+    return f"{name}={repr(value) if isinstance(value, str) else shown} (--{flag} {shown})"
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return ``; did you mean 'x'?`` for the nearest known name, or the list of all of them."""
     choices = list(known)

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
 
-from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError
+from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError, format_option
 from cloze.locks import aside_name, delete, only_writer, put_in_order, real_target, temporary_name
 
 # Configuration files are a few kilobytes; a larger one is a mistake or an attack.
@@ -121,7 +121,7 @@ def replaced_folder(destination: Path) -> Iterator[Path]:
         except OSError as error:
             raise ClozeError(
                 f"{destination}: cannot be written ({error.strerror or error}); "
-                "what was there before is untouched; free some space or choose another --out"
+                f"what was there before is untouched; free some space or choose another {format_option('out')}"
             ) from error
         finally:
             delete(temporary)

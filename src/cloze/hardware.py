@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, format_option
 
 if TYPE_CHECKING:
     import torch
@@ -73,7 +73,7 @@ def choose_device(name: str | None) -> "torch.device":
     # ImportError: some devices need a package that is not installed.
     except (RuntimeError, AssertionError, ImportError) as error:
         raise ConfigError(
-            f"device {name!r} is not available on this machine; use 'cpu', or leave --device out"
+            f"device {name!r} is not available on this machine; use 'cpu', or leave out {format_option('device')}"
         ) from error
 
 

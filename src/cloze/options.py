@@ -4,7 +4,7 @@ Imports nothing heavy: settings and the CLI load this.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -35,6 +35,56 @@ IGNORED = -100
 # Maximum tokens of an answer, as in the original BERT code, unless a model was fine-tuned with another limit.
 LONGEST_ANSWER = 30
 
+# Names that transformers, its scripts and similar libraries use: the names of the same meaning here, of which a command
+# or a function may have one, or a sentence where nothing has to be said.
+_SCORED_EVERY_EPOCH = "the dev rows are scored after every epoch; leave it out"
+_ALWAYS_BOTH = "fine-tuning trains and then scores the dev rows; leave it out"
+NAMES_ELSEWHERE: dict[str, tuple[str, ...] | str] = {
+    "num_train_epochs": ("epochs",),
+    "num_epochs": ("epochs",),
+    "n_epochs": ("epochs",),
+    "max_epochs": ("epochs",),
+    "max_steps": ("steps", "epochs"),
+    "per_device_train_batch_size": ("batch_size",),
+    "per_gpu_train_batch_size": ("batch_size",),
+    "train_batch_size": ("batch_size",),
+    "per_device_eval_batch_size": "scoring needs no batch size; leave it out",
+    "eval_batch_size": "scoring needs no batch size; leave it out",
+    "max_seq_length": ("max_length",),
+    "max_seq_len": ("max_length",),
+    "max_len": ("max_length",),
+    "lr": ("learning_rate",),
+    "warmup_ratio": ("warmup",),
+    "warmup_proportion": ("warmup",),
+    "lr_scheduler_type": "after the warm-up, the learning rate falls linearly; leave it out",
+    "gradient_accumulation_steps": ("accumulate",),
+    "gradient_checkpointing": ("checkpointing",),
+    "fp16": ("precision",),
+    "bf16": ("precision",),
+    "evaluation_strategy": _SCORED_EVERY_EPOCH,
+    "eval_strategy": _SCORED_EVERY_EPOCH,
+    "do_train": _ALWAYS_BOTH,
+    "do_eval": _ALWAYS_BOTH,
+    "early_stopping_patience": ("patience",),
+    "save_steps": ("save_every",),
+    "output_dir": ("out",),
+    "overwrite_output_dir": ("fresh",),
+    "model_name_or_path": ("model",),
+    "model_name": ("model",),
+    "num_labels": "the labels are collected from the rows; leave it out",
+    "train_file": ("train",),
+    "train_dataset": ("train",),
+    "validation_file": ("dev",),
+    "eval_file": ("dev",),
+    "eval_dataset": ("dev",),
+    "text_column_name": ("text",),
+    "label_column_name": ("label",),
+    "lora_r": ("adapter_size",),
+    "random_state": ("seed",),
+    "use_cpu": ("device",),
+    "no_cuda": ("device",),
+}
+
 # What a setting of each type is, in messages.
 _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", Path: "a path"}
 
@@ -55,8 +105,13 @@ def check_types(settings: Any) -> None:
             raise ConfigError(f"{name} is {value!r:.40}; {_expected(annotation)} was expected")
 
 
-def make_settings(kinds: Sequence[type[Any]], values: Mapping[str, Any]) -> list[Any]:
+def make_settings(kinds: Sequence[type[Any]], values: Mapping[str, Any], arguments: Collection[str] = ()) -> list[Any]:
     """Distribute values by name over several settings dataclasses; refuse names that none of them has.
+
+    Args:
+        kinds: The dataclasses.
+        values: The values by name.
+        arguments: Names of the caller's own arguments, which a wrong name may have meant.
 
     Example:
         >>> finetuning, search = make_settings((FinetuneSettings, SearchSettings), {"epochs": 2, "seeds": 3})
@@ -65,8 +120,24 @@ def make_settings(kinds: Sequence[type[Any]], values: Mapping[str, Any]) -> list
     known = sorted(set().union(*names.values()))
     for name in values:
         if name not in known:
-            raise ConfigError(f"there is no setting {name!r}{did_you_mean(name, known)}")
+            remedy = suggest_name(name, [*known, *arguments]) or did_you_mean(name, [*known, *arguments])
+            raise ConfigError(f"there is no setting {name!r}{remedy}")
     return [kind(**{name: value for name, value in values.items() if name in names[kind]}) for kind in kinds]
+
+
+def suggest_name(name: str, known: Collection[str], form: Callable[[str], str] = repr) -> str | None:
+    """Return ``; did you mean 'epochs'?`` for a name of another library, or spelled with other dashes; else None.
+
+    Args:
+        name: The wrong name.
+        known: The names that there are, with underscores.
+        form: How a name is written in the message.
+    """
+    plain = name.replace("-", "_").lower()
+    meant = NAMES_ELSEWHERE.get(plain, (plain,))
+    if isinstance(meant, str):
+        return f"; {meant}"
+    return next((f"; did you mean {form(one)}?" for one in meant if one in known), None)
 
 
 @cache

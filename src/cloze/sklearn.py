@@ -42,7 +42,7 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         epochs: int | None = None,
         batch_size: int | None = None,
         learning_rate: float | None = None,
-        max_length: int = 128,
+        max_length: int | None = None,
         pooling: str | None = None,
         few: bool | None = False,
         random_state: int = 0,

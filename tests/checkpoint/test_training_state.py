@@ -131,7 +131,7 @@ def test_all_damaged_is_refused_and_left_as_it_is(two: StateStore) -> None:
     files = [two.folder / f"step-000000{step}" / "model.safetensors" for step in ("10", "09")]
     assert str(caught.value) == (
         f"{files[0]}: does not match its manifest; {files[1]}: does not match its manifest; "
-        "none of the run's checkpoints is whole: put a copy of one back, or start over with --fresh"
+        "none of the run's checkpoints is whole: put a copy of one back, or start over with fresh=True (--fresh)"
     )
     assert listener.said == []
     assert names(two) == ["step-00000009", "step-00000010"]
@@ -141,7 +141,7 @@ def test_all_damaged_is_refused_and_left_as_it_is(two: StateStore) -> None:
 def test_the_only_one_damaged_is_refused(store: StateStore) -> None:
     store.save(state(9))
     (store.folder / "step-00000009" / "state.json").unlink()
-    with pytest.raises(CheckpointError, match=r"step-00000009/state\.json: does not match .* with --fresh$"):
+    with pytest.raises(CheckpointError, match=r"step-00000009/state\.json: does not match .* with fresh=True"):
         store.newest()
 
 

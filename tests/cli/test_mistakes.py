@@ -161,5 +161,5 @@ def test_changed_settings_are_told_as_a_difference(run: Cloze, way: Way) -> None
     recorded = json.loads((way.pretrained / "run.json").read_text(encoding="utf-8"))
     words = ["pretrain", way.data, "--preset", "tiny", "--steps", 21, "--batch", 4, "--length", 32]
     result = run(*words, "--out", way.pretrained)
-    assert (result.code, "steps was 20 and is now 21; choose another --out" in result.complaint) == (2, True)
+    assert (result.code, "steps was 20 and is now 21; choose another out (--out)" in result.complaint) == (2, True)
     assert json.loads((way.pretrained / "run.json").read_text(encoding="utf-8")) == recorded

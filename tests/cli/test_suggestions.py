@@ -1,27 +1,114 @@
+"""Names of settings in other libraries get the right suggestion, from the command line and from Python."""
+
+from typing import Any
+
 import pytest
 
+import cloze
 from cloze.cli import main
+from cloze.errors import ConfigError
+from cloze.options import NAMES_ELSEWHERE
+
+ROWS = [{"text": "a fine day", "label": "good"}, {"text": "a dull day", "label": "bad"}] * 20
+# What fine-tuning says to each name.
+EXPECTED = {
+    "num_train_epochs": "epochs",
+    "num_epochs": "epochs",
+    "n_epochs": "epochs",
+    "max_epochs": "epochs",
+    "max_steps": "epochs",
+    "per_device_train_batch_size": "batch_size",
+    "per_gpu_train_batch_size": "batch_size",
+    "train_batch_size": "batch_size",
+    "per_device_eval_batch_size": "; scoring needs no batch size; leave it out",
+    "eval_batch_size": "; scoring needs no batch size; leave it out",
+    "max_seq_length": "max_length",
+    "max_seq_len": "max_length",
+    "max_len": "max_length",
+    "lr": "learning_rate",
+    "warmup_ratio": "warmup",
+    "warmup_proportion": "warmup",
+    "lr_scheduler_type": "; after the warm-up, the learning rate falls linearly; leave it out",
+    "gradient_accumulation_steps": "accumulate",
+    "gradient_checkpointing": "checkpointing",
+    "fp16": "precision",
+    "bf16": "precision",
+    "evaluation_strategy": "; the dev rows are scored after every epoch; leave it out",
+    "eval_strategy": "; the dev rows are scored after every epoch; leave it out",
+    "do_train": "; fine-tuning trains and then scores the dev rows; leave it out",
+    "do_eval": "; fine-tuning trains and then scores the dev rows; leave it out",
+    "early_stopping_patience": "patience",
+    "save_steps": "save_every",
+    "output_dir": "out",
+    "overwrite_output_dir": "fresh",
+    "model_name_or_path": "model",
+    "model_name": "model",
+    "num_labels": "; the labels are collected from the rows; leave it out",
+    "train_file": "train",
+    "train_dataset": "train",
+    "validation_file": "dev",
+    "eval_file": "dev",
+    "eval_dataset": "dev",
+    "text_column_name": "text",
+    "label_column_name": "label",
+    "lora_r": "adapter_size",
+    "random_state": "seed",
+    "use_cpu": "device",
+    "no_cuda": "device",
+}
+
+
+def complaint(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as stopped:
+        main(words)
+    assert stopped.value.code == 2
+    return capsys.readouterr().err.rstrip("\n")
+
+
+def test_whole_table_is_tested() -> None:
+    assert EXPECTED.keys() == NAMES_ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("dashes", [True, False])
+@pytest.mark.parametrize("out", [[], ["--out", "run"]])
+def test_flags_get_the_flag_of_the_same_meaning(
+    name: str, dashes: bool, out: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flag = "--" + (name.replace("_", "-") if dashes else name)
+    said = complaint(["finetune", "classify", "rows.csv", *out, flag, "3"], capsys)
+    meant = EXPECTED[name]
+    remedy = meant if meant.startswith(";") else f"; did you mean --{meant.replace('_', '-')}?"
+    if meant == "train":
+        remedy = "; the training file is the argument after the task: cloze finetune TASK FILE"
+    assert said == f"cloze: error: unknown option {flag}{remedy}"
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_settings_get_the_setting_of_the_same_meaning(name: str) -> None:
+    given: dict[str, Any] = {name: 3} | ({} if EXPECTED[name] == "train" else {"train": ROWS})
+    with pytest.raises(ConfigError) as caught:
+        cloze.finetune("classify", **given)
+    meant = EXPECTED[name]
+    remedy = meant if meant.startswith(";") else f"; did you mean {meant!r}?"
+    assert str(caught.value) == f"there is no setting {name!r}{remedy}"
+
+
+def test_pretraining_has_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(["pretrain", "data", "--out", "run", "--max_steps", "3"], capsys)
+    assert said == "cloze: error: unknown option --max_steps; did you mean --steps?"
+
+
+@pytest.mark.parametrize("flag", ["--learning_rate", "--weight_decay", "--Epochs"])
+def test_flags_are_spelled_with_dashes(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = complaint(["finetune", "classify", "rows.csv", "--out", "run", flag, "3"], capsys)
+    assert said == f"cloze: error: unknown option {flag}; did you mean {flag.lower().replace('_', '-')}?"
 
 
 @pytest.mark.parametrize(
-    ("option", "suggestion"),
-    [
-        ("--num_train_epochs", "did you mean --epochs?"),
-        ("--num-train-epochs", "did you mean --epochs?"),
-        ("--per_device_train_batch_size", "did you mean --batch-size?"),
-        ("--max_seq_length", "did you mean --max-length?"),
-        ("--lr", "did you mean --learning-rate?"),
-        ("--warmup_ratio", "did you mean --warmup?"),
-        ("--output_dir", "did you mean --out?"),
-        ("--model_name_or_path", "did you mean --model?"),
-        ("--validation_file", "did you mean --dev?"),
-        ("--train_file", "the training file is the argument after the task"),
-    ],
+    ("name", "meant"), [("weight-decay", "weight_decay"), ("num-train-epochs", "epochs"), ("Epochs", "epochs")]
 )
-def test_names_of_transformers_get_the_flag_of_the_same_meaning(
-    option: str, suggestion: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["finetune", "classify", "rows.csv", "--out", "run", option, "3"])
-    assert stopped.value.code == 2
-    assert f"cloze: error: unknown option {option}; {suggestion}" in capsys.readouterr().err
+def test_names_of_python_have_underscores(name: str, meant: str) -> None:
+    given: dict[str, Any] = {name: 3}
+    with pytest.raises(ConfigError, match=rf"^there is no setting '{name}'; did you mean '{meant}'\?$"):
+        cloze.finetune("classify", ROWS, **given)

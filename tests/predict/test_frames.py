@@ -1,5 +1,6 @@
 """Prediction methods add columns to data frames of any library."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from datasets import Dataset
 
 import cloze
-from cloze.errors import DataError, RequestError
+from cloze.errors import CheckpointError, DataError, RequestError
 from tests.train.finetuning.test_finetune import make_rows
 
 ROWS = [{"text": row["text"], "label": row["label"]} for row in make_rows(16)]
@@ -54,14 +55,77 @@ def test_columns_may_have_other_names(model: cloze.Model) -> None:
     frame = pd.DataFrame({"review": TEXTS})
     found: Any = model.classify(frame, text="review")
     assert found["prediction"].tolist() == [label.label for label in model.classify(TEXTS)]
-    with pytest.raises(DataError, match="data has no column 'text'; choose one of: review"):
+    message = r"data has no column 'text', which the model was trained on; it has: review; name the column with text="
+    with pytest.raises(DataError, match=message):
         model.classify(frame)
+    with pytest.raises(DataError, match="data has no column 'text'; choose one of: review"):
+        model.embed(frame)
     with pytest.raises(DataError, match="data has a column 'prediction' already, which the results need"):
         model.classify(found, text="review")
     with pytest.raises(RequestError, match="which name columns of a data frame"):
         model.classify(TEXTS, text="review")
     with pytest.raises(DataError, match="data row 2: 'text' is None; expected text in quotes"):
         model.classify(pd.DataFrame({"text": ["a", None]}))
+
+
+def test_columns_of_the_training_rows_are_read(tmp_path: Path) -> None:
+    rows = [{"review": row["text"], "reply": row["text"][::-1], "label": row["label"]} for row in ROWS]
+    frame = pd.DataFrame(rows)
+    single = cloze.finetune("classify", frame, frame, text="review", out=tmp_path / "single", **FAST)
+    assert json.loads((single / "model" / "config.json").read_text("utf-8"))["cloze_task"] == {"text_column": "review"}
+    texts, replies = frame["review"].tolist(), frame["reply"].tolist()
+    for model in (single.model, cloze.load(single.folder)):
+        found: Any = model.classify(frame.assign(text="something else"))
+        assert found["prediction"].tolist() == [label.label for label in model.classify(texts)]
+        assert found["probability"].tolist() == [label.probability for label in model.classify(texts)]
+        named: Any = model.classify(frame, text="reply")
+        assert named["probability"].tolist() == [label.probability for label in model.classify(replies)]
+    with pytest.raises(DataError) as caught:
+        single.model.classify(frame[["reply", "label"]])
+    assert str(caught.value) == (
+        "data has no column 'review', which the model was trained on; it has: reply, label; name the column with text= "
+        "or pair="
+    )
+    pairs = cloze.finetune("classify", frame, frame, text="review", pair="reply", out=tmp_path / "pairs", **FAST)
+    both: Any = pairs.model.classify(frame)
+    assert both["probability"].tolist() == [label.probability for label in pairs.model.classify(texts, replies)]
+    alone: Any = pairs.model.classify(frame, text="review")
+    assert alone["probability"].tolist() == [label.probability for label in pairs.model.classify(texts)]
+    with pytest.raises(DataError, match="data has no column 'reply', which the model was trained on; it has: review; "):
+        pairs.model.classify(frame[["review"]])
+
+
+@pytest.mark.parametrize(
+    ("task", "method", "labels"), [("regress", "regress", (0.5, 2.0)), ("multilabel", "classify_all", ("a", "a|b"))]
+)
+def test_columns_of_other_kinds(task: str, method: str, labels: tuple[Any, Any], tmp_path: Path) -> None:
+    rows = [{"review": text, "label": labels[index % 2]} for index, text in enumerate(TEXTS)]
+    run = cloze.finetune(task, rows, rows, text="review", out=tmp_path / "run", **FAST)
+    frame = pd.DataFrame({"review": TEXTS, "text": TEXTS[::-1]})
+    found: Any = getattr(run.model, method)(frame)
+    pd.testing.assert_frame_equal(found, getattr(run.model, method)(frame, text="review"))
+
+
+def test_an_adapter_knows_its_columns(tmp_path: Path) -> None:
+    rows = [{"review": row["text"], "label": row["label"]} for row in ROWS]
+    run = cloze.finetune("classify", rows, rows, text="review", adapter="lora", out=tmp_path / "run", **FAST)
+    task = cloze.load(run.folder).task
+    assert task is not None
+    assert (task.text_column, task.pair_column) == ("review", None)
+
+
+def test_bad_column_of_a_folder_is_refused(tmp_path: Path) -> None:
+    rows = [{"review": row["text"], "label": row["label"]} for row in ROWS]
+    run = cloze.finetune("classify", rows, rows, text="review", out=tmp_path / "run", **FAST)
+    path = run / "model" / "config.json"
+    config = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(config | {"cloze_task": {"text_column": ["a"]}}), "utf-8")
+    with pytest.raises(CheckpointError, match=r"cloze_task.text_column is \"\['a'\]\"; the name of a column was exp"):
+        cloze.load(run.folder)
+    path.write_text(json.dumps({name: value for name, value in config.items() if name != "cloze_task"}), "utf-8")
+    task = cloze.load(run.folder).task
+    assert task is not None
+    assert (task.text_column, task.pair_column) == ("text", None)
 
 
 def test_series_and_arrays_are_lists(model: cloze.Model) -> None:

@@ -186,7 +186,8 @@ def test_missing_heads_name_those_that_are_there(pretrained: Model) -> None:
 @pytest.mark.parametrize("device", ["banana", "", "cuda:99", "meta", "hpu"])
 def test_unknown_devices(device: str, pretrained_folder: Path) -> None:
     with pytest.raises(
-        ConfigError, match=rf"^device '{device}' is not available on this machine; use 'cpu', or leave --device out$"
+        ConfigError,
+        match=rf"^device '{device}' is not available on this machine; use 'cpu', or leave out device \(--device\)$",
     ):
         load(pretrained_folder, device=device)
 
@@ -216,6 +217,20 @@ def test_cut_texts_are_logged(pretrained: Model, caplog: pytest.LogCaptureFixtur
     assert caplog.messages == [
         "2 of 3 texts are longer than 32 tokens and were cut",
         "1 of 1 texts are longer than 32 tokens and were cut",
+    ]
+
+
+def test_cut_texts_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model(model_folder(["mlm"]))
+    with caplog.at_level(logging.WARNING, logger="cloze"):
+        for _ in range(3):
+            model.embed([LONG, TEXT])
+            model.embed([TEXT])
+        model.embed([LONG, TEXT, TEXT])  # other texts
+        model.embed(["dog " + LONG, TEXT, TEXT])
+        Model(model_folder(["mlm"])).embed(["dog " + LONG, TEXT, TEXT])
+    assert caplog.messages == ["1 of 2 texts are longer than 32 tokens and were cut"] + 3 * [
+        "1 of 3 texts are longer than 32 tokens and were cut"
     ]
 
 

@@ -243,11 +243,11 @@ ROW_COMPLAINTS: dict[str, tuple[str | bytes, str]] = {
     ),
     "empty.csv": (
         "text,label\na,1\n  ,1\nc,2\n",
-        "empty.csv:3: 'text' is empty; fill it in, or pass --on-bad-row skip",
+        "empty.csv:3: 'text' is empty; fill it in, or pass on_bad_row='skip' (--on-bad-row skip)",
     ),
     "unlabelled.csv": (
         "text,label\na,1\nb,\nc,2\n",
-        "unlabelled.csv:3: 'label' is empty; label the row, or pass --on-bad-row skip",
+        "unlabelled.csv:3: 'label' is empty; label the row, or pass on_bad_row='skip' (--on-bad-row skip)",
     ),
     "syntax.jsonl": (
         '{"text": "a", "label": 1}\n\n{"text": "b", }\n{"text": "c", "label": 2}\n',
@@ -370,10 +370,8 @@ def test_delimiters_of_a_file_with_a_header(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("first", ["这家酒店很好。,1", "good,0", "a long way to go,pos", "x" * 50 + ",y", "1,1"])
 def test_a_first_row_of_data_is_no_header(first: str, tmp_path: Path) -> None:
-    message = (
-        r"a\.csv.*: the first row looks like data \(.*\), not like the names of columns; name them with --columns, "
-    )
-    with pytest.raises(DataError, match=message + "such as --columns text,label$"):
+    message = r"a\.csv.*: the first row looks like data \(.*\), not like the names of columns; name them, such as "
+    with pytest.raises(DataError, match=message + r"with columns='text,label' \(--columns text,label\)$"):
         read_classes(tmp_path / "a.csv", f"{first}\nb,c\n")
     with pytest.raises(DataError, match="has no column 'text'; it has: body, class; name one of these"):
         read_classes(tmp_path / "a.csv", "body,class\nb,c\n")

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 import torch
 from torch import nn
 
+from cloze.checkpoint import ModelFolder, load_folder, save_folder
 from cloze.corpus.word_tables import WordTables
-from cloze.model import Bert, BertConfig
+from cloze.model import Bert, BertConfig, HeadName
 from cloze.text import Tokenizer
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches
 from cloze.train.loop import BatchSource, train
@@ -86,6 +88,15 @@ def make_bert(data: Path, dropout: float = 0.1, seed: int = 2) -> Bert:
         attention_dropout=dropout,
     )
     return Bert.fresh(config, ("mlm", "nsp"), seed=seed)
+
+
+def save_deep(base: Path, folder: Path) -> str:
+    """Save a model like ``base`` that reads 300 tokens, and return a text of about 180 tokens."""
+    contents = load_folder(base)
+    heads: tuple[HeadName, ...] = ("mlm",)
+    bert = Bert.fresh(replace(contents.model.config, positions=300), heads, seed=1)
+    save_folder(ModelFolder(bert, contents.tokenizer.with_max_length(300)), folder)
+    return "winter " * (180 // (len(contents.tokenizer("winter").ids) - 2))
 
 
 class Training:

@@ -62,7 +62,7 @@ def test_bad_steps_are_told_and_a_row_of_them_is_the_end() -> None:
     for step in range(PATIENCE - 1):
         guard.reject(step, "the loss is nan", 3e-4)
     with pytest.raises(
-        DataError, match=r"step 10: the loss is nan, for the 5th time in a row; .* with --learning-rate 0.0001 --fresh"
+        DataError, match=r"step 10: the loss is nan, for the 5th time in a row; .* learning_rate=0.0001 .*fresh=True"
     ):
         guard.reject(9, "the loss is nan", 3e-4)
 

@@ -252,7 +252,7 @@ def test_with_every_checkpoint_damaged_nothing_is_begun_anew_unasked(
     for folder in folders:
         (folder / "state.json").write_bytes(b"")
     losses = training.losses()
-    with pytest.raises(CheckpointError, match=r"step-00000006/.*step-00000003/.* whole: .* start over with --fresh$"):
+    with pytest.raises(CheckpointError, match=r"step-00000006/.*step-00000003/.* whole: .* start over with fresh=True"):
         training.go()
     assert (sorted(training.run.store.folder.glob("step-*")), training.losses()) == (folders, losses)
     assert training.listener.said == []
@@ -407,7 +407,7 @@ def test_a_run_killed_at_its_very_start_is_begun_again(tmp_path: Path) -> None:
     (tmp_path / "others").mkdir()
     for name in (f".run.json.{'0' * 16}.cloze-tmp", "run.json.tmp"):
         (tmp_path / "others" / name).touch()
-    with pytest.raises(ConfigError, match="exists and holds no run; choose another --out"):
+    with pytest.raises(ConfigError, match="exists and holds no run; choose another out"):
         Run.open(tmp_path / "others", {}, fresh=True)
 
 
@@ -420,7 +420,7 @@ def test_a_deletion_that_is_cut_off_leaves_a_run(tmp_path: Path, monkeypatch: py
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr("cloze.train.run.shutil.rmtree", fail)
-    with pytest.raises(ConfigError, match=r"run: cannot be written \(Input/output error\); choose another --out"):
+    with pytest.raises(ConfigError, match=r"run: cannot be written \(Input/output error\); choose another out"):
         Run.open(tmp_path / "run", {"like": "that"}, fresh=True)
     monkeypatch.undo()
     Run.open(tmp_path / "run", {"like": "that"}, fresh=True)

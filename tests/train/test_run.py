@@ -34,7 +34,7 @@ def test_of_a_changed_corpus_only_what_differs_is_told(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{tmp_path / 'run'}: settings differ from those this run was started with: "
         "data: seed was 0 and is now 7; steps was 3 and is now 4; "
-        "choose another --out, or start over with --fresh"
+        "choose another out (--out), or start over with fresh=True (--fresh)"
     )
     with pytest.raises(ConfigError, match=r"data: texts was \[\['0.txt', .*\.\.\. and is now \[\]; choose") as caught:
         Run.open(tmp_path / "run", {"steps": 3, "data": {"texts": [], "seed": 0, "held_out": 0.01}})
@@ -60,7 +60,7 @@ def test_a_run_that_is_trained_is_held_against_others(tmp_path: Path) -> None:
             pass
         with pytest.raises(CheckpointError, match=busy):
             Run.open(tmp_path / "run", {"steps": 3}, fresh=True)
-    assert Run.open(tmp_path / "run", {"steps": 3}, fresh=True).resume_note == ", without --fresh,"
+    assert Run.open(tmp_path / "run", {"steps": 3}, fresh=True).resume_note == ", without fresh=True (--fresh),"
     assert Run.open(tmp_path / "run", {"steps": 3}).resume_note == ""
 
 
@@ -77,7 +77,7 @@ def test_of_two_long_lists_the_first_difference_is_told(tmp_path: Path) -> None:
 def test_what_older_runs_did_not_know_is_not_held_against_them(tmp_path: Path) -> None:
     Run.open(tmp_path / "run", {"steps": 3})
     Run.open(tmp_path / "run", {"steps": 3, "longest_answer": 30, "content": "abc"})
-    with pytest.raises(ConfigError, match="stride was None and is now 64; choose another --out"):
+    with pytest.raises(ConfigError, match="stride was None and is now 64; choose another out"):
         Run.open(tmp_path / "run", {"steps": 3, "stride": 64})
 
 

@@ -4,7 +4,8 @@ A head that reads the mean of the token states, or compares the vectors of two t
 ``cloze_pooling`` and ``cloze_head``; such a folder is a bare encoder to ``transformers``, which would apply a pooler.
 
 A model with factorized embeddings is saved as ALBERT, any other as BERT. What ``transformers`` has no key for (long
-texts, calibration temperature, the task kind where it is ambiguous) is stored under ``cloze_task``.
+texts, calibration temperature, columns of the training rows, the task kind where it is ambiguous) is stored under
+``cloze_task``.
 """
 
 import math
@@ -69,6 +70,8 @@ _CORRECTING_KEY = "cloze_correcting"
 # Keys of a head that reads the mean of the token states or compares two texts, which no class of transformers does.
 _POOLING_KEY, _HEAD_KEY = "cloze_pooling", "cloze_head"
 _POOLED_BY_MEAN: dict[HeadPooling, tuple[HeadName, ...]] = {"mean": ("sequence", "choice"), "separate": ("sequence",)}
+# Key of a folder with a head on the mean whose vectors are normalized: in its modules.json, the vectors are the logits.
+_NORMALIZE_KEY = "cloze_normalize"
 
 
 def read_head_pooling(values: dict[str, Any], path: Path) -> HeadPooling:
@@ -84,6 +87,11 @@ def read_mean_head(values: dict[str, Any], path: Path) -> HeadName | None:
         return None
     head: HeadName = _one_of(values.get(_HEAD_KEY, "sequence"), _POOLED_BY_MEAN[pooling], _HEAD_KEY, path)
     return head
+
+
+def read_normalized(values: dict[str, Any], path: Path) -> bool:
+    """Return whether the vectors of a folder whose head reads the mean are normalized."""
+    return _switch(values.get(_NORMALIZE_KEY, False), _NORMALIZE_KEY, path)
 
 
 def read_backbone(values: dict[str, Any], path: Path) -> type[Backbone]:
@@ -180,6 +188,8 @@ def read_task_labels(values: dict[str, Any], head: HeadName, count: int, path: P
         temperature=_number(own.get("temperature", 1.0), f"{_TASK_KEY}.temperature", path) or 1.0,
         threshold=_number(own.get("threshold"), f"{_TASK_KEY}.threshold", path),
         longest_answer=_count(own.get("longest_answer", LONGEST_ANSWER), f"{_TASK_KEY}.longest_answer", path),
+        text_column=_column(own, "text_column", path) or TaskLabels.text_column,
+        pair_column=_column(own, "pair_column", path),
     )
 
 
@@ -233,8 +243,11 @@ def _one_of(value: Any, known: tuple[str, ...], name: str, path: Path) -> Any:
 
 
 def _flag(own: dict[str, Any], name: str, path: Path) -> bool:
-    value = str(own.get(name, False)).lower()
-    return bool(_one_of(value, ("false", "true"), f"{_TASK_KEY}.{name}", path) == "true")
+    return _switch(own.get(name, False), f"{_TASK_KEY}.{name}", path)
+
+
+def _switch(value: Any, name: str, path: Path) -> bool:
+    return bool(_one_of(str(value).lower(), ("false", "true"), name, path) == "true")
 
 
 def _number(value: Any, name: str, path: Path) -> float | None:
@@ -251,10 +264,25 @@ def _count(value: Any, name: str, path: Path) -> int:
     return value
 
 
+def _column(own: dict[str, Any], name: str, path: Path) -> str | None:
+    value = own.get(name)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise CheckpointError(f"{path}: {_TASK_KEY}.{name} is {str(value)[:50]!r}; the name of a column was expected")
+    return value
+
+
 def write_config(
-    model: Backbone, heads: tuple[HeadName, ...], task: TaskLabels | None, correcting: float | None = None
+    model: Backbone,
+    heads: tuple[HeadName, ...],
+    task: TaskLabels | None,
+    correcting: float | None = None,
+    *,
+    normalized: bool = False,
 ) -> dict[str, Any]:
-    """Return the ``config.json`` that lets ``transformers`` load a BERT or ALBERT folder as it is."""
+    """Return the ``config.json`` that lets ``transformers`` load a BERT or ALBERT folder as it is.
+
+    ``normalized`` tells whether vectors are, for a head that reads the mean; other folders have it in ``modules.json``.
+    """
     config, layout = model.config, layout_of(model.model_type)
     mean_head = stored_mean_head(model)
     class_heads = tuple(head for head in heads if head != mean_head)
@@ -276,7 +304,7 @@ def write_config(
             "eos_token_id": None,
         }
     if mean_head is not None:
-        values |= {_POOLING_KEY: model.pooling, _HEAD_KEY: mean_head}
+        values |= {_POOLING_KEY: model.pooling, _HEAD_KEY: mean_head} | ({_NORMALIZE_KEY: True} if normalized else {})
     for sentence_task in ("nsp", "sop"):
         if sentence_task in heads and sentence_task != _USUAL_TASK[layout]:
             values[_SENTENCE_TASK] = sentence_task
@@ -301,7 +329,7 @@ def _task_values(task: TaskLabels) -> dict[str, Any]:
         values |= {"problem_type": kind.problem_type, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     own = {
         name: getattr(task, name)
-        for name in ("long_texts", "context", "characters", "temperature", "threshold", "longest_answer")
+        for name in (field.name for field in fields(TaskLabels) if field.name not in ("kind", "names"))
         if getattr(task, name) != getattr(TaskLabels, name)
     }
     assert kind.head is not None, "a kind with named outputs has a head"

@@ -17,6 +17,7 @@ from cloze.checkpoint.config_file import (
     read_head_pooling,
     read_layout,
     read_mean_head,
+    read_normalized,
     stored_mean_head,
     write_config,
 )
@@ -148,7 +149,9 @@ def _with_mean_head(
     *others, output = embedding.projections
     named = {f"heads.{head}.output.weight": output.weight, f"heads.{head}.output.bias": output.bias}
     found = {hugging_face_names(name, layout)[0]: tensor for name, tensor in named.items()}
-    return {**tensors, **found}, replace(embedding, projections=tuple(others))
+    # A Normalize after the Dense would be of the logits: that of the vectors is in config.json.
+    normalize = embedding.normalize or read_normalized(values, folder)
+    return {**tensors, **found}, replace(embedding, projections=tuple(others), normalize=normalize)
 
 
 def usual_pooling(contents: ModelFolder) -> HeadPooling:
@@ -227,12 +230,16 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
     _refuse_others_files(destination)
     model = without_attachment(contents.model)
     # The vectors of a merged adapter are those of its base; its head decides what the folder gives.
-    embedding = contents.embedding if contents.adapter is None or model.pooling == "cls" else EmbeddingSettings()
+    embedding = contents.embedding
+    if contents.adapter is not None and model.pooling != "cls":
+        embedding = embedding.after_training(reads_mean=True)
+    normalized = embedding.normalize and model.pooling == "mean"
     state, embedding = _without_mean_head(model, embedding, destination)
     tensors = _rounded(to_hugging_face(state, layout_of(model.model_type)), dtype)
     apart = {name for name in tensors if name.startswith("sbo.")}
     with replaced_folder(destination) as folder:
-        write_json(folder / CONFIG, write_config(model, model.head_names, contents.task, contents.correcting))
+        values = write_config(model, model.head_names, contents.task, contents.correcting, normalized=normalized)
+        write_json(folder / CONFIG, values)
         write_safetensors(folder / SAFETENSORS, {name: tensors[name] for name in tensors if name not in apart})
         if apart:
             write_safetensors(folder / PRETRAINING_HEADS, {name: tensors[name] for name in sorted(apart)})
@@ -248,10 +255,10 @@ def _without_mean_head(
     state, head = dict(model.state_dict()), stored_mean_head(model)
     if head is None or model.pooling == "separate":
         return state, embedding
-    if embedding != EmbeddingSettings():
+    if replace(embedding, normalize=False) != EmbeddingSettings():
         raise CheckpointError(
             f"{destination}: the head of this model reads the mean of the token states and is stored as its Dense "
-            "module, so that its vectors cannot be whitened, normalized or pooled otherwise; save the encoder apart"
+            "module, so that its vectors cannot be whitened or pooled otherwise; save the encoder apart"
         )
     weight, bias = (state.pop(f"heads.{head}.output.{name}").cpu() for name in ("weight", "bias"))
     return state, EmbeddingSettings("mean", projections=(Projection(weight, bias),))

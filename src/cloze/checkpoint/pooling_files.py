@@ -114,6 +114,15 @@ class EmbeddingSettings:
     ] = ()  # applied between pooling and normalisation: whitening, or learned Dense layers
     configured: bool = field(default=False, compare=False)  # whether the folder has these settings, or lacks any
 
+    def after_training(self, *, reads_mean: bool) -> "EmbeddingSettings":
+        """Return the settings of a model that was fine-tuned from this one; projections were fitted to other states.
+
+        ``reads_mean`` tells whether its head reads the mean of the token states, which then is the pooling.
+        """
+        if self.unsupported is not None:
+            return EmbeddingSettings()
+        return EmbeddingSettings("mean" if reads_mean else self.pooling, self.normalize)
+
 
 def read_embedding(folder: Path) -> EmbeddingSettings:
     """Read the pooling settings of a folder; the default is the mean without normalisation."""

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from cloze.checkpoint.weights import read_safetensors, write_safetensors
-from cloze.errors import CheckpointError
+from cloze.errors import CheckpointError, format_option
 from cloze.files import read_json, replaced_folder, write_json
 from cloze.locks import aside_target, delete, is_ours, locked
 from cloze.progress import Progress, Silent
@@ -89,7 +89,7 @@ class StateStore:
         if damages:
             raise CheckpointError(
                 f"{'; '.join(damages)}; none of the run's checkpoints is whole: put a copy of one back, "
-                "or start over with --fresh"
+                f"or start over with {format_option('fresh', True)}"
             )
         return None
 

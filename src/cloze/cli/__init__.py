@@ -25,9 +25,10 @@ from cloze.hardware import (
     is_out_of_memory,
     require_address_space,
 )
+from cloze.options import NAMES_ELSEWHERE, suggest_name
 
 if TYPE_CHECKING:
-    from cyclopts import App, UnknownOptionError
+    from cyclopts import App
     from cyclopts.argument import Argument, ArgumentCollection
 
 # The module and summary of each command, in order from text to prediction. A module is imported only when its command
@@ -92,23 +93,6 @@ ALIASES = {
 _TRAINING = frozenset({"demo", "plan", "pretrain", "finetune", "distill", "adapt", "evaluate"})
 # Flags by which a command needs less memory.
 _SAVING_FLAGS = ("batch-size", "accumulate", "checkpointing", "max-length", "preset")
-
-# Names of flags in the training scripts of transformers, for suggestions.
-TRANSFORMERS_NAMES = {
-    "num-train-epochs": "epochs",
-    "per-device-train-batch-size": "batch-size",
-    "train-batch-size": "batch-size",
-    "max-seq-length": "max-length",
-    "lr": "learning-rate",
-    "warmup-ratio": "warmup",
-    "output-dir": "out",
-    "model-name-or-path": "model",
-    "validation-file": "dev",
-    "eval-file": "dev",
-    "gradient-accumulation-steps": "accumulate",
-    "max-steps": "steps",
-    "save-steps": "save-every",
-}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -184,11 +168,11 @@ def _run(command: str, words: list[str], debug: bool) -> int:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _reader_is_gone():
             raise
-        return _report(error, command, flags, debug)
+        return _report(error, command, words, flags, debug)
     return 0
 
 
-def _report(error: Exception, command: str, flags: Collection[str], debug: bool) -> int:
+def _report(error: Exception, command: str, words: Sequence[str], flags: Collection[str], debug: bool) -> int:
     """Print one line about an error and return the exit code."""
     from cyclopts import CycloptsError
 
@@ -202,7 +186,7 @@ def _report(error: Exception, command: str, flags: Collection[str], debug: bool)
         _print_message(_describe_no_memory(error, flags))
         return 2
     if isinstance(error, ClozeError | CycloptsError):
-        _print_message(_format_error(error, command))
+        _print_message(_format_error(error, command, words, flags))
         return 2
     _print_message(f"{type(error).__name__}: {_one_line(error)} (a bug in cloze; --debug shows where)")
     return 1
@@ -306,12 +290,18 @@ def _fill(argument: "Argument", key: str, value: Any, source: str) -> None:
         argument.append(Token(keyword=key, value=str(word), source=source, index=index))
 
 
-def _format_error(error: Exception, command: str) -> str:
+def _format_error(error: Exception, command: str, words: Sequence[str], flags: Collection[str]) -> str:
     """Return the error in one line; the parser's own message about a missing argument is misleading."""
     from cyclopts import MissingArgumentError, UnknownOptionError
 
     if isinstance(error, UnknownOptionError):
-        return _suggest_option(error)
+        return _suggest_flag(error.token.keyword or "", flags) or _one_line(error)
+    if isinstance(error, MissingArgumentError):
+        # What is missing may have been given under a wrong name.
+        given = [word.partition("=")[0] for word in words if word.startswith("--")]
+        suggested = [_suggest_flag(flag, flags) for flag in given if flag.removeprefix("--") not in flags]
+        if first := next(filter(None, suggested), None):
+            return first
     if not isinstance(error, MissingArgumentError) or error.argument is None or error.argument.tokens:
         return _one_line(error)
     name, values = error.argument.name, list(error.tokens_so_far)
@@ -331,16 +321,14 @@ def _describe_no_memory(error: Exception, flags: Collection[str]) -> str:
     return f"not enough memory{f' ({reason})' if reason else ''}{left}; {remedy}"
 
 
-def _suggest_option(error: "UnknownOptionError") -> str:
-    """Return the error about an unknown flag; names that transformers uses get the flag that means the same."""
-    option = error.token.keyword or ""
-    name = option.removeprefix("--").replace("_", "-")
-    if name == "train-file":
-        return f"unknown option {option}; the training file is the argument after the task: cloze finetune TASK FILE"
-    known = TRANSFORMERS_NAMES.get(name)
-    if known is None or known not in _flags(error.argument_collection):
-        return _one_line(error)
-    return f"unknown option {option}; did you mean --{known}?"
+def _suggest_flag(flag: str, flags: Collection[str]) -> str | None:
+    """Return the error about a flag that another library has; None if it is none of these."""
+    name = flag.removeprefix("--")
+    if NAMES_ELSEWHERE.get(name.replace("-", "_")) == ("train",):
+        return f"unknown option {flag}; the training file is the argument after the task: cloze finetune TASK FILE"
+    known = [one.replace("-", "_") for one in flags]
+    remedy = suggest_name(name, known, lambda one: "--" + one.replace("_", "-"))
+    return None if remedy is None else f"unknown option {flag}{remedy}"
 
 
 def _take_flag(words: list[str], flag: str) -> bool:

@@ -3,7 +3,6 @@
 import json
 import re
 import sys
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,6 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from cloze.options import PrecisionName
+from cloze.progress import PlainLines, StageClock, format_figures
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,19 +20,8 @@ if TYPE_CHECKING:
 
     from cloze.predict import Model
 
-# Seconds between plain lines, where there is no bar.
-PLAIN_EVERY = 10.0
 # Characters of a text that a table shows on a terminal.
 SHOWN_CHARACTERS = 80
-SHORT_NAMES = {
-    "tokens_per_second": "tokens/s",
-    "rows_per_second": "rows/s",
-    "share_of_peak": "of peak",
-    "mlm_accuracy": "mlm",
-    "nsp_accuracy": "nsp",
-    "sop_accuracy": "sop",
-}
-HIDDEN = {"mlm_loss", "nsp_loss", "sop_loss", "sbo_loss", "tokens_seen"}
 
 
 # Control characters but tab and newline, and those that change the direction of text: on a terminal, a label or a text
@@ -80,9 +69,8 @@ class Reporter:
 
     _bar: "Bar | None" = None
     _tasks: "dict[str, TaskID]" = field(default_factory=dict)
-    _last: float = 0.0
-    _starts: dict[str, tuple[float, int]] = field(default_factory=dict)
-    _done: dict[str, int] = field(default_factory=dict)
+    _clock: StageClock = field(default_factory=StageClock)
+    _lines: PlainLines = field(default_factory=PlainLines)
     _messages: set[str] = field(default_factory=set)
 
     def __enter__(self) -> "Reporter":
@@ -100,55 +88,27 @@ class Reporter:
 
     def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
         """Show how far a stage is."""
-        shown = _figures(figures)
-        if done < self._done.get(stage, 0):  # the same stage of another run
-            self._forget(stage)
-        self._done[stage] = done
         if self._bar is None:
-            self._advance_plain(stage, done, total, shown)
+            self._lines.advance(stage, done, total, **figures)
             return
+        if self._clock.restarts(stage, done) and stage in self._tasks:
+            self._bar.remove_task(self._tasks.pop(stage))
         if stage not in self._tasks:
             self._tasks[stage] = self._bar.add_task(stage, total=total, figures="", left="")
-        left = self._seconds_left(stage, done, total)
+        # The bar's own estimate covers half a minute and is lost with a new total.
+        left = self._clock.seconds_left(stage, done, total)
         time_left = "" if left is None else f"{timedelta(seconds=round(left))} left"
-        self._bar.update(self._tasks[stage], completed=done, total=total, figures=shown, left=time_left)
-
-    def _seconds_left(self, stage: str, done: int, total: int | None) -> float | None:
-        """Estimate from the mean rate; the bar's own estimate covers half a minute and is lost with a new total."""
-        now = time.monotonic()
-        start, first = self._starts.setdefault(stage, (now, done))
-        return (now - start) / (done - first) * (total - done) if total and first < done < total else None
-
-    def _forget(self, stage: str) -> None:
-        self._starts.pop(stage, None)
-        task = self._tasks.pop(stage, None)
-        if self._bar is not None and task is not None:
-            self._bar.remove_task(task)
-
-    def _advance_plain(self, stage: str, done: int, total: int | None, shown: str) -> None:
-        left = self._seconds_left(stage, done, total)
-        if done == 0:  # "0 done" looks as if it were stuck
-            return
-        now = time.monotonic()
-        if now - self._last < PLAIN_EVERY and done != total:
-            return
-        self._last = now
-        of = f" of {total:,}" if total else ""
-        time_left = "" if left is None else f", {left:.0f} s left"
-        self._print(f"{stage}: {done:,}{of}{time_left}{'  ' + shown if shown else ''}")
+        self._bar.update(
+            self._tasks[stage], completed=done, total=total, figures=format_figures(figures), left=time_left
+        )
 
     def say(self, message: str) -> None:
         """Print one line to standard error, above the bar if there is one; a repeated line is printed once."""
-        if message in self._messages:
-            return
-        self._messages.add(message)
-        self._print(message)
-
-    def _print(self, message: str) -> None:
-        if self._bar is not None:
+        if self._bar is None:
+            self._lines.say(message)
+        elif message not in self._messages:
+            self._messages.add(message)
             self._bar.console.print(escape_controls(message), markup=False, highlight=False)
-        else:
-            print(message, file=sys.stderr, flush=True)
 
 
 def _make_bar() -> "Bar":
@@ -170,17 +130,6 @@ def _make_bar() -> "Bar":
         TextColumn("{task.fields[left]}"),
         console=Console(stderr=True),
     )
-
-
-def _figures(figures: Mapping[str, float]) -> str:
-    shown = {SHORT_NAMES.get(name, name): _number(name, value) for name, value in figures.items() if name not in HIDDEN}
-    return "  ".join(f"{name} {number}" for name, number in shown.items())
-
-
-def _number(name: str, value: float) -> str:
-    if name.endswith("accuracy") or name == "share_of_peak":
-        return f"{value:.0%}"
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3f}"
 
 
 def print_json(value: Any) -> None:

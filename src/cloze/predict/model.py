@@ -139,13 +139,13 @@ class Model:
         require_head(self.bert, "mlm")
         return fill_together(self, text, top, rounds)
 
-    @adds_columns
+    @adds_columns()
     def score(self, texts: Sequence[str]) -> list[Score]:
         """The pseudo-log-likelihood of each text: the log-probability of every token when it is masked."""
         require_head(self.bert, "mlm")
         return score_texts(self, texts)
 
-    @adds_columns
+    @adds_columns()
     def correct(self, texts: Sequence[str], settings: "CorrectionSettings | None" = None) -> list[Corrected]:
         """Each text with its unlikely characters or words corrected, and what was changed."""
         from cloze.predict.corrector import Corrector
@@ -189,7 +189,7 @@ class Model:
 
     # -- the encoder itself ------------------------------------------------------------------------------------------
 
-    @adds_columns
+    @adds_columns()
     def embed(
         self,
         texts: Sequence[str],
@@ -264,19 +264,19 @@ class Model:
 
     # -- fine-tuned heads --------------------------------------------------------------------------------------------
 
-    @adds_columns
+    @adds_columns(trained=True)
     def classify(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Label]:
         """The label of each text, with the probability of every label."""
         task = require_task(self.bert, self.task, CLASSIFY)
         return to_labels(task, self.logits(texts, pairs))
 
-    @adds_columns
+    @adds_columns(trained=True)
     def classify_all(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> list[Labels]:
         """All labels that hold for each text, for models trained on any number of them."""
         task = require_task(self.bert, self.task, MULTILABEL)
         return to_label_sets(task, self.logits(texts, pairs))
 
-    @adds_columns
+    @adds_columns(trained=True)
     def regress(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> Floats:
         """The number of each text, (N,)."""
         require_task(self.bert, self.task, REGRESS)
@@ -308,7 +308,7 @@ class Model:
             return np.zeros((0, self.bert.labels), np.float32)
         return join_logits(windows, rows)
 
-    @adds_columns
+    @adds_columns()
     def tag(self, texts: Sequence[str] | Sequence[Sequence[str]]) -> list[Tagged]:
         """The words of each text with their tags, and its entities; texts, or sentences as lists of words."""
         found = tag_texts(self, texts)

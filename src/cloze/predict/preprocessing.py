@@ -30,6 +30,7 @@ class InputWarnings:
 
     def __init__(self) -> None:
         self._last_note: str | None = None
+        self._last_cut: int | None = None  # a hash of the sequences that were last warned of
 
     def check(
         self,
@@ -46,9 +47,15 @@ class InputWarnings:
 
     def truncated(self, tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> None:
         """Warn if texts were truncated."""
-        cut, longest = sum(encoding.dropped > 0 for encoding in encodings), tokenizer.max_length
-        if cut:
-            logger.warning("%d of %d texts are longer than %d tokens and were cut", cut, len(encodings), longest)
+        self.cut(encodings, f"texts are longer than {tokenizer.max_length} tokens and were cut")
+
+    def cut(self, encodings: Sequence[Encoding], note: str) -> None:
+        """Warn if sequences were truncated; not twice of the same ones, as of dev rows that are scored every epoch."""
+        cut = [tuple(encoding.ids) for encoding in encodings if encoding.dropped]
+        key = hash((note, len(encodings), *cut))
+        if cut and key != self._last_cut:
+            logger.warning("%d of %d %s", len(cut), len(encodings), note)
+            self._last_cut = key
 
     def unknown(self, tokenizer: Tokenizer, texts: Sequence[str]) -> None:
         """Warn if the vocabulary does not fit the texts; not twice of the same texts, as of dev rows."""
@@ -61,26 +68,42 @@ class InputWarnings:
 Result = TypeVar("Result")
 
 
-def adds_columns(method: Callable[..., Result]) -> Callable[..., Result]:
+def adds_columns(*, trained: bool = False) -> Callable[[Callable[..., Result]], Callable[..., Result]]:
     """Let a prediction method take a data frame: it returns the frame with columns for its results.
 
-    The wrapped method has two more arguments, for frames: ``text`` names the column with the texts, and ``pair`` that
+    The decorated method has two more arguments, for frames: ``text`` names the column with the texts, and ``pair`` that
     of second texts. Arrays, series and iterators of texts are read as lists.
+
+    Args:
+        trained: Whether the columns that the model was trained on are read by default.
     """
 
-    @wraps(method)
-    def call(model: Any, texts: Any, *arguments: Any, text: str = "text", pair: str | None = None, **more: Any) -> Any:
-        if is_frame(texts):
-            names = [text] if pair is None else [text, pair]
-            results = method(model, *read_columns(texts, names), *arguments, **more)
-            return add_columns(texts, results_to_columns(results))
-        if (text, pair) != ("text", None):
-            raise RequestError(f"text is {text!r} and pair {pair!r}, which name columns of a data frame; give one")
-        if not isinstance(texts, list | tuple | str):
-            texts = texts_of(texts, "texts")
-        return method(model, texts, *arguments, **more)
+    def decorate(method: Callable[..., Result]) -> Callable[..., Result]:
+        @wraps(method)
+        def call(
+            model: Any, texts: Any, *arguments: Any, text: str | None = None, pair: str | None = None, **more: Any
+        ) -> Any:
+            if is_frame(texts):
+                columns = _frame_columns(texts, model.task if trained else None, text, pair)
+                return add_columns(texts, results_to_columns(method(model, *columns, *arguments, **more)))
+            if (text or "text", pair) != ("text", None):
+                raise RequestError(f"text is {text!r} and pair {pair!r}, which name columns of a data frame; give one")
+            if not isinstance(texts, list | tuple | str):
+                texts = texts_of(texts, "texts")
+            return method(model, texts, *arguments, **more)
 
-    return call
+        return call
+
+    return decorate
+
+
+def _frame_columns(frame: Any, task: TaskLabels | None, text: str | None, pair: str | None) -> list[list[Any]]:
+    """Return the texts of a frame and their pairs, if there are any; by default, of the columns that a task records."""
+    if task is None:
+        return read_columns(frame, [text or "text", *([] if pair is None else [pair])])
+    # Where the texts are named, so are the pairs: a model of pairs may be given single texts.
+    pair = task.pair_column if pair is None and text is None else pair
+    return read_columns(frame, [text or task.text_column, *([] if pair is None else [pair])], trained=True)
 
 
 def read_texts(

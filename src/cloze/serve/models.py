@@ -185,12 +185,13 @@ def made_for_vectors(model: Model) -> bool:
     """Return whether a model was made for vectors.
 
     Its folder declares a pooling, and either normalizes or projects the vectors, as after training for similarity and
-    whitening, or has no head that would be used instead. Every folder of cloze declares a pooling, also of classifiers.
+    whitening, or has no head that would be used instead. Every folder of cloze declares a pooling, also of classifiers;
+    one that was fine-tuned from a model for vectors normalizes, too.
     """
     embedding = model.embedding
     if not embedding.configured or embedding.unsupported is not None:
         return False
-    return embedding.normalize or bool(embedding.projections) or not model.heads
+    return (embedding.normalize and model.task is None) or bool(embedding.projections) or not model.heads
 
 
 def _width(model: Model) -> int:

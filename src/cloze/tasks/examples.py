@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, Self, TypeVar
 
-from cloze.errors import DataError, did_you_mean
+from cloze.errors import DataError, did_you_mean, format_option
 from cloze.files import RowError
 
 if TYPE_CHECKING:
@@ -174,7 +174,8 @@ def split_dev(examples: AnyExamples) -> tuple[AnyExamples, AnyExamples]:
     every = round(1 / DEV_SHARE)
     if len(examples) < 2 * every:
         raise DataError(
-            f"{len(examples)} rows are too few to keep some for scoring: {2 * every} at the least; give a --dev file"
+            f"{len(examples)} rows are too few to keep some for scoring: {2 * every} at the least; give "
+            f"{format_option('dev')}"
         )
     return _partition(examples, _deal(examples)[every - 1 :: every])
 

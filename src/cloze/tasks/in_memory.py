@@ -259,13 +259,23 @@ def is_frame(data: Any) -> bool:
     )
 
 
-def read_columns(frame: Any, names: Sequence[str]) -> list[list[Any]]:
-    """Return columns of a frame as lists of texts, or of lists of words; refuse other cells with their row."""
+def read_columns(frame: Any, names: Sequence[str], *, trained: bool = False) -> list[list[Any]]:
+    """Return columns of a frame as lists of texts, or of lists of words; refuse other cells with their row.
+
+    Args:
+        frame: The frame.
+        names: Of the columns.
+        trained: Whether they are those that a model was trained on, for messages.
+    """
     rows = as_table_source(frame, "data", text=names[0], pair=None, label="label")
     assert isinstance(rows, RowsInMemory), "a frame is no path"
     for name in names:
         if rows.columns is not None and name not in rows.columns:
-            raise DataError(f"data has no column {name!r}{did_you_mean(name, rows.columns)}")
+            remedy = did_you_mean(name, rows.columns)
+            if trained:
+                columns = ", ".join(rows.columns)
+                remedy = f", which the model was trained on; it has: {columns}; name the column with text= or pair="
+            raise DataError(f"data has no column {name!r}{remedy}")
         for number, cells in enumerate(rows.cells, start=1):
             if not isinstance(cells[name], str | list):
                 raise DataError(f"data row {number}: {name!r} is {cells[name]!r:.40}; expected text in quotes")

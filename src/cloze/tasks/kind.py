@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 from cloze.options import LONGEST_ANSWER, LongTexts
 from cloze.tasks.examples import LabelSet, Read, Target
-from cloze.tasks.rows import Source
+from cloze.tasks.rows import RowSettings, Source
 
 if TYPE_CHECKING:
     import numpy as np
@@ -56,6 +56,17 @@ class TaskLabels:
     # against the best answer from which no answer is given.
     threshold: float | None = None
     longest_answer: int = LONGEST_ANSWER  # answering: maximum tokens of an answer
+    # Texts and pairs of texts: the columns of the training rows, which predictions on data frames read by default.
+    # Not in the representation, which is a part of the model's fingerprint: they change no result.
+    text_column: str = field(default=RowSettings.text, repr=False)
+    pair_column: str | None = field(default=RowSettings.pair, repr=False)
+
+
+class InputNotes(Protocol):
+    """Where decoders report what happened to the inputs of a model."""
+
+    def cut(self, encodings: "Sequence[Encoding]", note: str, /) -> None:
+        """Warn how many of the sequences were truncated, if any were; ``note`` says what they are."""
 
 
 class Predictor(Protocol):
@@ -76,6 +87,10 @@ class Predictor(Protocol):
     @property
     def task(self) -> TaskLabels | None:
         """What the fine-tuned head's outputs mean; None if it has none."""
+
+    @property
+    def warnings(self) -> InputNotes:
+        """The warnings about this model's inputs."""
 
     def run(self, encodings: "Sequence[Encoding]", step: "Callable[[Batch], Sequence[Result]]", /) -> "list[Result]":
         """Apply ``step`` to batches and return one result per sequence, in order."""
@@ -150,6 +165,8 @@ class TaskKind:
     # Fine-tuning settings that other kinds do not have.
     settings: frozenset[str] = field(default_factory=frozenset)
     long_inputs: str = "which reads long texts in windows by itself"  # why ``long_texts`` is not among them
+    # Whether what is longer than the maximum length is cut, so that the length is chosen from the rows.
+    cuts_texts: bool = False
     item_noun: str = "texts"  # what one training item is, in messages
     answers: str = "one of its labels"  # what a model card says of a model without named outputs
     calibrate: "Callable[[Predictor, Any, Sequence[str]], FittedTask] | None" = None  # with --calibrate, on dev rows
@@ -160,6 +177,11 @@ class TaskKind:
     def __str__(self) -> str:
         """Return the name, which is also the verb of messages ("this task is to classify")."""
         return self.name
+
+
+def column_names(kind: TaskKind, text: str | None, pair: str | None) -> dict[str, Any]:
+    """Return the fields of ``TaskLabels`` for the columns of the training rows; none for inputs of another form."""
+    return {"text_column": text or RowSettings.text, "pair_column": pair} if kind.inputs == "texts" else {}
 
 
 def deferred(module: str, name: str) -> Callable[..., Any]:

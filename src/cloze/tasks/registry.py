@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cloze.errors import ConfigError, did_you_mean
+from cloze.errors import ConfigError, did_you_mean, format_option
 from cloze.tasks import clue
 from cloze.tasks.answering.examples import CMRC, SQUAD, SQUAD2, read_squad
 from cloze.tasks.answering.kind import ANSWER
@@ -182,7 +182,8 @@ def _find_task_of(source: Source) -> TaskSpec:
     """Return the task of a source; refuse columns that would be silently ignored."""
     spec = find_task(source.task)
     if source.columns is not None and (spec.published or spec.kind.inputs == "words"):
-        remedy = "leave it out" if spec.published else "name columns by number with --text and --label"
+        numbers = f"name columns by number with {format_option('text')} and {format_option('label')}"
+        remedy = "leave it out" if spec.published else numbers
         raise ConfigError(f"columns is {source.columns!r}, but the files of {source.task} have no header; {remedy}")
     if spec.published and isinstance(source.data, RowsInMemory):
         raise ConfigError(
@@ -242,7 +243,7 @@ def read_examples(source: Source, labels: Sequence[str] | None, split: str = "de
 
 
 def _dev_name(source: Source) -> str:
-    return "dev rows" if isinstance(source.data, RowsInMemory) else "--dev file"
+    return "dev rows" if isinstance(source.data, RowsInMemory) else f"{format_option('dev')} file"
 
 
 def _skipped(name: str, examples: Examples) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from cloze.errors import ConfigError, DataError, did_you_mean
+from cloze.errors import ConfigError, DataError, did_you_mean, format_option
 from cloze.files import RowError
 from cloze.tasks.in_memory import RowsInMemory, TableSource, as_table_source, is_paired
 from cloze.tasks.tables import Record, Table, looks_like_data, no_header, open_table, table_ending
@@ -155,7 +155,7 @@ class Columns:
     @property
     def otherwise(self) -> str:
         """The alternative to correcting a bad row, for error messages."""
-        skip = "pass on_bad_row='skip'" if self.in_memory else "pass --on-bad-row skip"
+        skip = "pass on_bad_row='skip'" if self.in_memory else f"pass {format_option('on_bad_row', 'skip')}"
         return skip if self.skippable else "take the row out"
 
     def names(self) -> list[str]:

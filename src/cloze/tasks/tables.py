@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from cloze import files
-from cloze.errors import DataError
+from cloze.errors import DataError, format_option
 from cloze.files import BROKEN_ARCHIVE, COMPRESSED, Lines, RowError, broken_archive, check_is_file, open_file
 
 # Bytes in which the first line of a file, or enough of it, is looked for.
@@ -90,7 +90,7 @@ class CellTable(Table):
         if any(cell.strip() == name for cell, name in zip(cells, self.columns, strict=True)):
             raise DataError(
                 f"{self._records.place}: {', '.join(cells)[:60]!r} is a header, but the columns were named as for a "
-                "file without one; leave out --columns"
+                f"file without one; leave out {format_option('columns')}"
             )
 
     def _next_cells(self) -> list[str]:
@@ -185,8 +185,8 @@ def no_header(names: Sequence[str]) -> str:
     """Return the message for a file whose first row seems to hold data."""
     shown = ", ".join(name if len(name) <= 20 else f"{name[:20]}..." for name in names)
     return (
-        f"the first row looks like data ({shown}), not like the names of columns; name them with --columns, such as "
-        f"--columns {','.join(('text', 'label', 'third', 'fourth')[: max(2, min(4, len(names)))])}"
+        f"the first row looks like data ({shown}), not like the names of columns; name them, such as with "
+        + format_option("columns", ",".join(("text", "label", "third", "fourth")[: max(2, min(4, len(names)))]))
     )
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cloze.checkpoint.weights import read_safetensors_with_metadata, write_safetensors
-from cloze.errors import CheckpointError
+from cloze.errors import CheckpointError, format_option
 from cloze.files import replaced_file
 from cloze.hardware import format_bytes, require_memory
 from cloze.model import Backbone
@@ -139,8 +139,8 @@ def require_step_memory(
         gradients + states,
         f"a step of {settings.batch_size} rows of up to {longest} tokens in {settings.accumulate} parts (gradients and "
         f"moments {format_bytes(gradients)}, states {format_bytes(states)})",
-        "use a smaller --batch-size, more parts with --accumulate, --checkpointing, a smaller --max-length or a "
-        "smaller model",
+        f"use a smaller {format_option('batch_size')}, more parts with {format_option('accumulate')}, "
+        f"{format_option('checkpointing', True)}, a smaller {format_option('max_length')} or a smaller model",
     )
 
 
@@ -215,7 +215,9 @@ class EarlyStopping:
         tensors, metadata = read_safetensors_with_metadata(self.path)
         # Runs of earlier versions have no digest.
         if metadata.get(_DIGEST) not in (None, _digest(tensors)):
-            raise CheckpointError(f"{self.path}: has changed since it was written; start over with --fresh")
+            raise CheckpointError(
+                f"{self.path}: has changed since it was written; start over with {format_option('fresh', True)}"
+            )
         with torch.no_grad():
             self._model.load_state_dict(tensors)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
-from cloze.errors import DataError
+from cloze.errors import DataError, format_option
 from cloze.predict.quantization.precision import has_fast_bf16
 from cloze.train.distributed import full_tensor, shard_like
 from cloze.train.settings import LoopSettings, PrecisionName, check_precision
@@ -247,7 +247,8 @@ class DivergenceGuard:
         if self._rejected_in_a_row >= PATIENCE:
             raise DivergedError(
                 f"step {step + 1}: {objection}, for the {PATIENCE}th time in a row; the last checkpoint is from before "
-                f"the first of them: start over with --learning-rate {rate / 3:.2g} --fresh, or look for broken rows"
+                f"the first of them: start over with {format_option('learning_rate', rate / 3)} and "
+                f"{format_option('fresh', True)}, or look for broken rows"
             )
         return f"step {step + 1}: {objection}; this batch was left out, the weights are as before"
 

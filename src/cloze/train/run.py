@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from cloze.checkpoint import RUN_MODEL, ModelFolder, StateStore, save_adapter, save_folder
-from cloze.errors import ClozeError, ConfigError
+from cloze.errors import ClozeError, ConfigError, format_option
 from cloze.files import OUR_JSON_LIMIT, check_replaceable, flush, read_json, replace_json, replaced_file
 from cloze.locks import is_ours, only_writer, sweep
 from cloze.progress import Progress
@@ -31,6 +31,7 @@ METRICS = "metrics.jsonl"
 RESULTS = "eval_results.json"
 BEST = "best.safetensors"  # the best weights so far, with early stopping
 CURVES = "curves.png"
+_OTHER_OUT = f"choose another {format_option('out')}"
 _LONGEST_SHOWN = 100  # characters of a value in a message
 # Facts that runs of earlier versions did not record; where they are missing, they are not compared.
 _RECORDED_LATER = frozenset(
@@ -118,7 +119,7 @@ class Run:
             sweep(folder)
             return
         if not _is_available(folder):
-            raise ConfigError(f"{folder}: exists and holds no run; choose another --out")
+            raise ConfigError(f"{folder}: exists and holds no run; {_OTHER_OUT}")
         _refuse_to_delete_base(folder, settings.get("model"))
         check_replaceable(folder, "folder")
         try:
@@ -130,8 +131,8 @@ class Run:
             folder.mkdir(parents=True, exist_ok=True)
             replace_json(folder / SETTINGS, {**settings, _THREADS: torch.get_num_threads()})
         except OSError as error:
-            raise ConfigError(f"{folder}: cannot be written ({error.strerror}); choose another --out") from error
-        self.resume_note = ", without --fresh," if fresh else ""
+            raise ConfigError(f"{folder}: cannot be written ({error.strerror}); {_OTHER_OUT}") from error
+        self.resume_note = f", without {format_option('fresh', True)}," if fresh else ""
 
     def close(self) -> None:
         """Let other processes open the run."""
@@ -152,7 +153,7 @@ class Run:
         """Return whether the run is finished; if so, report it and delete what only training needs."""
         if self.finished:
             self.clear()  # something is left if the process was killed after it wrote the model
-            progress.say(f"{self.folder}: finished already; use --fresh to start over")
+            progress.say(f"{self.folder}: finished already; use {format_option('fresh', True)} to start over")
         else:
             for note in self.notes:
                 progress.say(note)
@@ -218,7 +219,8 @@ class Run:
         text = path.read_bytes()[:size] if path.is_file() else b""
         if hashlib.sha256(text).hexdigest() != digest:
             raise ConfigError(
-                f"{path}: has changed since the last checkpoint; put it back as it was, or start over with --fresh"
+                f"{path}: has changed since the last checkpoint; put it back as it was, or start over with "
+                f"{format_option('fresh', True)}"
             )
 
     def write_results(self, results: Mapping[str, Any]) -> None:
@@ -258,7 +260,7 @@ def _delete_contents(folder: Path) -> None:
 def _refuse_to_delete_base(folder: Path, model: str | None) -> None:
     """Refuse to delete the model from which the run is to start."""
     if model is not None and Path(model).exists() and Path(model).resolve().is_relative_to(folder.resolve()):
-        raise ConfigError(f"{folder}: holds the model {model}, which the run would delete; choose another --out")
+        raise ConfigError(f"{folder}: holds the model {model}, which the run would delete; {_OTHER_OUT}")
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
@@ -284,7 +286,7 @@ def _refuse_changes(folder: Path, recorded: Mapping[str, Any], settings: Mapping
     if changes:
         raise ConfigError(
             f"{folder}: settings differ from those this run was started with: {'; '.join(changes)}; "
-            "choose another --out, or start over with --fresh"
+            f"{_OTHER_OUT}, or start over with {format_option('fresh', True)}"
         )
 
 

@@ -187,7 +187,7 @@ def test_auto_takes_no_bf16_that_is_far_from_float32(
     (told,) = (message for message in caplog.messages if "bf16" in message)
     assert re.fullmatch(
         r"bf16 changes this model's vectors too much \(a cosine of -?0\.\d{4} to float32's, at least 0\.99 was "
-        r"expected\): float32 is used; --precision bf16 takes bf16 all the same",
+        r"expected\): float32 is used; precision='bf16' \(--precision bf16\) takes bf16 all the same",
         told,
     )
     assert Model(contents, precision="bf16").precision == "bf16", "who asks for it gets it"
@@ -221,7 +221,8 @@ def test_a_folder_whose_vectors_cannot_be_made_is_loaded_all_the_same(monkeypatc
 def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^unknown precision 'int4'; did you mean 'int8'\?$"):
         Model(model_folder(), precision="int4")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"^precision int8 is for the CPU, not for cuda; use bf16, or --device cpu$"):
+    message = r"^precision int8 is for the CPU, not for cuda; use bf16, or device='cpu' \(--device cpu\)$"
+    with pytest.raises(ConfigError, match=message):
         precision_module.set_precision(model_folder(), "int8", torch.device("cuda"))
     assert PRECISIONS[0] == "auto"
 

@@ -115,7 +115,7 @@ def test_single_file_is_parted_not_scored_on_itself(tmp_path: Path) -> None:
 def test_missing_files_are_told(tmp_path: Path) -> None:
     assert complaint("squad", tmp_path, "dev").endswith(
         "has no dev-v1.1.json (nor .gz, .xz, .zst of it); expected squad as published, "
-        "or name a file (and another with --dev)"
+        "or name a file, and another as dev (--dev)"
     )
     assert complaint("squad", tmp_path, "test").endswith("squad has no split 'test'; choose one of: train, dev")
     assert "does not exist" in complaint("squad", tmp_path / "nowhere.json")
@@ -126,7 +126,8 @@ def test_questions_without_answers(tmp_path: Path) -> None:
     rows = read("squad2", path).rows
     assert [(row.answers, row.span) for row in rows[2:]] == [((), None), ((), None)]
     assert complaint("squad", path) == (
-        "a.json:q3: this question has no answer; squad2 and answer take such, or pass --on-bad-row skip"
+        "a.json:q3: this question has no answer; squad2 and answer take such, or pass on_bad_row='skip' "
+        "(--on-bad-row skip)"
     )
     kept = read("squad", path, on_bad_row="skip")
     assert (len(kept), kept.skipped) == (2, 2)
@@ -170,7 +171,7 @@ def test_answers_that_stand_nowhere(tmp_path: Path) -> None:
     write(tmp_path / "dev-v1.1.json", as_squad([wrong, second]))
     expected = (
         "train-v1.1.json:q4: the answer 'slowly' does not stand at character 7 of the context, nor nearby; "
-        "correct it, or pass --on-bad-row skip"
+        "correct it, or pass on_bad_row='skip' (--on-bad-row skip)"
     )
     assert complaint("answer", path) == expected
     with pytest.raises(DataError, match="does not stand at character 7"):
@@ -288,7 +289,8 @@ def test_tables_as_datasets_have_them(tmp_path: Path) -> None:
         ),
         (
             {"question": "Who?", "context": "c", "answer": "d"},
-            "a.jsonl:1: the answer 'd' does not stand in the context; correct it, or pass --on-bad-row skip",
+            "a.jsonl:1: the answer 'd' does not stand in the context; correct it, or pass on_bad_row='skip' "
+            "(--on-bad-row skip)",
         ),
         ({"question": "Who?", "context": "c", "answer": 5}, "a.jsonl:1: an answer is 5; expected a text that stands"),
         ({"question": "Who?", "answer": "d"}, "a.jsonl:1: this row has no 'context'"),

@@ -107,7 +107,7 @@ def test_arc_as_published(tmp_path: Path) -> None:
     )
     write(tmp_path / "ARC-Easy-Dev.jsonl", [ARC_JSON])
     assert complaint("arc", tmp_path).endswith(
-        "has files of both ARC-Easy and ARC-Challenge; name a file (and another with --dev)"
+        "has files of both ARC-Easy and ARC-Challenge; name a file, and another as dev (--dev)"
     )
 
 
@@ -152,7 +152,7 @@ def test_own_options_in_columns_or_a_list(tmp_path: Path) -> None:
         ({"options": ["a"], "label": 0}, "1 options; expected at least 2 (in one column, with | between)"),
         ({"options": ["a", ""], "label": 0}, "the options are ['a', '']; expected texts, none of them empty"),
         ({"options": ["a", 4], "label": 0}, "the options are ['a', 4]; expected texts, none of them empty"),
-        ({"label": 0}, "no 'options' here; it has: text, label; name the options with --options"),
+        ({"label": 0}, "no 'options' here; it has: text, label; name the options with options (--options)"),
         ({"options": ["a", "b"]}, "this row has no 'label'"),
     ],
 )

@@ -90,7 +90,7 @@ def test_rows_decide_what_is_scored(tmp_path: Path) -> None:
         read("text,pair,label\na,b,1\nc,d,1\n")
     with pytest.raises(DataError, match=r"1 different second texts; expected at least 2 to choose among"):
         read("text,pair\na,b\nc,b\n")
-    with pytest.raises(ConfigError, match=r"--pair is missing; name the column with the second texts"):
+    with pytest.raises(ConfigError, match=r"pair \(--pair\) is missing; name the column with the second texts"):
         read_rated(Source("similarity", path), path)
 
 

@@ -188,9 +188,9 @@ def test_a_mark_that_is_a_word_is_no_comment(tmp_path: Path, text: str) -> None:
 
 
 WRONG_COLUMNS = {
-    (1, 4): (":1", "3 columns, of which none is --label 4; give a column that every line has"),
-    (-4, 2): (":1", "3 columns, of which none is --text -4; give a column that every line has"),
-    (1, -3): (":1", "--text 1 and --label -3 are the same column here; give each its own"),
+    (1, 4): (":1", "3 columns, of which none is label=4 (--label 4); give a column that every line has"),
+    (-4, 2): (":1", "3 columns, of which none is text=-4 (--text -4); give a column that every line has"),
+    (1, -3): (":1", "text=1 (--text 1) and label=-3 (--label -3) are the same column here; give each its own"),
     (2, 3): (":2", "the tag 'Y' has no word in column 2; expected a word, then its tag"),
     (1, 2): (":2", "the word 'b' has no tag in column 2; write one, such as O"),
 }
@@ -207,7 +207,7 @@ def test_columns_that_a_line_lacks(tmp_path: Path, numbers: tuple[int, int]) -> 
 
 def test_a_line_that_is_shorter_than_the_others_lacks_the_column(tmp_path: Path) -> None:
     path = write(tmp_path / "rows.txt", "a N X\nb N\n\nc N Y\n")
-    with pytest.raises(DataError, match=r"rows.txt:2: 2 columns, of which none is --label 3"):
+    with pytest.raises(DataError, match=r"rows.txt:2: 2 columns, of which none is label=3 \(--label 3\)"):
         read_columns(path, tag=3)
     found = read_columns(path, tag=3, on_bad_row="skip")
     assert (words(found), found.skipped) == ([["c"]], 1)

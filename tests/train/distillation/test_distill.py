@@ -138,7 +138,7 @@ def test_resumed_is_uninterrupted_to_the_bit(teacher: Path, rows: Source, tmp_pa
     assert weights(distill(rows, teacher, tmp_path / "run", settings=settings)) == weights(whole)
     listener = Listener()
     distill(rows, teacher, tmp_path / "run", settings=settings, progress=listener)
-    assert f"{tmp_path / 'run'}: finished already; use --fresh to start over" in listener.said
+    assert f"{tmp_path / 'run'}: finished already; use fresh=True (--fresh) to start over" in listener.said
     with pytest.raises(ConfigError, match=r"temperature was 2\.0 and is now 4\.0"):
         distill(rows, teacher, tmp_path / "run", settings=replace(settings, temperature=4.0))
 

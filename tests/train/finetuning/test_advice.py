@@ -42,7 +42,7 @@ def test_too_short_a_history_tells_nothing() -> None:
 def test_loss_that_is_still_falling() -> None:
     expected = (
         "the training loss was still falling at the end (from 0.545 to 0.405 in the last quarter): "
-        "try --epochs 6, or --learning-rate 0.0002"
+        "try epochs=6 (--epochs 6), or learning_rate=0.0002 (--learning-rate 0.0002)"
     )
     assert advice(FALLING) == [expected]
 
@@ -56,7 +56,8 @@ def test_no_more_epochs_if_the_dev_score_is_past_its_best() -> None:
 
 @pytest.mark.parametrize(("rate", "lower"), [(1e-3, "0.0001"), (1.5e-4, "5e-05")])
 def test_loss_that_rose(rate: float, lower: str) -> None:
-    expected = f"the training loss rose from 0.7 to 2.05, so the training diverged: try --learning-rate {lower}"
+    remedy = f"learning_rate={lower} (--learning-rate {lower})"
+    expected = f"the training loss rose from 0.7 to 2.05, so the training diverged: try {remedy}"
     assert advice([0.7, 0.7, 0.9, 0.9, 1.5, 1.6, 2.0, 2.1], learning_rate=rate) == [expected]
     assert "rose from 0.7 to nan" in advice([0.7] * 7 + [float("nan")])[0]
 
@@ -64,11 +65,15 @@ def test_loss_that_rose(rate: float, lower: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "targets", "remedy"),
     [
-        ({}, "abababab", "--epochs 6, or --learning-rate 5e-05"),
-        ({"learning_rate": 1e-3}, "abababab", "--learning-rate 0.0001"),
-        ({"learning_rate": 1e-5}, "abababab", "--learning-rate 0.0001"),
-        ({}, "aaaaaaab", "--class-weights balanced"),
-        ({"class_weights": "balanced"}, "aaaaaaab", "--epochs 6, or --learning-rate 5e-05"),
+        ({}, "abababab", "epochs=6 (--epochs 6), or learning_rate=5e-05 (--learning-rate 5e-05)"),
+        ({"learning_rate": 1e-3}, "abababab", "learning_rate=0.0001 (--learning-rate 0.0001)"),
+        ({"learning_rate": 1e-5}, "abababab", "learning_rate=0.0001 (--learning-rate 0.0001)"),
+        ({}, "aaaaaaab", "class_weights='balanced' (--class-weights balanced)"),
+        (
+            {"class_weights": "balanced"},
+            "aaaaaaab",
+            "epochs=6 (--epochs 6), or learning_rate=5e-05 (--learning-rate 5e-05)",
+        ),
     ],
 )
 def test_one_label_for_all_rows(settings: dict[str, Any], targets: str, remedy: str) -> None:
@@ -91,7 +96,7 @@ def test_reported_and_kept_with_the_scores(base: Path, tmp_path: Path) -> None:
     settings = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate=1e-9)
     run = run_finetuning(source, base, tmp_path / "run", settings=settings, progress=listener)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
-    assert "for 8 of 8 dev rows: try --learning-rate 0.001" in results["advice"][0]
+    assert "for 8 of 8 dev rows: try learning_rate=0.001 (--learning-rate 0.001)" in results["advice"][0]
     assert results["advice"][0] in listener.said
 
 

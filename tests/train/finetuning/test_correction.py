@@ -141,7 +141,7 @@ def test_mistakes_are_learned_and_the_folder_remembers(speaker: Path, tmp_path: 
     found = results(run)
     assert found["correction_f1"] > 0.9
     assert found["false_alarms"] < 0.05
-    assert any(said.startswith("no --dev file: ") for said in listener.said)
+    assert any(said.startswith("no dev (--dev) file: ") for said in listener.said)
     model = load(run)
     assert model.heads == ("mlm",)
     assert model.correcting == found["threshold"]
@@ -164,7 +164,7 @@ def test_resumed_is_uninterrupted_to_the_bit(base: Path, rows: Path, tmp_path: P
     assert (resumed / WEIGHTS).read_bytes() == (whole / WEIGHTS).read_bytes()
     listener = Listener()
     finetune_correction(source, base, tmp_path / "run", settings=QUICK, progress=listener)
-    assert f"{tmp_path / 'run'}: finished already; use --fresh to start over" in listener.said
+    assert f"{tmp_path / 'run'}: finished already; use fresh=True (--fresh) to start over" in listener.said
     with pytest.raises(ConfigError, match=r"epochs was 1 and is now 2"):
         finetune_correction(source, base, tmp_path / "run", settings=replace(QUICK, epochs=2))
 
@@ -197,7 +197,7 @@ def test_what_is_refused(base: Path, rows: Path, tmp_path: Path) -> None:
     clean = write_rows(tmp_path / "clean.jsonl", [("a", "a")] * 30)
     refused("clean.jsonl: no row has a mistake; expected texts with mistakes", DataError, clean)
     few = write_rows(tmp_path / "few.jsonl", [("a", "b")] * 3)
-    refused("^3 rows are too few to keep some for scoring: 20 at the least; give a --dev file$", DataError, few)
+    refused(r"^3 rows are too few to keep some for scoring: 20 at the least; give dev \(--dev\)$", DataError, few)
     uneven = write_rows(tmp_path / "uneven.jsonl", [("a b", "a")] * 30)
     refused("uneven.jsonl:1: this row and all others have not as many words as they should", DataError, uneven)
     folder = load_folder(base)

@@ -224,7 +224,7 @@ def test_test_rows_of_own_files_must_not_be_read_either(base: Path, tmp_path: Pa
     asked = partial(adapt, source, [domain], base, tmp_path / "run", settings=FAST)
     with pytest.raises(DataError, match=rf"1 rows that are to be scored .*{own}:4"):
         asked(test=own, adaptation=QUICK)
-    with pytest.raises(ConfigError, match=r"test is .*test\.csv, but with --overlap allow nothing is looked for"):
+    with pytest.raises(ConfigError, match=r"test is .*test\.csv, but with overlap='allow' .* nothing is looked for"):
         asked(test=own, adaptation=replace(QUICK, overlap="allow"))
     assert not (tmp_path / "run").exists()
     run = asked(test=own, adaptation=replace(QUICK, overlap="drop", seeds=1))

@@ -316,7 +316,7 @@ def test_automatic_choice_is_reported_and_recorded(embedder: Path, source: Sourc
     record = json.loads((run / CHOICE).read_text("utf-8"))
     (line,) = [said for said in listener.said if "overrides" in said and said.startswith("few labels")]
     few, tuned = (f"{100 * record['scores'][name]:.1f} %" for name in ("few", "fine_tuning"))
-    used, flag = ("former", "--no-few") if record["few"] else ("latter", "--few")
+    used, flag = ("former", "few=False (--no-few)") if record["few"] else ("latter", "few=True (--few)")
     assert line == (
         f"few labels: linear head on sentence vectors {few}, fine-tuning {tuned} (accuracy of 14 held-out training "
         f"rows, one of 3 folds): using the {used}; {flag} overrides"

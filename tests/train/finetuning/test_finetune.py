@@ -1,5 +1,6 @@
 import csv
 import json
+import logging
 import os
 import random
 import signal
@@ -174,7 +175,7 @@ def test_without_dev_file_a_tenth_of_the_rows_is_kept(base: Path, tmp_path: Path
     listener = Listener()
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     run = run_finetuning(source, base, tmp_path / "run", settings=FAST, progress=listener)
-    assert "no --dev file: 4 of the training rows, a tenth, are kept for scoring" in listener.said
+    assert "no dev (--dev) file: 4 of the training rows, a tenth, are kept for scoring" in listener.said
     assert json.loads((run / "eval_results.json").read_text(encoding="utf-8"))["rows"] == 4
 
 
@@ -192,7 +193,8 @@ def test_model_without_pooler_is_told(data: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     run = run_finetuning(source, tmp_path / "bare", tmp_path / "run", settings=FAST, progress=listener)
     assert (
-        "the head reads the mean of the token states (the model has no pooler); --pooling cls for [CLS] with a pooler"
+        "the head reads the mean of the token states (the model has no pooler); pooling='cls' (--pooling cls) for "
+        "[CLS] with a pooler"
     ) in listener.said
     assert load_folder(run).model.pooling == "mean"
     with_cls = replace(FAST, pooling="cls")
@@ -206,7 +208,7 @@ def test_finished_run_returns_at_once_and_fresh_starts_over(base: Path, tmp_path
     run = run_finetuning(source, base, tmp_path / "run", settings=FAST)
     before, listener = (run / "model" / "config.json").stat().st_mtime_ns, Listener()
     run_finetuning(source, base, run, settings=FAST, progress=listener)
-    assert listener.said[-1] == f"{run}: finished already; use --fresh to start over"
+    assert listener.said[-1] == f"{run}: finished already; use fresh=True (--fresh) to start over"
     assert (run / "model" / "config.json").stat().st_mtime_ns == before
     run_finetuning(source, base, run, settings=FAST, fresh=True)
     assert (run / "model" / "config.json").stat().st_mtime_ns > before
@@ -309,7 +311,7 @@ def test_mistakes_are_found_before_the_folder_is_made(base: Path, tmp_path: Path
         (Source("classify", good, odd), base, r"dev\.csv:4: label 'wintre' .*did you mean 'winter'"),
         (Source("classify", good, label="lable"), base, "has no column 'lable'.*did you mean 'label'"),
         (Source("clasify", good), base, "unknown task 'clasify'; did you mean 'classify'"),
-        (Source("classify", write(tmp_path / "few.csv", make_rows(9))), base, "9 rows are too few.*give a --dev file"),
+        (Source("classify", write(tmp_path / "few.csv", make_rows(9))), base, "9 rows are too few.*give dev"),
         (Source("classify", good), tmp_path / "nowhere", "nowhere: no such folder"),
     ]
     for source, model, message in mistakes:
@@ -337,6 +339,21 @@ def test_length_beyond_what_the_base_reads_is_told(base: Path, tmp_path: Path) -
     run = run_finetuning(source, tmp_path / "short", tmp_path / "run", settings=FAST, progress=listener)
     assert "the model reads at most 12 tokens" in listener.said
     assert load_folder(run).tokenizer.max_length == 12
+
+
+@pytest.mark.parametrize("calibrate", [False, True])
+def test_cut_dev_texts_are_reported_once(
+    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, calibrate: bool
+) -> None:
+    train, dev = write(tmp_path / "train.csv", make_rows(40)), write(tmp_path / "dev.csv", make_rows(10, seed=1))
+    settings = replace(FAST, epochs=3, max_length=6, calibrate=calibrate)
+    listener = Listener()
+    with caplog.at_level(logging.WARNING, logger="cloze"):
+        run_finetuning(Source("classify", train, dev), base, tmp_path / "run", settings=settings, progress=listener)
+    assert [message for message in caplog.messages if "were cut" in message] == [
+        "10 of 10 texts are longer than 6 tokens and were cut"
+    ]
+    assert "40 of 40 training texts are longer than 6 tokens and are cut" in listener.said
 
 
 def test_texts_that_the_vocabulary_does_not_fit_are_reported(base: Path, tmp_path: Path) -> None:

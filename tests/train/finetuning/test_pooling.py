@@ -6,14 +6,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from sentence_transformers import SentenceTransformer
+from transformers import AutoModel, AutoTokenizer
 
-from cloze.checkpoint import ModelFolder, load_any, load_folder, save_folder
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, load_any, load_folder, save_folder
 from cloze.cli import main
 from cloze.errors import ConfigError
 from cloze.model import Bert
 from cloze.options import HeadPooling
 from cloze.predict import load
+from cloze.serve.models import made_for_vectors
 from cloze.tasks.rows import Source
 from cloze.text import Tokenizer
 from cloze.train.finetuning import trainable
@@ -40,11 +45,64 @@ def test_folder_that_pools_by_mean_gets_a_head_on_the_mean(embedder: Path, sourc
     listener = Listener()
     run = run_finetuning(source, embedder, tmp_path / "run", settings=FAST, progress=listener)
     message = (
-        "the head reads the mean of the token states (as this folder pools); --pooling cls for [CLS] with a pooler"
+        "the head reads the mean of the token states (as this folder pools); pooling='cls' (--pooling cls) for [CLS] "
+        "with a pooler"
     )
     assert message in listener.said
     assert load_folder(run).model.pooling == "mean"
     assert "`SentenceTransformer(folder).encode` returns the logits" in (run / "model" / "README.md").read_text("utf-8")
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("few", [True, False])
+def test_vectors_are_normalized_as_those_of_the_base(
+    data: Path, source: Source, tmp_path: Path, pooling: HeadPooling, normalize: bool, few: bool
+) -> None:
+    model = Bert.fresh(make_bert(data).config, pooler=True, seed=1)
+    settings = EmbeddingSettings("mean", normalize=normalize)
+    save_folder(ModelFolder(model, Tokenizer.from_folder(data), None, settings), tmp_path / "embedder")
+    chosen = FinetuneSettings(few=True, max_length=16, pooling=pooling) if few else replace(FAST, pooling=pooling)
+    run = run_finetuning(source, tmp_path / "embedder", tmp_path / "run", settings=chosen)
+    texts = [row["text"] for row in make_rows(4, seed=9)]
+    tuned = load(run)
+    found, lengths = tuned.embed(texts), np.linalg.norm(tuned.embed(texts), axis=1)
+    assert np.allclose(lengths, 1, atol=1e-5) == normalize
+    assert load_folder(run).embedding == settings
+    card = (run / "model" / "README.md").read_text("utf-8")
+    assert ("`cloze.load(folder).embed` returns vectors of length 1." in card) == normalize
+    # sentence-transformers gives the same vectors, or the logits of a head that reads the mean.
+    theirs = SentenceTransformer(str(run / "model"), device="cpu").encode(texts)
+    expected = tuned.logits(texts) if pooling == "mean" else found
+    assert np.allclose(theirs, expected, atol=1e-5)
+    # The vectors themselves are the mean of the states of the encoder, as transformers computes it.
+    encoder = AutoModel.from_pretrained(run / "model", add_pooling_layer=False).eval()
+    encoded = AutoTokenizer.from_pretrained(run / "model")(texts, padding=True, return_tensors="pt")
+    with torch.inference_mode():
+        states = encoder(**encoded).last_hidden_state
+    weights = encoded["attention_mask"].unsqueeze(-1).float()
+    means = (states * weights).sum(1) / weights.sum(1)
+    reference = torch.nn.functional.normalize(means, dim=-1) if normalize else means
+    assert np.allclose(found, reference.numpy(), atol=1e-5)
+
+
+def test_normalized_classifier_is_not_made_for_vectors(data: Path, source: Source, tmp_path: Path) -> None:
+    model = Bert.fresh(make_bert(data).config, pooler=True, seed=1)
+    contents = ModelFolder(model, Tokenizer.from_folder(data), None, EmbeddingSettings("mean", normalize=True))
+    save_folder(contents, tmp_path / "embedder")
+    run = run_finetuning(source, tmp_path / "embedder", tmp_path / "run", settings=FAST)
+    assert made_for_vectors(load(tmp_path / "embedder"))
+    assert not made_for_vectors(load(run))
+
+
+def test_pooling_of_the_base_is_kept_by_a_head_on_cls(base: Path, source: Source, tmp_path: Path) -> None:
+    contents = replace(load_folder(base), embedding=EmbeddingSettings("cls", normalize=True))
+    save_folder(contents, tmp_path / "embedder")
+    run = run_finetuning(source, tmp_path / "embedder", tmp_path / "run", settings=FAST)
+    assert load_folder(run).embedding == EmbeddingSettings("cls", normalize=True)
+    texts = [row["text"] for row in make_rows(4, seed=9)]
+    theirs = SentenceTransformer(str(run / "model"), device="cpu").encode(texts)
+    assert np.allclose(theirs, load(run).embed(texts), atol=1e-5)
 
 
 def make_pairs(count: int, seed: int = 0) -> list[dict[str, str]]:

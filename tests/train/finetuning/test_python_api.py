@@ -15,7 +15,7 @@ import pytest
 from datasets import Dataset
 
 import cloze
-from cloze.errors import ConfigError, DataError
+from cloze.errors import ConfigError, DataError, format_option
 from cloze.files import RowError
 from cloze.train.finetuning.python_api import FinetuneRun
 from tests.train.finetuning.test_finetune import make_rows, write
@@ -170,7 +170,7 @@ def test_failed_temporary_run_leaves_nothing_behind(
         ({"epochs": "3"}, "epochs is '3'; a whole number or None was expected"),
         ({"epochs": 2.5}, "epochs is 2.5; a whole number or None was expected"),
         ({"epochs": True}, "epochs is True; a whole number or None was expected"),
-        ({"max_length": None}, "max_length is None; a whole number was expected"),
+        ({"max_length": "long"}, "max_length is 'long'; a whole number or None was expected"),
         ({"learning_rate": float("nan")}, "learning_rate is nan; a number or None was expected"),
         ({"dropout": float("nan")}, "dropout is nan; a number or None was expected"),
         ({"calibrate": "yes"}, "calibrate is 'yes'; True or False was expected"),
@@ -185,6 +185,31 @@ def test_wrong_settings_are_refused(base: Path, settings: dict[str, Any], messag
         cloze.finetune("classify", train=ROWS, **{"model": base, **settings})
     assert str(caught.value).startswith(message)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("max_length", None, "max_length (--max-length)"),
+        ("epochs", 6, "epochs=6 (--epochs 6)"),
+        ("learning_rate", 2e-5 / 3, "learning_rate=6.7e-06 (--learning-rate 6.7e-06)"),
+        ("pooling", "cls", "pooling='cls' (--pooling cls)"),
+        ("few", True, "few=True (--few)"),
+        ("few", False, "few=False (--no-few)"),
+    ],
+)
+def test_messages_name_settings_for_python_and_the_command_line(name: str, value: object, shown: str) -> None:
+    assert format_option(name, value) == shown
+
+
+def test_messages_of_a_run_name_settings(base: Path) -> None:
+    listener = Listener()
+    cloze.finetune("classify", train=ROWS, dev=DEV, model=base, few=False, epochs=1, progress=listener)
+    (line,) = [said for said in listener.said if said.startswith("learning rate")]
+    assert line.endswith(
+        "; learning_rate (--learning-rate), epochs (--epochs), batch_size (--batch-size), max_length (--max-length) "
+        "override"
+    )
 
 
 def test_bad_rows_are_named(base: Path) -> None:

@@ -203,7 +203,8 @@ def test_a_diverging_run_is_named_and_the_others_go_on(
     asked = partial(search, source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
     if len(diverging) == 2:
         with pytest.raises(
-            DivergedError, match=r"run: every one of 2 trainings diverged; lower --learning-rate, with --fresh$"
+            DivergedError,
+            match=r"run: every one of 2 trainings diverged; lower learning_rate \(--learning-rate\), with fresh=True",
         ):
             asked(progress=listener)
         return
@@ -259,9 +260,7 @@ def test_searches_are_compared_by_seed_and_row(base: Path, source: Source, tmp_p
     assert compare_searches(*runs) == expected
     assert compare_searches(runs[0], runs[0]) == Difference(0.0, 0.0, 0.0)
     one = search(source, base, tmp_path / "one", settings=replace(FAST, seed=1))
-    with pytest.raises(
-        DataError, match=r"slow has the seeds \[0, 1\], .*one \[1\]; compare runs over the same --seeds"
-    ):
+    with pytest.raises(DataError, match=r"slow has the seeds \[0, 1\], .*one \[1\]; compare runs over the same seeds"):
         compare_searches(runs[0], one)
     as_of_version_01(runs[1])
     scores = [[row.score for row in read_cells(run)] for run in runs]
@@ -330,7 +329,7 @@ def test_impossible_searches_are_refused(options: dict[str, int], message: str) 
 
 
 def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="leave out --dev or --folds"):
+    with pytest.raises(ConfigError, match=r"leave out dev \(--dev\) or folds \(--folds\)"):
         search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(folds=2))
     few = Source("classify", write(tmp_path / "few.csv", make_rows(4)))
     with pytest.raises(ConfigError, match="4 rows cannot be split into 5 folds"):
@@ -349,7 +348,7 @@ def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Pa
 @pytest.mark.parametrize("looking", [{"patience": 1}, {"calibrate": True}])
 def test_folds_are_not_looked_at_before_they_are_scored(base: Path, tmp_path: Path, looking: dict[str, Any]) -> None:
     rows = Source("classify", write(tmp_path / "rows.csv", make_rows(12)))
-    with pytest.raises(ConfigError, match=f"has not looked at it; leave out --{next(iter(looking))} or --folds"):
+    with pytest.raises(ConfigError, match=rf"has not looked at it; leave out {next(iter(looking))} \(--.*\) or folds"):
         search(rows, base, tmp_path / "run", settings=replace(FAST, **looking), search_settings=SearchSettings(folds=2))
 
 

@@ -35,9 +35,9 @@ from cloze.train.finetuning.similarity import (
     finetune_similarity,
     read_similarity,
 )
-from tests.corpus.texts import make_documents
+from tests.corpus.texts import WORDS, make_documents
 from tests.model.made import assert_close
-from tests.train.made import Listener, interrupted_at
+from tests.train.made import Listener, interrupted_at, save_deep
 
 QUICK = FinetuneSettings(epochs=1, batch_size=8, max_length=24, learning_rate=1e-3, seed=1)
 TEXTS = [sentence for document in make_documents(40) for sentence in document]
@@ -164,8 +164,8 @@ def test_labels_are_never_taken_as_positives(tmp_path: Path) -> None:
     other.write_text("text,pair,score\na,b,1\nc,d,0\n", encoding="utf-8")
     unnamed = read_similarity(Source("similarity", other, pair="pair"))
     assert unnamed.notes == (
-        "every pair is taken as belonging together; not read: score (name a column with scores or 0/1 labels with "
-        "--label)",
+        "every pair is taken as belonging together; not read: score; label (--label) names a column with scores or "
+        "0/1 labels",
     )
     assert read_similarity(Source("similarity", other, other, pair="pair", label="score")).scores == [1.0, 0.0]
     with pytest.raises(ConfigError, match=r"objective is 'cosent', which needs pairs with scores or 0/1 labels; name"):
@@ -233,7 +233,7 @@ def test_resumed_is_uninterrupted_to_the_bit(base: Path, text: Path, tmp_path: P
     assert weights(finetune_similarity(source, base, tmp_path / "run", settings=QUICK)) == weights(whole)
     listener = Listener()
     finetune_similarity(source, base, tmp_path / "run", settings=QUICK, progress=listener)
-    assert f"{tmp_path / 'run'}: finished already; use --fresh to start over" in listener.said
+    assert f"{tmp_path / 'run'}: finished already; use fresh=True (--fresh) to start over" in listener.said
     other = SimilaritySettings(temperature=0.1)
     with pytest.raises(ConfigError, match=r"temperature was 0\.05 and is now 0\.1"):
         finetune_similarity(source, base, tmp_path / "run", settings=QUICK, similarity=other)
@@ -272,14 +272,14 @@ def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
 
     refused("^adapter is 'lora', which training for similarity does not support; leave it out$", adapter="lora")
     refused("^calibrate is True, which training for similarity does not support; leave it out$", calibrate=True)
-    refused(r"^patience is 2, but there is no --dev file of scored pairs, or of pairs that belong toget", patience=2)
+    refused(r"^patience is 2, but there is no dev \(--dev\) file of scored pairs, or of pairs that bel", patience=2)
     refused(r"^max_length is 5000, but the model reads at most \d+ tokens; use that", max_length=5000)
     refused(r"^dropout is 0, but without it a text read twice is the same; use 0.1, or rows with pairs$", dropout=0.0)
     refused("^unknown pooling 'clss'; did you mean 'cls'", similarity=SimilaritySettings(vectors="clss"))
     (tmp_path / "one.txt").write_text("alone\n", encoding="utf-8")
     message = r"one.txt: 1 different texts; some hundreds at the least were expected$"
     refused(message, DataError, Source("similarity", tmp_path / "one.txt"))
-    refused("one.txt: --pair is missing; name the column", given=replace(source, dev=tmp_path / "one.txt"))
+    refused(r"one.txt: pair \(--pair\) is missing; name the column", given=replace(source, dev=tmp_path / "one.txt"))
     with pytest.raises(ConfigError, match=r"^temperature is 0; a number above 0 was expected, such as 0.05$"):
         SimilaritySettings(temperature=0)
 
@@ -293,9 +293,23 @@ def test_finetune_leads_here(base: Path, text: Path, tmp_path: Path) -> None:
         run_finetuning(Source("classify", text), base, tmp_path / "no", similarity=SimilaritySettings(temperature=0.1))
 
 
+def test_maximum_length_of_training_is_chosen_from_the_texts(base: Path, tmp_path: Path) -> None:
+    long, listener = save_deep(base, tmp_path / "deep"), Listener()
+    # Of half of the pairs, the second text is longer than 128 tokens; each text is a sequence of its own.
+    rows = [{"text": f"{word} garden", "pair": long if number % 2 else word} for number, word in enumerate(WORDS)]
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    settings = replace(QUICK, max_length=None)
+    source = Source("similarity", pairs, pair="pair")
+    run = finetune_similarity(source, tmp_path / "deep", tmp_path / "run", settings=settings, progress=listener)
+    assert any(line.startswith("maximum length 256 (holds 100 % of the rows)") for line in listener.said)
+    assert json.loads((run / "run.json").read_text("utf-8"))["max_length"] == 256
+    assert load(run).tokenizer.max_length == 300
+
+
 def test_maximum_length_of_the_folder_is_kept(base: Path, text: Path, tmp_path: Path) -> None:
     longest, listener = load(base).tokenizer.max_length, Listener()
-    assert longest > QUICK.max_length
+    assert longest > 24
     short = replace(QUICK, max_length=6)
     run = run_finetuning(Source("similarity", text), base, tmp_path / "run", settings=short, progress=listener)
     assert f"trained with the first 6 tokens; the model still reads up to {longest}" in listener.said

@@ -94,7 +94,7 @@ def test_finished_run_returns_at_once(finished: Path, data: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
     listener = Listener()
     assert pretrain(data, finished, settings=SETTINGS, progress=listener) == finished
-    assert listener.said == [f"{finished}: finished already; use --fresh to start over"]
+    assert listener.said == [f"{finished}: finished already; use fresh=True (--fresh) to start over"]
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
 
 
@@ -107,7 +107,7 @@ def test_changed_settings_are_refused_until_fresh(data: Path, tmp_path: Path, mo
     with pytest.raises(
         ConfigError,
         match=r"batch_size was 4 and is now 2; learning_rate was 0\.001 and is now 0\.0005; seed was 5 and is now 0; "
-        r"steps was 6 and is now 1; choose another --out, or start over with --fresh",
+        r"steps was 6 and is now 1; choose another out \(--out\), or start over with fresh=True",
     ):
         pretrain(data, tmp_path / "run", settings=changed)
     listener = Listener()
@@ -119,7 +119,7 @@ def test_changed_settings_are_refused_until_fresh(data: Path, tmp_path: Path, mo
 def test_folder_of_others_is_left_alone(data: Path, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear all", encoding="utf-8")
     for place in (tmp_path, tmp_path / "letter.txt"):
-        with pytest.raises(ConfigError, match="exists and holds no run; choose another --out"):
+        with pytest.raises(ConfigError, match="exists and holds no run; choose another out"):
             pretrain(data, place, settings=SETTINGS, fresh=True)
     assert (tmp_path / "letter.txt").read_text(encoding="utf-8") == "dear all"
 
@@ -222,7 +222,8 @@ def test_longest_input_is_what_was_trained(finished: Path, data: Path, tmp_path:
 def test_fresh_is_heard_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever starts processes again, after one has died, does it with the same command."""
     interrupt_at(3, monkeypatch)
-    with pytest.raises(Interrupted, match="stopped and saved at step 4; the same command, without --fresh, goes on"):
+    message = r"stopped and saved at step 4; the same command, without fresh=True \(--fresh\), goes on"
+    with pytest.raises(Interrupted, match=message):
         pretrain(data, tmp_path / "run", settings=SETTINGS, fresh=True)
     monkeypatch.undo()
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")

@@ -24,7 +24,7 @@ from cloze.checkpoint.quantized_file import (
     read_quantized,
     require_fused_kernels,
 )
-from cloze.errors import CheckpointError, ClozeError, ConfigError, did_you_mean
+from cloze.errors import CheckpointError, ClozeError, ConfigError, did_you_mean, format_option
 from cloze.model import Backbone
 from cloze.model.batch import collate
 from cloze.options import PrecisionName
@@ -79,7 +79,9 @@ def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device
     if name not in PRECISIONS:
         raise ConfigError(f"unknown precision {name!r}{did_you_mean(name, PRECISIONS)}")
     if name == "int8" and device.type != "cpu":
-        raise ConfigError(f"precision int8 is for the CPU, not for {device.type}; use bf16, or --device cpu")
+        raise ConfigError(
+            f"precision int8 is for the CPU, not for {device.type}; use bf16, or {format_option('device', 'cpu')}"
+        )
     if not folder.model.capabilities.fused_kernels:
         if name in ("bf16", "int8"):
             require_fused_kernels(folder.model, f"precision {name}")
@@ -120,9 +122,10 @@ def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
         return
     logger.warning(
         "bf16 changes this model's vectors too much (a cosine of %.4f to float32's, at least %s was expected): "
-        "float32 is used; --precision bf16 takes bf16 all the same",
+        "float32 is used; %s takes bf16 all the same",
         least,
         LEAST_COSINE,
+        format_option("precision", "bf16"),
     )
     use_products(bert, "fp32", {})
 

@@ -11,7 +11,6 @@ that window, although the next one contains it.
 Dimensions: N spans, T tokens of a window, W windows.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -31,8 +30,6 @@ from cloze.tasks.answering.metrics import AnswerPrediction, best_threshold, is_r
 from cloze.tasks.intervals import MeanRows
 from cloze.tasks.kind import Predictor, TaskLabels
 from cloze.tasks.reports import Evaluation
-
-logger = logging.getLogger("cloze")
 
 Floats = NDArray[np.float32]
 Integers = NDArray[np.int64]
@@ -135,9 +132,8 @@ def rank_answers(
     if predictor.bert.config.segments < 2:
         raise RequestError("this model tells no context from a question (it has one segment); use another")
     readings = list(read_contexts(predictor.tokenizer, questions, contexts))
-    cut = sum(reading.windows[0].encoding.dropped > 0 for reading in readings)
-    if cut:
-        logger.warning("%d of %d questions are long and were cut, to leave room for their texts", cut, len(readings))
+    firsts = [reading.windows[0].encoding for reading in readings]
+    predictor.warnings.cut(firsts, "questions are long and were cut, to leave room for their texts")
     encodings = [window.encoding for reading in readings for window in reading.windows]
     logits = iter(predictor.run(encodings, lambda batch: _logits(predictor, batch)))
     return [

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from cloze.errors import DataError, RequestError
+from cloze.errors import DataError, RequestError, format_option
 from cloze.files import BROKEN_ARCHIVE, COMPRESSED, RowError, open_file
 from cloze.progress import Progress
 from cloze.tasks.examples import ExampleList, Item, LabelSet, Read
@@ -208,7 +208,7 @@ def find_file(source: Source, split: str, files: Mapping[str, str]) -> Path:
         return found
     raise DataError(
         f"{source.data} has no {files[split]} (nor .gz, .xz, .zst of it); expected {source.task} as published, "
-        "or name a file (and another with --dev)"
+        f"or name a file, and another as {format_option('dev')}"
     )
 
 
@@ -256,7 +256,8 @@ def _cell_answers(column: str, record: Record) -> list[Found]:
         texts, starts = answers.get("text"), answers.get("answer_start")
     else:
         raise RowError(
-            f"{record.place}: this row has no {column!r}; it has: {', '.join(cells)}; name the answers with --label"
+            f"{record.place}: this row has no {column!r}; it has: {', '.join(cells)}; name the answers with "
+            f"{format_option('label')}"
         )
     if not isinstance(texts, list):
         texts, starts = [texts], [starts]
@@ -308,7 +309,8 @@ def _question(answers_of: AnswersOf, record: Record, *, always: bool = False, tr
     answers = answers_of(record)
     if not answers and always:
         raise RowError(
-            f"{record.place}: this question has no answer; squad2 and answer take such, or pass --on-bad-row skip"
+            f"{record.place}: this question has no answer; squad2 and answer take such, or pass "
+            f"{format_option('on_bad_row', 'skip')}"
         )
     for text, _ in answers:
         if not isinstance(text, str) or not text.strip():
@@ -319,7 +321,8 @@ def _question(answers_of: AnswersOf, record: Record, *, always: bool = False, tr
         text, start = answers[0]
         where = "in the context" if start is None else f"at character {start} of the context, nor nearby"
         raise RowError(
-            f"{record.place}: the answer {text[:40]!r} does not stand {where}; correct it, or pass --on-bad-row skip"
+            f"{record.place}: the answer {text[:40]!r} does not stand {where}; correct it, or pass "
+            f"{format_option('on_bad_row', 'skip')}"
         )
     return Question(record.place, str(record.cells["id"]), row.text, context, tuple(text for text, _ in answers), span)
 

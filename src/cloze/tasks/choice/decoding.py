@@ -1,6 +1,5 @@
 """A prompt and options -> how well each fits (section 4.4 of the paper), and how such models are scored."""
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,8 +14,6 @@ from cloze.tasks.intervals import MetricRows
 from cloze.tasks.kind import Predictor
 from cloze.tasks.metrics import score
 from cloze.tasks.reports import Evaluation
-
-logger = logging.getLogger("cloze")
 
 
 @dataclass(frozen=True)
@@ -57,12 +54,8 @@ def option_logits(predictor: Predictor, prompts: Sequence[str], options: Sequenc
         raise RequestError("this model tells no option from a prompt (it has one segment); use another")
     encoded = encode_options(predictor.tokenizer, prompts, options)
     flat = [encoding for own in encoded for encoding in own]
-    cut = sum(encoding.dropped > 0 for encoding in flat)
-    if cut:
-        longest = predictor.tokenizer.max_length
-        logger.warning(
-            "%d of %d options are longer than %d tokens with their prompts and were cut", cut, len(flat), longest
-        )
+    longest = predictor.tokenizer.max_length
+    predictor.warnings.cut(flat, f"options are longer than {longest} tokens with their prompts and were cut")
     found = iter(predictor.run(flat, lambda batch: _logits(predictor, batch)))
     return [[next(found) for _ in own] for own in options]
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from cloze.errors import DataError
+from cloze.errors import DataError, format_option
 from cloze.files import RowError
 from cloze.tasks.answering.examples import find_file
 from cloze.tasks.examples import ExampleList, Item, LabelSet, Read
@@ -123,7 +123,9 @@ def arc_files(folder: Path) -> dict[str, str]:
     """Return the published file name of each split, for the set that the folder holds."""
     found = [name for name in ARC_SETS if folder.is_dir() and any(folder.glob(f"{name}-*.jsonl*"))]
     if len(found) > 1:
-        raise DataError(f"{folder} has files of both {' and '.join(ARC_SETS)}; name a file (and another with --dev)")
+        raise DataError(
+            f"{folder} has files of both {' and '.join(ARC_SETS)}; name a file, and another as {format_option('dev')}"
+        )
     return {split: f"{(found or ARC_SETS)[0]}-{name}.jsonl" for split, name in ARC_SPLITS.items()}
 
 
@@ -163,7 +165,8 @@ def _options(row: Row, columns: Sequence[str]) -> tuple[str, ...]:
     for name in columns:
         if name not in row.fields:
             raise RowError(
-                f"{row.place}: no {name!r} here; it has: {', '.join(row.fields)}; name the options with --options"
+                f"{row.place}: no {name!r} here; it has: {', '.join(row.fields)}; name the options with "
+                f"{format_option('options')}"
             )
     if len(columns) > 1:
         cells = [row.fields[name] for name in columns]

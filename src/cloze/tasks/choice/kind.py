@@ -53,5 +53,6 @@ CHOOSE = TaskKind(
     columns=("text", "label", "options"),
     read_texts=_read_texts,
     long_inputs="where options are cut",
+    cuts_texts=True,
     answers="one of the options",
 )

@@ -45,6 +45,7 @@ CLASSIFY = TaskKind(
     problem_type="single_label_classification",
     missing_target=lambda _: IGNORED,
     settings=frozenset({"long_texts", "augment", "class_weights", "few"}),
+    cuts_texts=True,
     calibrate=_decoded("calibrate_texts"),
 )
 MULTILABEL = replace(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cloze.errors import ConfigError, DataError
+from cloze.errors import ConfigError, DataError, format_option
 from cloze.tasks.classification.examples import LabelledTexts, read_own_texts
 from cloze.tasks.in_memory import TableSource
 from cloze.tasks.intervals import MeanRows, MetricRows
@@ -187,7 +187,7 @@ def has_labels(source: Source, path: TableSource) -> bool:
 def read_scored_pairs(path: TableSource, rows: RowSettings) -> ScoredPairs:
     """Read a table by its columns for the texts, the pairs and the numbers."""
     if rows.pair is None:
-        raise ConfigError(f"{path}: --pair is missing; name the column with the second texts")
+        raise ConfigError(f"{path}: {format_option('pair')} is missing; name the column with the second texts")
     examples = read_own_texts("number", rows.source(SIMILARITY.name, path), "train", None).examples
     assert isinstance(examples, LabelledTexts)
     assert examples.pairs is not None
@@ -200,7 +200,7 @@ def read_rated(source: Source, path: TableSource) -> ScoredPairs | QuestionAnswe
     """Read what vectors are scored on: pairs with labels, or without labels, questions with their answers."""
     columns = RowSettings(source.text, source.pair, source.label, columns=source.columns, on_bad_row=source.on_bad_row)
     if source.pair is None:
-        raise ConfigError(f"{path}: --pair is missing; name the column with the second texts")
+        raise ConfigError(f"{path}: {format_option('pair')} is missing; name the column with the second texts")
     if not has_labels(source, path):
         return _read_questions(source, path)
     pairs = read_scored_pairs(path, columns)

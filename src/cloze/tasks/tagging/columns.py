@@ -15,7 +15,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple
 
-from cloze.errors import ConfigError, DataError
+from cloze.errors import ConfigError, DataError, format_option
 from cloze.files import Lines, RowError, open_file
 from cloze.tasks.in_memory import TableSource, place_of
 from cloze.tasks.rows import OnBadRow
@@ -174,10 +174,12 @@ class _ColumnReader:
             return f"{cells[0][:40]!r} stands alone; expected a word and its tag, with a space or a tab between"
         for name, column in (("text", self._word), ("label", self._tag)):
             if column is not None and abs(column) > len(cells):
-                return f"{len(cells)} columns, of which none is --{name} {column}; give a column that every line has"
+                given = format_option(name, column)
+                return f"{len(cells)} columns, of which none is {given}; give a column that every line has"
         word, tag = self._places(len(cells))
         if word == tag:
-            return f"--text {self._word} and --label {self._tag} are the same column here; give each its own"
+            both = f"{format_option('text', self._word)} and {format_option('label', self._tag)}"
+            return f"{both} are the same column here; give each its own"
         if not cells[word]:
             where = "before it" if self._word == 1 else f"in column {self._word}"
             return f"the tag {cells[-1 if tag is None else tag]!r} has no word {where}; expected a word, then its tag"

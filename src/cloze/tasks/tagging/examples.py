@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
-from cloze.errors import ConfigError, DataError, did_you_mean
+from cloze.errors import ConfigError, DataError, did_you_mean, format_option
 from cloze.files import COMPRESSED, RowError
 from cloze.options import IGNORED
 from cloze.tasks.examples import Item, LabelSet, Read
@@ -240,7 +240,8 @@ def _texts(record: Record, name: str, *, spaced: bool = False) -> list[str]:
     if not isinstance(values, list) or not values:
         there = f"is {values!r:.40}" if name in record.cells else "is not there"
         raise RowError(
-            f'{record.place}: {name!r} {there}; expected a list such as ["a", "b"]: name it by --text, --label'
+            f'{record.place}: {name!r} {there}; expected a list such as ["a", "b"]: name it by '
+            f"{format_option('text')} or {format_option('label')}"
         )
     texts = [str(value) if isinstance(value, int) else value for value in values]
     for number, value in enumerate(texts, start=1):

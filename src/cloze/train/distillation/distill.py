@@ -20,7 +20,7 @@ from cloze.checkpoint import (
     load_any,
     save_folder,
 )
-from cloze.errors import ConfigError, RequestError
+from cloze.errors import ConfigError, RequestError, format_option
 from cloze.files import replace_json
 from cloze.model import Backbone
 from cloze.model.adapters import without_attachment
@@ -30,7 +30,8 @@ from cloze.tasks.classification.examples import LabelledTexts
 from cloze.tasks.comparisons import difference_facts
 from cloze.tasks.examples import Examples, LabelSet, fingerprint
 from cloze.tasks.in_memory import RowsInMemory, TableSource
-from cloze.tasks.registry import TaskData, find_task, read_task
+from cloze.tasks.kind import column_names
+from cloze.tasks.registry import TaskData, find_kind, find_task, read_task
 from cloze.tasks.rows import Source
 from cloze.train.distillation.objective import DistillBatches, DistillObjective, compares_attention
 from cloze.train.distillation.settings import DistillSettings
@@ -80,11 +81,13 @@ def distill(
     data = read_task(source, labels=LabelSet(teacher.task.names) if teacher.task.names else None)
     for note in data.notes:
         progress.say(note)
-    student = _start(teacher, settings, progress)
+    student = _start(teacher, source, settings, progress)
     unlabelled = Path(unlabelled) if isinstance(unlabelled, str) else unlabelled
     texts = None if unlabelled is None else read_unlabelled(unlabelled, source, data)
     if texts is not None and not settings.logits_weight:
-        raise ConfigError("logits_weight is 0, but rows without labels teach nothing else; leave out --unlabelled")
+        raise ConfigError(
+            f"logits_weight is 0, but rows without labels teach nothing else; leave out {format_option('unlabelled')}"
+        )
     recorded = _recorded(source, model, unlabelled, data, texts)
     teacher_model, student_model = Model(teacher, device=device), Model(student, device=device)
     finetuning = _finetune_settings(teacher, settings)
@@ -141,7 +144,7 @@ def _load_teacher(model: str | Path, source: Source) -> ModelFolder:
     return replace(teacher, model=without_attachment(teacher.model) if has_lora else teacher.model, adapter=None)
 
 
-def _start(teacher: ModelFolder, settings: DistillSettings, progress: Progress) -> ModelFolder:
+def _start(teacher: ModelFolder, source: Source, settings: DistillSettings, progress: Progress) -> ModelFolder:
     """Create the student, with the teacher's tokenizer and labels."""
     assert teacher.task is not None
     bert = make_student(teacher, settings)
@@ -149,7 +152,12 @@ def _start(teacher: ModelFolder, settings: DistillSettings, progress: Progress) 
     if settings.attention_weight and heads[0] != heads[1]:
         progress.say(f"the student has {heads[0]} heads and the teacher {heads[1]}: attention is not compared")
     # Temperature and threshold were fitted to the teacher's predictions, not to the student's.
-    task = replace(teacher.task, temperature=TaskLabels.temperature, threshold=TaskLabels.threshold)
+    task = replace(
+        teacher.task,
+        temperature=TaskLabels.temperature,
+        threshold=TaskLabels.threshold,
+        **column_names(find_kind(teacher.task.kind), source.text, source.pair),
+    )
     return ModelFolder(bert, teacher.tokenizer, task)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from torch import nn
 
 from cloze.checkpoint import EmbeddingSettings, ModelFolder, base_files, find_source, load_folder
-from cloze.errors import CheckpointError, DataError
+from cloze.errors import CheckpointError, DataError, format_option
 from cloze.model import Backbone
 from cloze.model.losses import masked_word_logits, masked_word_loss
 from cloze.model.surgery import with_heads
@@ -84,6 +84,7 @@ def finetune_correction(
     check_label_free_settings(given, CORRECTION.name)
     data = read_correction_data(source, progress)
     base = load_folder(find_source(model))
+    check_length(given.max_length, base)
     settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
     tuned = _start(base, str(model), settings)
     wrapped = Model(tuned, device=device)
@@ -125,7 +126,7 @@ def read_correction_data(source: Source, progress: Progress) -> CorrectionData:
         dev = read(source.dev)
     else:
         train, dev = split_dev(train)
-        progress.say(f"no --dev file: {len(dev)} of the training rows, a tenth, are kept for scoring")
+        progress.say(f"no {format_option('dev')} file: {len(dev)} of the training rows, a tenth, are kept for scoring")
     if dev.right < _FEW_RIGHT * len(dev):
         dev = _every_other_put_right(dev)
         progress.say("hardly a dev row is without a mistake: every other one is put right, to count false alarms")
@@ -165,11 +166,10 @@ def correction_items(rows: Corrections, tokenizer: Tokenizer, progress: Progress
     return items
 
 
-def _start(base: ModelFolder, name: str, settings: FinetuneSettings) -> ModelFolder:
+def _start(base: ModelFolder, name: str, settings: ResolvedSettings) -> ModelFolder:
     """The model with its head of pre-training; without one, it would have to learn the language from the rows."""
     if "mlm" not in base.model.heads:
         raise CheckpointError(f"{name}: no masked-word head; train one with 'cloze pretrain --model {name}'")
-    check_length(settings.max_length, base)
     bert = with_heads(base.model, ["mlm"], keep=True, seed=settings.seed, dropout=settings.dropout)
     freeze_lowest(bert, settings.freeze_layers)
     if bert.pooler is not None:

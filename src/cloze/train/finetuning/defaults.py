@@ -7,14 +7,21 @@ docs/experiments/02-finetuning-defaults.md and 05-finetuning-defaults-by-size.md
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import product
+from pathlib import Path
+from random import Random
 from statistics import fmean, stdev
 
-from cloze.progress import Progress
+from cloze.checkpoint import ModelFolder
+from cloze.errors import ConfigError, format_option
+from cloze.files import OUR_JSON_LIMIT, read_json
+from cloze.progress import Progress, Silent
+from cloze.tasks.examples import Item
 from cloze.tasks.registry import TaskData
 from cloze.tasks.reports import Evaluation
+from cloze.text import Tokenizer
 from cloze.train.finetuning.settings import (
     AUGMENTATION_SETTINGS,
     LOOP_SETTINGS,
@@ -22,6 +29,7 @@ from cloze.train.finetuning.settings import (
     FinetuneSettings,
     ResolvedSettings,
 )
+from cloze.train.run import SETTINGS
 
 # Peak learning rate of full fine-tuning: (largest hidden size, rate). Measured at 256, 384 and 512: with 400 rows of
 # pairs, four times the rate costs 3 to 19 points at 384 and 512, twice the rate about one. That at 768 is the paper's.
@@ -33,6 +41,11 @@ _FEW_ROWS = 1000  # below it, smaller batches: more updates per epoch
 _UPDATES = 250  # optimizer updates that a training should have
 _FEWEST_EPOCHS, _MOST_EPOCHS = 3, 20
 _WARMUP = 0.1
+
+# Maximum lengths to choose from, the share of the training rows that must fit, and the number of rows that are counted.
+_LENGTHS = (128, 256, 512)
+_HELD = 0.95
+_COUNTED = 1000
 
 # From this many training rows up to the other, fine-tuning and the few-label path are compared: fewer tell too little
 # (docs/experiments/04-few-labels.md).
@@ -61,6 +74,18 @@ class TrainingDefaults:
     epochs: int
     batch_size: int
     warmup: float = _WARMUP
+    max_length: int = _LENGTHS[0]
+
+
+@dataclass(frozen=True)
+class ChosenLength:
+    """A maximum length in tokens, and the share of the training rows that fit into it."""
+
+    tokens: int
+    held: float
+
+    def __str__(self) -> str:
+        return f"maximum length {self.tokens} (holds {math.floor(100 * self.held)} % of the rows)"
 
 
 # Contrastive training of the few-label path: one epoch, whose length is set by the number of pairs.
@@ -106,7 +131,57 @@ def is_compared(data: TaskData, settings: FinetuneSettings) -> bool:
     return not chosen and _FEWEST_COMPARED <= len(data.train) < _MOST_COMPARED
 
 
-def resolve_settings(settings: FinetuneSettings, hidden_size: int, rows: int, progress: Progress) -> ResolvedSettings:
+def choose_length(
+    rows: int, encode: Callable[[Sequence[int], Tokenizer], Sequence[Item]], tokenizer: Tokenizer
+) -> ChosenLength:
+    """Choose the shortest of the usual lengths that holds nearly all of the training rows.
+
+    Args:
+        rows: Number of training rows, of which a fixed random sample is counted.
+        encode: Encodes rows, given by their indices, with a tokenizer.
+        tokenizer: The tokenizer of the model, whose maximum length is the longest choice.
+
+    Returns:
+        The length; the longest one if none holds enough of the rows.
+    """
+    sample = sorted(Random(0).sample(range(rows), min(rows, _COUNTED)))
+    lengths = sorted({min(length, tokenizer.max_length) for length in _LENGTHS})
+    for length in lengths:
+        items = encode(sample, tokenizer.with_max_length(length))
+        cut = sum(any(encoding.dropped for encoding in item.encodings) for item in items)
+        chosen = ChosenLength(length, 1 - cut / max(1, len(items)))
+        if chosen.held >= _HELD:
+            break
+    return chosen
+
+
+def choose_task_length(data: TaskData, tokenizer: Tokenizer, settings: FinetuneSettings) -> ChosenLength | None:
+    """Choose the maximum length for the rows of a task; None if it is set, or if long texts are read in windows."""
+    if settings.max_length is not None or not data.kind.cuts_texts or settings.long_texts == "windows":
+        return None
+
+    def encode(indices: Sequence[int], shortened: Tokenizer) -> Sequence[Item]:
+        assert data.kind.items is not None, "a kind with labels makes items"
+        return data.kind.items(data.train.select(indices), shortened, settings, Silent())
+
+    return choose_length(len(data.train), encode, tokenizer)
+
+
+def keep_recorded_length(settings: FinetuneSettings, out: str | Path, *, fresh: bool) -> FinetuneSettings:
+    """Return the settings with the maximum length of the run to resume, where they leave it open.
+
+    Runs of earlier versions have another default; they are resumed with theirs.
+    """
+    path = Path(out) / SETTINGS
+    if settings.max_length is not None or fresh or not path.is_file():
+        return settings
+    recorded = read_json(path, ConfigError, OUR_JSON_LIMIT).get("max_length")
+    return replace(settings, max_length=recorded) if isinstance(recorded, int) else settings
+
+
+def resolve_settings(
+    settings: FinetuneSettings, hidden_size: int, rows: int, progress: Progress, length: ChosenLength | None = None
+) -> ResolvedSettings:
     """Set the values that the settings leave open, and report them.
 
     Args:
@@ -114,26 +189,50 @@ def resolve_settings(settings: FinetuneSettings, hidden_size: int, rows: int, pr
         hidden_size: Hidden size of the model.
         rows: Training rows, without augmented copies.
         progress: Where the chosen values are reported.
+        length: The maximum length that was chosen from the rows, if it was.
 
     Returns:
         Settings with every value set. They depend on the arguments only, so that the same command resumes a run.
     """
     if settings.few:
-        return fill_in(settings, _CONTRASTIVE)  # used by contrastive training only, which reports them
+        # Rate, epochs and batch size are used by contrastive training only, which reports them.
+        report_length(length, progress)
+        return fill_in(settings, _CONTRASTIVE, length)
     rows *= 1 + (settings.augment_copies if settings.augment != "none" else 0)
-    resolved = fill_in(settings, choose_defaults(hidden_size, rows, settings))
-    if None in (settings.learning_rate, settings.epochs, settings.batch_size):
-        updates = resolved.epochs * updates_per_epoch(rows, resolved.batch_size)
-        progress.say(
-            f"learning rate {resolved.learning_rate:.0e}, {resolved.epochs} epochs (about {updates:,} updates), "
-            f"batch size {resolved.batch_size}, warm-up {100 * resolved.warmup:g} %: for a model of hidden size "
-            f"{hidden_size} with {rows:,} rows; --learning-rate, --epochs, --batch-size override"
-        )
+    resolved = fill_in(settings, choose_defaults(hidden_size, rows, settings), length)
+    if None not in (settings.learning_rate, settings.epochs, settings.batch_size):
+        report_length(length, progress)
+        return resolved
+    updates = resolved.epochs * updates_per_epoch(rows, resolved.batch_size)
+    shown = "" if length is None else f", {length}"
+    names = ["learning_rate", "epochs", "batch_size", *([] if length is None else ["max_length"])]
+    progress.say(
+        f"learning rate {resolved.learning_rate:.0e}, {resolved.epochs} epochs (about {updates:,} updates), "
+        f"batch size {resolved.batch_size}, warm-up {100 * resolved.warmup:g} %{shown}: for a model of hidden size "
+        f"{hidden_size} with {rows:,} rows; {', '.join(map(format_option, names))} override"
+    )
     return resolved
 
 
-def fill_in(settings: FinetuneSettings, defaults: TrainingDefaults) -> ResolvedSettings:
-    """Return the settings with the defaults where they are open."""
+def resolve_task_settings(
+    settings: FinetuneSettings, data: TaskData, base: ModelFolder, progress: Progress
+) -> ResolvedSettings:
+    """Set the values that the settings leave open, for the rows of a task and the model to start from."""
+    length = choose_task_length(data, base.tokenizer, settings)
+    return resolve_settings(settings, base.model.config.hidden_size, len(data.train), progress, length)
+
+
+def report_length(length: ChosenLength | None, progress: Progress) -> None:
+    """Report a maximum length that was chosen from the rows, where no other default is reported."""
+    if length is not None:
+        progress.say(f"{length}; {format_option('max_length')} overrides")
+
+
+def fill_in(
+    settings: FinetuneSettings, defaults: TrainingDefaults, length: ChosenLength | None = None
+) -> ResolvedSettings:
+    """Return the settings with the defaults, and a length that was chosen, where they are open."""
+    defaults = defaults if length is None else replace(defaults, max_length=length.tokens)
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     open_values = {name: value for name, value in vars(defaults).items() if values[name] is None}
     return replace(ResolvedSettings(), **(values | open_values))
@@ -192,7 +291,7 @@ def _advise_on_rise(
         return None
     return (
         f"the training loss rose from {first:.3g} to {last:.3g}, so the training diverged: "
-        f"try --learning-rate {_lower_rate(settings, defaults):.2g}"
+        f"try {format_option('learning_rate', _lower_rate(settings, defaults))}"
     )
 
 
@@ -207,13 +306,13 @@ def _advise_on_one_label(evaluation: Evaluation, settings: ResolvedSettings, def
     if commonest == rows or answered < _ONE_LABEL * rows or (answered < rows and commonest >= answered):
         return None
     if commonest >= _UNBALANCED * rows and evaluation.confusion is not None and settings.class_weights == "none":
-        remedy = "--class-weights balanced"
+        remedy = format_option("class_weights", "balanced")
     elif settings.learning_rate > 1.5 * defaults.learning_rate:
-        remedy = f"--learning-rate {_lower_rate(settings, defaults):.2g}"
+        remedy = format_option("learning_rate", _lower_rate(settings, defaults))
     elif settings.learning_rate < defaults.learning_rate / 1.5:
-        remedy = f"--learning-rate {defaults.learning_rate:.2g}"
+        remedy = format_option("learning_rate", defaults.learning_rate)
     else:
-        remedy = f"--epochs {2 * settings.epochs}, or --learning-rate {settings.learning_rate / 2:.2g}"
+        remedy = _more_epochs_or(settings, settings.learning_rate / 2)
     return f"the model answers {label!r} for {answered} of {rows} dev rows: try {remedy}"
 
 
@@ -227,8 +326,12 @@ def _advise_on_fall(quarters: Sequence[Sequence[float]], settings: ResolvedSetti
         return None
     return (
         f"the training loss was still falling at the end (from {before:.3g} to {last:.3g} in the last quarter): "
-        f"try --epochs {2 * settings.epochs}, or --learning-rate {2 * settings.learning_rate:.2g}"
+        f"try {_more_epochs_or(settings, 2 * settings.learning_rate)}"
     )
+
+
+def _more_epochs_or(settings: ResolvedSettings, rate: float) -> str:
+    return f"{format_option('epochs', 2 * settings.epochs)}, or {format_option('learning_rate', rate)}"
 
 
 def _lower_rate(settings: ResolvedSettings, defaults: TrainingDefaults) -> float:

@@ -24,7 +24,7 @@ from cloze.checkpoint.folder import file_digest
 from cloze.corpus.documents import read_any_documents
 from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import PrepareSettings
-from cloze.errors import CheckpointError, ConfigError, DataError
+from cloze.errors import CheckpointError, ConfigError, DataError, format_option
 from cloze.files import replaced_file, replaced_folder
 from cloze.progress import Progress, Silent
 from cloze.tasks.comparisons import difference_facts
@@ -34,6 +34,7 @@ from cloze.tasks.intervals import Difference
 from cloze.tasks.kind import PlacedTexts
 from cloze.tasks.registry import TaskData, find_task, read_task
 from cloze.tasks.rows import Source
+from cloze.train.finetuning.defaults import keep_recorded_length
 from cloze.train.finetuning.search import compare_searches, search
 from cloze.train.finetuning.settings import AdaptSettings, FinetuneSettings, SearchSettings
 from cloze.train.finetuning.trainable import load_checked_base
@@ -55,8 +56,9 @@ def refuse_overlap(texts: Sequence[Path], rows: Rows) -> None:
     if places:
         shown = ", ".join(places[:_SHOWN]) + (", ..." if len(places) > _SHOWN else "")
         raise DataError(
-            f"{len(places)} rows that are to be scored occur in the text to adapt on ({shown}); give --overlap drop to "
-            "leave out the documents in which they occur, or --overlap allow to accept scores that are too high"
+            f"{len(places)} rows that are to be scored occur in the text to adapt on ({shown}); give "
+            f"{format_option('overlap', 'drop')} to leave out the documents in which they occur, or "
+            f"{format_option('overlap', 'allow')} to accept scores that are too high"
         )
 
 
@@ -171,7 +173,7 @@ def adapt(
         The run's folder.
     """
     adaptation, progress = adaptation or AdaptSettings(), progress or Silent()
-    settings = settings or FinetuneSettings()
+    settings = keep_recorded_length(settings or FinetuneSettings(), out, fresh=fresh)
     adaptation.pretraining(adaptation.domain_steps, settings)  # refuses bad values before anything is read
     data, texts = read_task(source), [Path(text) for text in domain]
     test_rows = _read_test_rows(source, test, adaptation)
@@ -262,7 +264,8 @@ def _read_test_rows(source: Source, test: TableSource | str | None, adaptation: 
     if test is None:
         return [] if adaptation.overlap == "allow" else read_other_splits(source)
     if adaptation.overlap == "allow":
-        raise ConfigError(f"test is {test}, but with --overlap allow nothing is looked for; leave out one of them")
+        allowed = format_option("overlap", "allow")
+        raise ConfigError(f"test is {test}, but with {allowed} nothing is looked for; leave out one of them")
     return read_test_file(source, Path(test) if isinstance(test, str) else test)
 
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from cloze.checkpoint import Pooling
-from cloze.errors import CheckpointError, DataError
+from cloze.errors import CheckpointError, DataError, format_option
 from cloze.files import read_json, replace_json
 from cloze.model.batch import Batch, join_logits
 from cloze.model.heads import SequenceHead
@@ -133,7 +133,7 @@ def fit_head(vectors: Array, goals: Array, loss: Loss, strength: float, start: L
     found = minimize(objective, flat, jac=True, method="L-BFGS-B", options=options)
     # Near the optimum, the line search ends where float64 does; the gradient tells whether it is one.
     if not np.abs(found.jac).max() <= _CONVERGED * max(1.0, float(np.abs(goals).max())):
-        raise DataError(f"the head did not converge at C {strength:g}; use --no-few")
+        raise DataError(f"the head did not converge at C {strength:g}; use {format_option('few', False)}")
     return LinearHead(found.x[:-outputs].reshape(outputs, size), found.x[-outputs:])
 
 
@@ -348,7 +348,7 @@ def choose_few(
         replace_json(record, chosen | {"metric": data.metrics[0], "rows": len(held_out)})
     shutil.rmtree(run.folder / _COMPARISON, ignore_errors=True)
     choice = read_json(record)
-    used, remedy = ("the former", "--no-few") if choice["few"] else ("the latter", "--few")
+    used, remedy = "the former" if choice["few"] else "the latter", format_option("few", not choice["few"])
     few, tuned = (_shown(choice["scores"][name]) for name in ("few", "fine_tuning"))
     progress.say(
         f"few labels: linear head on sentence vectors {few}, fine-tuning {tuned} ({choice['metric']} of "

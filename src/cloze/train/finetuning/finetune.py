@@ -8,17 +8,9 @@ from typing import Any
 
 from torch import nn
 
-from cloze.checkpoint import (
-    AdapterInfo,
-    EmbeddingSettings,
-    ModelFolder,
-    TaskLabels,
-    base_files,
-    weights_fingerprint,
-)
+from cloze.checkpoint import ModelFolder, base_files
 from cloze.checkpoint.folder import loading_note
 from cloze.hardware import choose_device
-from cloze.model.surgery import with_heads
 from cloze.options import HeadPooling
 from cloze.predict import Evaluation, Model, evaluate_examples, write_report
 from cloze.progress import Progress, Silent
@@ -33,7 +25,13 @@ from cloze.tasks.similarity.kind import SIMILARITY
 from cloze.train.driver import TrainingParts, run_training
 from cloze.train.finetuning.augmentation import augment_rows
 from cloze.train.finetuning.correction import finetune_correction
-from cloze.train.finetuning.defaults import advise, choose_defaults, is_compared, resolve_settings
+from cloze.train.finetuning.defaults import (
+    advise,
+    choose_defaults,
+    is_compared,
+    keep_recorded_length,
+    resolve_task_settings,
+)
 from cloze.train.finetuning.few_labels import FewLabels, StageProgress, choose_few
 from cloze.train.finetuning.objective import (
     TaskBatches,
@@ -50,13 +48,7 @@ from cloze.train.finetuning.settings import (
     check_similarity_settings,
 )
 from cloze.train.finetuning.similarity import PairObjective, finetune_similarity
-from cloze.train.finetuning.trainable import (
-    cache_frozen_states,
-    choose_pooling,
-    has_pairs,
-    load_checked_base,
-    make_trainable,
-)
+from cloze.train.finetuning.trainable import add_head, cache_frozen_states, has_pairs, load_checked_base
 from cloze.train.optimization import DivergedError
 from cloze.train.run import Run
 
@@ -147,9 +139,9 @@ def finetune_rows(
     Returns:
         The run's folder.
     """
-    given, progress = settings or FinetuneSettings(), progress or Silent()
+    given, progress = keep_recorded_length(settings or FinetuneSettings(), out, fresh=fresh), progress or Silent()
     base = load_checked_base(data, model, given)
-    settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
+    settings = resolve_task_settings(given, data, base, progress)
     recorded = _recorded(source, model, data)
     baselines = baselines or partial(fit_baselines, data)
     training = _Finetuning(data, base, str(model), settings, recorded, device, fit, baselines, progress)
@@ -243,7 +235,7 @@ class _Finetuning:
         return self.few_labels() if choose_few(run, self.data, fit, tune, self.progress) else parts
 
     def _start(self, settings: ResolvedSettings) -> tuple[ModelFolder, Model]:
-        tuned = _start(self.base, self.name, self.data, settings, self.progress)
+        tuned = add_head(self.base, self.name, self.data, settings, self.recorded, self.progress)
         return tuned, Model(tuned, device=self.device)
 
     def _start_few(self) -> tuple[ModelFolder, FewLabels]:
@@ -302,44 +294,6 @@ def _recorded(source: Mapping[str, Any], model: str | Path, data: TaskData) -> d
     return {"command": "finetune", "model": str(Path(model)), "base": base_files(model), **source, **facts}
 
 
-def _start(base: ModelFolder, name: str, data: TaskData, settings: ResolvedSettings, progress: Progress) -> ModelFolder:
-    """Return the base model, named ``name``, with a new head for the task's labels."""
-    head = data.kind.head
-    assert head is not None, "a kind with labels has a head"
-    pooling = choose_pooling(base, data, settings, progress)
-    outputs = 1 if data.labels is None else len(data.labels)
-    bert = with_heads(
-        base.model,
-        (head,),
-        labels=outputs,
-        keep=False,
-        seed=settings.seed,
-        dropout=settings.dropout,
-        pooling=pooling,
-    )
-    names = () if data.labels is None else data.labels.names
-    length = min(settings.max_length, base.tokenizer.max_length)
-    if length < settings.max_length:
-        progress.say(f"the model reads at most {length} tokens")
-    # The limit is saved with the folder: the model reads as much as it was trained and scored on.
-    tokenizer = base.tokenizer.with_max_length(length)
-    attachment = make_trainable(bert, settings)
-    adapter = None
-    if attachment is not None:
-        assert base.place is not None, "it was loaded"
-        adapter = AdapterInfo(attachment, name, base.place, weights_fingerprint(base.place), asdict(settings))
-    longest = settings.longest_answer
-    task = TaskLabels(
-        data.kind.name,
-        names,
-        settings.long_texts,
-        settings.context,
-        characters=getattr(data.train, "by_characters", False),
-        longest_answer=longest,
-    )
-    return ModelFolder(bert, tokenizer, task, base.embedding, adapter=adapter)
-
-
 def _finish(
     run: Run,
     wrapped: Model,
@@ -361,10 +315,10 @@ def _finish(
     calibration = None if calibrate is None else calibrate(wrapped, data.dev, data.metrics)
     if calibration is not None:
         tuned = replace(tuned, task=calibration.task)
-        wrapped = Model(tuned, device=str(wrapped.device))
+        wrapped = _with_task(wrapped, tuned)
     if fit and data.kind.fit_on_dev is not None:
         tuned = replace(tuned, task=data.kind.fit_on_dev(wrapped, data.dev))
-        wrapped = Model(tuned, device=str(wrapped.device))
+        wrapped = _with_task(wrapped, tuned)
     evaluation = evaluate_examples(wrapped, data.kind, data.dev, data.metrics)
     # Training rows would tell nothing of the baseline either.
     if settings.baseline and data.dev is not data.train:
@@ -377,7 +331,15 @@ def _finish(
         defaults = choose_defaults(tuned.model.config.hidden_size, len(data.train), settings)
         run.write_advice(advise(run.metrics(), evaluation, settings, defaults, data.metrics[0]), progress)
     card = finetuning_card(tuned, evaluation, method or settings.summary, data, recorded)
-    run.finish(replace(tuned, embedding=EmbeddingSettings(), card=card))
+    embedding = tuned.embedding.after_training(reads_mean=tuned.model.pooling != "cls")
+    run.finish(replace(tuned, embedding=embedding, card=card))
+
+
+def _with_task(model: Model, tuned: ModelFolder) -> Model:
+    """Return the model with values that were fitted on the dev rows; what was warned of before is not repeated."""
+    fitted = Model(tuned, device=str(model.device))
+    fitted.warnings = model.warnings
+    return fitted
 
 
 def finetuning_card(
@@ -395,4 +357,5 @@ def finetuning_card(
         f"- training: {len(data.train):,} rows, {method}\n\n"
         f"On {len(evaluation.predictions):,} {scored}:\n\n{card_scores(evaluation)}\n"
         + (f"\nLoading: {loading}" if loading is not None and tuned.adapter is None else "")
+        + ("\n`cloze.load(folder).embed` returns vectors of length 1.\n" if tuned.embedding.normalize else "")
     )

@@ -10,6 +10,7 @@ import tempfile
 import weakref
 from collections.abc import Callable, Mapping
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,7 +204,8 @@ def finetune(
         similarity: Settings of contrastive training, for the task ``similarity``.
         device: Where to train; the fastest device by default.
         fresh: Delete a run that is there, and start over.
-        progress: A listener; True for a progress bar, False for none; by default, on terminals and in notebooks.
+        progress: A listener; True for a progress bar, False for silence; by default, a bar on terminals and in
+            notebooks, and elsewhere a line every ten seconds on standard error.
         **more: Fields of ``FinetuneSettings`` and ``SimilaritySettings``; ``grid``, ``seeds`` or ``folds``: a search.
 
     Returns:
@@ -217,13 +219,13 @@ def finetune(
         >>> run = cloze.finetune("classify", train=frame, text="review", label="stars", epochs=3)
         >>> run.model.classify(["What a day!"])
     """
+    made, made_similarity, search_settings = make_settings(
+        (FinetuneSettings, SimilaritySettings, SearchSettings), _checked_once(more, settings), _arguments(finetune)
+    )
     if isinstance(task, Source):
         source, model, out = task, train if model is None else model, dev if out is None else out
     else:
         source = Source(task, train, dev, text, pair, label, on_bad_row, options)
-    made, made_similarity, search_settings = make_settings(
-        (FinetuneSettings, SimilaritySettings, SearchSettings), _checked_once(more, settings)
-    )
     common: dict[str, Any] = {"settings": settings or made, "device": device, "fresh": fresh}
     common["progress"] = choose_progress(progress)
     return _in_folder(
@@ -285,11 +287,13 @@ def adapt(
     """
     from cloze.train.finetuning.domain_adaptation import adapt as train_starts
 
+    made, made_settings = make_settings(
+        (AdaptSettings, FinetuneSettings), _checked_once(more, adaptation, settings), _arguments(adapt)
+    )
     if isinstance(task, Source):
         source, model, out = task, train if model is None else model, dev if out is None else out
     else:
         source = Source(task, train, dev, text, pair, label)
-    made, made_settings = make_settings((AdaptSettings, FinetuneSettings), _checked_once(more, adaptation, settings))
     rows = None if test is None else as_table_source(test, "test", text=text, pair=source.pair, label=label)
     common: dict[str, Any] = {"adaptation": adaptation or made, "settings": settings or made_settings, "test": rows}
     common |= {"device": device, "fresh": fresh, "progress": choose_progress(progress)}
@@ -339,11 +343,11 @@ def distill(
     from cloze.train.distillation.distill import distill as train_student
     from cloze.train.distillation.settings import DistillSettings
 
+    (made,) = make_settings((DistillSettings,), _checked_once(more, settings), _arguments(distill))
     if isinstance(task, Source):
         source, model, out = task, train if model is None else model, dev if out is None else out
     else:
         source = Source(task, train, dev, text, pair, label, None, options)
-    (made,) = make_settings((DistillSettings,), _checked_once(more, settings))
     more_rows: TableSource | None = None
     if unlabelled is not None:
         more_rows = as_table_source(unlabelled, "unlabelled", text=source.text, pair=source.pair, label=source.label)
@@ -371,6 +375,11 @@ def _model_path(model: Any) -> str:
     if not isinstance(model, str | os.PathLike):
         raise ConfigError(f"model is a {type(model).__name__}; expected a model folder, a run, or a name")
     return os.fspath(model)
+
+
+def _arguments(function: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's own arguments, which a wrong name of a setting may have meant."""
+    return [name for name in signature(function).parameters if name != "more"]
 
 
 def _checked_once(more: Mapping[str, Any], *given: Any) -> Mapping[str, Any]:

@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any
 
 from cloze.checkpoint import ModelFolder, base_files
-from cloze.errors import ConfigError, DataError
+from cloze.errors import ConfigError, DataError, format_option
 from cloze.files import read_json, replace_json, replaced_file
 from cloze.hardware import choose_device
 from cloze.progress import Progress, Silent
@@ -26,7 +26,7 @@ from cloze.tasks.registry import TaskData, read_task
 from cloze.tasks.reports import PREDICTIONS
 from cloze.tasks.rows import Source
 from cloze.train.driver import finetuning_precision
-from cloze.train.finetuning.defaults import grid_settings, resolve_settings
+from cloze.train.finetuning.defaults import grid_settings, keep_recorded_length, resolve_task_settings
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.settings import FinetuneSettings, ResolvedSettings, SearchSettings
 from cloze.train.finetuning.trainable import load_checked_base
@@ -38,6 +38,7 @@ TABLE = "search.json"
 CELLS = "cells"
 ALL_ROWS = "all-rows"
 DIVERGED = "diverged"
+_LOWER_RATE = f"lower {format_option('learning_rate')}, with {format_option('fresh', True)}"
 
 
 @dataclass(frozen=True)
@@ -97,13 +98,13 @@ def search(
     Returns:
         The run's folder.
     """
-    given, progress = settings or FinetuneSettings(), progress or Silent()
+    given, progress = keep_recorded_length(settings or FinetuneSettings(), out, fresh=fresh), progress or Silent()
     plan = search_settings or SearchSettings()
     data = _read_rows(source, given, plan)
     base = load_checked_base(data, model, given)
     for note in data.notes:
         progress.say(note)
-    settings = resolve_settings(given, base.model.config.hidden_size, len(data.train), progress)
+    settings = resolve_task_settings(given, data, base, progress)
     recorded = {"command": "search", "model": str(Path(model)), **source.recorded(), "rows": len(data.train)}
     recorded |= {"content": fingerprint(data.train, data.dev), "base": base_files(model)}
     with Run.open(Path(out), recorded | asdict(plan) | asdict(settings), fresh=fresh) as run:
@@ -133,9 +134,7 @@ def _run_cells(
     if plan.folds:
         table.fill(fold_cells(data, settings, plan.folds), train_cell)
         if train_cell(Cell(ALL_ROWS, "whole", settings, data)).diverged:
-            raise DivergedError(
-                f"{train_cell.folder}: the training on all rows diverged; lower --learning-rate, with --fresh"
-            )
+            raise DivergedError(f"{train_cell.folder}: the training on all rows diverged; {_LOWER_RATE}")
         return
     if plan.grid:
         _report_unused(given, train_cell.progress)
@@ -150,10 +149,12 @@ def _read_rows(source: Source, settings: FinetuneSettings, plan: SearchSettings)
         flag, reason = ("grid", "learning rate") if plan.grid else ("seeds", "random start")
         raise ConfigError(f"{flag} is for fine-tuning; the head of few has no {reason}; leave out one of them")
     if plan.folds and source.dev is not None:
-        raise ConfigError("folds are for rows without a dev set; leave out --dev or --folds")
+        raise ConfigError(
+            f"folds are for rows without a dev set; leave out {format_option('dev')} or {format_option('folds')}"
+        )
     if plan.folds and (settings.patience or settings.calibrate):
-        flag = "--patience" if settings.patience else "--calibrate"
-        raise ConfigError(f"a fold is scored by a model that has not looked at it; leave out {flag} or --folds")
+        either = f"{format_option('patience' if settings.patience else 'calibrate')} or {format_option('folds')}"
+        raise ConfigError(f"a fold is scored by a model that has not looked at it; leave out {either}")
     data = read_task(source, part=not plan.folds)
     if len(data.train) < plan.folds:
         raise ConfigError(f"{len(data.train)} rows cannot be split into {plan.folds} folds")
@@ -301,9 +302,7 @@ def _finish(run: Run, table: _ResultTable, metric: str, part: str) -> None:
     rows = [row for row in table.rows if row.part == part]
     best = table.best(part)
     if best.diverged:
-        raise DivergedError(
-            f"{run.folder}: every one of {len(rows)} trainings diverged; lower --learning-rate, with --fresh"
-        )
+        raise DivergedError(f"{run.folder}: every one of {len(rows)} trainings diverged; {_LOWER_RATE}")
     kept = ALL_ROWS if part == "folds" else best.name
     best_cell = {"best": best.name, "best_results": best.results, "kept": kept}
     runs = None if part == "folds" else _read_runs(run.folder, rows)
@@ -333,7 +332,7 @@ def compare_searches(first: Path, second: Path) -> Difference | None:
     cells = [[row for row in read_cells(folder) if row.part == "seeds"] for folder in (first, second)]
     seeds = [[row.settings["seed"] for row in rows] for rows in cells]
     if not seeds[0] or seeds[0] != seeds[1]:
-        raise DataError(f"{first} has the seeds {seeds[0]}, {second} {seeds[1]}; compare runs over the same --seeds")
+        raise DataError(f"{first} has the seeds {seeds[0]}, {second} {seeds[1]}; compare runs over the same seeds")
     one, other = (_read_runs(folder, rows) for folder, rows in zip((first, second), cells, strict=True))
     scores = ([row.score for row in rows] for rows in cells)
     return runs_difference(one, other) if one and other else paired_t_difference(*scores)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
 from cloze.corpus.settings import Masking
-from cloze.errors import ConfigError, did_you_mean
+from cloze.errors import ConfigError, did_you_mean, format_option
 from cloze.options import LONGEST_ANSWER, AdapterKind, FeatureHead, Features, HeadPooling, LongTexts, check_types
 from cloze.train.settings import LoopSettings, PrecisionName, PretrainSettings, check_precision
 
@@ -42,8 +42,8 @@ class FinetuneSettings:
     """Batch size: rows per optimizer step; by default 32, or 16 below 1,000 rows."""
     accumulate: int = 1
     """Gradient-accumulation steps: more of them need less memory and give the same result."""
-    max_length: int = 128
-    """Maximum sequence length in tokens."""
+    max_length: int | None = None
+    """Maximum sequence length in tokens; by default the first of 128, 256 and 512 that holds 95 % of the rows."""
     long_texts: LongTexts = "cut"
     """Longer texts: cut, head-tail (a quarter and three quarters of the length), or windows (all of it is read)."""
     stride: int = 128
@@ -215,6 +215,7 @@ class ResolvedSettings(FinetuneSettings):
 
     epochs: int = 3
     batch_size: int = 32
+    max_length: int = 128
     learning_rate: float = 5e-5
     warmup: float = 0.1
 
@@ -288,7 +289,9 @@ class SearchSettings:
         if self.folds == 1 or self.folds < 0:
             raise ConfigError(f"folds is {self.folds}; at least 2 was expected")
         if self.folds and (self.grid or self.seeds > 1):
-            raise ConfigError("folds stand alone; a grid and seeds need a dev set: use --dev, or leave them out")
+            raise ConfigError(
+                f"folds stand alone; a grid and seeds need a dev set: use {format_option('dev')}, or leave them out"
+            )
 
     @property
     def several(self) -> bool:

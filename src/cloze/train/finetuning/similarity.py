@@ -8,7 +8,7 @@ score (cosine regression, Reimers and Gurevych 2019). The loop and the run are t
 Dimensions: B texts or pairs of a batch, H hidden size.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from cloze.checkpoint import POOLINGS, EmbeddingSettings, ModelFolder, Pooling, base_files, find_source, load_folder
 from cloze.corpus.documents import read_documents
-from cloze.errors import ConfigError, DataError, did_you_mean
+from cloze.errors import ConfigError, DataError, did_you_mean, format_option
 from cloze.model.surgery import with_heads
 from cloze.predict import Model, write_report
 from cloze.predict.embeddings.pooling import POOL
@@ -38,8 +38,17 @@ from cloze.tasks.similarity.kind import (
     read_scored_pairs,
 )
 from cloze.tasks.tables import is_table
+from cloze.text import Tokenizer
 from cloze.train.driver import TrainingParts, run_training
-from cloze.train.finetuning.defaults import TrainingDefaults, advise, fill_in
+from cloze.train.finetuning.defaults import (
+    ChosenLength,
+    TrainingDefaults,
+    advise,
+    choose_length,
+    fill_in,
+    keep_recorded_length,
+    report_length,
+)
 from cloze.train.finetuning.objective import TaskBatch, TaskBatches, report_truncated, report_unknown
 from cloze.train.finetuning.settings import (
     FinetuneSettings,
@@ -149,23 +158,18 @@ def finetune_similarity(
     given, progress = settings or FinetuneSettings(), progress or Silent()
     similarity = similarity or SimilaritySettings()
     check_label_free_settings(given, SIMILARITY.name)
-    settings = fill_in(given, _DEFAULTS)
+    given = keep_recorded_length(given, out, fresh=fresh)
     data = read_similarity(source, similarity.objective)
     for note in data.notes:
         progress.say(note)
     objective = similarity.objective or ("contrastive" if data.scores is None else "cosent")
     similarity = replace(similarity, objective=objective)
-    if settings.accumulate > 1 and objective != "cosine":
-        raise ConfigError(
-            f"accumulate is {settings.accumulate}, but {objective} compares all texts of a batch with each other; "
-            "use --checkpointing or a smaller --batch-size to need less memory"
-        )
-    if settings.patience and isinstance(data.dev, list):
-        raise ConfigError(
-            f"patience is {settings.patience}, but there is no --dev file of scored pairs, or of pairs that belong "
-            "together, to wait on"
-        )
+    _check_settings(given, objective, data)
     base = load_folder(find_source(model))
+    check_length(given.max_length, base)
+    length = _choose_length(data, base.tokenizer, given)
+    report_length(length, progress)
+    settings = fill_in(given, _DEFAULTS, length)
     tuned = _start(base, data, settings, similarity)
     wrapped = Model(tuned, device=device)
     facts = {
@@ -188,13 +192,27 @@ def finetune_similarity(
     return run_training(parts, out, fresh=fresh, progress=progress)
 
 
+def _check_settings(given: FinetuneSettings, objective: SimilarityObjective, data: SimilarityData) -> None:
+    """Refuse settings that do not fit the objective or the rows to score on."""
+    if given.accumulate > 1 and objective != "cosine":
+        raise ConfigError(
+            f"accumulate is {given.accumulate}, but {objective} compares all texts of a batch with each other; "
+            f"use {format_option('checkpointing', True)} or a smaller {format_option('batch_size')} to need less memory"
+        )
+    if given.patience and isinstance(data.dev, list):
+        raise ConfigError(
+            f"patience is {given.patience}, but there is no {format_option('dev')} file of scored pairs, or of pairs "
+            "that belong together, to wait on"
+        )
+
+
 def read_similarity(source: Source, objective: SimilarityObjective | None = None) -> SimilarityData:
     """Read what to train on and what to score on; ``objective`` is None where the rows decide it."""
     rated = _is_table(source) and source.pair is not None and has_labels(source, source.data)
     if objective in ("cosent", "cosine") and not rated:
         raise ConfigError(
-            f"objective is {objective!r}, which needs pairs with scores or 0/1 labels; name their columns with --pair "
-            "and --label, or leave it out"
+            f"objective is {objective!r}, which needs pairs with scores or 0/1 labels; name their columns with "
+            f"{format_option('pair')} and {format_option('label')}, or leave it out"
         )
     if rated and objective != "contrastive":
         return _read_rated_pairs(source, objective or "cosent")
@@ -213,7 +231,8 @@ def _read_rated_pairs(source: Source, objective: SimilarityObjective) -> Similar
     if len(set(pairs.scores)) < 2:
         raise DataError(
             f"{source.data}: every label in {source.label!r} is {pairs.scores[0]:g}, so there is no order to learn; "
-            "expected scores or both 0 and 1; --objective contrastive takes every pair as belonging together"
+            f"expected scores or both 0 and 1; {format_option('objective', 'contrastive')} takes every pair as "
+            "belonging together"
         )
     notes = [f"objective {objective}: {source.label!r} has {pairs.described} ({len(pairs):,} pairs)"]
     notes += [f"{pairs.skipped} bad training rows were skipped"] if pairs.skipped else []
@@ -222,7 +241,7 @@ def _read_rated_pairs(source: Source, objective: SimilarityObjective) -> Similar
         dev = read_rated(source, source.dev)
     else:
         pairs, dev = split_dev(pairs)
-        notes.append(f"no --dev file: {len(dev)} of the training rows, a tenth, are kept for scoring")
+        notes.append(f"no {format_option('dev')} file: {len(dev)} of the training rows, a tenth, are kept for scoring")
     return SimilarityData(pairs.firsts, pairs.seconds, dev, pairs.scores, tuple(notes))
 
 
@@ -246,8 +265,8 @@ def _read_positives(source: Source, *, rated: bool) -> SimilarityData:
         unused -= {source.text, source.pair or source.text}
         if source.pair is not None and unused:
             notes = (
-                f"every pair is taken as belonging together; not read: {', '.join(sorted(unused))} (name a column "
-                "with scores or 0/1 labels with --label)",
+                f"every pair is taken as belonging together; not read: {', '.join(sorted(unused))}; "
+                f"{format_option('label')} names a column with scores or 0/1 labels",
             )
     else:
         both = [(line, None) for document in read_documents([source.data]) for line in document]
@@ -284,11 +303,23 @@ def _read_labelled_positives(source: Source) -> tuple[list[tuple[str, str | None
     return [(row.text, row.pair) for row in rows], (note,)
 
 
+def _choose_length(data: SimilarityData, tokenizer: Tokenizer, settings: FinetuneSettings) -> ChosenLength | None:
+    """Choose the maximum length for the texts and their partners; None if it is set."""
+    if settings.max_length is not None:
+        return None
+
+    def encode(indices: Sequence[int], shortened: Tokenizer) -> list[Item]:
+        columns = [data.texts] if data.partners is None else [data.texts, data.partners]
+        encoded = [shortened.encode_batch([texts[index] for index in indices]) for texts in columns]
+        return [Item(encodings, 0) for encodings in zip(*encoded, strict=True)]
+
+    return choose_length(len(data.texts), encode, tokenizer)
+
+
 def _start(
-    base: ModelFolder, data: SimilarityData, settings: FinetuneSettings, similarity: SimilaritySettings
+    base: ModelFolder, data: SimilarityData, settings: ResolvedSettings, similarity: SimilaritySettings
 ) -> ModelFolder:
     """The encoder of the base, without heads: what they learned belongs to other states."""
-    check_length(settings.max_length, base)
     pooling: Any = similarity.vectors or base.embedding.pooling
     if pooling not in POOLINGS:
         raise ConfigError(f"unknown pooling {pooling!r}{did_you_mean(pooling, POOLINGS)}")

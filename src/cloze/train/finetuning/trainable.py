@@ -7,25 +7,27 @@ that the optimizer never sees them. A run records its settings and is only resum
 can never work are rejected before anything is recorded.
 """
 
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from cloze.checkpoint import ModelFolder, find_source, load_folder
+from cloze.checkpoint import AdapterInfo, ModelFolder, TaskLabels, find_source, load_folder, weights_fingerprint
 from cloze.checkpoint.folder import usual_pooling
-from cloze.errors import ConfigError
+from cloze.errors import ConfigError, format_option
 from cloze.model import Backbone
 from cloze.model.adapters import Attachment, AttachmentKind, attach
 from cloze.model.batch import Batch, run_batched
 from cloze.model.bert import require_bert
 from cloze.model.heads import POOLED_HEADS, key
+from cloze.model.surgery import with_heads
 from cloze.options import HeadPooling
 from cloze.progress import Progress
 from cloze.tasks.examples import Item
-from cloze.tasks.kind import TaskKind
+from cloze.tasks.kind import TaskKind, column_names
 from cloze.tasks.registry import TaskData
 from cloze.train.finetuning.augmentation import check_augment
 from cloze.train.finetuning.settings import (
@@ -62,10 +64,11 @@ def choose_pooling(base: ModelFolder, data: TaskData, settings: FinetuneSettings
         if has_pairs(data) and len(data.train) <= _FEW_PAIRS:
             progress.say(
                 f"the two texts of a pair are encoded separately, and the head compares their vectors ({reason}); "
-                "--pooling mean reads them as one sequence"
+                f"{format_option('pooling', 'mean')} reads them as one sequence"
             )
             return "separate"
-        progress.say(f"the head reads the mean of the token states ({reason}); --pooling cls for [CLS] with a pooler")
+        remedy = f"{format_option('pooling', 'cls')} for [CLS] with a pooler"
+        progress.say(f"the head reads the mean of the token states ({reason}); {remedy}")
     if pooling == "cls" and base.model.pooler is None:
         progress.say("the model has no pooler; a new one starts at random")
     return pooling
@@ -74,6 +77,62 @@ def choose_pooling(base: ModelFolder, data: TaskData, settings: FinetuneSettings
 def has_pairs(data: TaskData) -> bool:
     """Return whether the rows are pairs of texts that get a label or a number."""
     return data.kind.head == "sequence" and getattr(data.train, "pairs", None) is not None
+
+
+def add_head(
+    base: ModelFolder,
+    name: str,
+    data: TaskData,
+    settings: ResolvedSettings,
+    source: Mapping[str, Any],
+    progress: Progress,
+) -> ModelFolder:
+    """Return the base model with a new head for the task's labels, and with what is trained of it attached.
+
+    Args:
+        base: The model to start from.
+        name: Its name, which an adapter records.
+        data: The rows.
+        settings: How to train.
+        source: Where the rows are from, as ``Source.recorded`` returns it.
+        progress: Where choices that are not usual are reported.
+    """
+    head = data.kind.head
+    assert head is not None, "a kind with labels has a head"
+    pooling = choose_pooling(base, data, settings, progress)
+    outputs = 1 if data.labels is None else len(data.labels)
+    bert = with_heads(
+        base.model,
+        (head,),
+        labels=outputs,
+        keep=False,
+        seed=settings.seed,
+        dropout=settings.dropout,
+        pooling=pooling,
+    )
+    length = min(settings.max_length, base.tokenizer.max_length)
+    if length < settings.max_length:
+        progress.say(f"the model reads at most {length} tokens")
+    # The limit is saved with the folder: the model reads as much as it was trained and scored on.
+    tokenizer = base.tokenizer.with_max_length(length)
+    attachment = make_trainable(bert, settings)
+    adapter = None
+    if attachment is not None:
+        assert base.place is not None, "it was loaded"
+        adapter = AdapterInfo(attachment, name, base.place, weights_fingerprint(base.place), asdict(settings))
+    return ModelFolder(bert, tokenizer, _task_labels(data, settings, source), base.embedding, adapter=adapter)
+
+
+def _task_labels(data: TaskData, settings: ResolvedSettings, source: Mapping[str, Any]) -> TaskLabels:
+    return TaskLabels(
+        data.kind.name,
+        () if data.labels is None else data.labels.names,
+        settings.long_texts,
+        settings.context,
+        characters=getattr(data.train, "by_characters", False),
+        longest_answer=settings.longest_answer,
+        **column_names(data.kind, source.get("text"), source.get("pair")),
+    )
 
 
 def make_trainable(bert: Backbone, settings: FinetuneSettings) -> Attachment | None:
@@ -173,10 +232,10 @@ def load_checked_base(data: TaskData, model: str | Path, settings: FinetuneSetti
     return base
 
 
-def check_length(length: int, base: ModelFolder) -> None:
-    """Reject a length beyond the model's positions."""
+def check_length(length: int | None, base: ModelFolder) -> None:
+    """Reject a length beyond the model's positions; one that is chosen later is not."""
     positions = base.model.config.positions
-    if base.model.capabilities.has_positions and length > positions:
+    if length is not None and base.model.capabilities.has_positions and length > positions:
         raise ConfigError(
             f"max_length is {length}, but the model reads at most {positions} tokens; "
             "use that, or give it more with cloze extend --positions"
