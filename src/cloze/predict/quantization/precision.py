@@ -114,7 +114,7 @@ def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
     for name in _COMPARED:
         use_products(bert, name, {})
         with torch.inference_mode():
-            vectors.append(make(bert.encode(batch.ids, batch.segments, batch.mask).last, batch.mask))
+            vectors.append(make(bert.encode(batch.ids, batch.segments, batch.mask).last, batch))
     least = float(torch.cosine_similarity(vectors[0], vectors[1]).min())
     if least >= LEAST_COSINE:
         return
@@ -130,9 +130,9 @@ def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
 def _vector_maker(folder: ModelFolder) -> VectorMaker:
     """Return the folder's own pooling, since whitening amplifies differences; plain means if it is unsupported."""
     try:
-        return make_vectors(folder.embedding, None, folder.model.config.hidden_size, last=True)
+        return make_vectors(folder, None, last=True)
     except ClozeError:
-        return VectorMaker("mean")
+        return make_vectors(folder, "mean", last=True)
 
 
 def precision_of(bert: Backbone) -> PrecisionName:
