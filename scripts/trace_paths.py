@@ -159,7 +159,7 @@ def service_app(work: Workspace) -> Any:
     from cloze.serve.settings import ServiceSettings
 
     settings, metrics = ServiceSettings({"base": str(work.model)}), Metrics()
-    service = Service(settings, load_models(settings, metrics), metrics)
+    service = Service(settings, load_models(settings, metrics, precision="fp32"), metrics)
     service.models.start()
     return make_app(service)
 

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,6 +72,14 @@ def run(path: Path, text: str, folder: Path, chdir: Callable[[Path], None]) -> N
     for block in blocks(text, "python"):
         # Lines before it, so that a traceback points into the document.
         exec(compile("\n" * (block.line - 1) + block.text, str(path), "exec"), namespace)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The service keeps int8 weights, which must not be in the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -672,7 +672,7 @@ def test_bad_ends_under_a_limit_are_caught(code: int, err: str, problem: str | N
 
 
 def test_files_that_change_under_a_service() -> None:
-    outcome = changing_files.run(changing_files.ChangeSettings(rounds=1, precisions=("fp32",)), Silent())
+    outcome = changing_files.run(changing_files.ChangeSettings(rounds=1, precisions=("auto",)), Silent())
     assert outcome.failures == []
     assert isinstance(outcome.figures["damages"], int)
     assert outcome.figures["damages"] >= 5 * 5

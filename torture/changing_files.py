@@ -31,7 +31,7 @@ class ChangeSettings:
     """How many rounds of every damage to every file, and in which precisions."""
 
     rounds: int = 3
-    precisions: tuple[str, ...] = ("fp32", "int8")
+    precisions: tuple[str, ...] = ("fp32", "int8", "auto")  # auto: int8 from the cache, whose files are damaged as well
 
 
 def _truncate(path: Path) -> None:
@@ -69,8 +69,9 @@ def run(settings: ChangeSettings, progress: Progress) -> Outcome:
     for precision in settings.precisions:
         with TemporaryDirectory() as scratch:
             folder = saved(model_folder(["mlm", "nsp"]), Path(scratch) / "model")
-            with process([str(folder)], "--threads", "1", "--precision", precision) as service:
-                done, found = damage_everything(service, folder, settings.rounds)
+            cache = {"XDG_CACHE_HOME": str(Path(scratch) / "cache")}
+            with process([str(folder)], "--threads", "1", "--precision", precision, environment=cache) as service:
+                done, found = damage_everything(service, Path(scratch), settings.rounds)
         asked, failures = asked + done, failures + [f"{precision}: {failure}" for failure in found]
         progress.say(f"T31: {precision}: {done} damages")
     figures: dict[str, str | int | float] = {"damages": asked, "wrong": len(failures)}

@@ -146,7 +146,9 @@ class Process:
     def __init__(self, folders: list[str], *flags: str, environment: dict[str, str] | None = None) -> None:
         key = (environment or {}).get("CLOZE_KEY")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        words = [*CLOZE, "serve", *folders, "--port", "0", "--json", *flags]
+        # In fp32, unless a trial asks for another: what it compares with is exact.
+        precision = () if "--precision" in flags else ("--precision", "fp32")
+        words = [*CLOZE, "serve", *folders, "--port", "0", "--json", *precision, *flags]
         self.started = time.monotonic()
         self.process = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | (environment or {})

@@ -177,7 +177,7 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """
 
     def __init__(self, model: str = SHIPPED_MODEL, *, pooling: str | None = None, device: str | None = None) -> None:
-        """``pooling``: cls, mean, max or mean_max; that of the model folder by default."""
+        """``pooling``: cls, mean, max, mean_max, mean_words or pooler; that of the model folder by default."""
         self.model = model
         self.pooling = pooling
         self.device = device

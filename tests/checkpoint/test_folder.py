@@ -1,15 +1,18 @@
 """Folders that cloze writes: read back to the bit, and read by the libraries that everybody has."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import transformers
+from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
 from torch import Tensor
 
 from cloze.checkpoint import POOLINGS, EmbeddingSettings, ModelFolder, Pooling, TaskLabels, load_folder
+from cloze.errors import CheckpointError
 from cloze.model import Backbone, HeadName
 from cloze.predict import Model
 from tests.model.made import assert_close, assert_same_weights, model_folder, saved
@@ -85,7 +88,7 @@ TEXTS = ["the cat sat on a mat.", "", "dogs", "猫坐 on word7, word8 " * 9]
 
 
 @pytest.mark.parametrize("normalize", [False, True])
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("pooling", [pooling for pooling in POOLINGS if pooling != "mean_words"])
 def test_sentence_transformers_reads_what_we_write(pooling: Pooling, normalize: bool, tmp_path: Path) -> None:
     settings = EmbeddingSettings(pooling, normalize)
     contents = replace(FOLDERS["BertModel"], embedding=settings)
@@ -100,3 +103,37 @@ def test_sentence_transformers_reads_what_we_write(pooling: Pooling, normalize: 
     again = load_folder(tmp_path / "theirs")
     assert again.embedding == settings
     assert_same_weights(again.model, contents.model)
+
+
+def test_mean_of_the_words_is_refused_by_sentence_transformers(tmp_path: Path) -> None:
+    settings = EmbeddingSettings("mean_words", normalize=True)
+    contents = replace(FOLDERS["BertModel"], embedding=settings)
+    folder = saved(contents, tmp_path / "model")
+    assert load_folder(folder).embedding == settings
+    assert_close(Model(load_folder(folder)).embed(TEXTS), Model(contents).embed(TEXTS))
+    # It has no such mode, and must not fall back to one with other vectors.
+    with pytest.raises(ValueError, match="mean_words"):
+        SentenceTransformer(str(folder), device="cpu")
+    assert transformers.AutoModel.from_pretrained(folder).config.hidden_size == 16
+
+
+def test_pooler_is_a_dense_module_of_sentence_transformers(tmp_path: Path) -> None:
+    contents = replace(FOLDERS["BertModel"], embedding=EmbeddingSettings("pooler"))
+    folder = saved(contents, tmp_path / "model")
+    modules = [module["type"].rpartition(".")[2] for module in json.loads((folder / "modules.json").read_text())]
+    assert modules == ["Transformer", "Pooling", "Dense"]
+    assert load_folder(folder).embedding == EmbeddingSettings("pooler")
+    # A Dense module with other weights than the pooler's stays what it is.
+    tensors = load_file(folder / "2_Dense" / "model.safetensors")
+    save_file({name: 2 * tensor for name, tensor in tensors.items()}, folder / "2_Dense" / "model.safetensors")
+    changed = load_folder(folder).embedding
+    assert (changed.pooling, len(changed.projections)) == ("cls", 1)
+
+
+def test_pooler_vectors_need_a_pooler_to_be_saved(tmp_path: Path) -> None:
+    contents = replace(model_folder(["mlm"]), embedding=EmbeddingSettings("pooler"))
+    with pytest.raises(
+        CheckpointError, match=r"^the vectors are the pooler's outputs, which a model without one cannot store"
+    ):
+        saved(contents, tmp_path / "model")
+    assert not (tmp_path / "model").exists()

@@ -1,17 +1,21 @@
 import gzip
 import json
+import unicodedata
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
 from pyarrow import parquet
+from transformers import AutoTokenizer, BertTokenizer
 
-from cloze.corpus.learn_vocabulary import learn_vocabulary, train_vocabulary
+from cloze.corpus.learn_vocabulary import learn_vocabulary, lost_marks, train_vocabulary
 from cloze.corpus.settings import VocabularySettings
 from cloze.errors import ConfigError, DataError
 from cloze.progress import Silent
-from cloze.text import Tokenizer
+from cloze.text import Tokenizer, word_counts
+from cloze.text.word_counts import basic_words
 
 SETTINGS = VocabularySettings(size=200)
 
@@ -188,3 +192,109 @@ def test_vowel_signs_that_an_uncased_vocabulary_drops_are_told(tmp_path: Path, l
     path.write_text("caf\u0065\u0301 na\u0069\u0308f\n" * 30, encoding="utf-8")  # accents, decomposed
     train_vocabulary([path], tmp_path / "latin", settings=SETTINGS, progress=listener)
     assert not any("vowel signs" in said for said in listener.messages)
+
+
+HINDI = "हिन्दी भाषा में पढ़ना और लिखना, किताब।"
+THAI = "ประเทศไทย ภาษาที่ดี น้ำดื่ม กินข้าว"
+FRENCH = "L'Élève a dû fêter Noël à l'Île: où? ÇA va…"
+TURKISH = "İstanbul'da Şık büyük çiçek, Iğdır'ın gölü"
+VIETNAMESE = "Tiếng Việt: Đường phố Hà Nội đẹp lắm, người Ơi!"
+LANGUAGES = {"Hindi": HINDI, "Thai": THAI, "French": FRENCH, "Turkish": TURKISH, "Vietnamese": VIETNAMESE}
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_accents_are_kept_as_by_transformers(form: Any, language: str, tmp_path: Path) -> None:
+    line = unicodedata.normalize(form, LANGUAGES[language])
+    (tmp_path / "text.txt").write_text(f"{line}\n{line} the ship\n" * 4, encoding="utf-8")
+    settings = VocabularySettings(size=400, keep_accents=True)
+    learned = learn_vocabulary([tmp_path / "text.txt"], tmp_path / "kept", settings=settings)
+    assert (learned.cased, learned.keep_accents) == (False, True)
+    ours = Tokenizer.from_folder(learned.folder)
+    assert (ours.settings.lowercase, ours.settings.strip_accents) == (True, False)
+    theirs = [
+        BertTokenizer(str(learned.folder / "vocab.txt"), do_lower_case=True, strip_accents=False),
+        AutoTokenizer.from_pretrained(learned.folder),
+    ]
+    for text in (line, line.upper(), line.lower(), line[::2], f"The {line} SHIP"):
+        found = ours(text).tokens
+        for tokenizer in theirs:
+            assert found == tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])
+    # The words of the text are entries, with all their marks.
+    words = [word for word in basic_words(line, True, False) if word[0].isalpha()]
+    assert words
+    assert all(ours.id(word) is not None for word in words)
+    assert "[UNK]" not in ours(line).tokens
+
+
+@pytest.mark.parametrize("language", ["Hindi", "Thai", "Vietnamese"])
+def test_marks_tell_words_apart(language: str, tmp_path: Path) -> None:
+    words = {"Hindi": ("कु", "के"), "Thai": ("ดิ", "ดี"), "Vietnamese": ("má", "mà")}[language]
+    (tmp_path / "text.txt").write_text(" ".join(words * 9), encoding="utf-8")
+    for keep, different in ((True, True), (False, False)):
+        settings = VocabularySettings(size=100, keep_accents=keep)
+        folder = train_vocabulary([tmp_path / "text.txt"], tmp_path / f"{keep}", settings=settings)
+        first, second = (Tokenizer.from_folder(folder)(word).ids for word in words)
+        assert (first != second) == different
+
+
+def test_words_of_a_file_keep_their_accents(text: Path, tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("Élève\n", encoding="utf-8")
+    settings = VocabularySettings(size=200, keep_accents=True)
+    folder = train_vocabulary([text], tmp_path / "out", words=tmp_path / "words.txt", settings=settings)
+    assert Tokenizer.from_folder(folder)("ÉLÈVE", special=False).tokens == ["élève"]
+
+
+def test_accents_of_a_cased_vocabulary_are_kept_anyway() -> None:
+    message = "^cased and keep_accents are both set, but cased keeps accents anyway; use one of the two$"
+    with pytest.raises(ConfigError, match=message):
+        VocabularySettings(cased=True, keep_accents=True)
+
+
+def test_workers_keep_accents_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_counts, "BLOCK", 40)
+    (tmp_path / "text.txt").write_text(f"{VIETNAMESE}\n{HINDI}\n" * 20, encoding="utf-8")
+    one, two = (
+        train_vocabulary([tmp_path / "text.txt"], tmp_path / f"{workers}", settings=settings)
+        for workers in (1, 2)
+        if (settings := VocabularySettings(size=300, keep_accents=True, workers=workers))
+    )
+    assert contents(one) == contents(two)
+
+
+def test_share_of_the_words_that_lose_marks_is_told(tmp_path: Path) -> None:
+    path, listener = tmp_path / "text.txt", Listener()
+    path.write_text("कु the ship sails\n" * 40, encoding="utf-8")  # one word of four
+    train_vocabulary([path], tmp_path / "out", settings=SETTINGS, progress=listener)
+    (note,) = (said for said in listener.messages if "vowel signs" in said)
+    assert note == (
+        "Devanagari: an uncased vocabulary drops vowel signs as if they were accents, in 25% of the words, so that "
+        "different words become the same; use --keep-accents to lowercase and keep them, or --cased"
+    )
+    for settings in (VocabularySettings(size=200, keep_accents=True), VocabularySettings(size=200, cased=True)):
+        listener = Listener()
+        train_vocabulary([path], tmp_path / "out", settings=settings, progress=listener)
+        assert not any("vowel signs" in said for said in listener.messages)
+
+
+@pytest.mark.parametrize(
+    ("word", "scripts"),
+    [
+        ("がく", ["HIRAGANA"]),  # composed, as it is usually written: the voicing mark comes off
+        ("हिन्दु", ["DEVANAGARI", "DEVANAGARI"]),  # the first sign is a spacing mark, which stays
+        ("ที่", ["THAI", "THAI"]),
+        ("Élève", []),
+        ("йё", []),
+        ("ά", []),
+        ("❤️", []),
+        ("1́", []),
+        ("한글", []),
+        ("ship", []),
+    ],
+)
+def test_marks_that_are_no_accents(word: str, scripts: list[str]) -> None:
+    assert lost_marks(word) == scripts
+    stripped = "".join(basic_words(word, True))
+    kept = unicodedata.normalize("NFD", "".join(basic_words(word, True, False)))
+    if scripts:
+        assert len(kept) - len(unicodedata.normalize("NFD", stripped)) == len(scripts)

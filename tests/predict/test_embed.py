@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy
 import pytest
+import torch
 
 from cloze.checkpoint import POOLINGS, EmbeddingSettings, Pooling
 from cloze.errors import RequestError
@@ -18,11 +19,19 @@ TEXTS = ["the cat sat", "", "dogs ran on a mat, word7 word8.", "猫", "the cat s
 @pytest.mark.parametrize("layer", [-1, 0, 2])
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_poolings_by_hand(pooling: Pooling, layer: int, pretrained: Model) -> None:
+    pooler = pretrained.bert.pooler
+    assert pooler is not None
+    if pooling == "pooler" and layer != -1:
+        with pytest.raises(RequestError, match=r"^pooling 'pooler' reads the last layer, for which the pooler was tr"):
+            pretrained.embed(TEXTS, pooling=pooling, layer=layer)
+        return
     vectors = pretrained.embed(TEXTS, pooling=pooling, layer=layer)
     for text, vector in zip(TEXTS, vectors, strict=True):
         states = pretrained.hidden(text, layer=layer)  # alone, and so without padding: (T, H)
         mean, largest = states.mean(0), states.max(0)
         expected = {"cls": states[0], "mean": mean, "max": largest, "mean_max": numpy.concatenate([largest, mean])}
+        expected["mean_words"] = states[1:-1].mean(0) if len(states) > 2 else mean
+        expected["pooler"] = pooler(torch.from_numpy(states[0])).detach().numpy()
         assert_close(vector, expected[pooling])
 
 
@@ -98,7 +107,10 @@ def test_batches_hold_each_text_once_within_the_budget(lengths: list[int]) -> No
 
 
 def test_names_of_layers_are_no_pooling(pretrained: Model) -> None:
-    hint = "the pooling is one of cls, mean, max, mean_max; for the mean of the last four layers, use layer -4,-3,-2,-1"
+    hint = (
+        "the pooling is one of cls, mean, max, mean_max, mean_words, pooler; "
+        "for the mean of the last four layers, use layer -4,-3,-2,-1"
+    )
     with pytest.raises(RequestError, match=f"^unknown pooling 'last4'; {hint}$"):
         pretrained.embed(["a cat"], pooling="last4")
     states = [pretrained.hidden("a cat", layer=layer).mean(0) for layer in (-3, -2, -1)]

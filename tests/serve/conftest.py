@@ -26,6 +26,14 @@ def models(folders: dict[str, str]) -> dict[str, Model]:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Services must not write into the user's cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """Threads that wait for each other cost more than they bring to models this small."""
     threads = torch.get_num_threads()

@@ -33,6 +33,19 @@ def test_embed_options(served: Running, models: Models) -> None:
     np.testing.assert_allclose(answer["vectors"], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("pooling", ["mean_words", "pooler"])
+def test_embed_poolings_in_one_batch(pooling: Any, served: Running, models: Models) -> None:
+    texts = ["", *TEXTS]
+    vectors = served.post("/embed", {"texts": texts, "pooling": pooling, "model": "base"}).json()["vectors"]
+    np.testing.assert_allclose(vectors, models["base"].embed(texts, pooling=pooling), atol=1e-5)
+
+
+def test_embed_by_a_pooler_that_is_not_there(served: Running) -> None:
+    answer = served.post("/embed", {"texts": TEXTS, "pooling": "pooler", "model": "tags"})
+    message = "pooling 'pooler' needs a pooler, which this model does not have; use cls or mean"
+    assert error_of(answer) == (400, "unanswerable", message)
+
+
 def test_a_text_that_is_cut_is_told(served: Running) -> None:
     assert served.post("/embed", {"texts": ["cat " * 50, "cat"]}).json()["usage"]["truncated"] == 1
 

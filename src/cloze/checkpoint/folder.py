@@ -22,7 +22,14 @@ from cloze.checkpoint.config_file import (
     write_config,
 )
 from cloze.checkpoint.names import as_bert, hugging_face_names, layout_of, to_hugging_face
-from cloze.checkpoint.pooling_files import EmbeddingSettings, Projection, read_embedding, write_embedding
+from cloze.checkpoint.pooling_files import (
+    EmbeddingSettings,
+    Projection,
+    read_embedding,
+    with_pooler,
+    without_pooler,
+    write_embedding,
+)
 from cloze.checkpoint.tensorflow import CONFIG as GOOGLE_CONFIG
 from cloze.checkpoint.tensorflow import find_checkpoint, read_tensorflow
 from cloze.checkpoint.weights import (
@@ -115,7 +122,7 @@ def load_folder(path: Path) -> ModelFolder:
         model=assembled.model,
         tokenizer=tokenizer,
         task=assembled.task,
-        embedding=embedding,
+        embedding=with_pooler(embedding, _pooler_module(model)),
         notes=assembled.notes,
         card=read_card(folder),
         place=path,
@@ -235,6 +242,7 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
         embedding = embedding.after_training(reads_mean=True)
     normalized = embedding.normalize and model.pooling == "mean"
     state, embedding = _without_mean_head(model, embedding, destination)
+    embedding = without_pooler(embedding, _pooler_module(model))
     tensors = _rounded(to_hugging_face(state, layout_of(model.model_type)), dtype)
     apart = {name for name in tensors if name.startswith("sbo.")}
     with replaced_folder(destination) as folder:
@@ -246,6 +254,14 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
         contents.tokenizer.save(folder)
         write_embedding(folder, embedding, model.config.hidden_size, contents.tokenizer.max_length)
         (folder / "README.md").write_text(contents.card or plain_card(contents), encoding="utf-8")
+
+
+def _pooler_module(model: Backbone) -> Projection | None:
+    """Return the pooler as a module of ``sentence-transformers`` on ``[CLS]``; None if the model has none."""
+    if model.pooler is None or model.capabilities.summary != "first":
+        return None
+    dense = model.pooler.dense
+    return Projection(dense.weight.detach().cpu(), dense.bias.detach().cpu(), "tanh")
 
 
 def _without_mean_head(

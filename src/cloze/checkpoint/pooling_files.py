@@ -86,7 +86,7 @@ def write_projection(folder: Path, projection: Projection) -> None:
     )
 
 
-Pooling = Literal["cls", "mean", "max", "mean_max"]
+Pooling = Literal["cls", "mean", "max", "mean_max", "mean_words", "pooler"]
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 _FLAGS = {
@@ -99,6 +99,8 @@ _MODES: dict[frozenset[str], Pooling] = {
     frozenset({"mean"}): "mean",
     frozenset({"max"}): "max",
     frozenset({"mean", "max"}): "mean_max",
+    # Ours alone: sentence-transformers refuses the name, where the flags of another mode would give other vectors.
+    frozenset({"mean_words"}): "mean_words",
 }
 
 
@@ -207,8 +209,35 @@ def write_embedding(folder: Path, settings: EmbeddingSettings, hidden_size: int,
 
 def _write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
     modes = {name for names, own in _MODES.items() if own == pooling for name in names}
-    flags = {flag: name in modes for name, flag in _FLAGS.items()}
-    write_json(folder / "config.json", {"word_embedding_dimension": hidden_size} | flags)
+    how: dict[str, Any] = {flag: name in modes for name, flag in _FLAGS.items()}
+    if pooling == "mean_words":
+        how = {"pooling_mode": pooling}
+    write_json(folder / "config.json", {"word_embedding_dimension": hidden_size} | how)
+
+
+def with_pooler(settings: EmbeddingSettings, pooler: Projection | None) -> EmbeddingSettings:
+    """Return the settings with the pooling ``pooler`` for ``[CLS]`` and a ``Dense`` module equal to the model's pooler.
+
+    That is how it is stored, so that ``sentence-transformers`` gives the same vectors.
+    """
+    if pooler is None or settings.pooling != "cls" or not settings.projections:
+        return settings
+    first, *others = settings.projections
+    same = first.activation == pooler.activation and torch.equal(first.weight, pooler.weight)
+    if not (same and torch.equal(first.bias, pooler.bias)):
+        return settings
+    return replace(settings, pooling="pooler", projections=tuple(others))
+
+
+def without_pooler(settings: EmbeddingSettings, pooler: Projection | None) -> EmbeddingSettings:
+    """Return the settings with ``[CLS]`` and a ``Dense`` module for the pooling ``pooler``."""
+    if settings.pooling != "pooler":
+        return settings
+    if pooler is None:
+        raise CheckpointError(
+            "the vectors are the pooler's outputs, which a model without one cannot store; choose another pooling"
+        )
+    return replace(settings, pooling="cls", projections=(pooler, *settings.projections))
 
 
 def _write_projections(folder: Path, paths: Sequence[str], projections: Sequence[Projection]) -> None:

@@ -17,6 +17,7 @@ same results on every CPU.
 Dimensions: N features out, K features in.
 """
 
+import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from cloze.model import Backbone, Bert
 INT8 = "int8.safetensors"
 # Smallest scale, for rows of zeros, which stay zero whatever the scale.
 SMALLEST = 1e-30
-_FORMAT = "cloze int8 2"
+INT8_FORMAT = "cloze int8 2"
 # The matrix products of a layer, and the quantization levels of their weights. Smoothing factors balance the ranges of
 # weights and activations, so both get similar numbers of levels. The activations of the other two products have no
 # outliers; there the weights need more levels.
@@ -116,13 +117,18 @@ def is_smoothed(place: str) -> bool:
 def write_quantized(place: Path, weights: Mapping[str, Int8Weight], least_cosine: float) -> Path:
     """Write the quantized weights next to the model and return the path."""
     path = _folder(place) / INT8
+    write_quantized_file(path, weights, least_cosine, weights_fingerprint(place))
+    return path
+
+
+def write_quantized_file(path: Path, weights: Mapping[str, Int8Weight], least_cosine: float, made_from: str) -> None:
+    """Write quantized weights atomically; ``made_from`` is a hash that tells the float32 weights they belong to."""
     tensors: dict[str, Tensor] = {}
     for name, weight in weights.items():
         tensors |= weight.tensors(name)
-    metadata = {"kind": _FORMAT, "weights": weights_fingerprint(place), "least_cosine": f"{least_cosine:.6f}"}
+    metadata = {"kind": INT8_FORMAT, "weights": made_from, "least_cosine": f"{least_cosine:.6f}"}
     with replaced_file(path) as temporary:
-        write_safetensors(temporary, tensors, metadata)
-    return path
+        write_safetensors(temporary, tensors, metadata | {"content": _digest(tensors)})
 
 
 def read_quantized(contents: ModelFolder) -> QuantizedFile | None:
@@ -134,20 +140,40 @@ def read_quantized(contents: ModelFolder) -> QuantizedFile | None:
     if contents.place is None or contents.adapter is not None or find_model(contents.place) is None:
         return None
     path = _folder(contents.place) / INT8
-    if not path.is_file():
-        return None
+    return read_quantized_file(path, contents.model, weights_fingerprint(contents.place)) if path.is_file() else None
+
+
+def read_quantized_file(path: Path, model: Backbone, made_from: str) -> QuantizedFile:
+    """Read the quantized weights of a model from a file.
+
+    Raises:
+        CheckpointError: If the file is damaged, or was made from other weights, or by another version.
+    """
     tensors, metadata = read_safetensors_with_metadata(path)
-    if metadata.get("kind") != _FORMAT:
+    if metadata.get("kind") != INT8_FORMAT:
         raise CheckpointError(
-            f"{path}: not a file of this version's 'cloze quantize' ({_FORMAT!r} was expected); "
+            f"{path}: not a file of this version's 'cloze quantize' ({INT8_FORMAT!r} was expected); "
             "run it again, or delete the file"
         )
-    if metadata.get("weights") != weights_fingerprint(contents.place):
+    if metadata.get("weights") != made_from:
         raise CheckpointError(
             f"{path}: rounded from other weights than the model's; run 'cloze quantize' again, or delete the file"
         )
-    weights = {name: _read(tensors, name, linear, path) for name, linear in layer_products(contents.model)}
+    weights = {name: _read(tensors, name, linear, path) for name, linear in layer_products(model)}
+    if metadata.get("content", digest := _digest(tensors)) != digest:  # files of earlier versions have none
+        raise CheckpointError(
+            f"{path}: damaged, its SHA-256 is another; run 'cloze quantize' again, or delete the file"
+        )
     return QuantizedFile(weights, _share(metadata.get("least_cosine", ""), path))
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of tensors and their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _folder(place: Path) -> Path:

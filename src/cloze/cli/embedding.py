@@ -137,7 +137,7 @@ def embed(
     Args:
         text: The column with the texts.
         pair: The column with second texts, if there are any; with texts as arguments, the second text itself.
-        pooling: cls, mean, max or mean_max; by default, as the model folder says.
+        pooling: cls, mean, max, mean_max, mean_words or pooler; by default, as the model folder says.
         layer: The layer to pool: 0 is the embeddings, -1 the last; several, separated by commas, are averaged.
         long_texts: Texts beyond the model's length: cut, head-tail, or windows, whose vectors are averaged.
         word: Embed this word in each text, instead of the text.

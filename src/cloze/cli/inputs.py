@@ -20,6 +20,8 @@ Item = TypeVar("Item")
 PART_ROWS = 4096
 # The column with the texts, unless --text names another.
 TEXT_COLUMN = "text"
+# Of the bundled ones, those that int8 and float32 are compared on.
+_PARAGRAPHS = 200
 
 Texts = Annotated[list[str] | None, Parameter(help="Texts; if there are none, the lines of standard input.")]
 
@@ -45,6 +47,13 @@ class Inputs:
     def kept(self) -> list[Mapping[str, object]]:
         """Return what is written beside each prediction: the columns of the file, or else the text."""
         return self.fields or [{"text": text} for text in self.texts]
+
+
+def bundled_paragraphs() -> list[str]:
+    """Return the bundled paragraphs that int8 and float32 are compared on."""
+    from cloze.demo.flow import DATA
+
+    return gather_texts(None, DATA / "authors_dev.tsv").texts[:_PARAGRAPHS]
 
 
 def gather_texts(

@@ -220,14 +220,11 @@ def quantize(
     check_folder(out)
     if machine.use() not in (None, "cpu"):
         raise ConfigError(f"device is {machine.device}, but int8 is for the CPU; leave it out")
-    from cloze.cli.inputs import gather_texts
-    from cloze.demo.flow import DATA
+    from cloze.cli.inputs import bundled_paragraphs, gather_texts
     from cloze.predict.quantization.quantize import quantize as run
     from cloze.tasks.rows import Source
 
-    texts = (
-        gather_texts(None, input).texts if input else gather_texts(None, DATA / "authors_dev.tsv").texts[:BUNDLED_TEXTS]
-    )
+    texts = gather_texts(None, input).texts if input else bundled_paragraphs()
     source = None if task is None or data is None else Source(task, data)
     report = run(model, texts, out=out, task=source, with_odd=input is None)
     if json:

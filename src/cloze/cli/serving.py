@@ -2,14 +2,17 @@
 
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from cloze.cli.console import InferenceMachine, print_json
+from cloze.cli.console import Machine, print_json
+from cloze.cli.inputs import bundled_paragraphs
 from cloze.errors import ConfigError
+from cloze.options import PrecisionName
 from cloze.serve.settings import Limits, ServiceSettings, name_adapters, name_models
 
 KEY_VARIABLE = "CLOZE_KEY"
@@ -47,7 +50,15 @@ class Access:
         return keys.pop() if keys else None
 
 
-KEYLESS, LIMITS, HERE = Access(), Limits(), InferenceMachine()
+@dataclass(frozen=True)
+class ServingMachine(Machine):
+    """Device, threads and precision of a service."""
+
+    precision: PrecisionName | None = None
+    """fp32, bf16, int8, or auto, the default on a CPU: int8 where it is faster and near enough; elsewhere fp32."""
+
+
+KEYLESS, LIMITS, HERE = Access(), Limits(), ServingMachine()
 
 
 def serve(
@@ -62,7 +73,7 @@ def serve(
     json: bool = False,
     access: Annotated[Access, Parameter(name="*")] = KEYLESS,
     limits: Annotated[Limits, Parameter(name="*")] = LIMITS,
-    machine: Annotated[InferenceMachine, Parameter(name="*")] = HERE,
+    machine: Annotated[ServingMachine, Parameter(name="*")] = HERE,
 ) -> None:
     """Serve models over HTTP, with pages to try them in a browser, until interrupted.
 
@@ -99,4 +110,15 @@ def serve(
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             print(f"cloze: note: standard output cannot be written ({error.strerror}); {message}", file=sys.stderr)
 
-    run(settings, device=machine.use(), precision=machine.precision, on_start=print_address)
+    def say(line: str) -> None:
+        with suppress(OSError):  # the service works without it
+            print(f"cloze: {line}", file=sys.stderr, flush=True)
+
+    run(
+        settings,
+        device=machine.use(),
+        precision=machine.precision,
+        paragraphs=bundled_paragraphs,
+        say=say,
+        on_start=print_address,
+    )

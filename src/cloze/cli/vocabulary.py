@@ -47,9 +47,11 @@ def vocab(
     fit = learned.fit
     if json:
         about = {"folder": str(learned.folder), "size": learned.size, "cased": learned.cased}
+        about["keep_accents"] = learned.keep_accents
         print_json({**about, **asdict(fit), "coverage": fit.coverage})
         return
-    print(f"{learned.folder}: {learned.size:,} pieces, {'cased' if learned.cased else 'uncased'}")
+    casing = "cased" if learned.cased else "uncased, accents kept" if learned.keep_accents else "uncased"
+    print(f"{learned.folder}: {learned.size:,} pieces, {casing}")
     print(
         f"{fit.words:,} words, {fit.distinct_words:,} different; {fit.one_piece:.1%} are one piece, "
         f"{fit.unknown:.2%} [UNK]; {fit.pieces_per_word:.3f} pieces a word"

@@ -22,6 +22,8 @@ from cloze.text.word_counts import count_words
 from cloze.text.wordpiece import Fit, measure_fit
 from cloze.workers import usable_cores
 
+# First words of the Unicode names of scripts whose marks are accents; a mark that follows no letter has no script.
+_WITH_ACCENTS = {"LATIN", "GREEK", "CYRILLIC", ""}
 # The beginning of the text is looked at for vowel signs, of which a foreign word alone has fewer than this.
 _SAMPLED_PARAGRAPHS, _SAMPLED_CHARACTERS, _FEWEST_SIGNS = 2000, 1000, 20
 
@@ -33,6 +35,7 @@ class LearnedVocabulary:
     folder: Path
     size: int
     cased: bool
+    keep_accents: bool
     fit: Fit
 
 
@@ -81,16 +84,18 @@ def learn_vocabulary(
     counts = count_words(
         read_paragraphs(paths, settings.text, skip_bad_rows=settings.on_bad_row == "skip"),
         lowercase=not settings.cased,
+        strip_accents=settings.strip_accents,
         workers=settings.workers or usable_cores(),
         total=_total_bytes(paths),
         progress=progress,
     )
-    if not settings.cased:
+    if settings.strip_accents:
         _report_lost_marks(paths, settings, progress)
     pieces = choose_pieces(
         counts,
         settings.size,
         lowercase=not settings.cased,
+        strip_accents=settings.strip_accents,
         words=guaranteed,
         minimum_frequency=settings.minimum_frequency,
         first=first,
@@ -98,34 +103,47 @@ def learn_vocabulary(
     )
     fit = measure_fit(counts, pieces)
     with replaced_folder(folder) as temporary:
-        Tokenizer.from_vocabulary(pieces, lowercase=not settings.cased).save(temporary)
-    return LearnedVocabulary(folder, len(pieces), settings.cased, fit)
+        # None, which means the same as ``lowercase``, is what BERT's own files have.
+        strip_accents = False if settings.keep_accents else None
+        Tokenizer.from_vocabulary(pieces, lowercase=not settings.cased, strip_accents=strip_accents).save(temporary)
+    return LearnedVocabulary(folder, len(pieces), settings.cased, settings.keep_accents, fit)
 
 
 def _report_lost_marks(paths: Sequence[Path], settings: VocabularySettings, progress: Progress) -> None:
     """Say if the text has vowel signs, which an uncased vocabulary drops as if they were accents."""
     files = [path for path in paths if path.is_file()]  # a pipe can be read only once
     paragraphs = islice(read_paragraphs(files, settings.text, skip_bad_rows=True), _SAMPLED_PARAGRAPHS)
-    signs = Counter(sign for paragraph in paragraphs for sign in paragraph[:_SAMPLED_CHARACTERS] if _is_sign(sign))
-    if signs.total() < _FEWEST_SIGNS:
+    words = Counter(word for paragraph in paragraphs for word in paragraph[:_SAMPLED_CHARACTERS].split())
+    scripts, concerned, signs = Counter[str](), 0, 0
+    for word, count in words.items():
+        if lost := lost_marks(word):
+            scripts.update({script: count * times for script, times in Counter(lost).items()})
+            concerned, signs = concerned + count, signs + count * len(lost)
+    if signs < _FEWEST_SIGNS:
         return
-    scripts = Counter[str]()
-    for sign, count in signs.items():
-        scripts[unicodedata.name(sign, "?").partition(" ")[0].capitalize()] += count
-    names = ", ".join(script for script, _ in scripts.most_common(3))
+    names, share = ", ".join(script.capitalize() for script, _ in scripts.most_common(3)), concerned / words.total()
     progress.say(
-        f"{names}: an uncased vocabulary drops vowel signs as if they were accents, so that different words become the "
-        "same; use --cased to keep them"
+        f"{names}: an uncased vocabulary drops vowel signs as if they were accents, in {share:.0%} of "
+        "the words, so that different words become the same; use --keep-accents to lowercase and keep them, or --cased"
     )
 
 
-def _is_sign(character: str) -> bool:
-    """Return whether this is a mark that the normalizer strips and that is no accent: those are named COMBINING."""
-    return (
-        not character.isascii()
-        and unicodedata.category(character) == "Mn"
-        and not unicodedata.name(character, "COMBINING").startswith(("COMBINING", "VARIATION", "CYRILLIC"))
-    )
+def lost_marks(word: str) -> list[str]:
+    """Return the scripts of the marks that the normalizer strips from a word and that are no accents.
+
+    It decomposes the word (NFD) and drops the non-spacing marks (Mn). In Latin, Greek and Cyrillic they are accents; in
+    other scripts they are vowels or change the consonant (a mark that all scripts share belongs to the letter before).
+    """
+    if word.isascii():
+        return []
+    lost, script = [], ""
+    for character in unicodedata.normalize("NFD", word):
+        name = unicodedata.name(character, "").partition(" ")[0]
+        if unicodedata.category(character) != "Mn":
+            script = name if character.isalpha() else ""
+        elif name != "VARIATION" and (own := script if name == "COMBINING" else name) not in _WITH_ACCENTS:
+            lost.append(own)
+    return lost
 
 
 def _total_bytes(paths: Sequence[Path]) -> int | None:

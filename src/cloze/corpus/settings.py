@@ -23,6 +23,8 @@ class VocabularySettings:
     """Entries, the special ones included."""
     cased: bool = False
     """Keep capitals and accents."""
+    keep_accents: bool = False
+    """Lowercase, but keep accents and vowel signs (combining marks), as Hindi, Thai or Vietnamese needs."""
     minimum_frequency: int = 2
     """A pair of pieces seen less often is not merged."""
     layout: Literal["compact", "published"] = "compact"
@@ -42,10 +44,17 @@ class VocabularySettings:
             raise ConfigError(
                 f"size is {self.size}; a vocabulary needs at least 10 entries, and thousands to be of use"
             )
+        if self.cased and self.keep_accents:
+            raise ConfigError("cased and keep_accents are both set, but cased keeps accents anyway; use one of the two")
         if self.workers is not None and self.workers < 1:
             raise ConfigError(f"workers is {self.workers}; at least 1 was expected")
         if self.unused is not None and self.unused < 0:
             raise ConfigError(f"unused is {self.unused}; a number of entries was expected, 0 or more")
+
+    @property
+    def strip_accents(self) -> bool:
+        """Whether accents are dropped."""
+        return not (self.cased or self.keep_accents)
 
 
 @dataclass(frozen=True)

@@ -213,15 +213,14 @@ class Model:
     ) -> Floats:
         """Like ``embed``, for texts that are tokenized already: one sequence per text, or its windows."""
         layers = layer_indices(layer, self.bert.config.layers)
-        size = self.bert.config.hidden_size
-        make = make_vectors(self.embedding, pooling, size, last=layers == (self.bert.config.layers,))
+        make = make_vectors(self._folder, pooling, last=layers == (self.bert.config.layers,))
 
         def step(batch: Batch) -> list[Floats]:
-            return list(make(mean_states(self.bert, batch, layers), batch.mask).cpu().numpy())
+            return list(make(mean_states(self.bert, batch, layers), batch).cpu().numpy())
 
         rows = self.run([window for text in windows for window in text], step)
         if not rows:
-            return np.zeros((0, make.width(size)), np.float32)
+            return np.zeros((0, make.width(self.bert.config.hidden_size)), np.float32)
         return join_vectors(windows, rows, normalize=make.normalize)
 
     def whiten(self, texts: Sequence[str], dimensions: int | None = None, pooling: Pooling | None = None) -> "Model":

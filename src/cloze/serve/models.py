@@ -1,13 +1,15 @@
 """The served models by name: each base model with its adapters, and the thread that computes for all of them."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cloze.errors import CheckpointError, ClozeError, RequestError, did_you_mean
+from cloze.hardware import choose_device
 from cloze.options import LongTexts, PrecisionName
 from cloze.predict import Model, batch_limits, load
+from cloze.predict.quantization.service_precision import Paragraphs, ServicePrecision, load_for_service
 from cloze.serve.batcher import Batcher
 from cloze.serve.errors import InvalidRequestError, NotFoundError
 from cloze.serve.metrics import Metrics
@@ -106,11 +108,27 @@ class ModelRegistry:
 
 
 def load_models(
-    settings: ServiceSettings, metrics: Metrics, *, device: str | None = None, precision: PrecisionName = "fp32"
+    settings: ServiceSettings,
+    metrics: Metrics,
+    *,
+    device: str | None = None,
+    precision: PrecisionName | None = None,
+    paragraphs: Paragraphs = list,
+    say: Callable[[str], None] = lambda line: None,  # noqa: ARG005 (the signature)
 ) -> ModelRegistry:
-    """Load all models and adapters; their threads are not started yet."""
-    models = {name: load(folder, device=device, precision=precision) for name, folder in settings.models.items()}
+    """Load all models and adapters; their threads are not started yet.
+
+    Args:
+        settings: The models and adapters, and the limits.
+        metrics: What the batchers measure goes there.
+        device: The device of the models.
+        precision: Their precision; by default auto on a CPU, which is int8 where it is near enough, and fp32 elsewhere.
+        paragraphs: Returns texts to compare int8 and float32 on.
+        say: Receives a line for each model whose precision was chosen.
+    """
+    models, chosen = _load_bases(settings, device, precision, paragraphs)
     adapters = {name: _attach(name, folder, models) for name, folder in settings.adapters.items()}
+    _say_precisions(chosen, say)
     served = []
     for name, model in models.items():
         worker = ModelWorker(model)
@@ -126,12 +144,39 @@ def load_models(
             patience=limits.patience,
             within=EXPECTED_WITHIN * limits.timeout,
         )
-        served.append(_describe(name, name, None, model, batcher))
+        served.append(_describe(name, name, None, model, batcher, chosen.get(name)))
         for adapter in (adapter for adapter, base in adapters.items() if base == name):
             model.use(adapter)
-            served.append(_describe(adapter, name, adapter, model, batcher))
+            served.append(_describe(adapter, name, adapter, model, batcher, chosen.get(name)))
             model.use(None)
     return ModelRegistry(served)
+
+
+def _load_bases(
+    settings: ServiceSettings,
+    device: str | None,
+    precision: PrecisionName | None,
+    paragraphs: Paragraphs,
+) -> tuple[dict[str, Model], dict[str, ServicePrecision]]:
+    """Return the models by name, and with auto the precision that was chosen for each."""
+    if precision is None:
+        precision = "auto" if choose_device(device).type == "cpu" else "fp32"
+    if precision != "auto":
+        return {name: load(place, device=device, precision=precision) for name, place in settings.models.items()}, {}
+    models: dict[str, Model] = {}
+    chosen: dict[str, ServicePrecision] = {}
+    for name, place in settings.models.items():
+        models[name], chosen[name] = load_for_service(place, device=device, paragraphs=paragraphs)
+    return models, chosen
+
+
+def _say_precisions(chosen: Mapping[str, ServicePrecision], say: Callable[[str], None]) -> None:
+    """Say the precision that was chosen for each model, and once if int8 weights cannot be kept."""
+    for name, choice in chosen.items():
+        say(f"{name}: {choice}")
+    if error := next(filter(None, (choice.cache_error for choice in chosen.values())), None):
+        remedy = "set XDG_CACHE_HOME to a folder that can be written, or every start measures anew"
+        say(f"int8 weights cannot be kept: {error}; {remedy}")
 
 
 def _attach(name: str, folder: str, models: dict[str, Model]) -> str:
@@ -148,7 +193,9 @@ def _attach(name: str, folder: str, models: dict[str, Model]) -> str:
     raise first_error
 
 
-def _describe(name: str, base: str, adapter: str | None, model: Model, batcher: Batcher) -> ServedModel:
+def _describe(
+    name: str, base: str, adapter: str | None, model: Model, batcher: Batcher, chosen: ServicePrecision | None
+) -> ServedModel:
     task, config = model.task, model.bert.config
     description = {
         "heads": list(model.heads),
@@ -162,6 +209,8 @@ def _describe(name: str, base: str, adapter: str | None, model: Model, batcher: 
         "pooling": model.embedding.pooling,
         "for_vectors": made_for_vectors(model),
         "precision": model.precision,
+        "precision_reason": None if chosen is None else chosen.reason,
+        "least_cosine": None if chosen is None else chosen.least_cosine,
     }
     return ServedModel(
         name,

@@ -46,7 +46,9 @@ class EmbedForm(Form):
 
     texts: Texts
     pairs: Texts | None = Field(default=None, description="A second text for each.")
-    pooling: str | None = Field(default=None, max_length=20, description="cls, mean, max or mean_max.")
+    pooling: str | None = Field(
+        default=None, max_length=20, description="cls, mean, max, mean_max, mean_words or pooler."
+    )
     layer: Layer | Layers = Field(default=-1, description="Of several, the mean.")
     long_texts: LongTexts = Field(default="cut", description="What becomes of texts beyond the model's length.")
 

@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from cloze import __version__
 from cloze.errors import ConfigError
 from cloze.options import PrecisionName
+from cloze.predict.quantization.service_precision import Paragraphs
 from cloze.serve import pages, routes
 from cloze.serve.access import AccessMiddleware
 from cloze.serve.metrics import Metrics
@@ -99,7 +100,9 @@ def serve(
     settings: ServiceSettings,
     *,
     device: str | None = None,
-    precision: PrecisionName = "fp32",
+    precision: PrecisionName | None = None,
+    paragraphs: Paragraphs = list,
+    say: Callable[[str], None] = lambda line: None,  # noqa: ARG005 (the signature)
     on_start: Callable[[int], None] = lambda port: None,  # noqa: ARG005 (the signature)
 ) -> None:
     """Load the models, serve until SIGTERM or SIGINT, answer every accepted request, and return.
@@ -107,13 +110,16 @@ def serve(
     Args:
         settings: Models, address, key and limits.
         device: The device of the models.
-        precision: The precision of the models.
+        precision: The precision of the models; by default auto (int8 where it is near enough) on a CPU, else fp32.
+        paragraphs: Returns texts to compare int8 and float32 on, for auto.
+        say: Receives a line for each model whose precision was chosen.
         on_start: Called with the port once the service listens.
     """
     metrics = Metrics()
     # Bind before loading the models, so that a port in use is reported at once.
     with _bind(settings.host, settings.port) as listener:
-        service = Service(settings, load_models(settings, metrics, device=device, precision=precision), metrics)
+        models = load_models(settings, metrics, device=device, precision=precision, paragraphs=paragraphs, say=say)
+        service = Service(settings, models, metrics)
         _configure_logging()
         sys.setswitchinterval(SWITCH_INTERVAL)
         Server(_config(service), service, on_start).run(sockets=[listener])

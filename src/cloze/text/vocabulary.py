@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from cloze.errors import CheckpointError, ConfigError, DataError
 from cloze.progress import Progress, Silent
@@ -105,6 +105,7 @@ def learn_pieces(
     size: int,
     *,
     lowercase: bool = True,
+    strip_accents: bool | None = None,
     words: Iterable[str] = (),
     minimum_frequency: int = 2,
     first: Sequence[str] = SPECIAL,
@@ -113,11 +114,12 @@ def learn_pieces(
 ) -> list[str]:
     """Learn at most ``size`` pieces from texts; the result does not depend on the number of ``workers``."""
     progress = progress or Silent()
-    counts = count_words(texts, lowercase=lowercase, workers=workers, total=None, progress=progress)
+    casing: dict[str, Any] = {"lowercase": lowercase, "strip_accents": strip_accents}
+    counts = count_words(texts, **casing, workers=workers, total=None, progress=progress)
     return choose_pieces(
         counts,
         size,
-        lowercase=lowercase,
+        **casing,
         words=words,
         minimum_frequency=minimum_frequency,
         first=first,
@@ -130,6 +132,7 @@ def choose_pieces(
     size: int,
     *,
     lowercase: bool,
+    strip_accents: bool | None = None,
     words: Iterable[str],
     minimum_frequency: int,
     first: Sequence[str],
@@ -143,7 +146,7 @@ def choose_pieces(
     """
     if not counts.kept:
         raise DataError("no words in the text: a vocabulary needs some text to learn from")
-    wanted = list(dict.fromkeys(part for word in words for part in basic_words(word, lowercase)))
+    wanted = list(dict.fromkeys(part for word in words for part in basic_words(word, lowercase, strip_accents)))
     alphabet, ideographs = _choose_characters(counts, wanted, minimum_frequency)
     fixed = list(dict.fromkeys([*first, *alphabet, *wanted]))
     if len(fixed) > size:

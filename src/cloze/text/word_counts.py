@@ -48,7 +48,9 @@ FEWEST_BLOCKS = 16
 # Lone surrogates must survive the way to a worker; the counter replaces them.
 ENCODING = ("utf-8", "surrogatepass")
 STAGE = "counting words (bytes)"
-PROGRAM = "import sys; from cloze.text.word_counts import serve_counts; serve_counts(sys.argv[1] == 'lowercase')"
+PROGRAM = (
+    "import sys; from cloze.text.word_counts import serve_counts; serve_counts(*map(bool, map(int, sys.argv[1:])))"
+)
 
 # All words that are too long are counted under the empty word.
 _TOO_LONG = ""
@@ -59,12 +61,24 @@ _IDEOGRAPHS = re.compile(f"[{''.join(f'{chr(first)}-{chr(last)}' for first, last
 _NO_SPACES = re.compile("[\x0b\x0c\x1c-\x1f\x85]+")
 
 _BASIC = BertPreTokenizer()
-_NORMALIZERS = {lowercase: BertNormalizer(lowercase=lowercase) for lowercase in (True, False)}
+# By (lowercase, strip_accents).
+_NORMALIZERS = {
+    (lowercase, strip): BertNormalizer(lowercase=lowercase, strip_accents=strip)
+    for lowercase in (True, False)
+    for strip in (True, False)
+}
 
 
-def basic_words(text: str, lowercase: bool) -> list[str]:
-    """Split a text as BERT's basic tokenizer does: normalize, then split at whitespace, punctuation and ideographs."""
-    text, normalizer = replace_surrogates(text), _NORMALIZERS[lowercase]
+def basic_words(text: str, lowercase: bool, strip_accents: bool | None = None) -> list[str]:
+    """Split a text as BERT's basic tokenizer does: normalize, then split at whitespace, punctuation and ideographs.
+
+    Args:
+        text: The text.
+        lowercase: Whether it is lowercased.
+        strip_accents: Whether combining marks are dropped; None means the same as ``lowercase``.
+    """
+    strip = lowercase if strip_accents is None else strip_accents
+    text, normalizer = replace_surrogates(text), _NORMALIZERS[lowercase, strip]
     parts = (text[start:end] for start, end, _ in windows(text, MAX_WINDOW, chinese=True))
     return [word for part in parts for word, _ in _BASIC.pre_tokenize_str(normalizer.normalize_str(part))]
 
@@ -72,8 +86,8 @@ def basic_words(text: str, lowercase: bool) -> list[str]:
 class WordCounter:
     """Counts the words of blocks; emits a full table as sorted lines of a word, a tab and its count."""
 
-    def __init__(self, lowercase: bool) -> None:
-        self.lowercase = lowercase
+    def __init__(self, lowercase: bool, strip_accents: bool | None = None) -> None:
+        self.lowercase, self.strip_accents = lowercase, strip_accents
         self.runs: Counter[str] = Counter()
         self.words: Counter[str] = Counter()
         self.characters = 0
@@ -108,7 +122,7 @@ class WordCounter:
         if run.isascii() and run.isprintable():  # the same result as below, many times faster
             run = run.lower() if self.lowercase else run
             return [run] if run.isalnum() else _ASCII_WORDS.findall(run)
-        return basic_words(run, self.lowercase)
+        return basic_words(run, self.lowercase, self.strip_accents)
 
     def _take_table(self) -> bytes:
         table = "".join(f"{word}\t{count}\n" for word, count in sorted(self.words.items())).encode()
@@ -247,27 +261,36 @@ def _room_on_disk() -> Iterator[None]:
 
 
 def count_words(
-    texts: Iterable[str], *, lowercase: bool, workers: int, total: int | None, progress: Progress
+    texts: Iterable[str],
+    *,
+    lowercase: bool,
+    strip_accents: bool | None = None,
+    workers: int,
+    total: int | None,
+    progress: Progress,
 ) -> WordCounts:
     """Count the words that BERT's basic tokenizer splits texts into.
 
     Args:
         texts: Texts of any length; a word does not reach from one into the next.
-        lowercase: Whether words are lowercased and stripped of accents.
+        lowercase: Whether words are lowercased.
+        strip_accents: Whether words are stripped of accents; None means the same as ``lowercase``.
         workers: Number of processes; with 1, or for a short text, this process counts.
         total: Bytes of all texts, if known, for the progress report.
         progress: Receives the bytes done.
     """
+    strip = lowercase if strip_accents is None else strip_accents
     with SortedTables() as tables:
         blocks = _reported(_blocks(texts), total, progress)
         first = list(islice(blocks, FEWEST_BLOCKS))
         if workers == 1 or len(first) < FEWEST_BLOCKS:
-            counter = WordCounter(lowercase)
+            counter = WordCounter(lowercase, strip)
             for block in chain(first, blocks):
                 tables.add(counter.add(block.decode(*ENCODING)))
             tables.add(counter.finish())
         else:
-            with WorkerPool(PROGRAM, workers, _stop, arguments=["lowercase" if lowercase else "cased"]) as pool:
+            flags = [str(int(flag)) for flag in (lowercase, strip)]
+            with WorkerPool(PROGRAM, workers, _stop, arguments=flags) as pool:
                 for completed in pool.run(chain(first, blocks)):
                     tables.add(completed.result)
                 for table in pool.finish():
@@ -310,8 +333,8 @@ def _reported(blocks: Iterable[bytes], total: int | None, progress: Progress) ->
 class _CountingRunner:
     """A worker's side: blocks in, count tables out. Its counter keeps counts from one block to the next."""
 
-    def __init__(self, lowercase: bool) -> None:
-        self._counter = WordCounter(lowercase)
+    def __init__(self, lowercase: bool, strip_accents: bool) -> None:
+        self._counter = WordCounter(lowercase, strip_accents)
 
     def run(self, task: bytes, report: Report) -> bytes:  # noqa: ARG002 (progress is that of the blocks handed out)
         return self._counter.add(task.decode(*ENCODING))
@@ -326,9 +349,9 @@ class _CountingRunner:
         pass
 
 
-def serve_counts(lowercase: bool) -> None:
+def serve_counts(lowercase: bool, strip_accents: bool) -> None:
     """Be a worker process that counts."""
-    serve(_CountingRunner(lowercase))
+    serve(_CountingRunner(lowercase, strip_accents))
 
 
 def _stop(index: int | None, deaths: int, exit_code: int) -> None:  # noqa: ARG001 (the pool's signature)

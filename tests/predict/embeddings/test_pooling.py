@@ -1,12 +1,75 @@
-"""The vector of a word in its context, and several layers at once."""
+"""The vector of a word in its context; poolings beside those of transformers' outputs."""
+
+from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
 
 from cloze.errors import RequestError
-from cloze.predict import Model
+from cloze.predict import Model, load
 from cloze.predict.embeddings.pooling import find_word
-from tests.model.made import assert_close
+from tests.model.made import SMALL, assert_close, model_folder
+
+TEXTS = ["the cat sat", "", "dogs ran on a mat, word7 word8.", "猫", "on the mat", "a " * 50]
+PAIRS = ["a dog", "the", "sat.", "the mat", "sat on", "ran"]
+
+
+def outputs(folder: Path, pairs: list[str] | None) -> tuple[Any, Any]:
+    """What transformers makes of the texts: the batch, and the model's outputs."""
+    batch = AutoTokenizer.from_pretrained(folder, model_max_length=32)(
+        TEXTS, pairs, padding=True, truncation=True, return_tensors="pt", return_special_tokens_mask=True
+    )
+    special = batch.pop("special_tokens_mask")
+    with torch.inference_mode():
+        return batch | {"special": special}, AutoModel.from_pretrained(folder).eval()(**batch)
+
+
+@pytest.mark.parametrize("pairs", [None, PAIRS])
+def test_mean_of_the_words_by_transformers(pairs: list[str] | None, pretrained_folder: Path) -> None:
+    batch, output = outputs(pretrained_folder, pairs)
+    expected = []
+    for states, special, real in zip(
+        output.last_hidden_state, batch["special"], batch["attention_mask"].bool(), strict=True
+    ):
+        words = states[(special == 0) & real]
+        expected.append((words if len(words) else states[real]).mean(0))
+    model = load(pretrained_folder)
+    vectors = model.embed(TEXTS, pairs, pooling="mean_words")
+    assert_close(vectors, torch.stack(expected))
+    alone = [model.embed([text], pairs and [pairs[index]], "mean_words")[0] for index, text in enumerate(TEXTS)]
+    assert_close(vectors, numpy.stack(alone))
+    assert numpy.abs(vectors - model.embed(TEXTS, pairs, "mean")).max() > 0.01
+
+
+@pytest.mark.parametrize("pairs", [None, PAIRS])
+def test_pooler_output_of_transformers(pairs: list[str] | None, pretrained_folder: Path) -> None:
+    _, output = outputs(pretrained_folder, pairs)
+    assert_close(load(pretrained_folder).embed(TEXTS, pairs, pooling="pooler"), output.pooler_output)
+
+
+@pytest.mark.parametrize("pooling", ["mean_words", "pooler"])
+@pytest.mark.parametrize("precision", ["int8", "bf16"])
+def test_other_precisions_are_near(precision: Any, pooling: Any, pretrained_folder: Path) -> None:
+    exact = load(pretrained_folder).embed(TEXTS, PAIRS, pooling)
+    near = load(pretrained_folder, precision=precision).embed(TEXTS, PAIRS, pooling)
+    lengths = numpy.linalg.norm(exact, axis=1) * numpy.linalg.norm(near, axis=1)
+    assert ((exact * near).sum(1) / lengths).min() > 0.99
+
+
+def test_windows_of_a_long_text(pretrained_folder: Path) -> None:
+    model = load(pretrained_folder)
+    vectors = model.embed(["the cat sat on a mat. " * 12], pooling="mean_words", long_texts="windows")
+    assert vectors.shape == (1, SMALL.hidden_size)
+    assert numpy.isfinite(vectors).all()
+
+
+def test_model_without_a_pooler() -> None:
+    message = r"^pooling 'pooler' needs a pooler, which this model does not have; use cls or mean$"
+    with pytest.raises(RequestError, match=message):
+        Model(model_folder(["mlm"])).embed(TEXTS, pooling="pooler")
 
 
 def test_mean_of_the_pieces(pretrained: Model) -> None:

@@ -36,10 +36,10 @@ def test_mean_and_covariance_are_those_of_noise() -> None:
     assert_close(few, vectors[:, :5])
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("pooling", [pooling for pooling in POOLINGS if pooling != "mean_words"])
 @pytest.mark.parametrize("normalize", [False, True])
 def test_sentence_transformers_gives_the_same(pooling: PoolingName, normalize: bool, tmp_path: Path) -> None:
-    base = Model(replace(model_folder(), embedding=EmbeddingSettings(pooling, normalize)))
+    base = Model(replace(model_folder(pooler=True), embedding=EmbeddingSettings(pooling, normalize)))
     whitened = base.whiten(MADE, 3)  # what is scaled up more differs by more than 1e-5
     ours = whitened.embed(MADE[:20])
     assert ours.shape == (20, 3)
@@ -48,7 +48,18 @@ def test_sentence_transformers_gives_the_same(pooling: PoolingName, normalize: b
     assert_close(ours, theirs)
     assert_close(load(tmp_path / "model").embed(MADE[:20]), ours)
     names = [module["path"] for module in json.loads((tmp_path / "model" / "modules.json").read_text())]
-    assert names == ["", "1_Pooling", "2_Dense", *(["3_Normalize"] if normalize else [])]
+    dense = ["2_Dense", "3_Dense"] if pooling == "pooler" else ["2_Dense"]
+    assert names == ["", "1_Pooling", *dense, *([f"{len(dense) + 2}_Normalize"] if normalize else [])]
+    assert load(tmp_path / "model").embedding.pooling == pooling
+
+
+def test_mean_of_the_words_is_whitened(tmp_path: Path) -> None:
+    whitened = Model(model_folder()).whiten(MADE, 3, "mean_words")
+    whitened.save(tmp_path / "model")
+    again = load(tmp_path / "model")
+    assert (again.embedding.pooling, len(again.embedding.projections)) == ("mean_words", 1)
+    assert_close(again.embed(MADE[:20]), whitened.embed(MADE[:20]))
+    numpy.testing.assert_allclose(numpy.cov(whitened.embed(MADE), rowvar=False, bias=True), numpy.eye(3), atol=1e-2)
 
 
 def test_published_model(minilm_folder: Path, tmp_path: Path) -> None:

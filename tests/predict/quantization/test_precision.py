@@ -204,8 +204,8 @@ def test_a_large_model_is_looked_at_with_two_texts(monkeypatch: pytest.MonkeyPat
         return collate(texts, *rest)
 
     monkeypatch.setattr(precision_module, "collate", counted)
-    for largest in (precision_module._LARGE, 0):
-        monkeypatch.setattr(precision_module, "_LARGE", largest)
+    for largest in (precision_module.LARGE, 0):
+        monkeypatch.setattr(precision_module, "LARGE", largest)
         assert Model(model_folder(), precision="auto").precision == "bf16"
     for precision in PRECISIONS[1:]:
         Model(model_folder(), precision=precision)

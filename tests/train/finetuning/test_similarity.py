@@ -18,9 +18,12 @@ from sentence_transformers.sentence_transformer.losses import (
     MultipleNegativesRankingLoss,
 )
 
+from cloze.checkpoint import load_folder
 from cloze.errors import ConfigError, DataError
 from cloze.interrupts import Interrupted
+from cloze.model.surgery import with_heads
 from cloze.predict import evaluate, load
+from cloze.predict.embeddings.pooling import find_pool
 from cloze.tasks.examples import Item
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import ScoredPairs
@@ -36,7 +39,7 @@ from cloze.train.finetuning.similarity import (
     read_similarity,
 )
 from tests.corpus.texts import WORDS, make_documents
-from tests.model.made import assert_close
+from tests.model.made import assert_close, saved
 from tests.train.made import Listener, interrupted_at, save_deep
 
 QUICK = FinetuneSettings(epochs=1, batch_size=8, max_length=24, learning_rate=1e-3, seed=1)
@@ -99,7 +102,8 @@ def test_cosine_regression_is_that_of_others(base: Path) -> None:
     ]
     batch = TaskBatches(items, 4, 0, model.tokenizer.pad_id, model.device).at(0)
     vectors = model.embed(TEXTS[:8], pooling="mean")
-    loss = PairObjective(model.bert, "mean", "cosine", 0.05)(batch, {"targets": 4}).loss
+    pool = find_pool("mean", model.bert, model.tokenizer)
+    loss = PairObjective(model.bert, pool, "cosine", 0.05)(batch, {"targets": 4}).loss
     theirs = CosineSimilarityLoss(None)  # type: ignore[arg-type]
     pairs = [torch.from_numpy(vectors[:4]), torch.from_numpy(vectors[4:])]
     assert_close(loss, theirs.compute_loss_from_embeddings(pairs, torch.tensor(data.cosine_targets)))
@@ -276,12 +280,35 @@ def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
     refused(r"^max_length is 5000, but the model reads at most \d+ tokens; use that", max_length=5000)
     refused(r"^dropout is 0, but without it a text read twice is the same; use 0.1, or rows with pairs$", dropout=0.0)
     refused("^unknown pooling 'clss'; did you mean 'cls'", similarity=SimilaritySettings(vectors="clss"))
+    contents = load_folder(base)
+    bare = saved(
+        replace(contents, model=with_heads(contents.model, ["mlm"], keep=True, seed=0, pooling="mean")),
+        tmp_path / "bare",
+    )
+    with pytest.raises(ConfigError, match=r"^pooling 'pooler' needs a pooler, which this model does not have; use cls"):
+        finetune_similarity(
+            source, bare, tmp_path / "run", settings=QUICK, similarity=SimilaritySettings(vectors="pooler")
+        )
     (tmp_path / "one.txt").write_text("alone\n", encoding="utf-8")
     message = r"one.txt: 1 different texts; some hundreds at the least were expected$"
     refused(message, DataError, Source("similarity", tmp_path / "one.txt"))
     refused(r"one.txt: pair \(--pair\) is missing; name the column", given=replace(source, dev=tmp_path / "one.txt"))
     with pytest.raises(ConfigError, match=r"^temperature is 0; a number above 0 was expected, such as 0.05$"):
         SimilaritySettings(temperature=0)
+
+
+@pytest.mark.parametrize("pooling", ["mean_words", "pooler"])
+def test_mean_of_the_words_and_the_pooler_are_trained(pooling: Any, base: Path, text: Path, tmp_path: Path) -> None:
+    similarity = SimilaritySettings(vectors=pooling)
+    source = Source("similarity", text)
+    run = finetune_similarity(source, base, tmp_path / "run", settings=QUICK, similarity=similarity)
+    tuned, before = load(run), load(base)
+    assert (tuned.embedding.pooling, tuned.embedding.normalize) == (pooling, True)
+    assert numpy.abs(tuned.embed(TEXTS[:3]) - before.embed(TEXTS[:3], pooling=pooling)).max() > 1e-3
+    assert tuned.bert.pooler is not None
+    assert before.bert.pooler is not None
+    moved = not torch.equal(tuned.bert.pooler.dense.weight, before.bert.pooler.dense.weight)
+    assert moved == (pooling == "pooler")
 
 
 def test_finetune_leads_here(base: Path, text: Path, tmp_path: Path) -> None:

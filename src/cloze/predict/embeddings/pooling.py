@@ -7,7 +7,7 @@ Dimensions: B sequences, T tokens, H hidden size.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,11 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cloze.checkpoint import POOLINGS, EmbeddingSettings, Pooling
+from cloze.checkpoint import POOLINGS, ModelFolder, Pooling
 from cloze.checkpoint.pooling_files import Projection
 from cloze.errors import CheckpointError, RequestError, did_you_mean
 from cloze.model import Backbone, EncoderOutput
 from cloze.model.batch import Batch
+from cloze.text import Tokenizer
 from cloze.text.characters import is_ideograph
 
 if TYPE_CHECKING:
@@ -51,12 +52,46 @@ def mean_max_pool(states: Tensor, mask: Tensor | None) -> Tensor:
     return torch.cat([max_pool(states, mask), mean_pool(states, mask)], -1)
 
 
+def words_mask(batch: Batch, separators: Collection[int]) -> Tensor:
+    """Return where the words are, (B, T): the real tokens but ``[CLS]`` and ``[SEP]``; all real tokens without a word.
+
+    Args:
+        batch: The ids and the mask.
+        separators: The ids of ``[CLS]`` and ``[SEP]``.
+    """
+    words = batch.real
+    for number in separators:
+        words = words & (batch.ids != number)
+    # A text without any word has no mean: the plain one is taken, and no NaN arises.
+    return torch.where(words.any(1, keepdim=True), words, batch.real)
+
+
+# The poolings that need nothing but the states and a mask; ``find_pool`` adds those that read ids or the model.
 POOL: dict[Pooling, Callable[[Tensor, Tensor | None], Tensor]] = {
     "cls": cls_pool,
     "mean": mean_pool,
     "max": max_pool,
     "mean_max": mean_max_pool,
 }
+Pool = Callable[[Tensor, Batch], Tensor]
+
+
+def find_pool(pooling: Pooling, bert: Backbone, tokenizer: Tokenizer) -> Pool:
+    """Return the function of a pooling: the states of a batch, (B, T, H), -> (B, width).
+
+    Raises:
+        RequestError: If the pooling is unknown, or is that of the pooler and the model has none.
+    """
+    if pooling not in POOLINGS:
+        raise RequestError(f"unknown pooling {pooling!r}{_pooling_hint(pooling)}")
+    if pooling == "mean_words":
+        separators = tokenizer.cls_id, tokenizer.sep_id
+        return lambda states, batch: mean_pool(states, words_mask(batch, separators))
+    if pooling == "pooler":
+        if (pooler := bert.pooler) is None:
+            raise RequestError("pooling 'pooler' needs a pooler, which this model does not have; use cls or mean")
+        return lambda states, batch: pooler(bert.summarise(states, batch.mask))
+    return lambda states, batch: POOL[pooling](states, batch.mask)
 
 
 @dataclass(frozen=True)
@@ -64,12 +99,13 @@ class VectorMaker:
     """Pool token states, then apply the folder's projections and normalisation."""
 
     pooling: Pooling
+    pool: Pool
     projections: tuple[Projection, ...] = ()
     normalize: bool = False
 
-    def __call__(self, states: Tensor, mask: Tensor | None) -> Tensor:
+    def __call__(self, states: Tensor, batch: Batch) -> Tensor:
         """(B, T, H), (B, T) -> (B, width)."""
-        vectors = POOL[self.pooling](states, mask).float()
+        vectors = self.pool(states, batch).float()
         for projection in self.projections:
             vectors = projection(vectors)
         return (
@@ -88,19 +124,21 @@ def pooled_width(pooling: Pooling, hidden_size: int) -> int:
     return hidden_size * (2 if pooling == "mean_max" else 1)
 
 
-def make_vectors(settings: EmbeddingSettings, pooling: Pooling | None, hidden_size: int, *, last: bool) -> VectorMaker:
+def make_vectors(folder: ModelFolder, pooling: Pooling | None, *, last: bool) -> VectorMaker:
     """What the folder says, or this pooling; ``last`` tells whether the last layer is read.
 
     Whitening was fitted to the folder's own pooling of the last layer, and would spoil any other.
     """
+    settings = folder.embedding
     if pooling is None and settings.unsupported is not None:
         raise RequestError(f"{settings.unsupported}, which cloze does not do; pass pooling= to choose another")
     chosen = pooling or settings.pooling
-    if chosen not in POOLINGS:
-        raise RequestError(f"unknown pooling {chosen!r}{_pooling_hint(chosen)}")
+    pool = find_pool(chosen, folder.model, folder.tokenizer)
+    if chosen == "pooler" and not last:
+        raise RequestError("pooling 'pooler' reads the last layer, for which the pooler was trained; leave out layer")
     if chosen != settings.pooling or not last:
-        return VectorMaker(chosen, normalize=settings.normalize)
-    size = pooled_width(chosen, hidden_size)
+        return VectorMaker(chosen, pool, normalize=settings.normalize)
+    size = pooled_width(chosen, folder.model.config.hidden_size)
     for projection in settings.projections:
         if projection.weight.shape[1] != size:
             raise CheckpointError(
@@ -108,7 +146,7 @@ def make_vectors(settings: EmbeddingSettings, pooling: Pooling | None, hidden_si
                 "its modules.json belongs to another model"
             )
         size = len(projection.weight)
-    return VectorMaker(chosen, settings.projections, settings.normalize)
+    return VectorMaker(chosen, pool, settings.projections, settings.normalize)
 
 
 def _pooling_hint(name: str) -> str:

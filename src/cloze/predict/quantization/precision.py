@@ -51,7 +51,7 @@ PRECISIONS: tuple[PrecisionName, ...] = ("auto", "fp32", "bf16", "int8")
 LEAST_COSINE = 0.99
 # "auto" compares these before it uses bfloat16, at every load; large models (parameters) compare fewer texts.
 _COMPARED: tuple[PrecisionName, ...] = ("fp32", "bf16")
-_LARGE, _FEWEST_TEXTS = 50_000_000, 2
+LARGE, _FEWEST_TEXTS = 50_000_000, 2
 
 
 def has_fast_bf16(device: torch.device) -> bool:
@@ -88,11 +88,25 @@ def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device
         return  # as it was loaded, which is fp32
     file = _read_rounded(folder, name) if name == "int8" or (name == "auto" and device.type == "cpu") else None
     if name == "auto":
-        name = _choose(folder.model, file, device)
-        if name == "bf16":
-            _use_near_bf16(folder, device)
+        # int8 only if ``cloze quantize`` has measured its effect on this model.
+        if file is None or file.least_cosine < LEAST_COSINE or not int8_is_faster(folder.model, device):
+            use_without_int8(folder, device)
             return
+        name = "int8"
     use_products(folder.model, name, {} if file is None else file.weights)
+
+
+def use_without_int8(folder: ModelFolder, device: torch.device) -> None:
+    """Switch to bfloat16 where it is faster and near enough, otherwise to float32."""
+    if has_fast_bf16(device):
+        _use_near_bf16(folder, device)
+    else:
+        use_products(folder.model, "fp32", {})
+
+
+def int8_is_faster(bert: Backbone, device: torch.device) -> bool:
+    """Return whether int8 is faster than the precision that ``auto`` would take otherwise."""
+    return _is_faster("int8", "bf16" if has_fast_bf16(device) else "fp32", bert)
 
 
 def _read_rounded(folder: ModelFolder, name: PrecisionName) -> QuantizedFile | None:
@@ -109,14 +123,14 @@ def _read_rounded(folder: ModelFolder, name: PrecisionName) -> QuantizedFile | N
 def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
     """Switch to bfloat16 if a few texts keep nearly the vectors of float32, otherwise stay with float32."""
     bert, tokenizer = folder.model, folder.tokenizer
-    is_large = sum(parameter.numel() for parameter in bert.parameters()) > _LARGE
+    is_large = sum(parameter.numel() for parameter in bert.parameters()) > LARGE
     texts = FEW_TEXTS[: _FEWEST_TEXTS if is_large else None]
     batch = collate([tokenizer(text) for text in texts], tokenizer.pad_id, device)
     make, vectors = _vector_maker(folder), []
     for name in _COMPARED:
         use_products(bert, name, {})
         with torch.inference_mode():
-            vectors.append(make(bert.encode(batch.ids, batch.segments, batch.mask).last, batch.mask))
+            vectors.append(make(bert.encode(batch.ids, batch.segments, batch.mask).last, batch))
     least = float(torch.cosine_similarity(vectors[0], vectors[1]).min())
     if least >= LEAST_COSINE:
         return
@@ -133,9 +147,9 @@ def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
 def _vector_maker(folder: ModelFolder) -> VectorMaker:
     """Return the folder's own pooling, since whitening amplifies differences; plain means if it is unsupported."""
     try:
-        return make_vectors(folder.embedding, None, folder.model.config.hidden_size, last=True)
+        return make_vectors(folder, None, last=True)
     except ClozeError:
-        return VectorMaker("mean")
+        return make_vectors(folder, "mean", last=True)
 
 
 def precision_of(bert: Backbone) -> PrecisionName:
@@ -175,14 +189,6 @@ def _product(
     if name == "int8":
         return (NativeLinear if native else Int8Linear)(plain, weight or round_product(place, plain))
     return Bf16Linear(plain) if name == "bf16" else plain
-
-
-def _choose(bert: Backbone, file: QuantizedFile | None, device: torch.device) -> PrecisionName:
-    """Choose by the hardware; int8 only if ``cloze quantize`` has measured its effect on this model."""
-    other: PrecisionName = "bf16" if has_fast_bf16(device) else "fp32"
-    if file is None or file.least_cosine < LEAST_COSINE:
-        return other
-    return "int8" if _is_faster("int8", other, bert) else other
 
 
 _MEASURED: dict[tuple[int, int, PrecisionName], bool] = {}

@@ -13,6 +13,7 @@ from cloze.checkpoint.folder import loading_note
 from cloze.hardware import choose_device
 from cloze.options import HeadPooling
 from cloze.predict import Evaluation, Model, evaluate_examples, write_report
+from cloze.predict.embeddings.pooling import find_pool
 from cloze.progress import Progress, Silent
 from cloze.tasks.baselines import Baseline, baseline_scores, fit_baselines
 from cloze.tasks.comparisons import write_resamples
@@ -193,6 +194,7 @@ class _Finetuning:
         """Return the parts of the few-label path: pairs of rows are trained on, if at all, and the head is fitted."""
         tuned, few = self._start_few()
         data, model, settings = self.data, few.model, self.settings
+        pool = find_pool(few.pooling, model.bert, model.tokenizer)
 
         def score() -> Mapping[str, float]:
             few.fit()
@@ -209,7 +211,7 @@ class _Finetuning:
             settings=settings,
             model=model,
             batches=(lambda: few.pair_batches(self.progress)) if settings.contrastive else None,
-            objective=lambda: PairObjective(model.bert, few.pooling, "cosine", SimilaritySettings.temperature),
+            objective=lambda: PairObjective(model.bert, pool, "cosine", SimilaritySettings.temperature),
             metric=data.metrics[0],
             score=score,
             finish=finish,

@@ -250,7 +250,7 @@ class SimilaritySettings:
     temperature: float = 0.05
     """For similarity: cosines are divided by it; the lower, the more the most similar wrong texts count."""
     vectors: str | None = None
-    """For similarity: the pooling to train: cls, mean, max or mean_max; that of the model folder by default."""
+    """For similarity: the pooling to train, such as mean, mean_words, cls or pooler; by default, that of the folder."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloze.checkpoint import POOLINGS, EmbeddingSettings, ModelFolder, Pooling, base_files, find_source, load_folder
+from cloze.checkpoint import EmbeddingSettings, ModelFolder, base_files, find_source, load_folder
 from cloze.corpus.documents import read_documents
-from cloze.errors import ConfigError, DataError, did_you_mean, format_option
+from cloze.errors import ConfigError, DataError, RequestError, format_option
 from cloze.model.surgery import with_heads
 from cloze.predict import Model, write_report
-from cloze.predict.embeddings.pooling import POOL
+from cloze.predict.embeddings.pooling import Pool, find_pool
 from cloze.predict.embeddings.whitening import geometry
 from cloze.predict.evaluation import embed_both
 from cloze.progress import Progress, Silent
@@ -69,15 +69,16 @@ _DEFAULTS = TrainingDefaults(learning_rate=5e-5, epochs=3, batch_size=32)
 class PairObjective(nn.Module):
     """The loss of pairs of texts: contrastive without ratings, CoSENT or cosine regression with them."""
 
-    def __init__(self, model: nn.Module, pooling: Pooling, objective: SimilarityObjective, temperature: float) -> None:
+    def __init__(self, model: nn.Module, pool: Pool, objective: SimilarityObjective, temperature: float) -> None:
         super().__init__()
-        self.model, self._pooling, self._objective, self._temperature = model, pooling, objective, temperature
+        self.model, self._pool, self._objective, self._temperature = model, pool, objective, temperature
 
     def forward(self, batch: TaskBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
         """This part's share of the loss of a batch; texts are compared within a part."""
         inputs = batch.inputs
         last = self.model(inputs.ids, inputs.segments, inputs.mask).last
-        vectors = functional.normalize(POOL[self._pooling](last, inputs.real).float(), dim=-1)  # (2 B, H)
+        real = replace(inputs, mask=inputs.real)
+        vectors = functional.normalize(self._pool(last, real).float(), dim=-1)  # (2 B, H)
         firsts, seconds = vectors[::2], vectors[1::2]
         share = 1 / max(1, totals["targets"])
         if self._objective == "contrastive":
@@ -172,6 +173,7 @@ def finetune_similarity(
     settings = fill_in(given, _DEFAULTS, length)
     tuned = _start(base, data, settings, similarity)
     wrapped = Model(tuned, device=device)
+    pool = find_pool(tuned.embedding.pooling, tuned.model, tuned.tokenizer)
     facts = {
         "command": "finetune",
         "model": str(Path(model)),
@@ -184,7 +186,7 @@ def finetune_similarity(
         settings=settings,
         model=wrapped,
         batches=lambda: _batches(data, tuned, settings, objective, wrapped, progress),
-        objective=lambda: PairObjective(wrapped.bert, tuned.embedding.pooling, objective, similarity.temperature),
+        objective=lambda: PairObjective(wrapped.bert, pool, objective, similarity.temperature),
         metric=data.metrics[0],
         score=lambda: _score(wrapped, data),
         finish=lambda run, used: _finish(run, wrapped, tuned, data, used, progress),
@@ -321,8 +323,10 @@ def _start(
 ) -> ModelFolder:
     """The encoder of the base, without heads: what they learned belongs to other states."""
     pooling: Any = similarity.vectors or base.embedding.pooling
-    if pooling not in POOLINGS:
-        raise ConfigError(f"unknown pooling {pooling!r}{did_you_mean(pooling, POOLINGS)}")
+    try:
+        find_pool(pooling, base.model, base.tokenizer)
+    except RequestError as error:
+        raise ConfigError(str(error)) from error
     bert = with_heads(base.model, (), keep=False, seed=settings.seed, dropout=settings.dropout)
     if data.partners is None and not bert.config.dropout > 0:
         raise ConfigError("dropout is 0, but without it a text read twice is the same; use 0.1, or rows with pairs")
