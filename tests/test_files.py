@@ -214,8 +214,13 @@ def test_a_target_may_be_released_while_another_is_taken(tmp_path: Path, monkeyp
     def take_another() -> None:
         first, hold = ExitStack(), locks._hold
         first.enter_context(only_writer(tmp_path / "first"))
+
+        def release_and_hold(place: Path, target: Path) -> locks._Held:
+            first.close()
+            return hold(place, target)
+
         with monkeypatch.context() as patch:
-            patch.setattr(locks, "_hold", lambda place, target: (first.close(), hold(place, target))[1])
+            patch.setattr(locks, "_hold", release_and_hold)
             with only_writer(tmp_path / "second"):
                 assert locks._held.keys() == {tmp_path / "second"}
 

@@ -92,7 +92,9 @@ def test_counts_to_choose_from() -> None:
         ({1: 1.0, 2: 0.6, 4: 0.9}, 2),
     ],
 )
-def test_the_fastest_count_is_chosen_and_more_threads_within_five_percent(costs: dict[int, float], fastest: int) -> None:
+def test_the_fastest_count_is_chosen_and_more_threads_within_five_percent(
+    costs: dict[int, float], fastest: int
+) -> None:
     assert fastest_threads(max(costs), Machine(costs).trial) == fastest
 
 
@@ -100,10 +102,16 @@ def test_counts_take_turns_and_one_interruption_does_not_matter() -> None:
     machine = Machine(IDLE)
 
     def interrupted(count: int) -> float:
-        return machine.trial(count) + (50.0 if len(machine.counts) in (2, 6) else 0.0)
+        return machine.trial(count) + (50.0 if len(machine.counts) in (2, 10) else 0.0)
 
     assert fastest_threads(2, interrupted) == 2
     assert machine.counts[:6] == [1, 2, 1, 2, 1, 2]
+
+
+def test_a_hopeless_count_is_tried_no_more() -> None:
+    machine = Machine(BUSY)
+    assert fastest_threads(2, machine.trial) == 1
+    assert machine.counts == [1, 2, 1, 2, 1, 2, 1, 1, 1, 1]
 
 
 def test_a_trial_leaves_the_number_of_threads() -> None:

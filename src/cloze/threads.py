@@ -39,6 +39,8 @@ Clock = Callable[[], float]  # returns seconds
 SPIN_COUNT = "1000"
 # Rounds of the trial before a training, and the multiple of the best time up to which more threads are preferred.
 ROUNDS, PREFERENCE = 7, 1.05
+# A number whose time is this multiple of the best after a few rounds is tried no more.
+FEW_ROUNDS, HOPELESS = 3, 1.5
 # The trial: products of the size of a small model's, with an operation on every number between them.
 TRIAL_ROWS, TRIAL_WIDTH, TRIAL_PRODUCTS = 512, 384, 16
 
@@ -96,10 +98,13 @@ def fastest_threads(most: int, trial: Callable[[int], float]) -> int:
         The number with the best median; a larger one that is within 5 % of it.
     """
     times: dict[int, list[float]] = {count: [] for count in thread_counts(most)}
-    for _ in range(ROUNDS):
+    medians: dict[int, float] = {}
+    for number in range(1, ROUNDS + 1):
         for count, seconds in times.items():
             seconds.append(trial(count))
-    medians = {count: median(seconds) for count, seconds in times.items()}
+        medians = {count: median(seconds) for count, seconds in times.items()}
+        if number == FEW_ROUNDS:
+            times = {count: times[count] for count in times if medians[count] <= HOPELESS * min(medians.values())}
     return max(count for count, middle in medians.items() if middle <= PREFERENCE * min(medians.values()))
 
 
