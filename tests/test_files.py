@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from cloze import locks
 from cloze.cli.outputs import check_file, check_folder
 from cloze.errors import ClozeError, ConfigError
 from cloze.files import replaced_file, replaced_folder, scratch_folder, write_json
@@ -205,6 +206,29 @@ def test_a_thread_may_hold_a_target_again_and_another_may_not(tmp_path: Path) ->
         thread.join()
     assert len(refused) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_target_may_be_released_while_another_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the garbage collector closes a run that nobody has closed."""
+
+    def take_another() -> None:
+        first, hold = ExitStack(), locks._hold
+        first.enter_context(only_writer(tmp_path / "first"))
+
+        def release_and_hold(place: Path, target: Path) -> locks._Held:
+            first.close()
+            return hold(place, target)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(locks, "_hold", release_and_hold)
+            with only_writer(tmp_path / "second"):
+                assert locks._held.keys() == {tmp_path / "second"}
+
+    taker = threading.Thread(target=take_another, daemon=True)
+    taker.start()
+    taker.join(20)
+    assert not taker.is_alive()
+    assert not locks._held.keys() & {tmp_path / "first", tmp_path / "second"}
 
 
 @pytest.mark.parametrize("how", ["file", "folder"])

@@ -105,7 +105,8 @@ class _Held:
 
 
 _held: dict[Path, _Held] = {}
-_guard = threading.Lock()  # of _held
+# Of _held. Reentrant: while one target is taken, the garbage collector may close a run, which releases another.
+_guard = threading.RLock()
 
 
 @contextmanager

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import pytest
+import torch
 from transformers import AlbertForPreTraining
 
 from cloze.checkpoint import load_folder
@@ -42,6 +44,29 @@ def test_recipe_is_a_few_flags_and_a_flag_wins(run: Cloze, way: Way, tmp_path: P
     assert (asked["objective"], asked["masking"], asked["shared_layers"]) == ("sop", "word", True)
     assert load_folder(tmp_path / "run").model.head_names == ("mlm", "sop")
     AlbertForPreTraining.from_pretrained(tmp_path / "run" / "model")
+
+
+def test_threads_are_measured_unless_they_are_given(
+    run: Cloze, way: Way, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    torch.set_num_threads(2)
+    trials: list[int] = []
+
+    def find_one(most: int, _: object) -> int:
+        trials.append(most)
+        return 1
+
+    monkeypatch.setattr("cloze.threads.fastest_threads", find_one)
+    words = ("pretrain", way.data, *SMALL, "--steps", 2, "--out")
+    note = "other processes use this machine: 1 of 2 threads are fastest now; --threads overrides"
+    for given, threads in (((), 1), (("--threads", 2), 2)):
+        out = tmp_path / str(threads)
+        result = run(*words, out, *given)
+        assert result.code == 0
+        assert json.loads((out / "run.json").read_text(encoding="utf-8"))["threads"] == threads
+        assert (note in result.err.splitlines()) == (threads == 1)
+    assert trials == [2]
 
 
 def test_unknown_recipe_is_a_mistake(run: Cloze, way: Way, tmp_path: Path) -> None:

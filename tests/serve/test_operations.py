@@ -1,5 +1,6 @@
 """Operations: numbers that are none, and which heads allow what."""
 
+import time
 from typing import Any
 
 import numpy as np
@@ -9,9 +10,12 @@ import torch
 from cloze.errors import RequestError
 from cloze.predict import Model, load
 from cloze.predict.preprocessing import read_texts
+from cloze.serve.batcher import Batcher
 from cloze.serve.errors import ModelFailedError
-from cloze.serve.operations import abilities, is_finite, run_operation
-from cloze.serve.queue import BatchKey
+from cloze.serve.metrics import Metrics
+from cloze.serve.operations import ModelWorker, abilities, is_finite, run_operation
+from cloze.serve.queue import BatchKey, Job
+from cloze.threads import AdaptiveThreads, request_threads
 from tests.model.made import model_folder
 
 # What needs no head.
@@ -38,6 +42,44 @@ def test_a_model_without_numbers_fails(folders: dict[str, str]) -> None:
         next(broken.bert.parameters())[:] = float("nan")
     results = run_operation(broken, BatchKey("embed"), [("a cat", read_texts(broken.tokenizer, ["a cat"])[0])] * 2)
     assert [type(result) for result in results] == [ModelFailedError, ModelFailedError]
+
+
+def test_service_follows_the_load_with_its_threads(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    model, now, counts = load(folders["base"]), 0.0, list[int]()
+    cost = {1: 0.1, 2: 0.8}  # seconds per batch, as beside a process that occupies a core
+
+    def clock() -> float:
+        nonlocal now
+        counts.append(torch.get_num_threads())
+        now += cost[counts[-1]]
+        return now
+
+    monkeypatch.setattr(model, "_threads", AdaptiveThreads(clock))
+    worker = ModelWorker(model)
+    request_threads(None)
+    torch.set_num_threads(2)  # of threads that begin after this
+    batcher = Batcher("base", worker.run_batch, worker.probe, Metrics(), bound=1000, budget=100)
+    batcher.start()
+    (text,) = read_texts(model.tokenizer, ["a cat"])
+
+    def embed(times: int) -> list[Any]:
+        jobs = []
+        for _ in range(times):
+            jobs.append(Job(BatchKey("embed"), [("a cat", text)], [3], time.monotonic() + 30))
+            batcher.submit(jobs[-1])
+            jobs[-1].future.result(10)
+        return [job.future.result()[0] for job in jobs]
+
+    vectors = embed(30)
+    assert counts[0] == 2
+    assert counts[-20:].count(1) >= 18
+    cost |= {2: 0.05}  # the load has ended
+    vectors += embed(200)
+    assert counts[-40:].count(2) >= 36  # a trial has two batches, and each reads the clock twice
+    assert batcher.drain(10)
+    torch.set_num_threads(1)
+    np.testing.assert_allclose(vectors, np.tile(vectors[0], (230, 1)), rtol=1e-5, atol=1e-6)
 
 
 def test_labels_that_mean_nothing_are_refused() -> None:

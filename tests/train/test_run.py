@@ -1,6 +1,8 @@
 import errno
+import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import torch
 
 from cloze.checkpoint import base_files, save_folder
 from cloze.errors import CheckpointError, ClozeError, ConfigError
+from cloze.threads import request_threads
 from cloze.train.run import BEST, Run
 from tests.model.made import model_folder
 from tests.train.made import Listener
@@ -162,6 +165,61 @@ def test_another_number_of_threads_is_told(tmp_path: Path) -> None:
     finally:
         torch.set_num_threads(threads)
     assert "started with 1 threads and resumed with 2: the last digits of the numbers may differ" in note
+
+
+@pytest.fixture
+def fastest(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Two threads that nobody asked for; the numbers that trials will find to be the fastest."""
+    found: list[int] = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("cloze.threads.fastest_threads", lambda most, trial: found.pop(0))  # noqa: ARG005
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    request_threads(None)
+    yield found
+    request_threads(None)
+    torch.set_num_threads(before)
+
+
+def recorded_threads(run: Run) -> int:
+    return int(json.loads((run.folder / "run.json").read_text(encoding="utf-8"))["threads"])
+
+
+def test_a_run_keeps_the_number_of_threads_that_was_fastest_at_its_start(tmp_path: Path, fastest: list[int]) -> None:
+    fastest += [1, 2, 1]
+    progress = Listener()
+    with Run.open(tmp_path / "run", {}) as run:
+        assert (recorded_threads(run), torch.get_num_threads()) == (1, 1)
+        assert not run.report_finished(progress)
+    assert progress.said == ["other processes use this machine: 1 of 2 threads are fastest now; --threads overrides"]
+    assert torch.get_num_threads() == 2
+    with Run.open(tmp_path / "run", {}) as run:
+        assert (recorded_threads(run), torch.get_num_threads()) == (1, 1)
+        assert run.notes == [
+            "1 of 2 threads, as this run was started; 2 would be faster now, with other last digits: --threads 2"
+        ]
+    with Run.open(tmp_path / "run", {}) as run:
+        assert (run.notes, torch.get_num_threads()) == ([], 1)
+
+
+def test_threads_that_the_user_asks_for_win(tmp_path: Path, fastest: list[int]) -> None:
+    request_threads(2)
+    with Run.open(tmp_path / "run", {}) as run:
+        assert (recorded_threads(run), torch.get_num_threads()) == (2, 2)
+    request_threads(1)
+    with Run.open(tmp_path / "run", {}) as run:
+        (note,) = run.notes
+        assert "started with 2 threads and resumed with 1" in note
+        assert torch.get_num_threads() == 1
+    assert fastest == []
+
+
+def test_a_finished_run_measures_nothing(tmp_path: Path, fastest: list[int]) -> None:
+    fastest += [2]
+    with Run.open(tmp_path / "run", {}) as run:
+        run.model_folder.mkdir()
+    with Run.open(tmp_path / "run", {}) as run:
+        assert run.finished
 
 
 def test_measurements_are_those_of_the_checkpoint(tmp_path: Path) -> None:

@@ -237,9 +237,8 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
     _refuse_others_files(destination)
     model = without_attachment(contents.model)
     # The vectors of a merged adapter are those of its base; its head decides what the folder gives.
-    embedding = contents.embedding
-    if contents.adapter is not None and model.pooling != "cls":
-        embedding = embedding.after_training(reads_mean=True)
+    is_merged = contents.adapter is not None and model.pooling != "cls"
+    embedding = contents.embedding.after_training(reads_mean=True) if is_merged else contents.embedding
     normalized = embedding.normalize and model.pooling == "mean"
     state, embedding = _without_mean_head(model, embedding, destination)
     embedding = without_pooler(embedding, _pooler_module(model))

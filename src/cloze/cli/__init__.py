@@ -151,8 +151,10 @@ def overview() -> str:
 def _run(command: str, words: list[str], debug: bool) -> int:
     from cloze.cli.console import protect_terminal
     from cloze.locks import command_locks
+    from cloze.threads import shorten_spinning
 
     protect_terminal()
+    shorten_spinning()
     flags: Collection[str] = ()
     try:
         require_address_space(TRAINING_LIBRARIES if command in _TRAINING else LIBRARIES)

@@ -188,18 +188,17 @@ class Machine:
     device: str | None = None
     """cpu, cuda or mps; by default, the best available."""
     threads: int | None = None
-    """Threads per operation; by default, one per core."""
+    """Threads per operation; by default, at most one per core, and fewer while other processes use the cores."""
 
     def use(self) -> str | None:
         """Set the threads and return the device."""
-        if self.threads is not None:
+        from cloze.threads import request_threads
+
+        if self.threads is not None and self.threads < 1:
             from cloze.errors import ConfigError
 
-            if self.threads < 1:
-                raise ConfigError(f"threads is {self.threads}; at least 1 was expected")
-            import torch
-
-            torch.set_num_threads(self.threads)
+            raise ConfigError(f"threads is {self.threads}; at least 1 was expected")
+        request_threads(self.threads)
         return self.device
 
 

@@ -43,6 +43,7 @@ from cloze.tasks.kind import TaskKind, TaskLabels
 from cloze.tasks.registry import find_kind
 from cloze.tasks.tagging.decoding import Tagged, tag_texts
 from cloze.text import Encoding, Tokenizer
+from cloze.threads import AdaptiveThreads
 
 if TYPE_CHECKING:
     from cloze.predict.corrector import Corrector
@@ -58,7 +59,7 @@ class Model:
         self._folder, self._adapters = folder, AttachedAdapters(folder)
         self._before_batch: Callable[[], object] | None = None
         self._corrector: Corrector | None = None
-        self.warnings = InputWarnings()
+        self.warnings, self._threads = InputWarnings(), AdaptiveThreads()
         self.device = choose_device(device)
         self.bert: Backbone = folder.model.to(self.device).eval()
         if precision is not None:  # else as the model is
@@ -364,7 +365,7 @@ class Model:
         def checked_step(batch: Batch) -> Sequence[Result]:
             if self._before_batch is not None:
                 self._before_batch()
-            return step(batch)
+            return self._threads.run(step, batch)
 
         return run_batched(encodings, self.tokenizer.pad_id, self.device, checked_step)
 

@@ -24,6 +24,7 @@ from cloze.errors import ClozeError, ConfigError, format_option
 from cloze.files import OUR_JSON_LIMIT, check_replaceable, flush, read_json, replace_json, replaced_file
 from cloze.locks import is_ours, only_writer, sweep
 from cloze.progress import Progress
+from cloze.threads import training_threads
 from cloze.train.distributed import ProcessGroup
 
 SETTINGS = "run.json"
@@ -115,6 +116,8 @@ class Run:
         if (folder / SETTINGS).is_file() and not fresh:
             recorded = _read_settings(folder)
             _refuse_changes(folder, recorded, settings)
+            if not self.finished:
+                self._fix_threads(recorded.get(_THREADS))
             self.notes += _resume_notes(folder, recorded, settings)
             sweep(folder)
             return
@@ -129,10 +132,16 @@ class Run:
             else:
                 _delete_contents(folder)
             folder.mkdir(parents=True, exist_ok=True)
+            self._fix_threads()
             replace_json(folder / SETTINGS, {**settings, _THREADS: torch.get_num_threads()})
         except OSError as error:
             raise ConfigError(f"{folder}: cannot be written ({error.strerror}); {_OTHER_OUT}") from error
         self.resume_note = f", without {format_option('fresh', True)}," if fresh else ""
+
+    def _fix_threads(self, recorded: int | None = None) -> None:
+        """Use the recorded number of threads, or the one that is fastest now, until the run is closed."""
+        note = self._lock.enter_context(training_threads(recorded))
+        self.notes += [note] if note else []
 
     def close(self) -> None:
         """Let other processes open the run."""

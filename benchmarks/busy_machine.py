@@ -1,0 +1,251 @@
+"""The number of threads that cloze chooses, beside fixed numbers, on an idle machine and on one with other work.
+
+    python benchmarks/busy_machine.py [--only training fp32 int8 service] [--busy 0 1 2] [--rounds 3] [--seconds 2]
+
+Variants: cloze without --threads, and fixed numbers of threads with libgomp's own waiting, as PyTorch has them (1 and 2
+unless --fixed says otherwise). Each is a process of its own; they take turns, round by round, while so many other
+processes compute (``while True: pass``). Printed per workload and load: the rate of every round (tokens per second in
+training, texts per second otherwise), the medians, and cloze over the best fixed number. Training: preset mini on the
+bundled books, its rate once the steps run. fp32, int8: vectors of paragraphs by --model, the shipped model if it is
+left out. service: `cloze serve` in int8, with clients in threads of this process.
+"""
+
+import argparse
+import http.client
+import json
+import logging
+import lzma
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+WORKLOADS = ("training", "fp32", "int8", "service")
+CHOSEN = "cloze"
+DEFAULT_SPIN = "300000"  # libgomp's, where no variable says otherwise
+BUSY = "while True: pass"
+TEXTS, TEXTS_PER_REQUEST, CLIENTS = 256, 8, 4
+STEPS = 6  # of a training
+
+
+def main() -> None:
+    """Print a table per load."""
+    if sys.argv[1:2] == ["--worker"]:
+        work(sys.argv[2], Path(sys.argv[3]), sys.argv[4])
+        return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no busy process stays behind
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=WORKLOADS, default=WORKLOADS)
+    parser.add_argument("--busy", nargs="+", type=int, default=[0, 1, 2], help="numbers of other busy processes")
+    parser.add_argument("--fixed", nargs="+", type=int, default=[1, 2], help="numbers of threads to compare with")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=2.0, help="of a turn of prediction")
+    parser.add_argument("--model", default="cloze-mini")
+    asked = parser.parse_args()
+    variants = [*(str(count) for count in asked.fixed), CHOSEN]
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        scratch = Path(folder)
+        if "training" in asked.only:
+            write_corpus(scratch)
+        rates = {
+            workload: {
+                variant: stack.enter_context(measured(workload, variant, scratch, asked)) for variant in variants
+            }
+            for workload in asked.only
+        }
+        for busy in asked.busy:
+            with busy_processes(busy):
+                for workload, workers in rates.items():
+                    compare(workload, busy, workers, asked.rounds, asked.seconds)
+
+
+def compare(workload: str, busy: int, workers: dict[str, Any], rounds: int, seconds: float) -> None:
+    """Let the variants take turns, each round beginning with another, and print their rates."""
+    found: dict[str, list[float]] = {variant: [] for variant in workers}
+    for number in range(rounds):
+        first = number % len(workers)
+        for variant in [*workers][first:] + [*workers][:first]:
+            found[variant].append(workers[variant](seconds))
+    medians = {variant: median(values) for variant, values in found.items()}
+    best = max(value for variant, value in medians.items() if variant != CHOSEN)
+    print(f"\n{workload}, {busy} other busy processes: cloze / best fixed {medians[CHOSEN] / best:.2f}")
+    for variant, values in found.items():
+        name = variant if variant == CHOSEN else f"{variant} threads"
+        print(f"  {name:<10}{medians[variant]:>9.0f}   ({', '.join(f'{value:.0f}' for value in values)})", flush=True)
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    """Run so many processes that do nothing but compute."""
+    processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
+    time.sleep(1 if count else 0)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def environment(variant: str) -> dict[str, str]:
+    """The environment of a variant: a fixed number of threads waits as PyTorch has it."""
+    plain = {name: value for name, value in os.environ.items() if name not in ("OMP_NUM_THREADS", "GOMP_SPINCOUNT")}
+    return plain if variant == CHOSEN else plain | {"GOMP_SPINCOUNT": DEFAULT_SPIN}
+
+
+@contextmanager
+def measured(workload: str, variant: str, scratch: Path, asked: argparse.Namespace) -> Iterator[Any]:
+    """Start the process of a variant; yield a function that returns its rate over so many seconds."""
+    if workload == "service":
+        with service(variant, asked.model) as rate:
+            yield rate
+        return
+    command = [sys.executable, __file__, "--worker", f"{workload} {variant}", str(scratch), asked.model]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(variant)
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        read, write = process.stdout.readline, process.stdin
+
+        def rate(seconds: float) -> float:
+            print(seconds, file=write, flush=True)
+            return float(read())
+
+        if not read():
+            sys.exit(f"the process of {workload}, {variant} has failed")
+        try:
+            yield rate
+        finally:
+            process.kill()
+
+
+def work(job: str, scratch: Path, model: str) -> None:
+    """Compute as a variant: for each line of the input, a turn of so many seconds; print its rate."""
+    logging.disable(logging.WARNING)  # texts that are cut
+    workload, variant = job.split()
+    from cloze.threads import request_threads, shorten_spinning
+
+    if variant == CHOSEN:
+        shorten_spinning()  # as the command line does; the others have the variable already
+    request_threads(None if variant == CHOSEN else int(variant))
+    turn = training(scratch, variant) if workload == "training" else embedding(model, workload)
+    turn(0.0)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(turn(float(line)), flush=True)
+
+
+def books() -> str:
+    """The bundled books."""
+    import cloze
+
+    return lzma.decompress((Path(cloze.__file__).parent / "demo/data/books.txt.xz").read_bytes()).decode("utf-8")
+
+
+def paragraphs() -> list[str]:
+    """Paragraphs of the bundled books."""
+    texts = (" ".join(paragraph.split()) for paragraph in books().split("\n"))
+    return [text for text in texts if len(text) > 200][:TEXTS]
+
+
+def write_corpus(scratch: Path) -> None:
+    """Prepare the beginning of the bundled books."""
+    (scratch / "text.txt").write_text(books()[:1_000_000], encoding="utf-8")
+    words = ["prepare", str(scratch / "text.txt"), "--vocab", "cloze-mini", "--out", str(scratch / "corpus")]
+    subprocess.run([sys.executable, "-m", "cloze", *words], check=True, capture_output=True)
+
+
+def training(scratch: Path, variant: str) -> Any:
+    """Return a function that trains some steps and returns the tokens per second of the steps."""
+    import cloze
+
+    class Printer:
+        def say(self, message: str) -> None:
+            print(f"    training, {message}", file=sys.stderr)
+
+        def advance(self, *_: object, **__: object) -> None:
+            pass
+
+    def turn(_: float) -> float:
+        settings = cloze.PretrainSettings(preset="mini", steps=STEPS, batch_size=32, max_length=128)
+        run = cloze.pretrain(scratch / "corpus", scratch / variant, settings=settings, fresh=True, progress=Printer())
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+        return float(next(row["tokens_per_second"] for row in rows if "tokens_per_second" in row))
+
+    return turn
+
+
+def embedding(model: str, precision: Any) -> Any:
+    """Return a function that embeds paragraphs for so many seconds, and returns how many per second."""
+    import cloze
+
+    loaded, texts = cloze.load(model, precision=precision), paragraphs()
+
+    def turn(seconds: float) -> float:
+        start, done = time.perf_counter(), 0
+        while not done or time.perf_counter() - start < seconds:
+            loaded.embed(texts)
+            done += len(texts)
+        return done / (time.perf_counter() - start)
+
+    return turn
+
+
+@contextmanager
+def service(variant: str, model: str) -> Iterator[Any]:
+    """Start ``cloze serve``; yield a function that returns how many texts per second it embeds."""
+    words = ["serve", model, "--port", "0", "--json", "--precision", "int8"]
+    words += [] if variant == CHOSEN else ["--threads", variant]
+    command = [sys.executable, "-m", "cloze", *words]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment(variant)
+    ) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            host = json.loads(line)["address"].removeprefix("http://")
+            texts = paragraphs()
+            bodies = [
+                json.dumps({"texts": texts[start : start + TEXTS_PER_REQUEST]})
+                for start in range(0, len(texts), TEXTS_PER_REQUEST)
+            ]
+            yield lambda seconds: ask(host, bodies, seconds)
+        finally:
+            process.kill()
+
+
+def ask(host: str, bodies: Sequence[str], seconds: float) -> float:
+    """Send requests from a few clients, each after the answer to the one before; return texts per second."""
+    start = time.perf_counter()
+    done = [0] * CLIENTS
+
+    def client(number: int) -> None:
+        connection = http.client.HTTPConnection(host, timeout=60)
+        turn = number
+        while time.perf_counter() - start < seconds:
+            connection.request("POST", "/embed", bodies[turn % len(bodies)], {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 200, answer.status
+            done[number] += TEXTS_PER_REQUEST
+            turn += CLIENTS
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(CLIENTS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sum(done) / (time.perf_counter() - start)
+
+
+if __name__ == "__main__":
+    main()
