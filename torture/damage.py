@@ -117,7 +117,7 @@ class _Ruin:
         before = digests(self._out)
         code, life = live(self._words(self._out), self._scratch / "said")
         named = all(str(folder) in life.last_words for folder in self._folders().values())
-        if code == 2 and named and life.last_words.endswith("start over with --fresh"):
+        if code == 2 and named and life.last_words.endswith("(--fresh)"):
             self.refused += 1
         else:
             self.failures.append(f"both damaged: exit code {code}: {life.last_words}")

@@ -383,7 +383,7 @@ def test_a_first_row_of_data_is_no_header(first: str, tmp_path: Path) -> None:
 
 def test_columns_that_cannot_be(tmp_path: Path) -> None:
     message = (
-        r"a.csv:1: 'text, label' is a header, but the columns were named as for a file without one; leave out --col"
+        r"a.csv:1: 'text, label' is a header, but the columns were named as for a file without one; leave out columns"
     )
     with pytest.raises(DataError, match=message):
         read_classes(tmp_path / "a.csv", "text,label\na,b\n", columns="text,label")
