@@ -131,13 +131,9 @@ def test_pairs_are_compared_by_a_folder_that_pools_by_mean(embedder: Path, base:
     assert load_folder(joint).model.pooling == "mean"
 
 
-@pytest.mark.parametrize(("task", "bound"), [("classify", "_FEW_LABELLED_PAIRS"), ("regress", "_FEW_RATED_PAIRS")])
-def test_many_pairs_are_read_as_one_sequence(
-    embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, bound: str
-) -> None:
-    monkeypatch.setattr(trainable, bound, 20)
-    rows = [row | {"label": str(len(row["pair"]))} for row in make_pairs(40)]
-    source = Source(task, write(tmp_path / "pairs.csv", rows), pair="pair")
+def test_many_pairs_are_read_as_one_sequence(embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainable, "_FEW_PAIRS", 20)
+    source = Source("classify", write(tmp_path / "pairs.csv", make_pairs(40)), pair="pair")
     assert load_folder(run_finetuning(source, embedder, tmp_path / "run", settings=FAST)).model.pooling == "mean"
 
 

@@ -44,10 +44,9 @@ SIZES = {"houlsby": 64, "lora": 8}
 _LAST_LAYERS = 4
 # Bytes for cached frozen states; if they need more, they are recomputed in every epoch.
 STATES_BUDGET = 2 * 2**30
-# Pairs with labels, and with numbers, up to which a model that was made for vectors of single texts reads them
-# separately. Numbers mostly rate how similar two texts are, which its vectors tell
-# (docs/experiments/10-pairs-of-texts.md).
-_FEW_LABELLED_PAIRS, _FEW_RATED_PAIRS = 2000, 10_000
+# Pairs up to which a model that was made for vectors of single texts reads them separately. It was measured with 3,000
+# pairs (docs/experiments/10-pairs-of-texts.md); with very many, reading both as one sequence is learned.
+_FEW_PAIRS = 10_000
 
 
 def choose_pooling(base: ModelFolder, data: TaskData, settings: FinetuneSettings, progress: Progress) -> HeadPooling:
@@ -63,8 +62,7 @@ def choose_pooling(base: ModelFolder, data: TaskData, settings: FinetuneSettings
     pooling = settings.pooling or usual_pooling(base)
     if settings.pooling is None and pooling == "mean":
         reason = "the model has no pooler" if base.model.pooler is None else "as this folder pools"
-        most = _FEW_RATED_PAIRS if data.kind.targets == "number" else _FEW_LABELLED_PAIRS
-        if has_pairs(data) and len(data.train) <= most:
+        if has_pairs(data) and len(data.train) <= _FEW_PAIRS:
             progress.say(
                 f"the two texts of a pair are encoded separately, and the head compares their vectors ({reason}); "
                 f"{format_option('pooling', 'mean')} reads them as one sequence"
