@@ -318,6 +318,16 @@ def test_keyboard_alone(visit: Visit, path: Path, attention: Attention) -> None:
     assert (state_of(page)["view"], state_of(page)["layer"], state_of(page)["heads"]) == ("columns", "1", "1")
 
 
+def test_keys_and_pointer_may_come_before_the_first_frame(visit: Visit, path: Path) -> None:
+    page = visit.open(path)
+    page.evaluate("() => { window.requestAnimationFrame = () => 0; }")
+    page.evaluate("() => { document.querySelector('#tab-heads').click(); document.querySelector('#stage').focus(); }")
+    page.keyboard.press("ArrowRight")
+    page.evaluate("() => document.querySelector('#stage').dispatchEvent(new PointerEvent('pointermove', {clientX: 5}))")
+    page.keyboard.press("ArrowDown")
+    assert "Layer 1, head 1:" in page.evaluate("() => document.querySelector('#caption').textContent")
+
+
 def test_every_control_has_a_name(visit: Visit, path: Path) -> None:
     page = visit.open(path)
     for view in ("columns", "matrix", "heads", "neighbours", "fills"):

@@ -29,8 +29,16 @@ export class Stage {
 
   show(view) {
     this.view = view;
+    this.measure(); // keys and pointers may come before the first frame is drawn
     this.element.scrollTo(0, 0);
     this.refresh();
+  }
+
+  // Lays the view out for the room there is.
+  measure() {
+    const width = this.element.parentElement.clientWidth;
+    const room = Math.max(LEAST_HEIGHT, innerHeight * 0.74);
+    return { width, room, size: this.view.layout(width - 2, room) };
   }
 
   // Draws at the next frame, however often it was asked for before.
@@ -44,9 +52,7 @@ export class Stage {
   }
 
   draw(whole = false) {
-    const width = this.element.parentElement.clientWidth;
-    const room = Math.max(LEAST_HEIGHT, innerHeight * 0.74);
-    const size = this.view.layout(width - 2, room);
+    const { width, room, size } = this.measure();
     const height = whole ? size.height : Math.min(size.height, room);
     this.element.style.height = `${height + 2 + (size.width > width ? 14 : 0)}px`;
     this.sheet.style.width = `${size.width}px`;
