@@ -230,13 +230,18 @@ class FewLabels:
 
     def _fit(self, folds: int, strengths: Sequence[float]) -> float:
         """Fit the head with the strength that is best on some of the folds; return the strength."""
+        from threadpoolctl import threadpool_limits  # comes with scikit-learn
+
         rows, outputs = self.data.train, self.model.bert.labels
         assert isinstance(rows, LabelledTexts)
         vectors, fold = standardize(head_inputs(self.model, rows, self.settings))
         goals, loss = self._goals(rows, outputs), self._loss(outputs)
         held_out = [fold_indices(rows, index, min(FOLDS, len(rows))) for index in range(folds)]
-        strength = choose_strength(vectors, goals, loss, held_out, strengths)
-        self._set_head(fold(fit_head(vectors, goals, loss, strength)))
+        # Products of a few hundred rows take a fraction of a millisecond, and several threads many times as long.
+        with threadpool_limits(1, user_api="blas"):
+            strength = choose_strength(vectors, goals, loss, held_out, strengths)
+            head = fit_head(vectors, goals, loss, strength)
+        self._set_head(fold(head))
         return strength
 
     @property
