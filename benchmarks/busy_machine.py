@@ -2,12 +2,12 @@
 
     python benchmarks/busy_machine.py [--only training fp32 int8 service] [--busy 0 1 2] [--rounds 3] [--seconds 2]
 
-Variants: cloze without --threads, and fixed numbers of threads with libgomp's own waiting, as PyTorch has them (1 and 2
-unless --fixed says otherwise). Each is a process of its own; they take turns, round by round, while so many other
-processes compute (``while True: pass``). Printed per workload and load: the rate of every round (tokens per second in
-training, texts per second otherwise), the medians, and cloze over the best fixed number. Training: preset mini on the
-bundled books, its rate once the steps run. fp32, int8: vectors of paragraphs by --model, the shipped model if it is
-left out. service: `cloze serve` in int8, with clients in threads of this process.
+Variants: cloze without --threads, and fixed numbers of threads with libgomp's own waiting, as PyTorch has them (1 and
+2 unless --fixed says otherwise). Each is a process of its own; they take turns, round by round, while the given
+number of other processes compute (``while True: pass``). Printed per workload and load: the rate of every round
+(tokens per second in training, texts per second otherwise), the medians, and cloze over the best fixed number.
+Training: preset mini on the bundled books, its rate once the steps run. fp32, int8: vectors of paragraphs by --model,
+the shipped model if it is left out. service: `cloze serve` in int8, with clients in threads of this process.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def compare(workload: str, busy: int, workers: dict[str, Any], rounds: int, seco
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Run so many processes that do nothing but compute."""
+    """Run a number of processes that do nothing but compute."""
     processes = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(count)]
     time.sleep(1 if count else 0)
     try:
@@ -103,7 +103,7 @@ def environment(variant: str) -> dict[str, str]:
 
 @contextmanager
 def measured(workload: str, variant: str, scratch: Path, asked: argparse.Namespace) -> Iterator[Any]:
-    """Start the process of a variant; yield a function that returns its rate over so many seconds."""
+    """Start the process of a variant; yield a function that returns its rate over a number of seconds."""
     if workload == "service":
         with service(variant, asked.model) as rate:
             yield rate
@@ -129,7 +129,7 @@ def measured(workload: str, variant: str, scratch: Path, asked: argparse.Namespa
 
 
 def work(job: str, scratch: Path, model: str) -> None:
-    """Compute as a variant: for each line of the input, a turn of so many seconds; print its rate."""
+    """Compute as a variant: for each line of the input, a turn of that number of seconds; print its rate."""
     logging.disable(logging.WARNING)  # texts that are cut
     workload, variant = job.split()
     from cloze.threads import request_threads, shorten_spinning
@@ -185,7 +185,7 @@ def training(scratch: Path, variant: str) -> Any:
 
 
 def embedding(model: str, precision: Any) -> Any:
-    """Return a function that embeds paragraphs for so many seconds, and returns how many per second."""
+    """Return a function that embeds paragraphs for a number of seconds, and returns how many per second."""
     import cloze
 
     loaded, texts = cloze.load(model, precision=precision), paragraphs()

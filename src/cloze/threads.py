@@ -45,26 +45,26 @@ FEW_ROUNDS, HOPELESS = 3, 1.5
 TRIAL_ROWS, TRIAL_WIDTH, TRIAL_PRODUCTS = 512, 384, 16
 
 # Seconds of computing until another number of threads is tried: the first time, and at most; it doubles with every
-# failure, and is at least so many times what the failure took.
+# failure, and is at least this multiple of the time that the failure took.
 FIRST_WAIT, LONGEST_WAIT, WAIT_PER_TRIAL = 0.2, 8.0, 10
-# A trial is won by batches that cost at most this part per token, over so many batches and seconds.
+# A trial succeeds if its batches cost at most this share per token, over this number of batches and seconds.
 WINS, TRIAL_BATCHES, TRIAL_SECONDS = 0.9, 3, 0.2
 # One batch of a trial at this multiple of the cost ends it at once.
 GIVES_UP = 3.0
-# So many batches in succession at this multiple of the cost mean that the load has changed.
+# This number of batches in succession at this multiple of the cost means that the load has changed.
 SLOW_BATCHES, SLOWER = 2, 2.0
 RECENT = 5  # batches whose median is the cost of a number of threads
 
 
 class _Decision:
-    """Who has decided on the number of threads, if anybody: the user, or a training that is running."""
+    """Whether the number of threads is fixed, by the user or by a training that is running."""
 
     by_user = False
     by_training = False
 
 
 def request_threads(count: int | None) -> None:
-    """Use exactly so many threads from now on; with None, choose."""
+    """Use exactly this number of threads from now on; with None, choose."""
     _Decision.by_user = count is not None
     if count is not None:
         import torch
@@ -73,7 +73,7 @@ def request_threads(count: int | None) -> None:
 
 
 def may_choose() -> bool:
-    """Return whether the number of threads is ours to choose: nobody has, and there is a choice."""
+    """Return whether the number of threads can be chosen here: it is not fixed, and there are several cores."""
     import torch
 
     is_decided = _Decision.by_user or _Decision.by_training or os.environ.get("OMP_NUM_THREADS")
@@ -91,8 +91,8 @@ def fastest_threads(most: int, trial: Callable[[int], float]) -> int:
 
     Args:
         most: The largest number.
-        trial: Returns the seconds that some work takes with so many threads. The numbers take turns, so that all of
-            them see the same load.
+        trial: Returns the seconds that some work takes with a number of threads. The numbers take turns, so that all
+            of them see the same load.
 
     Returns:
         The number with the best median; a larger one that is within 5 % of it.
@@ -109,7 +109,7 @@ def fastest_threads(most: int, trial: Callable[[int], float]) -> int:
 
 
 def time_products(count: int, clock: Clock = time.perf_counter) -> float:
-    """Return the seconds of a chain of matrix products with so many threads; the number of threads stays."""
+    """Return the seconds of a chain of matrix products with this number of threads, which is then set back."""
     import torch
 
     before = torch.get_num_threads()
@@ -180,7 +180,7 @@ class AdaptiveThreads:
 
         Args:
             step: Computes a batch. Only batches of one step are compared.
-            batch: The batch; one on an accelerator is computed without ado.
+            batch: The batch; one on an accelerator is computed as it is.
         """
         import torch
 
