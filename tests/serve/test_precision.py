@@ -233,7 +233,7 @@ def test_adapters_on_a_base_in_int8(kind: str, tmp_path: Path, measured: list[fl
         body = {"texts": TEXTS, "model": "own"}
         labels = running.post("/classify", body).json()["results"]
         vectors = running.post("/embed", {"texts": TEXTS, "model": "base"}).json()["vectors"]
-        told = {model["name"]: model for model in running.get("/info").json()["models"]}
+        listed = {model["name"]: model for model in running.get("/info").json()["models"]}
     finally:
         service.models.drain(10)
         service.tokenizer_pool.close()
@@ -241,9 +241,9 @@ def test_adapters_on_a_base_in_int8(kind: str, tmp_path: Path, measured: list[fl
     for ours, theirs in zip(labels, exact, strict=True):
         np.testing.assert_allclose(list(ours["probabilities"].values()), list(theirs.probabilities.values()), atol=0.1)
     assert cosines(np.array(vectors, np.float32), load(base).embed(TEXTS)).min() > 0.99
-    assert {model["precision"] for model in told.values()} == {"int8"}
-    assert told["own"]["least_cosine"] == told["base"]["least_cosine"] == pytest.approx(measured[0])
-    assert told["own"]["precision_reason"] == told["base"]["precision_reason"]
+    assert {model["precision"] for model in listed.values()} == {"int8"}
+    assert listed["own"]["least_cosine"] == listed["base"]["least_cosine"] == pytest.approx(measured[0])
+    assert listed["own"]["precision_reason"] == listed["base"]["precision_reason"]
     # A folder of an adapter is served alone as well.
     model, chosen = load_for_service(str(tmp_path / "adapter"), paragraphs=paragraphs)
     near = chosen.least_cosine is not None and chosen.least_cosine >= precision_module.LEAST_COSINE

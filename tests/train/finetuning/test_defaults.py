@@ -86,7 +86,7 @@ SHORT = Tokenizer.from_vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
 
 
 def rows_of(words: Sequence[int], folder: Path, pair: int | None = None) -> TaskData:
-    """Rows with so many words each, all of them in the training part."""
+    """Rows with the given numbers of words, all of them in the training part."""
     rows = [{"text": "a " * count, "label": "xy"[number % 2]} for number, count in enumerate(words)]
     rows = rows if pair is None else [row | {"pair": "a " * pair} for row in rows]
     path = write(folder / "rows.csv", rows)
