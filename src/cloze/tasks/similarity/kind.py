@@ -156,7 +156,7 @@ class QuestionAnswers:
         """
         ranks: list[list[int]] = []
         nearest: list[int] = []
-        for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
+        for start in range(0, questions.shape[0], _QUESTIONS_AT_ONCE):
             found = questions[start : start + _QUESTIONS_AT_ONCE] @ answers.T
             found = found if isinstance(found, np.ndarray) else found.toarray()
             nearest += found.argmax(1).tolist()
