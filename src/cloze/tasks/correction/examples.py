@@ -20,9 +20,10 @@ from cloze.text.characters import is_ideograph
 
 logger = logging.getLogger("cloze")
 
-# Lines of a confusion list that are named when they cannot be read, and what may stand between its words.
+# Lines of a confusion list that are named when they cannot be read, and what may stand between its words; an apostrophe
+# between letters belongs to a word.
 _NAMED_LINES = 5
-_BETWEEN = re.compile(r"[\s,，、;；|/'\"\[\]]+")
+_BETWEEN = re.compile(r"(?:[\s,，、;；|/\"\[\]]|(?<![a-zA-Z])'|'(?![a-zA-Z]))+")
 _AFTER_WORD = re.compile(r"\t|[:：]|,|\s")
 
 SOURCE, TARGET = "source", "target"  # columns, unless others are named
