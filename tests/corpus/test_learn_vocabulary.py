@@ -186,7 +186,7 @@ def test_vowel_signs_that_an_uncased_vocabulary_drops_are_told(tmp_path: Path, l
     listener = Listener()
     train_vocabulary([path], tmp_path / "uncased", settings=SETTINGS, progress=listener)
     (note,) = (said for said in listener.messages if "vowel signs" in said)
-    assert note.startswith(f"{script}: an uncased vocabulary drops vowel signs as if they were accents")
+    assert note.startswith(f"{script}: an uncased vocabulary strips vowel signs together with accents")
     listener.messages.clear()
     train_vocabulary([path], tmp_path / "cased", settings=replace(SETTINGS, cased=True), progress=listener)
     path.write_text("caf\u0065\u0301 na\u0069\u0308f\n" * 30, encoding="utf-8")  # accents, decomposed
@@ -268,8 +268,8 @@ def test_share_of_the_words_that_lose_marks_is_told(tmp_path: Path) -> None:
     train_vocabulary([path], tmp_path / "out", settings=SETTINGS, progress=listener)
     (note,) = (said for said in listener.messages if "vowel signs" in said)
     assert note == (
-        "Devanagari: an uncased vocabulary drops vowel signs as if they were accents, in 25% of the words, so that "
-        "different words become the same; use --keep-accents to lowercase and keep them, or --cased"
+        "Devanagari: an uncased vocabulary strips vowel signs together with accents, in 25% of the words, so that "
+        "different words become the same; use --keep-accents to lowercase but keep them, or --cased"
     )
     for settings in (VocabularySettings(size=200, keep_accents=True), VocabularySettings(size=200, cased=True)):
         listener = Listener()
