@@ -70,7 +70,7 @@ def test_file_without_words_is_refused(text: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"none\.txt does not exist"):
         train_vocabulary([text], tmp_path / "out", words=tmp_path / "none.txt", settings=SETTINGS)
     (tmp_path / "empty.txt").write_text("\n \n\t\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"empty\.txt: no word in it; expected a word a line"):
+    with pytest.raises(DataError, match=r"empty\.txt: no word in it; expected a word per line"):
         train_vocabulary([text], tmp_path / "out", words=tmp_path / "empty.txt", settings=SETTINGS)
     assert not (tmp_path / "out").exists()
 
@@ -88,7 +88,7 @@ def test_published_layout(text: Path, tmp_path: Path) -> None:
 
 def test_layout_is_looked_at_before_the_text(tmp_path: Path) -> None:
     settings = VocabularySettings(layout="published", unused=98)
-    with pytest.raises(ConfigError, match="unused is 98; the published layout has 99 unused entries or more; ask for"):
+    with pytest.raises(ConfigError, match="unused is 98; the published layout has 99 unused entries or more; request"):
         train_vocabulary([tmp_path / "none.txt"], tmp_path / "out", settings=settings)
 
 

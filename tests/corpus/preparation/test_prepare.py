@@ -570,8 +570,8 @@ def test_text_that_is_all_held_out_is_told(vocabulary: Path, tmp_path: Path) -> 
 def test_changes_are_refused_by_name(text: Path, vocabulary: Path, tmp_path: Path) -> None:
     folder = prepare([text], vocabulary, tmp_path / "data")
     message = (
-        r"prepared with other settings \(held_out, seed differ: held_out is 0.01 there and 0.5 here, seed is 0 there and 3 "
-        r"here\); choose another --out"
+        r"prepared with other settings \(held_out, seed differ: held_out is 0.01 there and 0.5 here, seed is 0 there "
+        r"and 3 here\); choose another --out"
     )
     with pytest.raises(DataError, match=message):
         prepare([text], vocabulary, folder, settings=PrepareSettings(0.5, seed=3))
