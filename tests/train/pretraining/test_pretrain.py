@@ -119,7 +119,7 @@ def test_changed_settings_are_refused_until_fresh(data: Path, tmp_path: Path, mo
 def test_folder_of_others_is_left_alone(data: Path, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear all", encoding="utf-8")
     for place in (tmp_path, tmp_path / "letter.txt"):
-        with pytest.raises(ConfigError, match="exists and holds no run; choose another out"):
+        with pytest.raises(ConfigError, match="exists but is not a run; choose another out"):
             pretrain(data, place, settings=SETTINGS, fresh=True)
     assert (tmp_path / "letter.txt").read_text(encoding="utf-8") == "dear all"
 
@@ -222,7 +222,7 @@ def test_longest_input_is_what_was_trained(finished: Path, data: Path, tmp_path:
 def test_fresh_is_heard_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever starts processes again, after one has died, does it with the same command."""
     interrupt_at(3, monkeypatch)
-    message = r"stopped and saved at step 4; the same command, without fresh=True \(--fresh\), goes on"
+    message = r"stopped and saved at step 4; run the same command, without fresh=True \(--fresh\), to resume"
     with pytest.raises(Interrupted, match=message):
         pretrain(data, tmp_path / "run", settings=SETTINGS, fresh=True)
     monkeypatch.undo()
