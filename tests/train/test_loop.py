@@ -376,7 +376,9 @@ def test_hours_end_a_run_properly(data: Path, tmp_path: Path) -> None:
 def test_measurements_that_cannot_be_written_are_told(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "run", {})
     (run.folder / "metrics.jsonl").mkdir()
-    message = r"metrics\.jsonl: cannot be written \(Is a directory\); free some space and run the same command to resume$"
+    message = (
+        r"metrics\.jsonl: cannot be written \(Is a directory\); free some space and run the same command to resume$"
+    )
     with pytest.raises(ClozeError, match=message):
         run.log(1, loss=2.0)
 

@@ -231,7 +231,7 @@ def test_students_that_cannot_be_are_refused(data: Path, teacher: Path, tmp_path
     fewer = Tokenizer.from_vocabulary(tokenizer.pieces[:-1], lowercase=True)
     refused("another vocabulary", Bert.fresh(replace(config, vocab_size=fewer.size)), fewer)
     short = tokenizer.with_max_length(8)
-    refused("reads at most 8 tokens, but the teacher reads 16", Bert.fresh(replace(config, positions=8)), short)
+    refused("accepts at most 8 tokens, but the teacher accepts 16", Bert.fresh(replace(config, positions=8)), short)
     refused("tells 1 segments apart, but the teacher 2", Bert.fresh(replace(config, segments=1)), tokenizer)
     with pytest.raises(CheckpointError, match="no such folder"):
         make_student(contents, DistillSettings(student=str(tmp_path / "nowhere")))

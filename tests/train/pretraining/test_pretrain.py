@@ -263,7 +263,7 @@ def test_what_a_training_does_not_take_over_is_told(data: Path, finished: Path, 
     listener = Listener()
     settings = replace(SETTINGS, objective="none", steps=1)
     run = pretrain(data, tmp_path / "run", model=tmp_path / "base", settings=settings, progress=listener)
-    assert f"{tmp_path / 'base'}: its heads nsp have no part in this training and are left out" in listener.said
+    assert f"{tmp_path / 'base'}: its heads nsp are not used by this objective and are dropped" in listener.said
     found = load_folder(run)
     assert found.model.head_names == ("mlm",)
     assert found.embedding == EmbeddingSettings("cls", normalize=True)
@@ -277,6 +277,7 @@ def test_a_text_without_anything_held_out_is_told_of(tmp_path: Path) -> None:
     listener = Listener()
     run = pretrain(data, tmp_path / "run", settings=replace(SETTINGS, steps=1), progress=listener)
     assert listener.said == [
-        f"{data}: too little text is held out to look at; prepare it with a larger --held-out to see more"
+        f"{data}: too little text is held out for an evaluation; "
+        "prepare it with a larger --held-out to evaluate on more"
     ]
     assert "- none: too little text was held out" in (run / "model" / "README.md").read_text("utf-8")

@@ -97,7 +97,7 @@ def _from_folder(teacher: ModelFolder, name: str, settings: DistillSettings) -> 
         )
     length, config = teacher.tokenizer.max_length, found.model.config
     if config.positions < length:
-        raise ConfigError(f"{name}: reads at most {config.positions} tokens, but the teacher reads {length}")
+        raise ConfigError(f"{name}: accepts at most {config.positions} tokens, but the teacher accepts {length}")
     if config.segments < teacher.model.config.segments:
         raise ConfigError(
             f"{name}: tells {config.segments} segments apart, but the teacher {teacher.model.config.segments}"

@@ -347,7 +347,7 @@ def _batches(
     longest = tuned.tokenizer.max_length
     tokenizer = tuned.tokenizer.with_max_length(min(settings.max_length, longest))
     if settings.max_length > longest:
-        progress.say(f"the model reads at most {longest} tokens")
+        progress.say(f"the model accepts at most {longest} tokens")
     report_unknown(tokenizer, [*data.texts, *(data.partners or ())], progress)
     firsts = tokenizer.encode_batch(data.texts)
     seconds = firsts if data.partners is None else tokenizer.encode_batch(data.partners)

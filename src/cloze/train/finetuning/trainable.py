@@ -113,7 +113,7 @@ def add_head(
     )
     length = min(settings.max_length, base.tokenizer.max_length)
     if length < settings.max_length:
-        progress.say(f"the model reads at most {length} tokens")
+        progress.say(f"the model accepts at most {length} tokens")
     # The limit is saved with the folder: the model reads as much as it was trained and scored on.
     tokenizer = base.tokenizer.with_max_length(length)
     attachment = make_trainable(bert, settings)
@@ -238,7 +238,7 @@ def check_length(length: int | None, base: ModelFolder) -> None:
     positions = base.model.config.positions
     if length is not None and base.model.capabilities.has_positions and length > positions:
         raise ConfigError(
-            f"max_length is {length}, but the model reads at most {positions} tokens; "
+            f"max_length is {length}, but the model accepts at most {positions} tokens; "
             "use that, or give it more with cloze extend --positions"
         )
 
