@@ -41,8 +41,8 @@ from cloze.train.settings import PretrainSettings
 TIMED, MOST_TIMED, SECONDS = 3, 20, 5.0
 # Of a step with more tokens than this, only a part is timed; its time is extrapolated in proportion to the tokens.
 TIMED_TOKENS = 8192
-# On CPUs, where freed memory is reused, trainings of forty steps took up to this factor more than their first four
-# steps.
+# On CPUs, where freed memory is reused, the peak of trainings of forty steps exceeded that of their first four by up to
+# this factor.
 MEMORY_MARGIN = 1.08
 RECORDED = Path(__file__).with_name("recorded_runs.json")
 Bound = Literal["lower", "upper"]
@@ -138,7 +138,7 @@ class _Timed:
 
     @classmethod
     def choose(cls, settings: PretrainSettings, *, long: bool) -> "_Timed":
-        """Choose a part of about ``TIMED_TOKENS`` tokens, so that large steps need neither much time nor much memory."""
+        """Choose a part of about ``TIMED_TOKENS`` tokens, so that timing large steps takes little time and memory."""
         length, rows = settings.examples(long=long).max_length, settings.sequences(long=long)
         rows_of_part = rows // settings.accumulate
         split = max(1, min(rows_of_part, round(rows_of_part * length / TIMED_TOKENS)))

@@ -317,7 +317,7 @@ def pretraining_card(
         f"- peak learning rate {settings.learning_rate:g}, warm-up {settings.warmup:.0%}, "
         f"weight decay {settings.weight_decay:g}, dropout {bert.config.dropout:g}, seed {settings.seed}, "
         f"computed in {settings.precision}\n\n"
-        "The command, where `DATA` is the corpus that `cloze prepare` made from those files, and `RUN` a new folder:\n\n"
+        "The command, where `DATA` is the corpus that `cloze prepare` made from those files and `RUN` a new folder:\n\n"
         f"```console\n{pretraining_command(settings, model)}\n```\n\n"
         f"Held-out documents{cut}:\n\n{held_out}\n"
     )
