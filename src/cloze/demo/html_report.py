@@ -155,8 +155,9 @@ def _pretraining(results: DemoResults) -> str:
     if figures:
         text = (
             f"<p>On held-out chapters, the model predicts {figures['held_out_mlm_accuracy']:.1%} of the masked words "
-            f"exactly. It distinguishes the real next passage from a random one in {figures['held_out_nsp_accuracy']:.0%} "
-            f"of cases; a constant answer is right in {figures['held_out_nsp_constant']:.0%}.</p>"
+            "exactly. It distinguishes the real next passage from a random one in "
+            f"{figures['held_out_nsp_accuracy']:.0%} of cases; a constant answer is right in "
+            f"{figures['held_out_nsp_constant']:.0%}.</p>"
         )
     return _section("Pre-training", line_chart(lines, "step", "loss"), text)
 
@@ -196,9 +197,9 @@ def _comparison(results: DemoResults) -> str:
     holds = "is above zero" if margin.low > 0 else "includes zero, so three seeds do not settle the question"
     return _section(
         "Are these words in order?",
-        "<p>There are 3,000 labelled sentences for training and 1,500 test sentences from <em>other books</em>; the model "
-        "was not pre-trained on any of them. In half of the sentences, six consecutive words are shuffled. Model, rows "
-        "and settings are the same in both columns; only the initial weights differ.</p>",
+        "<p>There are 3,000 labelled sentences for training and 1,500 test sentences from <em>other books</em>; the "
+        "model was not pre-trained on any of them. In half of the sentences, six consecutive words are shuffled. "
+        "Model, rows and settings are the same in both columns; only the initial weights differ.</p>",
         _table(("", "pre-trained", "from scratch", "points"), cells, "numbers"),
         f"<p>Pre-training gains {100 * margin.mean:+.1f} points; the 95 % interval over seeds, {_interval(margin)}, "
         f"{holds}. Guessing gets {1 / len(results.labels):.0%}, and so does a bag of words ({results.baseline:.1%}, "
@@ -245,10 +246,10 @@ def _second(results: DemoResults) -> str:
     return _section(
         "Second chapter: a model with hours of training",
         f"<p><code>{name}</code> comes with the package ({escape(second.description)}). It was trained with the same "
-        "commands on 130 megabytes of books. Both models were fine-tuned on the same rows and tested on 600 sentences of "
-        f"four books that neither was trained on: it gets <b>{_mean(second.shipped):.1%}</b> right "
-        f"({_each(second.shipped)}), the model of this demo {_mean(second.own):.1%} ({_each(second.own)}). Its words for "
-        "the same blanks:</p>",
+        "commands on 130 megabytes of books. Both models were fine-tuned on the same rows and tested on 600 sentences "
+        f"of four books that neither was trained on: it gets <b>{_mean(second.shipped):.1%}</b> right "
+        f"({_each(second.shipped)}), the model of this demo {_mean(second.own):.1%} ({_each(second.own)}). Its words "
+        "for the same blanks:</p>",
         _table(("sentence", name), rows),
     )
 
