@@ -246,7 +246,7 @@ def test_all_of_it(base: Path, tmp_path: Path) -> None:
         finetune_clue(Source("clue", tmp_path / "none"), base, tmp_path / "no")
     with pytest.raises(ConfigError, match="CLUE has dev sets; leave out --folds"):
         finetune_clue(Source("clue", clue), base, tmp_path / "no", search_settings=SearchSettings(folds=2))
-    with pytest.raises(ConfigError, match="every task of CLUE has dev rows of its own; leave out --dev"):
+    with pytest.raises(ConfigError, match="every task of CLUE has its own dev rows; leave out --dev"):
         finetune_clue(replace(Source("clue", clue), dev=clue), base, tmp_path / "no")
     with pytest.raises(ConfigError, match="clue is several tasks; name one of them: afqmc, tnews"):
         find_task("clue")

@@ -220,7 +220,7 @@ def read_task(source: Source, *, part: bool = True, labels: LabelSet | None = No
         dev = train
         if part:
             train, dev = split_dev(train)
-            notes += (f"no {_dev_name(source)}: {len(dev)} of the training rows, a tenth, are kept for scoring",)
+            notes += (f"no {_dev_name(source)}: {len(dev)} of the training rows, a tenth, are held out",)
     else:
         dev, _ = spec.read(source, "dev", labels)
         notes += _skipped("dev", dev)

@@ -175,7 +175,7 @@ def test_without_dev_file_a_tenth_of_the_rows_is_kept(base: Path, tmp_path: Path
     listener = Listener()
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     run = run_finetuning(source, base, tmp_path / "run", settings=FAST, progress=listener)
-    assert "no dev (--dev) file: 4 of the training rows, a tenth, are kept for scoring" in listener.said
+    assert "no dev (--dev) file: 4 of the training rows, a tenth, are held out" in listener.said
     assert json.loads((run / "eval_results.json").read_text(encoding="utf-8"))["rows"] == 4
 
 
