@@ -196,8 +196,8 @@ def test_a_changed_list_of_similar_words_is_other_work(
 
 
 BAD = {
-    "correct": ({"text": ""}, "'text' is empty; fill it in, or take the row out"),
-    "tag": ({"text": ""}, "'text' is empty; fill it in, or take the row out"),
+    "correct": ({"text": ""}, "'text' is empty; fill it in, or remove the row"),
+    "tag": ({"text": ""}, "'text' is empty; fill it in, or remove the row"),
     "tag lists": ({"text": "words"}, "'text' is 'words'; expected a list"),
     "answer": ({"question": "a", "context": 3}, "'context' is 3; expected text in quotes"),
     "choose": ({"text": "a", "options": ["one"]}, "1 options; expected at least 2"),

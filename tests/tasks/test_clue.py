@@ -184,7 +184,7 @@ def test_entities(tmp_path: Path) -> None:
     assert find_task("cluener").read_other_splits(Source("cluener", tmp_path))[0][1] == ["四川敦煌学"]
     write(tmp_path / "dev.json", {"text": "四川敦煌学", "label": {"name": {"四川": [[1, 2]]}}})
     with pytest.raises(
-        DataError, match=r"dev.json:1: name '四川' is at \[1, 2\], where it does not stand; expected its"
+        DataError, match=r"dev.json:1: name '四川' is at \[1, 2\], but the text there differs; expected its"
     ):
         read_task(Source("cluener", tmp_path))
 

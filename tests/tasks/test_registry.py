@@ -63,7 +63,7 @@ def test_columns_of_published_files_are_not_to_be_named(folder: Path, column: st
             read()
         assert str(caught.value) == (
             f"{column} is 'mine', but the files of rte have columns of their own; "
-            "leave it out, or take classify for files of yours"
+            "leave it out, or use classify for your own files"
         )
 
 
@@ -101,7 +101,7 @@ def test_nothing_but_bad_rows_is_told(tmp_path: Path) -> None:
 def test_a_label_that_is_no_number_is_no_label(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a", "label": 1.0}\n{"text": "b", "label": NaN}\n', encoding="utf-8")
-    with pytest.raises(DataError, match=r"a\.jsonl:2: 'label' is nan, no label; label the row"):
+    with pytest.raises(DataError, match=r"a\.jsonl:2: 'label' is nan; label the row"):
         read_task(Source("classify", path, path))
 
 

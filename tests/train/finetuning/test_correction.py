@@ -197,7 +197,7 @@ def test_what_is_refused(base: Path, rows: Path, tmp_path: Path) -> None:
     clean = write_rows(tmp_path / "clean.jsonl", [("a", "a")] * 30)
     refused("clean.jsonl: no row has a mistake; expected texts with mistakes", DataError, clean)
     few = write_rows(tmp_path / "few.jsonl", [("a", "b")] * 3)
-    refused(r"^3 rows are too few to keep some for scoring: 20 at the least; give dev \(--dev\)$", DataError, few)
+    refused(r"^3 rows are too few to hold some out: at least 20 are needed; give dev \(--dev\)$", DataError, few)
     uneven = write_rows(tmp_path / "uneven.jsonl", [("a b", "a")] * 30)
     refused(
         "uneven.jsonl:1: this row and all others differ from their correction in the number of words", DataError, uneven

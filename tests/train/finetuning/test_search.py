@@ -180,7 +180,7 @@ def test_a_failed_run_is_not_the_best_however_it_scores(
         result = read_cell_result(cell, folder)
         if cell.settings.seed:
             return replace(result, failed=None)
-        return replace(result, score=2.0, failed="says 'winter' of every row")
+        return replace(result, score=2.0, failed="predicts 'winter' for every row")
 
     monkeypatch.setattr(search_module, "read_cell_result", first_says_one_thing)
     run = search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
