@@ -94,7 +94,7 @@ def test_keywords_and_pronouns(tmp_path: Path) -> None:
     assert (found.texts, found.targets) == (["_小明_的妈妈是[他]的"], [1])
     beside = row | {"target": pronoun | {"span1_index": 6, "span1_text": "他", "span2_index": 7, "span2_text": "的"}}
     assert read_texts("wsc", tmp_path / "beside", beside | {"label": "false"}).texts == ["小明的妈妈是_他_[的]"]
-    with pytest.raises(DataError, match=r"train.json:1: span2 is '她' at 6, which does not stand there in 'text'"):
+    with pytest.raises(DataError, match=r"train.json:1: span2 is '她' at 6, but 'text' differs there"):
         read_texts("wsc", tmp_path / "bad", row | {"target": pronoun | {"span2_text": "她"}})
     with pytest.raises(DataError, match=r"train.json:1: 'keyword' is 'FFT'; expected a list of texts"):
         read_texts("csl", tmp_path / "bad_csl", abstract | {"keyword": "FFT"})

@@ -78,7 +78,7 @@ def test_columns_that_a_kind_does_not_have_are_refused(tmp_path: Path, task: str
 def test_what_is_no_single_task_is_told() -> None:
     with pytest.raises(ConfigError, match=r"glue is several tasks; name one of them: cola, .*; cloze finetune glue"):
         find_task("GLUE")
-    with pytest.raises(ConfigError, match="similarity has no labels to predict; it is for cloze finetune"):
+    with pytest.raises(ConfigError, match="similarity has no labels to predict; it is only for cloze finetune"):
         find_task("similarity")
 
 
