@@ -220,7 +220,7 @@ def test_published_folders_that_are_not_there(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{tmp_path} has no eng.testa or valid.txt or dev.txt (nor one of them compressed); check the folder"
     )
-    with pytest.raises(DataError, match=r"nowhere is not a folder; expected one with eng.train or train.txt in it"):
+    with pytest.raises(DataError, match=r"nowhere is not a folder; expected one that contains eng.train or train.txt"):
         read_published_tags(CONLL, Source("conll", tmp_path / "nowhere"), "train", None)
     with pytest.raises(ConfigError, match="conll has no split 'test2'; did you mean 'test'"):
         read_published_tags(CONLL, Source("conll", tmp_path), "test2", None)
@@ -276,7 +276,7 @@ A_LIST = 'expected a list such as ["a", "b"]: name it by text (--text) or label 
 MISTAKES = {
     '{"words": ["a", "b"], "tags": ["O"]}': "2 words in 'words', but 1 tags in 'tags'; give one each",
     '{"words": "a b", "tags": ["O"]}': f"'words' is 'a b'; {A_LIST}",
-    '{"words": ["a"]}': f"'tags' is not there; {A_LIST}",
+    '{"words": ["a"]}': f"'tags' is missing; {A_LIST}",
     '{"words": [], "tags": []}': f"'words' is []; {A_LIST}",
     '{"words": ["a", " "], "tags": ["O", "O"]}': "item 2 of 'words' is ' '; expected a text",
     '{"words": ["a"], "tags": [null]}': "item 1 of 'tags' is None; expected a text",

@@ -167,7 +167,7 @@ class _Finetuning:
     progress: Progress
 
     def full(self) -> TrainingParts:
-        """Return the parts of fine-tuning: a model, an adapter or a head on frozen states, trained in steps."""
+        """Return the parts of fine-tuning: the model, an adapter or a head on frozen states is trained in steps."""
         data, settings = self.data, self.settings
         tuned, wrapped = self._start(settings)
         return TrainingParts(
@@ -182,7 +182,7 @@ class _Finetuning:
         )
 
     def _batches(self, wrapped: Model) -> TaskBatches:
-        """Return the batches; first set the head to a fitted linear model if the settings or the pooling ask for it."""
+        """Return the batches; before training, set the head to the linear optimum where that is wanted."""
         batches = _batches(self.data, self.base, wrapped, self.settings, self.device, self.progress)
         wanted = self.settings.linear_start
         if wanted or (wanted is None and wrapped.bert.pooling == "separate"):
@@ -218,7 +218,7 @@ class _Finetuning:
         )
 
     def choose(self, parts: TrainingParts, fresh: bool, run: Run) -> TrainingParts:
-        """Compare both methods on held-out training rows and return the parts of the better one."""
+        """Return the parts of whichever is better on held-out training rows."""
 
         def fit(fold: TaskData) -> float:
             _, few = replace(self, data=fold)._start_few()
@@ -231,7 +231,7 @@ class _Finetuning:
             try:
                 run_training(training.full(), folder, fresh=fresh, progress=progress)
             except DivergedError:
-                return 0.0  # there is no model to evaluate
+                return 0.0  # there is no model to score
             return float(Run(folder).results()[fold.metrics[0]])
 
         return self.few_labels() if choose_few(run, self.data, fit, tune, self.progress) else parts
@@ -309,9 +309,9 @@ def _finish(
     progress: Progress,
     method: str | None,
 ) -> None:
-    """Calibrate and fit on the dev rows, write scores, baseline and advice, and finish the run.
+    """Calibrate and fit on the dev rows, write their scores and the baseline's, advise, and finish the run.
 
-    ``method`` describes how the few-label head was fitted; None for fine-tuning.
+    ``method`` is how the head was fitted, of the few-label path; None for fine-tuning.
     """
     calibrate = data.kind.calibrate if settings.calibrate else None
     calibration = None if calibrate is None else calibrate(wrapped, data.dev, data.metrics)
@@ -322,7 +322,7 @@ def _finish(
         tuned = replace(tuned, task=data.kind.fit_on_dev(wrapped, data.dev))
         wrapped = _with_task(wrapped, tuned)
     evaluation = evaluate_examples(wrapped, data.kind, data.dev, data.metrics)
-    # Without dev rows the scores are on training rows, where a comparison with the baseline is meaningless.
+    # Training rows would tell nothing of the baseline either.
     if settings.baseline and data.dev is not data.train:
         evaluation = replace(evaluation, baseline=baseline_scores(evaluation, baselines, progress))
     write_report(evaluation, run.folder)
