@@ -56,7 +56,7 @@ class TrainingParts:
         metric: The metric in the scores that early stopping compares.
         score: Evaluates the model on the dev set.
         finish: Writes the results and the model; it receives the settings with the precision that was used.
-        choose: Returns the parts to train with instead, after a choice that is recorded in the run.
+        choose: Returns the parts to train with instead, for a choice that is recorded in the run.
     """
 
     recorded: Mapping[str, Any]

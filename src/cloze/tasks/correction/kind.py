@@ -31,15 +31,15 @@ class CorrectionSettings:
     """Settings of text correction."""
 
     threshold: float | None = None
-    """Minimum confidence of a correction, from 0 to 1; by default 0.9, or what fine-tuning for correction found."""
+    """For correction: minimum confidence, from 0 to 1; by default 0.9, or the value that fine-tuning chose."""
     reading: Reading | None = None
-    """hidden: mask each word in turn. seen: use the unmasked text, as models trained for correction do."""
+    """For correction: hidden masks each word in turn; seen encodes the text unmasked (default of fine-tuned models)."""
     mistakes: float = 0.001
-    """Prior probability that a certain other character or word was written instead of the right one."""
+    """For correction: prior probability that a given wrong character or word is written instead of the right one."""
     similar: Path | None = None
-    """A file of likely confusions; per line: a word or character, a tab, colon or space, and others."""
+    """For correction: a file of likely confusions; per line, a word or character, a tab, colon or space, and others."""
     protect: Path | None = None
-    """A file of words that are never changed, one per line."""
+    """For correction: a file of words that are never changed, one per line."""
 
     def __post_init__(self) -> None:
         if self.threshold is not None and not 0 <= self.threshold <= 1:

@@ -30,31 +30,31 @@ class DistillSettings:
     """
 
     layers: int | None = None
-    """Layers of the student, which starts from layers of the teacher; half of the teacher's by default."""
+    """Number of layers of the student, which are initialized from the teacher; by default, half of its layers."""
     take: Take | None = None
-    """Which layers of the teacher the student starts from: first, or alternate (up to the last; the default)."""
+    """The teacher's layers that initialize the student: the first ones, or alternate ones (the default)."""
     preset: str | None = None
-    """Start from a new student of this size instead: tiny, mini, small, medium, base or large."""
+    """Size of a new, randomly initialized student instead: tiny, mini, small, medium, base or large."""
     student: str | None = None
-    """Start from another model with the same vocabulary instead: a folder, a run, or a hub name."""
+    """Another model as the student instead, with the same vocabulary: a folder, a run or a hub name."""
     labels_weight: float = 0.5
-    """Weight of the loss against the labels of the rows."""
+    """Weight of the loss on the labels of the rows."""
     logits_weight: float = 1.0
-    """Weight of the loss against the teacher's logits."""
+    """Weight of the loss on the teacher's logits."""
     states_weight: float = 1.0
-    """Weight of the loss against the teacher's hidden states."""
+    """Weight of the loss on the hidden states of the teacher's layers."""
     attention_weight: float = 1.0
-    """Weight of the loss against the teacher's attention; ignored if the student has another number of heads."""
+    """Weight of the loss on the teacher's attention; not used if the student has another number of heads."""
     temperature: float = 2.0
-    """Softmax temperature of both models' logits; higher values emphasize the teacher's less likely labels."""
+    """Temperature of the teacher's and the student's logits; higher values give more weight to unlikely labels."""
     epochs: int = 6
-    """Passes over the rows."""
+    """Passes over the training rows."""
     batch_size: int = 32
     """Batch size: rows per optimizer step."""
     accumulate: int = 1
-    """Gradient-accumulation steps; more steps need less memory and give the same result."""
+    """Gradient-accumulation steps per batch; more steps need less memory and give the same result."""
     stride: int = 128
-    """To answer: tokens from one window of a long context to the next; at most half a window."""
+    """For answer: tokens between the starts of two windows of a long context; at most half a window."""
     learning_rate: float = 1e-4
     """Peak learning rate."""
     warmup: float = 0.1
@@ -62,13 +62,13 @@ class DistillSettings:
     weight_decay: float = 0.01
     """Weight decay of matrices and embeddings; biases and LayerNorm are not decayed."""
     dropout: float = 0.0
-    """Dropout of the student's hidden states and attention; 0 by default, so that it can match the teacher exactly."""
+    """Dropout probability of hidden states and attention; 0 by default, because the student imitates the teacher."""
     checkpointing: bool = False
-    """Gradient checkpointing: recompute the student's activations in the backward pass, to need less memory."""
+    """Gradient checkpointing: recompute the student's activations in the backward pass to save memory."""
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0
-    """Random seed of the student's new weights, order and dropout."""
+    """Random seed of new weights, the order of the rows and dropout."""
 
     def __post_init__(self) -> None:
         check_types(self)

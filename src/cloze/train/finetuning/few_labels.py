@@ -42,18 +42,18 @@ from cloze.train.run import Run
 
 Array = NDArray[np.float64]
 
-# Regularization strengths to choose from: scikit-learn's C, the weight of the loss relative to the squared weights.
+# Strengths to choose from: C of scikit-learn, the weight of the loss against that of the squared weights.
 STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(-10, 3))
 FOLDS = 5
-# For the initial head of a training: at most this many rows, so that it takes seconds, and one of these strengths.
+# Where training starts: fitted to at most this many rows, which takes seconds, with one of these strengths.
 STARTING_ROWS, STARTING_STRENGTHS = 2000, (1e-4, 1e-3, 1e-2, 1e-1)
 # The comparison: both are scored on one of this many folds, which costs about two thirds of a training.
 COMPARED_FOLDS = 3
 CHOICE = "few_labels.json"
 _COMPARISON = "comparison"  # the run of the comparison, deleted when the choice is made
-PAIRS = 2000  # approximate number of pairs for contrastive training: as many texts as 250 fine-tuning updates of 16
+PAIRS = 2000  # of contrastive training, about, and so as many texts as fine-tuning reads in 250 updates of 16
 _PAIRS_STREAM = 2  # separates these random numbers from those of order, dropout and augmentation
-# The weights are exact to about six digits.
+# The optimum is exact to about six digits of each weight.
 _TOLERANCE, _MOST_ITERATIONS = 1e-9, 10_000
 _CONVERGED = 1e-5
 

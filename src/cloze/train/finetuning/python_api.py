@@ -201,7 +201,7 @@ def finetune(
         fresh: Delete an existing run and start over.
         progress: A listener; True for a progress bar, False for none. By default, a bar on terminals and in notebooks,
             otherwise a line every ten seconds on standard error.
-        **more: Fields of ``FinetuneSettings`` and ``SimilaritySettings``; with ``grid``, ``seeds`` or ``folds``, a search.
+        **more: Fields of ``FinetuneSettings`` and ``SimilaritySettings``; ``grid``, ``seeds`` or ``folds``: a search.
 
     Returns:
         The run, with ``model``, ``metrics``, ``history`` and ``predictions``; it is also the path of its folder.
