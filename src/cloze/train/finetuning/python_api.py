@@ -280,12 +280,12 @@ def adapt(
         The run of the best start; ``results`` has the scores and gains of all starts.
 
     Raises:
-        ConfigError: As for ``finetune``.
-        DataError: As for ``finetune``, or if dev or test rows occur in the domain text.
+        ConfigError, DataError: As for ``finetune``; ``DataError`` also if the domain text contains evaluation rows.
 
     Example:
         >>> rows, domain = (["good", "bad"] * 20, ["pos", "neg"] * 20), {"text": ["The film was good."] * 200}
-        >>> run = cloze.adapt("classify", domain, rows, domain_steps=5, task_steps=5, seeds=1)
+        >>> small = {"domain_steps": 5, "task_steps": 5, "adapt_batch_size": 2, "adapt_max_length": 16}
+        >>> run = cloze.adapt("classify", domain, rows, seeds=1, epochs=1, **small)
     """
     from cloze.train.finetuning.domain_adaptation import adapt as train_starts
 
@@ -347,7 +347,7 @@ def distill(
 
     Example:
         >>> rows = (["good", "bad"] * 20, ["pos", "neg"] * 20)
-        >>> student = cloze.distill("classify", rows, model=cloze.finetune("classify", rows), layers=2, epochs=1)
+        >>> student = cloze.distill("classify", rows, model=cloze.finetune("classify", rows, epochs=2), layers=2)
     """
     from cloze.train.distillation.distill import distill as train_student
     from cloze.train.distillation.settings import DistillSettings
