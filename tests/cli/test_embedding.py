@@ -193,7 +193,7 @@ def test_a_way_out_that_this_command_has(folder: Path, run: Cloze, tmp_path: Pat
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": " "}\n', encoding="utf-8")
     told = run("embed", "--input", path, "--model", folder, "--output", tmp_path / "v.npy").complaint
-    assert told == f"{path}:1: 'text' is empty; fill it in, or take the row out"
+    assert told == f"{path}:1: 'text' is empty; fill it in, or remove the row"
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
