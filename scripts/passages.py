@@ -22,6 +22,7 @@ SOURCES: tuple[Source, ...] = get_args(Source)
 SPEAKERS = frozenset({"say", "warn", "warning", "cut", "_print_message", "print"})
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _DIRECTIVE = re.compile(r"#\s*(?:noqa|type:|pragma|lint:|fmt:|!)")
+_TYPES = frozenset({"INT", "FLOAT", "STR", "PATH", "CHOICE"})
 _INDENT = 5  # of an entry in a help page; its further lines are indented more
 
 
@@ -166,7 +167,8 @@ def help_passages(path: str, page: str) -> list[Passage]:
         inside = line.startswith("│")
         content = line.strip("│ \n")
         indent = len(line[1:]) - len(line[1:].lstrip()) if inside else 0
-        if entry and (not content or line[:1] in "╭╰" or (inside and indent <= _INDENT)):
+        begins = indent <= _INDENT and content.split(" ")[0] not in _TYPES  # long lists of types continue an entry
+        if entry and (not content or line[:1] in "╭╰" or (inside and begins)):
             found.append(Passage(path, start, "help", " ".join(entry)))
             entry = []
         if content and line[:1] not in "╭╰":

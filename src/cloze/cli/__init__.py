@@ -116,11 +116,28 @@ def _dispatch(words: list[str]) -> int:
     elif words[0] == "--version":
         print(__version__)
     elif words[0] in COMMANDS and words[-1] in HELP:
-        # Help pages are stored as text, since the imports needed to render them are slow. scripts/make_help_pages.py
-        # writes them, and a test compares.
-        print(HELP_PAGES.joinpath(f"{words[0]}.txt").read_text(encoding="utf-8"), end="")
+        return _print_help(words[0], words[1:-1])
     else:
         return _run(words[0], words[1:], debug)
+    return 0
+
+
+def _print_help(command: str, words: Sequence[str]) -> int:
+    """Print the help page of a command; for a task, if one is named, with the flags of that task alone.
+
+    Help pages are stored as text, since the imports needed to render them are slow. ``scripts/make_help_pages.py``
+    writes them, and a test compares.
+    """
+    from cloze.cli import task_help
+
+    if command not in task_help.COMMANDS or not words or words[0].startswith("-"):
+        print(HELP_PAGES.joinpath(f"{command}.txt").read_text(encoding="utf-8"), end="")
+        return 0
+    try:
+        print(task_help.page(command, words[0]), end="")
+    except ConfigError as error:
+        _print_message(str(error))
+        return 2
     return 0
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def prepare(
     texts: Annotated[
         list[Path] | None,
-        Parameter(help="Text files, a blank line between documents; or JSONL or Parquet files, one document per row."),
+        Parameter(help="Text files with a blank line between documents; or JSONL or Parquet, one document per row."),
     ] = None,
     /,
     *,
@@ -50,10 +50,10 @@ def prepare(
     Re-running the same command resumes it.
 
     Args:
-        vocab: A folder with a vocabulary, a model or a run; cloze-mini is shipped.
+        vocab: A folder with a vocabulary, a model or a run; or the name of the shipped model, cloze-mini.
         out: The folder to write.
         verify: Only check a prepared folder against its recorded checksums.
-        fresh: Discard a corpus prepared here with other settings; an interrupted run of this command still resumes.
+        fresh: Discard a corpus that was prepared here with other settings; an interrupted run still resumes.
         json: Print JSON.
     """
     if verify is not None:
@@ -143,22 +143,22 @@ def audit(
 ) -> None:
     """Build pre-training examples without training, and check them against the settings.
 
-    Shares are shown with 95 % confidence bounds. The exit code is 1 if a check is NOT OK.
+    Fractions have 95 % confidence intervals. The exit code is 1 if a check is NOT OK.
 
     Args:
-        objective: nsp (next sentence), sop (sentence order) or none (whole sentences).
-        max_length: Tokens per sequence.
-        masking: token, word, ngram, span, entity or correction.
+        objective: Sentence objective: nsp (next sentence), sop (sentence order) or none (full sentences).
+        max_length: Maximum sequence length in tokens.
+        masking: Unit of masking: token, word, ngram, span, entity or correction.
         recipe: A published recipe: bert, bert-wwm, roberta, spanbert, ernie, albert or macbert; flags override it.
-        mask_rate: Share of tokens that are selected.
-        mask_mix: Of those, the shares masked, replaced and kept.
-        ngrams: For n-gram and correction masking: shares of one, two, three and four words.
-        entities: A file of entities, one per line, for --masking entity.
-        similar: A file of similar words for --masking correction; by default, learned from the corpus.
-        static: Number of fixed variants of examples and masks, instead of new ones in every epoch.
-        batch_size: Sequences per step.
+        mask_rate: Fraction of the tokens that are selected for prediction.
+        mask_mix: Fractions of the selected tokens that are masked, replaced at random and left unchanged.
+        ngrams: For n-gram and correction masking: shares of one to four words.
+        entities: For entity masking: a file with one entity per line.
+        similar: For correction masking: a file of similar words; by default, learned from the corpus.
+        static: Static masking: number of fixed variants of examples and masks; 0: new ones in every epoch.
+        batch_size: Batch size: sequences per optimizer step.
         tokens: Number of tokens to check.
-        seed: Random seed.
+        seed: Random seed of examples and masks.
         json: Print JSON.
     """
     from cloze.corpus.audit import audit as measure

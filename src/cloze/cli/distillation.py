@@ -37,7 +37,7 @@ def distill(
         model: The teacher: a fine-tuned model folder or run, or a hub name.
         out: The folder of the run.
         dev: Rows to evaluate on; by default, a tenth of the training rows is held out.
-        unlabelled: More texts for the teacher to label: one text per line, or a table with the same columns.
+        unlabelled: Further texts, labelled by the teacher: one text per line, or a table with the same columns.
         fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """
@@ -114,14 +114,14 @@ def adapt(
     machine: Annotated[Machine, Parameter(name="*")] = HERE,
     json: bool = False,
 ) -> None:
-    """Continue pre-training on domain text and task text, then fine-tune; keep what gains more than noise.
+    """Continue pre-training on domain and task text, then fine-tune; keep the stages with a significant gain.
 
     Args:
-        domain: Text of the domain: plain, with a blank line between documents; or JSONL or Parquet with a column text.
+        domain: Domain text: text files with a blank line between documents, or JSONL or Parquet with a column text.
         model: The model folder or run to start from, or a hub name.
         out: The folder of the run. Re-running the same command resumes it.
         dev: Rows to evaluate on; by default, a tenth of the training rows is held out.
-        test: For your own files: more rows that must not occur in the text, with or without labels.
+        test: For your own files: further rows that must not occur in the domain text, with or without labels.
         fresh: Start over, discarding the contents of the run's folder.
         json: Print JSON.
     """

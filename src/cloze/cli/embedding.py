@@ -31,16 +31,16 @@ class EmbedOptions(PredictionOptions):
 
 @dataclass(frozen=True)
 class Analysis:
-    """What ``cloze embed`` does other than embedding texts: whitening a model, or a report."""
+    """The other tasks of ``cloze embed`` besides embedding texts: whitening a model, or a report."""
 
     whiten: Path | None = None
     """A file with one text per line to fit whitening on; the model is written to --out, or used by --report."""
     dimensions: int | None = None
-    """Dimensions that whitening keeps; all by default."""
+    """With --whiten: number of dimensions to keep; by default, all."""
     out: Path | None = None
     """The folder for the whitened model."""
     report: bool = False
-    """Compare ways to embed, with advice: on texts, or on --input pairs with scores (--pair and --label)."""
+    """Compare poolings, layers and whitening on texts, or on --input pairs with scores (--pair and --label)."""
     label: str = "label"
     """For --report: the column with the scores."""
 
@@ -136,11 +136,11 @@ def embed(
 
     Args:
         text: The column with the texts.
-        pair: The column with second texts, if there are any; with texts as arguments, the second text itself.
-        pooling: cls, mean, max, mean_max, mean_words or pooler; by default, as the model folder says.
-        layer: The layer to pool: 0 is the embeddings, -1 the last; several, separated by commas, are averaged.
-        long_texts: Texts beyond the model's length: cut, head-tail, or windows, whose vectors are averaged.
-        word: Embed this word in each text, instead of the text.
+        pair: The column with the second texts of pairs; with texts as arguments, the second text itself.
+        pooling: cls, mean, max, mean_max, mean_words or pooler; by default, the model's own.
+        layer: The layer to pool: 0 for the embeddings, -1 for the last; several, separated by commas, are averaged.
+        long_texts: Truncate long texts (cut), keep both ends (head-tail), or average over windows (windows).
+        word: Embed this word in the context of each text, instead of the whole text.
     """
     read_layers(layer)
     command = Embed(text, pair, pooling, layer, long_texts, word)

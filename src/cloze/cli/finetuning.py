@@ -133,12 +133,14 @@ def finetune(
 ) -> None:
     """Fine-tune a model on a task. Re-running the same command resumes it.
 
+    'cloze finetune TASK --help' lists only the flags of that task.
+
     Args:
         model: The model folder or run to start from, or a hub name.
         out: The folder of the run.
         dev: Rows to evaluate on; by default, a tenth of the training rows is held out.
         fresh: Start over, discarding the contents of the run's folder.
-        no_few: Fine-tune without comparing it with a head on sentence vectors, however few the rows are.
+        no_few: For classify, multilabel and regress: do not try a linear head on sentence vectors, even with few rows.
         json: Print JSON.
     """
     check_folder(out)
@@ -194,11 +196,13 @@ def evaluate(
 ) -> None:
     """Evaluate a fine-tuned model with the official metrics; with mlm, any model's loss on masked words of a text.
 
+    'cloze evaluate TASK --help' lists only the flags of that task.
+
     Args:
         model: The fine-tuned model folder or run.
         out: A folder for eval_results.json and predictions.tsv.
-        split: The split of a published task: dev, dev_mismatched, test; for GLUE's test, --out gets the predictions.
-        longest_answer: For answer: maximum tokens of an answer; by default, as the model was fine-tuned, or 30.
+        split: For published tasks: dev, dev_mismatched or test; predictions for GLUE's test rows are written to --out.
+        longest_answer: For answer: maximum answer length in tokens; by default, as the model was fine-tuned, or 30.
         json: Print JSON.
     """
     from cloze.predict import evaluate as run

@@ -32,9 +32,9 @@ def heads(
 
     Args:
         model: A model folder, or a hub name.
-        out: Where to write heads.json, heads.png and heads.svg.
+        out: The folder for heads.json, heads.png and heads.svg.
         related: A file of related words, one group per line, in addition to words with similar vectors.
-        json: Print what heads.json holds.
+        json: Print the contents of heads.json.
     """
     from cloze.corpus.documents import read_documents
     from cloze.inspect.relations import read_related
@@ -77,10 +77,10 @@ def inspect(
     [MASK] in a text is a blank.
 
     Args:
-        first: A text; by default, an example pair.
-        second: A second text, for the attention between the two.
+        first: The text; by default, an example pair of texts.
+        second: The second text of a pair, to show the attention between the two.
         model: A model folder, or a hub name.
-        out: Where to write the page, such as page.html.
+        out: The file to write, such as page.html.
         heads: The heads.json that 'cloze heads' wrote for this model, to colour the heads by pattern.
         json: Print JSON.
     """

@@ -50,17 +50,17 @@ def extend(
     """Add words, entities, positions or segments to a model, and enable handling of unknown words.
 
     Args:
-        model: A model folder, a folder with a vocabulary alone, or a hub name.
+        model: A model folder, a folder with only a vocabulary, or a hub name.
         out: The folder to write.
-        words: A file with one word per line; each gets its own vocabulary entry, and matches whole words only.
+        words: A file with one word per line; each gets a vocabulary entry that matches whole words only.
         entities: A map from names to known words: TSV (name, words, optional type) or JSONL.
         characters: Split words that would be [UNK] into known characters.
         look_alikes: Replace unknown characters by their variants: full-width, compatibility, without accents.
-        similar: A tab-separated map of characters, such as traditional to simplified; enables look-alikes.
+        similar: A tab-separated map between characters, such as traditional to simplified; enables --look-alikes.
         positions: Maximum sequence length; new positions start as copies of the old ones, in order.
-        segments: Number of segment embeddings; new ones start as copies of the last.
-        start: How new vectors start: pieces, the mean of the word's pieces (positions, segments: copies); or random.
-        seed: Seed of the random start.
+        segments: Number of segment embeddings; new ones start as copies of the last one.
+        start: Initial vectors of new words: pieces (the mean of the vectors of a word's pieces) or random.
+        seed: Random seed of random initial vectors.
         json: Print JSON.
     """
     check_folder(out)
@@ -104,7 +104,7 @@ def convert(source: str, destination: Path, /, *, half: bool = False, json: bool
     Args:
         source: A TensorFlow checkpoint (its folder or .index file), an HF folder, a LoRA adapter, or a hub name.
         destination: The folder to write.
-        half: Write the weights as float16, half the size; computation still uses float32.
+        half: Write the weights as float16, which halves their size; computation still uses float32.
         json: Print JSON.
     """
     check_folder(destination, "")
@@ -209,8 +209,8 @@ def quantize(
         model: A model folder, or a hub name.
         out: A folder for a copy of the model with int8 weights; by default, they are written to the model's folder.
         input: A file with one text per line to compare int8 and float32 on; by default, bundled texts.
-        task: A task to evaluate both on, such as sst-2 or classify; the difference has a 95 % interval.
-        data: The file or folder of the task.
+        task: A task to evaluate int8 and float32 on, such as sst-2 or classify.
+        data: With --task: the file or folder of the task.
         json: Print JSON.
     """
     if (task is None) != (data is None):
@@ -278,9 +278,9 @@ def export(
 def models(*, json: bool = False) -> None:
     """List the models that commands know by name: shipped, installable with pip, and downloaded from the hub before.
 
-    The shipped model, cloze-mini, is for trying every command offline, filling blanks and scoring English texts, and as
-    a start for pre-training and fine-tuning. It is not for sentence vectors and search, for which a model trained for
-    similarity is much better, nor for topics, where TF-IDF often is, nor for other languages than English.
+    The shipped model, cloze-mini, is for trying every command offline, for filling blanks and scoring English texts,
+    and as a starting point for pre-training and fine-tuning. Do not use it for sentence vectors and search (models
+    trained for similarity are much better), for topics (TF-IDF is often better), or for languages other than English.
 
     Args:
         json: Print JSON.

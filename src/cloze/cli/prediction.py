@@ -73,7 +73,7 @@ def fill(
     Args:
         top: Candidates per blank; with --joint, fillings per text.
         joint: Fill the blanks of a text together, so that the words fit each other.
-        rounds: With --joint: how often each blank is predicted again once all are filled; 2 by default.
+        rounds: With --joint: how many times each blank is predicted again after all are filled; 2 by default.
         text: The column with the texts.
     """
     command = Fill(text=text, top=top, joint=joint, rounds=rounds)
@@ -128,7 +128,7 @@ def score(
 
     Args:
         text: The column with the texts.
-        tokens: Also show the log-probability of every token.
+        tokens: Show the log-probability of every token as well.
     """
     run_prediction(Score(text=text, tokens=tokens), read_arguments(texts, options.input), options)
 
@@ -220,7 +220,7 @@ def classify(
 
     Args:
         text: The column with the texts.
-        pair: The column with second texts, if there are any; with texts as arguments, the second text itself.
+        pair: The column with the second texts of pairs; with texts as arguments, the second text itself.
     """
     arguments = with_pair(read_arguments(texts, options.input), pair)
     command = Classify(text, pair if arguments is None else None, every_label=options.json)
@@ -286,8 +286,8 @@ def answer(
     """Find the answer to a question in a text; with several texts, in each of them.
 
     Args:
-        top: Answers per question. An output file has the best in columns; above 1, all of them in a column answers.
-        longest_answer: Maximum number of tokens in an answer; by default, as the model was fine-tuned, or 30.
+        top: Number of answers per question; above 1, an output file also has a column with all of them.
+        longest_answer: Maximum answer length in tokens; by default, as the model was fine-tuned, or 30.
         text: The column with the questions.
         pair: The column with the texts that may contain the answers.
     """
@@ -385,7 +385,7 @@ def choose(
 
     Args:
         text: The column with the prompts.
-        columns: The column with a list of options, or several columns with one each, separated by commas.
+        columns: The column with a list of options, or several columns with one option each, separated by commas.
     """
     run_prediction(Choose(text, columns), _read_prompt(prompt, options, shared.input), shared)
 

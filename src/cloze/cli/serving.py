@@ -20,14 +20,14 @@ KEY_VARIABLE = "CLOZE_KEY"
 
 @dataclass(frozen=True)
 class Access:
-    """Who may send requests. The text under a field is its help."""
+    """Access control of the service. The docstring of a field is its flag's help."""
 
     key: str | None = None
-    """The bearer token of requests, and the password in browsers. Visible in the process list; CLOZE_KEY is safer."""
+    """Bearer token for requests and password for browsers; the variable CLOZE_KEY hides it from the process list."""
     key_file: Path | None = None
-    """A file with the key."""
+    """A file that holds the key."""
     insecure: bool = False
-    """Allow requests without a key although other machines can reach the host."""
+    """Allow requests without a key even if other machines can reach the host."""
     trust: tuple[str, ...] = ()
     """Host names to accept, in addition to localhost and its addresses; * for any."""
 
@@ -55,7 +55,7 @@ class ServingMachine(Machine):
     """Device, threads and precision of a service."""
 
     precision: PrecisionName | None = None
-    """fp32, bf16, int8, or auto, the default on a CPU: int8 where it is faster and near enough; elsewhere fp32."""
+    """fp32, bf16, int8 or auto; by default auto on a CPU (int8 if it is faster and accurate enough), else fp32."""
 
 
 KEYLESS, LIMITS, HERE = Access(), Limits(), ServingMachine()
@@ -63,7 +63,7 @@ KEYLESS, LIMITS, HERE = Access(), Limits(), ServingMachine()
 
 def serve(
     folders: Annotated[
-        list[str] | None, Parameter(help="Model folders or runs, each served under its name, or NAME=DIR.")
+        list[str] | None, Parameter(help="Model folders or runs, each served under the folder's name or as NAME=DIR.")
     ] = None,
     /,
     *,
@@ -78,9 +78,9 @@ def serve(
     """Serve models over HTTP, with pages to try them in a browser, until interrupted.
 
     Args:
-        adapter: NAME=DIR, an adapter for one of the models; may be repeated.
-        host: The address to listen on; one that other machines can reach needs a key.
-        port: The port; 0 for any free port.
+        adapter: An adapter for one of the models, as NAME=DIR; may be repeated.
+        host: The address to listen on; an address that other machines can reach needs --key.
+        port: The port to listen on; 0 for any free port.
         json: Print the address as JSON.
     """
     models = name_models(folders or [])

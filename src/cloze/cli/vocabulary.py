@@ -36,7 +36,7 @@ def vocab(
 
     Args:
         out: The folder to write.
-        words: A file of words to include, one per line; of a table, the first column.
+        words: A file of words to include, one per line; in a table, the first column.
         json: Print JSON.
     """
     check_folder(out)
@@ -73,9 +73,9 @@ def tokens(
 
     Args:
         model: A model folder, or any folder with a vocabulary.
-        pair: A second text, for the first one.
+        pair: The second text of a pair.
         input: A file with one text per line.
-        max_length: Maximum number of tokens; by default, the limit of the model.
+        max_length: Maximum sequence length in tokens; by default, the limit of the model.
         bare: Omit [CLS] and [SEP].
         json: Print JSON.
     """
@@ -116,12 +116,12 @@ def coverage(
 
     Args:
         model: A model folder, or any folder with a vocabulary.
-        top: Number of words worth adding to show.
-        best: Number of words in --output, and in the forecast.
-        minimum: Minimum count of a word worth adding.
+        top: Number of suggested words to show.
+        best: Number of suggested words in --output and in the forecast.
+        minimum: Minimum count of a suggested word.
         text: The column with the texts, in JSONL and Parquet files.
-        on_bad_row: What to do with a malformed row of JSONL or Parquet: stop, or skip it.
-        output: A .tsv file for the words worth adding, best first; 'cloze extend --words' reads it.
+        on_bad_row: On a malformed row of JSONL or Parquet: stop, or skip it.
+        output: A .tsv file for the suggested words, best first; 'cloze extend --words' reads it.
         json: Print JSON.
     """
     from cloze.corpus.documents import read_paragraphs

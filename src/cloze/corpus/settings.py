@@ -20,23 +20,23 @@ class VocabularySettings:
     """Settings of vocabulary learning."""
 
     size: int = 30_000
-    """Entries, the special ones included."""
+    """Number of entries, including the special tokens."""
     cased: bool = False
     """Keep capitals and accents."""
     keep_accents: bool = False
     """Lowercase, but keep accents and vowel signs (combining marks), as Hindi, Thai or Vietnamese needs."""
     minimum_frequency: int = 2
-    """A pair of pieces seen less often is not merged."""
+    """Minimum number of occurrences of a pair of pieces to be merged."""
     layout: Literal["compact", "published"] = "compact"
-    """compact: the five special tokens first; published: all of them where BERT's English vocabularies have them."""
+    """Positions of the special tokens: compact (the first five) or published (as in BERT's English vocabularies)."""
     unused: int | None = None
-    """Entries for words to be added later; 99 in the published layout, none in the compact one if left out."""
+    """Number of unused entries for words added later; by default 99 in the published layout, else none."""
     workers: int | None = None
-    """Processes that count words; one per core if left out. The result is the same."""
+    """Number of worker processes; by default, one per core. It does not affect the result."""
     text: str = "text"
     """The column with the texts, in JSONL and Parquet files."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """A row of JSONL or Parquet that cannot be read: stop, or pass over it; plain text that is not UTF-8 stops."""
+    """On a malformed row of JSONL or Parquet: stop, or skip it. Plain text that is not UTF-8 is always an error."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -62,21 +62,21 @@ class PrepareSettings:
     """Settings of corpus preparation."""
 
     held_out: float = 0.01
-    """Share of documents that training never sees."""
+    """Fraction of the documents that is held out from training."""
     seed: int = 0
-    """Decides which documents are held out."""
+    """Random seed for choosing the held-out documents."""
     text: str = "text"
     """The column with the texts, in JSONL and Parquet files."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """A row of JSONL or Parquet that cannot be read: stop, or skip and count; plain text that is not UTF-8 stops."""
+    """On a malformed row of JSONL or Parquet: stop, or skip and count it. Text that is not UTF-8 is always an error."""
     words: Path | None = None
     """A file of Chinese words, one per line, to be added to the segmenter's dictionary."""
     lines: Literal["paragraphs", "sentences"] = "paragraphs"
-    """What a line holds: paragraphs are split into sentences; sentences are left as they are."""
+    """Content of a line: paragraphs (which are split into sentences) or sentences."""
     duplicates: Literal["keep", "exact", "near"] = "keep"
-    """keep; exact: drop repeated documents, ignoring case and spaces; near: drop near-duplicates, too."""
+    """Duplicate documents: keep them, drop exact copies (ignoring case and spaces), or drop near-duplicates too."""
     shard_size: float = 32.0
-    """Megabytes of text in a shard, about: the work that is lost with a worker; of Parquet, a row group at least."""
+    """Approximate megabytes of text per shard, the unit of work that is repeated if a worker fails."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -91,19 +91,19 @@ class EngineSettings:
     """Where preparation runs; the result is the same everywhere."""
 
     engine: Literal["local", "slurm", "ray"] = "local"
-    """local: processes of this machine; slurm or ray: the jobs of a cluster, with the extra cloze-bert[cluster]."""
+    """local runs processes on this machine; slurm and ray run cluster jobs and need the extra cloze-bert[cluster]."""
     workers: int | None = None
-    """Processes, or jobs at once; if left out, one per core, or as many as the cluster gives."""
+    """Number of processes or concurrent jobs; by default, one per core or as many as the cluster provides."""
     partition: str | None = None
-    """The partition that Slurm runs the jobs in."""
+    """For slurm: the partition to run the jobs in."""
     time: str = "04:00:00"
-    """The time that Slurm gives to a job, which makes one shard."""
+    """For slurm: time limit of a job, which prepares one shard, as HH:MM:SS."""
     memory: int = 4
-    """Gigabytes for each job of a cluster."""
+    """For slurm and ray: memory of each job in gigabytes."""
     sbatch: tuple[str, ...] = ()
-    """More for Slurm's sbatch, each as name=value: account=physics."""
+    """For slurm: further sbatch options, each as name=value, such as account=physics."""
     address: str | None = None
-    """The Ray cluster; the one that this machine belongs to, or one made here, if left out."""
+    """For ray: address of the cluster; by default, the cluster of this machine, or a new local one."""
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 1:

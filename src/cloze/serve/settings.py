@@ -21,23 +21,23 @@ class Limits:
     """Limits per request and for all requests together; beyond each, a request gets a specific 4xx error."""
 
     body: int = 2_000_000
-    """Bytes of one request's body."""
+    """Maximum size of a request body in bytes."""
     inputs: int = 2048
-    """Texts of one request."""
+    """Maximum number of texts per request."""
     characters: int = 400_000
-    """Characters of all texts of one request."""
+    """Maximum number of characters per request, over all its texts."""
     proposals: int = 100_000
-    """Words that one answer of /fill may hold: of each blank, as many as are asked for."""
+    """Maximum number of words in a response of /fill: the number of blanks times the requested number per blank."""
     queue: int = 65_536
-    """Tokens that may wait; what comes then is told to come back later."""
+    """Maximum number of waiting tokens; further requests are rejected with status 429."""
     patience: float = 5.0
-    """Longest expected wait in seconds, at the current speed; further requests get 429."""
+    """Maximum expected wait in seconds at the current throughput; further requests are rejected with status 429."""
     batch: int = 1024
-    """Tokens of one forward pass."""
+    """Maximum number of tokens per forward pass."""
     timeout: float = 30.0
-    """Seconds until a request is given up, and for a client to send one or to read its answer."""
+    """Time limit in seconds for computing a response, for receiving a request and for sending a response."""
     connections: int = 1000
-    """Requests in flight; more are told to come back later."""
+    """Maximum number of open requests; further ones are rejected with status 503."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():

@@ -23,20 +23,20 @@ COLUMNS = ("text", "pair", "label", "options")
 
 @dataclass(frozen=True)
 class RowSettings:
-    """How the rows of a task are read. The text under a field is its help on the command line."""
+    """How the rows of a task are read. The docstring of a field is also the help text of its flag."""
 
     text: str = "text"
     """The column with the texts, prompts or words."""
     pair: str | None = None
-    """The column with second texts, if there are any."""
+    """The column with the second texts of pairs; by default, rows have one text."""
     label: str = "label"
-    """The column with the labels."""
+    """The column with the labels, scores or correct texts."""
     options: str = "options"
-    """To choose: the column with a list of options, or the columns with one each, commas between."""
+    """For choose: the column with a list of options, or several columns with one option each, separated by commas."""
     columns: str | None = None
-    """For CSV and TSV files without a header: the names of their columns, commas between, such as text,label."""
+    """For CSV and TSV files without a header: their column names, separated by commas, such as text,label."""
     on_bad_row: OnBadRow | None = None
-    """stop, or skip and count; left out, to stop, unless the published files of the task are known to be bad."""
+    """On a malformed row: stop, or skip and count it; by default stop, except for published files with known errors."""
 
     def source(self, task: str, data: Any, dev: Any = None) -> "Source":
         """Return the source of a task whose rows are read like this."""

@@ -37,75 +37,76 @@ class FinetuneSettings:
     """Settings of ``cloze finetune``. ``None``: chosen from model and rows (``defaults.py``)."""
 
     epochs: int | None = None
-    """Passes over the training rows; by default 3, and up to 20 where rows are few."""
+    """Passes over the training rows; by default 3, and up to 20 with few rows."""
     batch_size: int | None = None
     """Batch size: rows per optimizer step; by default 32, or 16 below 1,000 rows."""
     accumulate: int = 1
-    """Gradient-accumulation steps: more of them need less memory and give the same result."""
+    """Gradient-accumulation steps per batch; more steps need less memory and give the same result."""
     max_length: int | None = None
     """Maximum sequence length in tokens; by default the first of 128, 256 and 512 that holds 95 % of the rows."""
     long_texts: LongTexts = "cut"
-    """Longer texts: cut, head-tail (a quarter and three quarters of the length), or windows (all of it is read)."""
+    """For classify, multilabel and regress: truncate long texts (cut), keep both ends (head-tail), or use windows."""
     stride: int = 128
-    """To answer: in training, tokens from one window of a long context to the next; at most half a window."""
+    """For answer: tokens between the starts of two windows of a long context in training; at most half a window."""
     longest_answer: int = LONGEST_ANSWER
-    """To answer: maximum answer length in tokens, when scoring and later; use more where tokens are characters."""
+    """For answer: maximum answer length in tokens, in evaluation and prediction; increase it for Chinese."""
     context: bool = False
-    """To tag: read sentences together with as many of their neighbours in the document as fit."""
+    """For tag: encode each sentence with as many neighbouring sentences of its document as fit."""
     learning_rate: float | None = None
     """Peak learning rate; by default higher for smaller models (4e-4 at hidden size 256), and 1e-3 for adapters."""
     warmup: float | None = None
-    """Share of the steps over which the learning rate rises; 0.1 by default."""
+    """Fraction of the steps over which the learning rate warms up; 0.1 by default."""
     weight_decay: float = 0.01
-    """Weight decay of matrices and embeddings; biases and LayerNorm have none."""
+    """Weight decay of matrices and embeddings; biases and LayerNorm are not decayed."""
     dropout: float | None = None
-    """Dropout of hidden states and attention; the model's own by default."""
+    """Dropout probability of hidden states and attention; by default, as in the model's configuration."""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: weight the loss so that rare labels count as much as frequent ones."""
+    """For classify and multilabel: balanced weights the loss so that rare labels count as much as frequent ones."""
     patience: int = 0
-    """Early stopping: stop after this many epochs without a better dev score, and keep the best weights; 0: off."""
+    """Early stopping: epochs without a better dev score before training stops; the best weights are kept. 0: off."""
     calibrate: bool = False
-    """Fit a temperature and a threshold on the dev rows, so that probabilities are calibrated."""
+    """For classify and multilabel: calibrate probabilities by a temperature and a threshold fitted on the dev rows."""
     adapter: AdapterKind | None = None
-    """Train an adapter and freeze the model: houlsby (two bottleneck networks per layer), lora (low rank)."""
+    """Freeze the model and train an adapter: houlsby (two bottlenecks per layer) or lora (low-rank updates)."""
     adapter_size: int | None = None
-    """Size of the adapter's bottleneck (64 by default), or rank of lora (8)."""
+    """With --adapter: bottleneck size of houlsby (64 by default) or rank of lora (8 by default)."""
     frozen: Features | None = None
-    """Train only a head on frozen states: last layer, last4 concatenated, or a learned mix of all layers."""
+    """Freeze the model and train only a head on its states: last layer, last4 concatenated, or a learned mix of all."""
     feature_head: FeatureHead = "linear"
-    """Head on frozen states: linear, or lstm (two layers, bidirectional)."""
+    """With --frozen: the head, linear or lstm (two bidirectional layers)."""
     freeze_layers: int = 0
-    """Freeze the embeddings and this many of the lowest layers; 0: train the whole model."""
+    """Number of lowest layers to freeze together with the embeddings; 0: train the whole model."""
     layer_decay: float = 1.0
-    """Learning rate of each layer as a fraction of that of the layer above it."""
+    """Layer-wise learning-rate decay: the rate of each layer as a fraction of the rate of the layer above it."""
     pooling: HeadPooling | None = None
-    """What the head reads: cls (with pooler), mean of tokens, separate (compares pairs); by default, as the model."""
+    """For texts and choices, input of the head: cls (pooler), mean, or separate (pairs encoded apart)."""
     linear_start: bool | None = None
-    """Start the head at a linear model on the untrained vectors, not at random; by default, if texts are separate."""
+    """For classify, multilabel and regress: initialize the head from a linear model; default with separate pooling."""
     mean_teacher: float = 0.0
-    """Weight of a mean teacher: a second target, predicted by the moving average of the weights; 0: off."""
+    """Weight of the mean-teacher loss, whose targets come from a moving average of the weights; 0: off."""
     teacher_decay: float = 0.999
-    """Decay of that moving average per step."""
+    """With --mean-teacher: decay of the moving average per step."""
     augment: Augment = "none"
-    """Augment the training rows: contextual (words predicted by the model), edits (swap, delete, repeat, replace)."""
+    """For classify, multilabel and regress: augment by contextual (predicted) words or by edits (swap, delete, ...)."""
     augment_copies: int = 1
-    """Number of augmented copies per training row."""
+    """With --augment: number of augmented copies per training row."""
     synonyms: str | None = None
-    """For edits: a file with a word and its synonyms per line; by default, words with similar embeddings."""
+    """With --augment edits: a file with a word and its synonyms per line; by default, words with similar embeddings."""
     baseline: bool = True
-    """Compare the scores with a simple model's on the same rows, such as TF-IDF + logistic regression."""
+    """Compare the scores with those of a simple model on the same rows, such as TF-IDF + logistic regression."""
     few: bool | None = None
-    """Few labels: fit only a linear head on sentence vectors; by default, compared with fine-tuning below 500 rows."""
+    """For classify, multilabel and regress: fit only a linear head on sentence vectors; by default, below 500 rows
+    both this and fine-tuning are tried."""
     contrastive: bool = False
-    """With few: first train the vectors on pairs of rows, which have the same label or not (SetFit)."""
+    """For classify, with --few: first train the vectors on pairs of rows with equal or different labels (SetFit)."""
     precision: PrecisionName = "auto"
-    """fp32, bf16, or auto: bf16 where it is faster. Weights, heads and dev scores are always float32."""
+    """Training precision: fp32, bf16, or auto (bf16 where it is faster). Weights and dev scores are always float32."""
     checkpointing: bool = False
-    """Gradient checkpointing: recompute activations in the backward pass; a third more time, much less memory."""
+    """Gradient checkpointing: recompute activations in the backward pass; about a third slower, much less memory."""
     save_every: int = 500
     """Steps between checkpoints."""
     seed: int = 0
-    """Random seed of the new head, order and dropout."""
+    """Random seed of the new head, the order of the rows and dropout."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -246,11 +247,11 @@ class SimilaritySettings:
     """Settings of training for similarity, besides those of fine-tuning."""
 
     objective: SimilarityObjective | None = None
-    """For similarity: contrastive; cosent or cosine for pairs with scores or 0/1 labels; by default as the rows are."""
+    """For similarity: contrastive, or cosent or cosine for pairs with scores or 0/1 labels; by default, by the rows."""
     temperature: float = 0.05
-    """For similarity: cosines are divided by it; the lower, the more the most similar wrong texts count."""
+    """For similarity: temperature of the softmax over cosines; lower values weight hard negatives more."""
     vectors: str | None = None
-    """For similarity: the pooling to train, such as mean, mean_words, cls or pooler; by default, that of the folder."""
+    """For similarity: the pooling to train, such as mean, mean_words, cls or pooler; by default, the model's."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -273,14 +274,14 @@ def check_similarity_settings(task: str, similarity: SimilaritySettings) -> None
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Whether fine-tuning is one run or several."""
+    """One run, or a search over several."""
 
     grid: bool = False
-    """Try 18 settings (batch 16, 32; 0.5, 1, 2 times the default rate; epochs around the default); use the best."""
+    """Grid search over 18 settings (batch sizes 16 and 32; three learning rates; three numbers of epochs)."""
     seeds: int = 1
-    """Number of runs with different seeds; the best model is kept, the mean is reported with its 95 % interval."""
+    """Number of runs with different seeds; keeps the best model and reports the mean with its 95 % interval."""
     folds: int = 0
-    """Cross-validation where there is no dev set: this many models, each scored on rows it has not seen."""
+    """Number of cross-validation folds, for data without a dev set; 0: off."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -308,19 +309,19 @@ class AdaptSettings:
     task_steps: int = 300
     """Optimizer steps on the texts of the training rows."""
     adapt_learning_rate: float = 1e-4
-    """Peak learning rate of both."""
+    """Peak learning rate of both pre-training stages."""
     adapt_batch_size: int = 32
-    """Batch size of both."""
+    """Batch size of both pre-training stages, in sequences per optimizer step."""
     adapt_max_length: int = 128
-    """Maximum sequence length of both, in tokens."""
+    """Maximum sequence length of both pre-training stages, in tokens."""
     masking: Masking = "word"
-    """Unit of masking: token, word, ngram, span."""
+    """Unit of masking: token, word, ngram or span."""
     held_out: float = 0.05
-    """Share of the documents that is held out for evaluation."""
+    """Fraction of the domain documents that is held out for evaluation."""
     seeds: int = 3
-    """Fine-tuning runs per starting model; gains are paired by seed and by dev row."""
+    """Number of fine-tuning runs per starting model; gains are paired by seed and by dev row."""
     overlap: Literal["refuse", "drop", "allow"] = "refuse"
-    """If dev or test rows occur in the text: refuse it, drop the documents in which they do, or allow it."""
+    """If dev or test rows occur in the domain text: refuse the text, drop the affected documents, or allow them."""
 
     def __post_init__(self) -> None:
         check_types(self)
