@@ -12,6 +12,7 @@ from cloze.text.characters import count_characters, count_words
 
 if TYPE_CHECKING:
     from cloze.checkpoint import ModelFolder
+    from cloze.predict.base_model import BaseModel
     from cloze.predict.model import Model
 
 _SHOWN_LABELS = 10
@@ -152,7 +153,7 @@ def results_to_columns(results: Any) -> dict[str, list[Any]]:
     return {"prediction": list(results)}
 
 
-def describe_model(model: "Model", folder: "ModelFolder") -> str:
+def describe_model(model: "BaseModel", folder: "ModelFolder") -> str:
     """Return what a model is: name, architecture, size, task and labels, maximum length, pooling, precision."""
     config, task = model.bert.config, model.task
     name = "" if folder.place is None else str(folder.place)

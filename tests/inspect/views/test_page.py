@@ -215,7 +215,7 @@ def test_attention_that_the_model_would_no_longer_have_is_shown_alone(model: Mod
 def test_notebooks_are_spared_what_is_too_large(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloze.inspect.views.page._MAX_NOTEBOOK_SIZE", 10)
     told = cloze.show(model.attend("the cat"))._repr_html_()
-    assert "are too much for a notebook" in told
+    assert "are too large for a notebook" in told
 
 
 def test_command(folder: Path, tmp_path: Path, run: Cloze) -> None:

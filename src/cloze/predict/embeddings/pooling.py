@@ -25,7 +25,7 @@ from cloze.text import Tokenizer
 from cloze.text.characters import is_ideograph
 
 if TYPE_CHECKING:
-    from cloze.predict.model import Model
+    from cloze.predict.base_model import BaseModel
 
 
 def cls_pool(states: Tensor, mask: Tensor | None) -> Tensor:  # noqa: ARG001 (the poolings share one signature)
@@ -194,7 +194,7 @@ def attention_weights(bert: Backbone, batch: Batch) -> NDArray[np.float32]:
 
 
 def word_vector(
-    model: "Model", word: str, text: str, occurrence: int, layer: int | Sequence[int]
+    model: "BaseModel", word: str, text: str, occurrence: int, layer: int | Sequence[int]
 ) -> NDArray[np.float32]:
     """Return the contextual vector of a word in a text, (H,): the mean of its pieces' states.
 
