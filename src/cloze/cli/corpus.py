@@ -23,7 +23,7 @@ from cloze.corpus.settings import (
 from cloze.errors import ClozeError, ConfigError
 from cloze.train.settings import PretrainSettings
 
-# Paragraphs at the start of the texts that are checked against the vocabulary.
+# Number of paragraphs at the start of the texts that are checked against the vocabulary.
 _SAMPLED_PARAGRAPHS = 1000
 
 if TYPE_CHECKING:
@@ -73,14 +73,14 @@ def prepare(
 
 
 def _report_unknown(texts: list[Path], vocab: Path, settings: PrepareSettings, reporter: Reporter) -> None:
-    """Warn before the work if the vocabulary does not fit the first paragraphs of the texts."""
+    """Warn at the start if the vocabulary does not fit the first paragraphs of the texts."""
     from cloze.corpus.documents import read_paragraphs
     from cloze.text import Tokenizer
     from cloze.text.oov.coverage import unknown_note
     from cloze.text.tokenizer_files import find_vocabulary
 
     files = [path for path in texts if path.is_file()]  # a pipe can be read only once
-    with suppress(ClozeError):  # which the preparation itself reports
+    with suppress(ClozeError):  # the preparation itself will report it
         sample = list(islice(read_paragraphs(files, settings.text, skip_bad_rows=True), _SAMPLED_PARAGRAPHS))
         note = unknown_note(Tokenizer.from_folder(find_vocabulary(vocab)), sample)
         if note is not None:
@@ -116,7 +116,7 @@ def _verify(folder: Path, json: bool) -> None:
     if json:
         print_json({"folder": str(folder), "bytes": size})
     else:
-        print(f"{folder}: {size:,} bytes are as they were written")
+        print(f"{folder}: {size:,} bytes verified, unchanged")
 
 
 EXAMPLES, MASKS, PRETRAINING = ExampleSettings(), MaskSettings(), PretrainSettings()
@@ -129,7 +129,7 @@ def audit(
     objective: Objective = EXAMPLES.objective,
     max_length: int = EXAMPLES.max_length,
     masking: Masking = MASKS.masking,
-    recipe: str | None = None,  # noqa: ARG001 (its values were set by use_recipe)
+    recipe: str | None = None,  # noqa: ARG001 (use_recipe has set its values)
     mask_rate: float = MASKS.rate,
     mask_mix: tuple[float, float, float] = MASKS.mix,
     ngrams: tuple[float, float, float, float] = PRETRAINING.ngrams,
@@ -195,7 +195,7 @@ def _print(audited: "Audit", title: str) -> None:
         (check.name, _number(check.measured), _bounds(check), _number(check.expected), _verdict(check))
         for check in audited.checks
     ]
-    print_table(("", "measured", "95 % bounds", "expected", ""), rows, title=title)
+    print_table(("", "measured", "95 % interval", "expected", ""), rows, title=title)
     print(
         f"{audited.sequences:,} sequences, {audited.tokens:,} tokens: "
         + ("ok" if audited.ok else f"NOT OK: {', '.join(check.name for check in audited.checks if check.ok is False)}")

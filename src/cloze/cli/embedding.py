@@ -1,4 +1,4 @@
-"""``cloze embed``: vectors of texts or words; whitening; a report that compares ways to embed."""
+"""``cloze embed``: vectors of texts or words, whitening, and a report that compares embedding methods."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -157,7 +157,7 @@ def embed(
 
 
 def _check_flags(command: Embed, analysis: Analysis, texts: Sequence[str] | None, options: EmbedOptions) -> None:
-    """Refuse flags that would have no effect."""
+    """Reject flags that would have no effect."""
     if options.output is not None:
         check_file(options.output, VECTOR_FILES)
     columns = {"text", "pair"} if options.input is not None else set()
@@ -205,13 +205,13 @@ def _whiten(model: "Model", analysis: Analysis, pooling: str | None, json: bool)
 
 
 def _report(analysis: Analysis, command: Embed, texts: Sequence[str] | None, options: EmbedOptions) -> None:
-    """Compare ways to embed on texts, or on pairs with scores."""
+    """Compare embedding methods on texts, or on pairs with scores."""
     from cloze.predict.embeddings.comparison import report_embeddings
 
     firsts, seconds, scores = _read_report_texts(analysis, command, texts, options.input)
     fit_on = [] if analysis.whiten is None else gather_texts(None, analysis.whiten).texts
     report = report_embeddings(options.load(), firsts, seconds, scores, fit_on)
-    rows = [way.row() for way in report.ways]
+    rows = [method.row() for method in report.methods]
     if options.json:
         print_json({"ways": rows, "advice": report.advice})
         return

@@ -1,4 +1,4 @@
-"""``cloze extend``, ``convert``, ``quantize`` and ``export``: model folders into other ones; ``models``, ``doctor``."""
+"""Commands on model folders: ``cloze extend``, ``convert``, ``quantize``, ``export``; and ``models``, ``doctor``."""
 
 import os
 import platform
@@ -91,7 +91,7 @@ def _print_extended(done: "ExtensionReport", *, words: bool, lengthened: bool) -
         print(f"{done.positions:,} positions, {done.segments} segments")
     if words:
         print(
-            f"{done.words:,} words added: {done.words - done.grown:,} in unused entries, {done.grown:,} behind the last"
+            f"{done.words:,} words added: {done.words - done.grown:,} in unused entries, {done.grown:,} in new entries"
         )
     if done.known:
         shown = ", ".join(done.known[:5]) + (", ..." if len(done.known) > 5 else "")
@@ -216,7 +216,7 @@ def quantize(
     if (task is None) != (data is None):
         raise ConfigError("--task and --data belong together; give both, or neither")
     if out is None and named_folder(model) is not None:
-        raise ConfigError(f"{model} belongs to an installed package and is left as it is; give --out FOLDER for a copy")
+        raise ConfigError(f"{model} belongs to an installed package and is not changed; give --out FOLDER for a copy")
     check_folder(out)
     if machine.use() not in (None, "cpu"):
         raise ConfigError(f"device is {machine.device}, but int8 is for the CPU; leave it out")
@@ -244,10 +244,10 @@ def quantize(
         metric = next(iter(report.scores["int8"]))
         print(f"int8 against fp32, {metric}: {report.difference.in_points('difference')}")
     if not report.near:
-        print("int8 changes this model's vectors too much for --precision auto; --precision int8 uses it all the same")
+        print("int8 changes this model's vectors too much for --precision auto; --precision int8 uses it anyway")
     elif report.far:
         far = ", ".join(report.far)
-        print(f"int8 changes odd texts more than others ({far}); if yours are like them, give some with --input")
+        print(f"int8 changes unusual texts more than others ({far}); if yours are similar, give some with --input")
 
 
 def export(
@@ -295,6 +295,6 @@ def models(*, json: bool = False) -> None:
             print_json({"origin": origin, **asdict(model)})
         return
     for origin, model in found:
-        default = "; used where --model is left out" if model.name == SHIPPED_MODEL else ""
+        default = "; the default of --model" if model.name == SHIPPED_MODEL else ""
         print(f"{model.name} ({origin}{default})\n  for: {model.good_for}\n  not for: {model.not_for}")
-    print("Any other: --model FOLDER, a run, or a hub name such as google-bert/bert-base-uncased")
+    print("Other models: --model with a folder, a run, or a hub name such as google-bert/bert-base-uncased")

@@ -1,6 +1,6 @@
 """``cloze fill``, ``score`` and ``follows`` (pre-training heads); ``classify``, ``answer`` and ``choose`` (fine-tuned).
 
-Each command is a signature with its help and a ``Prediction`` (see ``jobs``) with its settings and steps.
+Each command consists of a function with its help and a ``Prediction`` (see ``jobs``) with its settings and steps.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fill(TextPrediction["list[list[Filled]] | list[FilledTogether]"]):
-    """Candidates for the ``[MASK]`` blanks of texts: for each blank, or for all blanks of a text together."""
+    """Candidates for the ``[MASK]`` blanks of texts, independently or jointly."""
 
     top: int = 5
     joint: bool = False
@@ -71,8 +71,8 @@ def fill(
     """Predict the most likely words for each [MASK] of a text.
 
     Args:
-        top: Candidates per blank; with --joint, fillings per text.
-        joint: Fill the blanks of a text together, so that the words fit each other.
+        top: Number of candidates per blank; with --joint, number of fillings per text.
+        joint: Fill the blanks of a text jointly, so that the words fit each other.
         rounds: With --joint: how many times each blank is predicted again after all are filled; 2 by default.
         text: The column with the texts.
     """
@@ -91,7 +91,7 @@ class Score(TextPrediction["ScoredText"]):
         return model.score(part.texts)
 
     def to_row(self, result: "ScoredText") -> Row:
-        """Return the sum, the perplexity, the losses per word and character, and with ``--tokens`` those of tokens."""
+        """Return the log-probability, the perplexity, the losses per word and character, and maybe those of tokens."""
         row: Row = {
             "log_probability": result.total,
             "perplexity": result.perplexity,
@@ -103,7 +103,7 @@ class Score(TextPrediction["ScoredText"]):
         return row
 
     def print_table(self, model: "Model", part: Inputs, results: "Sequence[ScoredText]") -> None:  # noqa: ARG002
-        """Print a row per text, and with ``--tokens`` a table per text."""
+        """Print one row per text and, with ``--tokens``, one table per text."""
         rows = [
             (
                 f"{score.total:.2f}",
@@ -124,7 +124,7 @@ class Score(TextPrediction["ScoredText"]):
 def score(
     texts: Texts = None, /, *, text: str = Score.text, tokens: bool = Score.tokens, options: Options = OPTIONS
 ) -> None:
-    """Score how likely texts are: each token is masked in turn, and its log-probability is summed.
+    """Score how likely texts are: each token is masked in turn, and the log-probabilities are summed.
 
     Args:
         text: The column with the texts.
@@ -184,12 +184,12 @@ def follows(
 
 @dataclass(frozen=True)
 class Classify(TextPrediction[Row]):
-    """The label or labels of texts, or their value, as the model was fine-tuned."""
+    """The label, labels or number of each text, depending on the model."""
 
-    every_label: bool = False  # with the probability of every label
+    every_label: bool = False  # whether to include the probability of every label
 
     def predict(self, model: "Model", part: Inputs) -> list[Row]:
-        """Return a label with its probability, the labels that apply, or a value for each text."""
+        """Return the label with its probability, the labels, or the number of each text."""
         return [
             {name: _join(value) for name, value in row.items() if self.every_label or not isinstance(value, Mapping)}
             for row in model.predict_rows(part.texts, part.pairs)
@@ -228,7 +228,7 @@ def classify(
 
 
 def _join(value: object) -> object:
-    """Return several labels as one cell."""
+    """Join several labels in one cell."""
     return "|".join(value) if isinstance(value, tuple | list) else value
 
 
@@ -306,7 +306,7 @@ def _read_questions(question: str | None, contexts: Sequence[str] | None, path: 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts, the options of each, and the columns of the rows they came from."""
+    """Prompts, the options of each, and the columns of their rows."""
 
     texts: Sequence[str]
     options: Sequence[Sequence[str]]
@@ -314,7 +314,7 @@ class Prompts:
 
     @property
     def kept(self) -> Sequence[Mapping[str, object]]:
-        """Return what is written beside each choice."""
+        """Return the columns to write beside each choice."""
         rows = zip(self.texts, self.options, strict=True)
         return self.fields or [{"prompt": prompt, "options": "|".join(options)} for prompt, options in rows]
 
@@ -381,7 +381,7 @@ def choose(
     columns: Annotated[str, Parameter(name="--options")] = Choose.options,
     shared: PairOptions = TABLE_OPTIONS,
 ) -> None:
-    """Choose which of several options fits a text.
+    """Choose which of several options fits a prompt.
 
     Args:
         text: The column with the prompts.

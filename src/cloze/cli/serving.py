@@ -32,7 +32,7 @@ class Access:
     """Host names to accept, in addition to localhost and its addresses; * for any."""
 
     def find_key(self) -> str | None:
-        """Return the key from the flag, the file or the environment; refuse two different ones."""
+        """Return the key from the flag, the file or the environment; reject two different ones."""
         sources = {"--key": self.key, KEY_VARIABLE: os.environ.get(KEY_VARIABLE)}
         if self.key_file is not None:
             try:
@@ -40,7 +40,7 @@ class Access:
             except (OSError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{self.key_file}: the key cannot be read ({type(error).__name__})") from error
         for source, key in sources.items():
-            # An empty variable or file is a mistake, for instance of a script: it must not open the service to all.
+            # An empty variable or file is a mistake, for instance of a script, and must not disable access control.
             if key is not None and not key.strip():
                 remedy = "give a key (openssl rand -hex 24 makes one), or leave it out to need none"
                 raise ConfigError(f"{source} is empty; {remedy}")
@@ -106,12 +106,12 @@ def serve(
             else:
                 print(message)
             sys.stdout.flush()
-        except OSError as error:  # a full disk, or a reader that has gone: the service works without them
+        except OSError as error:  # a full disk or a closed pipe; the service works without standard output
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             print(f"cloze: note: standard output cannot be written ({error.strerror}); {message}", file=sys.stderr)
 
     def say(line: str) -> None:
-        with suppress(OSError):  # the service works without it
+        with suppress(OSError):  # the service works without standard error
             print(f"cloze: {line}", file=sys.stderr, flush=True)
 
     run(

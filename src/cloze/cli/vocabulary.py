@@ -32,7 +32,7 @@ def vocab(
     settings: Annotated[VocabularySettings, Parameter(name="*")] = DEFAULTS,
     json: bool = False,
 ) -> None:
-    """Learn a WordPiece vocabulary; the same text gives the same bytes.
+    """Learn a WordPiece vocabulary; the result is reproducible.
 
     Args:
         out: The folder to write.
@@ -54,12 +54,12 @@ def vocab(
     print(f"{learned.folder}: {learned.size:,} pieces, {casing}")
     print(
         f"{fit.words:,} words, {fit.distinct_words:,} different; {fit.one_piece:.1%} are one piece, "
-        f"{fit.unknown:.2%} [UNK]; {fit.pieces_per_word:.3f} pieces a word"
+        f"{fit.unknown:.2%} [UNK]; {fit.pieces_per_word:.3f} pieces per word"
     )
 
 
 def tokens(
-    texts: Annotated[list[str] | None, Parameter(help="Texts; if there are none, the lines of standard input.")] = None,
+    texts: Annotated[list[str] | None, Parameter(help="Texts; by default, the lines of standard input.")] = None,
     /,
     *,
     model: Path = Path(SHIPPED_MODEL),
@@ -94,9 +94,9 @@ def tokens(
         ]
         print_table(("piece", "id", "segment", "offsets", "rung"), rows)
         if encoding.unknown:
-            print(f"{encoding.unknown} given up as [UNK]")
+            print(f"[UNK] tokens: {encoding.unknown}")
         if encoding.dropped:
-            print(f"{encoding.dropped} pieces beyond the limit were left out")
+            print(f"{encoding.dropped} pieces beyond the limit were truncated")
 
 
 def coverage(
@@ -155,12 +155,12 @@ def _print_coverage(measured: "Coverage", top: int, best: int) -> None:
     ]
     print_table(("rung", "", "words", "share"), sorted(rows))
     print(
-        f"{measured.words:,} words, {measured.tokens:,} pieces: {measured.pieces_per_word:.3f} pieces a word, "
+        f"{measured.words:,} words, {measured.tokens:,} pieces: {measured.pieces_per_word:.3f} pieces per word, "
         f"{measured.unknown_rate:.3%} with an [UNK]"
     )
     if measured.unknown:
         shown = ", ".join(f"{form[:20]} ({count:,})" for form, count in measured.unknown[:10])
-        print(f"given up most often: {shown}")
+        print(f"most frequent [UNK]: {shown}")
     if not measured.candidates:
         print("no word is worth adding")
         return
@@ -171,7 +171,7 @@ def _print_coverage(measured: "Coverage", top: int, best: int) -> None:
         title="words worth adding",
     )
     count = min(best, len(measured.candidates))
-    print(f"adding the best {count:,}: {measured.pieces_per_word_with(count):.3f} pieces a word")
+    print(f"adding the best {count:,}: {measured.pieces_per_word_with(count):.3f} pieces per word")
 
 
 def _coverage_as_json(measured: "Coverage", best: int) -> dict[str, object]:
