@@ -1,11 +1,12 @@
-"""Three tasks answered in turns by one loaded base, and what adapters take on disk and in changing.
+"""Switch between task adapters on one loaded base model; measure their size, parameter share and switching time.
 
     python benchmarks/adapters.py [--rows 800] [--scored 100] [--threads 1]
 
-Three adapters are trained on all-MiniLM-L6-v2 by `finetune`: MRPC, SST-2 and STS-B, the first rows of each, one epoch.
-Then a single model, loaded once, answers their dev rows one by one, changing the adapter before every answer; each
-answer is compared with that of the same adapter loaded alone. The second table has the kinds of adapters on a random
-model of the shape of BERT-base (or on --model): which share of it they train, their size on disk, and a change.
+The first table: `finetune` trains three adapters on all-MiniLM-L6-v2 (MRPC, SST-2 and STS-B, the first rows of each,
+one epoch). A single model, loaded once, then predicts their dev rows one by one and switches the adapter before every
+prediction. Each output is compared with that of the same adapter loaded alone. The second table lists the kinds of
+adapters on a random model of BERT-base's shape (or on --model): the share of parameters that each trains, its size on
+disk, and its switching time.
 """
 
 import argparse
@@ -62,18 +63,18 @@ class Trained:
 
     @property
     def dev(self) -> LabelledTexts:
-        """The rows to answer."""
+        """Return the dev rows."""
         assert isinstance(self.data.dev, LabelledTexts)
         return self.data.dev
 
     def answer(self, model: Model, row: int) -> Floats:
-        """The raw outputs for one row, alone in its batch."""
+        """Return the raw outputs for one row, in a batch of its own."""
         pair = None if self.dev.pairs is None else [self.dev.pairs[row]]
         found: Floats = model.logits([self.dev.texts[row]], pair)[0]
         return found
 
     def score(self, answers: Sequence[Floats]) -> str:
-        """The metrics and their values."""
+        """Return the metrics and their values as text."""
         found = np.stack(answers)
         told = found[:, 0] if self.data.kind.targets == "number" else found.argmax(1)
         values = score(self.data.metrics, list(self.dev.targets or ()), told.tolist())
@@ -81,7 +82,7 @@ class Trained:
 
 
 def train(name: str, data: Path, place: Path, rows: int, scored: int) -> Trained:
-    """An adapter for the first rows of a task."""
+    """Train an adapter on the first rows of a task."""
     folder, kind = TASKS[name]
     source = Source(name, first_rows(data / "glue" / folder, place / folder, rows, scored))
     settings = FinetuneSettings(epochs=1, batch_size=16, max_length=128, adapter=kind)
@@ -89,14 +90,14 @@ def train(name: str, data: Path, place: Path, rows: int, scored: int) -> Trained
 
 
 def timed_use(model: Model, name: str | None) -> float:
-    """Seconds that a change takes."""
+    """Return the seconds that switching to an adapter takes."""
     started = time.perf_counter()
     model.use(name)
     return time.perf_counter() - started
 
 
 def answer_in_turns(tasks: Sequence[Trained]) -> None:
-    """Answer all rows with one model, compare with the adapters alone, and print."""
+    """Predict all rows with one model, compare the outputs with those of each adapter alone, and print a table."""
     started = time.perf_counter()
     model = cloze.load(minilm(), device="cpu")
     loading = time.perf_counter() - started
@@ -109,7 +110,7 @@ def answer_in_turns(tasks: Sequence[Trained]) -> None:
             if row < len(task.dev):
                 times[task.name].append(timed_use(model, task.name))
                 answers[task.name].append(task.answer(model, row))
-    print(f"{'task':<8}{'adapter':<10}{'rows':>5}  {'scores':<32}{'as alone':>9}{'change: median, most (ms)':>28}")
+    print(f"{'task':<8}{'adapter':<10}{'rows':>5}  {'scores':<32}{'as alone':>9}{'switch: median, max (ms)':>28}")
     for task in tasks:
         alone = cloze.load(task.run, device="cpu")
         same = sum(np.array_equal(task.answer(alone, row), told) for row, told in enumerate(answers[task.name]))
@@ -124,7 +125,7 @@ def answer_in_turns(tasks: Sequence[Trained]) -> None:
 
 
 def make_base(folder: Path) -> Path:
-    """A random model with a vocabulary of nothing in particular."""
+    """Save a random model with an arbitrary vocabulary."""
     pieces = [*SPECIAL, *(f"word{number}" for number in range(30522 - len(SPECIAL)))]
     bert = Bert.fresh(preset("base"), ("mlm", "nsp"))
     save_folder(ModelFolder(bert, Tokenizer.from_vocabulary(pieces, lowercase=True)), folder)
@@ -132,7 +133,7 @@ def make_base(folder: Path) -> Path:
 
 
 def make_adapter(base: Path, folder: Path, attachment: Attachment) -> float:
-    """A fresh adapter on disk; returns the share of the parameters that it trains."""
+    """Save a new adapter; return the share of the parameters that it trains."""
     contents = load_folder(base)
     whole = contents.model.parameter_count()
     attach(contents.model, attachment, seed=0)
@@ -143,17 +144,17 @@ def make_adapter(base: Path, folder: Path, attachment: Attachment) -> float:
 
 
 def size(folder: Path) -> int:
-    """Bytes of all files below a folder."""
+    """Return the bytes of all files below a folder."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def compare_kinds(base: Path, place: Path, changes: int) -> None:
-    """What each kind takes; the weights do not matter to that."""
+    """Print parameters, size and switching time of each kind of adapter; random weights are enough for that."""
     shares = {kind: make_adapter(base, place / kind, attachment) for kind, attachment in KINDS.items()}
     model = cloze.load(base, device="cpu")
     for kind in KINDS:
         model.attach(kind, place / kind)
-    print(f"{'kind':<22}{'trained':>9}{'folder':>12}{'of base':>9}{'change: median, most (ms)':>28}")
+    print(f"{'kind':<22}{'trained':>9}{'folder':>12}{'of base':>9}{'switch: median, max (ms)':>28}")
     for kind in KINDS:
         times = []
         for _ in range(changes):
@@ -167,13 +168,15 @@ def compare_kinds(base: Path, place: Path, changes: int) -> None:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the arguments and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_data(parser)
-    parser.add_argument("--rows", type=int, default=800, help="training rows of each task")
-    parser.add_argument("--scored", type=int, default=100, help="dev rows of each task")
-    parser.add_argument("--model", type=Path, help="the base of the second table")
-    parser.add_argument("--changes", type=int, default=200, help="of the second table")
+    parser.add_argument("--rows", type=int, default=800, help="training rows per task (default: 800)")
+    parser.add_argument("--scored", type=int, default=100, help="dev rows per task (default: 100)")
+    parser.add_argument("--model", type=Path, help="base model of the second table (default: random weights)")
+    parser.add_argument(
+        "--changes", type=int, default=200, help="adapter switches per kind in the second table (default: 200)"
+    )
     parser.add_argument("--threads", type=int, default=1)
     asked = parser.parse_args()
     asked.data = find_data(asked.data, "glue")

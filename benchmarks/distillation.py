@@ -1,11 +1,11 @@
-"""How much of a fine-tuned model a student with half of its layers keeps, with its teacher's help and without.
+"""Measure how much of a fine-tuned model's score a student with half of its layers retains.
 
     python benchmarks/distillation.py [--tasks sst-2 sts-b] [--seeds 3] [--ways distilled "labels alone"]
 
-The teacher is all-MiniLM-L6-v2 (six layers), fine-tuned on the task as scores.py does it; the students start from three
-of its layers and differ in what they learn from: everything that its teacher shows, its answers alone, the labels
-alone, and so on. Prints dev scores, mean and spread over the seeds, and the share of the teacher's score that is kept.
-Scores are kept beside this script, and the same command goes on with what is missing.
+The teacher is all-MiniLM-L6-v2 (six layers), fine-tuned on the task as in scores.py. The students start from three of
+its layers and differ in their loss: the full distillation loss, the teacher's logits alone, the labels alone, and
+further ablations. Prints the mean and standard deviation of the dev scores over the seeds, and the share of the
+teacher's score. Scores are stored beside this script, and re-running the same command measures what is missing.
 """
 
 import argparse
@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 KEPT = KeptScores(Path(__file__).with_suffix(".json"))
 WAYS: dict[str, dict[str, Any]] = {
     "distilled": {},
-    "labels alone": {  # as fine-tuning usually is
+    "labels alone": {  # plain fine-tuning
         "dropout": 0.1,
         "labels_weight": 1.0,
         "logits_weight": 0.0,
@@ -50,7 +50,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def measure(source: Source, ways: list[str], seed: int, out: Path) -> dict[str, float]:
-    """Dev scores of a teacher and of its students, with one seed."""
+    """Return the dev scores of a teacher and its students for one seed."""
 
     def student(way: str) -> float:
         teacher = tune(source, "cloze", seed, out)
@@ -62,7 +62,7 @@ def measure(source: Source, ways: list[str], seed: int, out: Path) -> dict[str, 
     def teacher() -> float:
         return TEACHERS.get(f"{source.task} cloze {seed}", partial(score, source, "cloze", seed, out))
 
-    # Kept with its students: a teacher that is trained anew is not the one that they had.
+    # Cached together with its students: they must be compared with the teacher that taught them.
     scores = {"teacher": KEPT.get(f"{source.task} teacher {seed}", teacher)}
     for way in ways:
         scores[way] = KEPT.get(f"{source.task} {way} {seed}", partial(student, way))
@@ -71,25 +71,27 @@ def measure(source: Source, ways: list[str], seed: int, out: Path) -> dict[str, 
 
 
 def show(task: str, found: list[dict[str, float]]) -> None:
-    """The table of a task."""
+    """Print the table of one task."""
     spread: Callable[[list[float]], float] = lambda values: stdev(values) if len(values) > 1 else 0.0  # noqa: E731
-    print(f"\n{task:<22}{'score':>10}{'deviation':>12}{'kept':>9}")
+    print(f"\n{task:<22}{'score':>10}{'deviation':>12}{'of teacher':>12}")
     for name in found[0]:
         values = [scores[name] for scores in found]
         positive = all(scores["teacher"] > 0 for scores in found)
-        kept = mean(scores[name] / scores["teacher"] for scores in found) if positive else float("nan")
-        print(f"{name:<22}{mean(values):>10.4f}{spread(values):>12.4f}{kept:>9.1%}")
+        retained = mean(scores[name] / scores["teacher"] for scores in found) if positive else float("nan")
+        print(f"{name:<22}{mean(values):>10.4f}{spread(values):>12.4f}{retained:>12.1%}")
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the arguments, measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_data(parser)
     parser.add_argument("--tasks", nargs="+", default=["sst-2", "sts-b"], choices=FOLDERS)
     parser.add_argument("--ways", nargs="+", default=["distilled", "labels alone"], choices=WAYS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--out", type=Path, default=Path("runs/scores"), help="where teachers and students are")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs/scores"), help="folder for teachers and students (default: runs/scores)"
+    )
     asked = parser.parse_args()
     if not is_published(asked.data):
         KEPT.move(asked.out / "distillation.json")

@@ -1,13 +1,13 @@
-"""Which learning rate and how many epochs suit a model of some size and a number of rows: dev scores over a grid.
+"""Search learning rates and epochs for fine-tuning: dev scores over a grid of models, tasks and row counts.
 
     python benchmarks/finetuning_defaults.py [--data ../shared/data] [--models minilm m3e-small cloze-mini FOLDER]
         [--tasks sst-2 scicite mrpc] [--sizes 200 1000] [--rates 5e-5 1e-4 2e-4 4e-4 1e-3] [--epochs 3 10]
         [--batch-size 16] [--way full] [--pooling cls] [--max-length 64] [--seeds 1] [--out runs/defaults]
 
-Every cell is a fine-tuning by the product's own function, scored by the task's main metric in percent. Rows are drawn
-with a fixed seed, dev rows are capped. The scores are kept in --out/scores.json, and re-running the same command
-measures what is missing. It prints a Markdown table: one line per model, task, size and number of epochs, one column
-per rate. Rate 0, 0 epochs and batch size 0 stand for the product's defaults.
+Every cell is one fine-tuning run, scored by the task's main metric in percent. Training rows are sampled with a fixed
+seed; the number of dev rows is limited. Scores are stored in --out/scores.json, and re-running the same command
+measures what is missing. Prints a Markdown table with one line per model, task, size and number of epochs, and one
+column per learning rate. Rate 0, 0 epochs and batch size 0 stand for the product's defaults.
 """
 
 import argparse
@@ -41,12 +41,12 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-# Dev rows that are scored after each epoch, which costs time; the final score is that of all drawn dev rows.
+# A run evaluates this many dev rows after each epoch, to save time; the final score uses all sampled dev rows.
 SCORED_PER_EPOCH = 8
 
 
 def score(data: TaskData, model: str, out: Path, settings: FinetuneSettings) -> float:
-    """Return the main metric on the dev rows of one fine-tuning."""
+    """Fine-tune once and return the main metric on the dev rows."""
     few = replace(data, dev=data.dev.select(range(min(SCORED_PER_EPOCH, len(data.dev)))))
     run = finetune_rows(few, {"task": data.kind.name, "data": "sample"}, model, out, settings=settings, fresh=True)
     evaluation = evaluate_examples(load(run), data.kind, data.dev, data.metrics)
@@ -55,7 +55,7 @@ def score(data: TaskData, model: str, out: Path, settings: FinetuneSettings) -> 
 
 
 def measure(arguments: argparse.Namespace) -> None:
-    """Fine-tune what has not been, and print a line for each model, task, size and number of epochs."""
+    """Run missing cells, and print one line per model, task, size and number of epochs."""
     kept = KeptScores(arguments.out / "scores.json")
     print("| model | task | rows | way | batch | epochs |", " | ".join(f"{rate:g}" for rate in arguments.rates), "|")
     print("|---" * (6 + len(arguments.rates)) + "|")
@@ -87,8 +87,8 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the arguments."""
-    parser = argparse.ArgumentParser(description="Dev scores over learning rates and epochs, for few rows.")
+    """Parse the arguments and print the table."""
+    parser = argparse.ArgumentParser(description="Search learning rates and epochs for fine-tuning on few rows.")
     add_data(parser)
     parser.add_argument("--models", nargs="+", default=["cloze-mini"])
     parser.add_argument("--tasks", nargs="+", default=["sst-2", "scicite", "mrpc"], choices=TASKS)
