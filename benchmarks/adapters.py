@@ -178,14 +178,14 @@ def main() -> None:
         "--changes", type=int, default=200, help="adapter switches per kind in the second table (default: 200)"
     )
     parser.add_argument("--threads", type=int, default=1)
-    asked = parser.parse_args()
-    asked.data = find_data(asked.data, "glue")
-    torch.set_num_threads(asked.threads)
+    arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, "glue")
+    torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
-        answer_in_turns([train(task, asked.data, place, asked.rows, asked.scored) for task in TASKS])
+        answer_in_turns([train(task, arguments.data, place, arguments.rows, arguments.scored) for task in TASKS])
         print()
-        compare_kinds(asked.model or make_base(place / "base"), place, asked.changes)
+        compare_kinds(arguments.model or make_base(place / "base"), place, arguments.changes)
 
 
 if __name__ == "__main__":

@@ -148,32 +148,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--patience", type=float, default=45.0)
-    asked = parser.parse_args()
-    names = list(commands(asked.environment, 0))
+    arguments = parser.parse_args()
+    names = list(commands(arguments.environment, 0))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         Path(folder, "app.py").write_text(APP, encoding="utf-8")
         ports = {name: 18_100 + number for number, name in enumerate(names)}
         processes = {
-            name: stack.enter_context(serving(commands(asked.environment, port)[name], folder, port))
+            name: stack.enter_context(serving(commands(arguments.environment, port)[name], folder, port))
             for name, port in ports.items()
         }
         taken: dict[str, list[list[float]]] = {name: [] for name in names}
-        for _ in range(asked.rounds):
+        for _ in range(arguments.rounds):
             for name, port in ports.items():
-                taken[name].append(asyncio.run(press(port, asked.seconds)))
+                taken[name].append(asyncio.run(press(port, arguments.seconds)))
         print("| server | requests/s (median of rounds, min, max) | p50, ms | p99, ms |\n|---|---|---|---|")
         for name, rounds in taken.items():
-            rates = sorted(len(one) / asked.seconds for one in rounds)
+            rates = sorted(len(one) / arguments.seconds for one in rounds)
             waits = sorted(wait * 1000 for one in rounds for wait in one)
             p50, p99 = waits[len(waits) // 2], waits[int(0.99 * len(waits))]
             print(f"| {name} | {median(rates):,.0f} ({rates[0]:,.0f}, {rates[-1]:,.0f}) | {p50:.2f} | {p99:.2f} |")
         for name, port in ports.items():
             for what, (first, again) in SLOW.items():
-                seconds, _ = hold_on(port, first, again, 0.5, asked.patience)
+                seconds, _ = hold_on(port, first, again, 0.5, arguments.patience)
                 print(f"{name}; {what}: {f'closed after {seconds:.1f} s' if seconds else 'open'}", flush=True)
             for what, (first, again) in ENDLESS.items():
                 before = memory(processes[name].pid)
-                seconds, sent = hold_on(port, first, again, 0.0, asked.patience)
+                seconds, sent = hold_on(port, first, again, 0.0, arguments.patience)
                 grown = memory(processes[name].pid) - before
                 end = f"closed after {seconds:.1f} s" if seconds else "open"
                 print(f"{name}; {what}: {end}, {sent / 1e6:.1f} MB read, {grown / 1e6:+.1f} MB memory", flush=True)

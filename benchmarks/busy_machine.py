@@ -50,22 +50,22 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0, help="duration of one turn of prediction")
     parser.add_argument("--model", default="cloze-mini")
-    asked = parser.parse_args()
-    variants = [*(str(count) for count in asked.fixed), CHOSEN]
+    arguments = parser.parse_args()
+    variants = [*(str(count) for count in arguments.fixed), CHOSEN]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         scratch = Path(folder)
-        if "training" in asked.only:
+        if "training" in arguments.only:
             write_corpus(scratch)
         rates = {
             workload: {
-                variant: stack.enter_context(measured(workload, variant, scratch, asked)) for variant in variants
+                variant: stack.enter_context(measured(workload, variant, scratch, arguments)) for variant in variants
             }
-            for workload in asked.only
+            for workload in arguments.only
         }
-        for busy in asked.busy:
+        for busy in arguments.busy:
             with busy_processes(busy):
                 for workload, workers in rates.items():
-                    compare(workload, busy, workers, asked.rounds, asked.seconds)
+                    compare(workload, busy, workers, arguments.rounds, arguments.seconds)
 
 
 def compare(workload: str, busy: int, workers: dict[str, Any], rounds: int, seconds: float) -> None:
@@ -103,13 +103,13 @@ def environment(variant: str) -> dict[str, str]:
 
 
 @contextmanager
-def measured(workload: str, variant: str, scratch: Path, asked: argparse.Namespace) -> Iterator[Any]:
+def measured(workload: str, variant: str, scratch: Path, arguments: argparse.Namespace) -> Iterator[Any]:
     """Start the process of a variant; yield a function that returns its rate over a number of seconds."""
     if workload == "service":
-        with service(variant, asked.model) as rate:
+        with service(variant, arguments.model) as rate:
             yield rate
         return
-    command = [sys.executable, __file__, "--worker", f"{workload} {variant}", str(scratch), asked.model]
+    command = [sys.executable, __file__, "--worker", f"{workload} {variant}", str(scratch), arguments.model]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment(variant)
     ) as process:

@@ -102,27 +102,29 @@ def main() -> None:
     parser.add_argument(
         "--lines", type=int, default=200_000, help="maximum lines of --text to count (default: 200,000)"
     )
-    given = parser.parse_args()
-    needed = ("sighan_csc/sighan14", "sighan_csc/sighan15") if given.language == "chinese" else ()
-    given.data = find_data(given.data, *needed) / "sighan_csc"
-    if given.language == "english" and given.test is None:
+    arguments = parser.parse_args()
+    needed = ("sighan_csc/sighan14", "sighan_csc/sighan15") if arguments.language == "chinese" else ()
+    arguments.data = find_data(arguments.data, *needed) / "sighan_csc"
+    if arguments.language == "english" and arguments.test is None:
         raise SystemExit("--test is missing: name a text that the model was not trained on")
-    chinese = given.language == "chinese"
-    if chinese and given.similar is None:
+    chinese = arguments.language == "chinese"
+    if chinese and arguments.similar is None:
         raise SystemExit("--similar is missing: write the list of characters with scripts/make_similar.py")
-    tune, test = chinese_rows(given.data) if chinese else english_rows(given.test, given.rows)
-    similar: Similar = read_synonyms(given.similar) if chinese else {}
-    model = load(given.model)
-    for reading in given.reading:
+    tune, test = chinese_rows(arguments.data) if chinese else english_rows(arguments.test, arguments.rows)
+    similar: Similar = read_synonyms(arguments.similar) if chinese else {}
+    model = load(arguments.model)
+    for reading in arguments.reading:
         settings = CorrectionSettings(reading=reading)
         ask = partial(proposed_changes, model, settings=settings)
         print_scores(f"model, {reading}", tune, test, partial(ask, similar=similar))
         if chinese:
             print_scores(f"model, {reading}, any character", tune, test, ask)
-    if given.text is not None:
-        lines = list(islice((line for document in read_documents([given.text]) for line in document), given.lines))
+    if arguments.text is not None:
+        lines = list(
+            islice((line for document in read_documents([arguments.text]) for line in document), arguments.lines)
+        )
         ways = {"n-grams": None} | (
-            {"n-grams, with pairs": read_corrections(given.pairs, training=True)} if given.pairs else {}
+            {"n-grams, with pairs": read_corrections(arguments.pairs, training=True)} if arguments.pairs else {}
         )
         for way, rows in ways.items():
             counts = NgramCorrector(model.tokenizer, lines, CorrectionSettings(), similar, rows)

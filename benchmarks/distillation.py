@@ -92,15 +92,15 @@ def main() -> None:
     parser.add_argument(
         "--out", type=Path, default=Path("runs/scores"), help="folder for teachers and students (default: runs/scores)"
     )
-    asked = parser.parse_args()
-    if not is_published(asked.data):
-        KEPT.move(asked.out / "distillation.json")
-        TEACHERS.move(asked.out / "scores.json")
-    asked.data = find_data(asked.data, *(FOLDERS[task] for task in asked.tasks))
-    torch.set_num_threads(asked.threads)
-    for task in asked.tasks:
-        source = source_of(task, asked.data, asked.out)
-        show(task, [measure(source, asked.ways, seed, asked.out) for seed in range(asked.seeds)])
+    arguments = parser.parse_args()
+    if not is_published(arguments.data):
+        KEPT.move(arguments.out / "distillation.json")
+        TEACHERS.move(arguments.out / "scores.json")
+    arguments.data = find_data(arguments.data, *(FOLDERS[task] for task in arguments.tasks))
+    torch.set_num_threads(arguments.threads)
+    for task in arguments.tasks:
+        source = source_of(task, arguments.data, arguments.out)
+        show(task, [measure(source, arguments.ways, seed, arguments.out) for seed in range(arguments.seeds)])
 
 
 if __name__ == "__main__":

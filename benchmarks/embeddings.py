@@ -36,15 +36,17 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=20_000, help="maximum lines of --text")
     parser.add_argument("--rows", type=int, help="number of dev pairs (default: all)")
     parser.add_argument("--json", action="store_true")
-    given = parser.parse_args()
-    given.data = find_data(given.data, "glue/STS-B/dev.tsv")
-    pairs = read_pairs(given.data, given.rows)
+    arguments = parser.parse_args()
+    arguments.data = find_data(arguments.data, "glue/STS-B/dev.tsv")
+    pairs = read_pairs(arguments.data, arguments.rows)
     lines: list[str] = []
-    if given.text is not None:
-        lines = list(islice((line for document in read_documents([given.text]) for line in document), given.lines))
-    for name in [*given.models, str(minilm())]:
+    if arguments.text is not None:
+        lines = list(
+            islice((line for document in read_documents([arguments.text]) for line in document), arguments.lines)
+        )
+    for name in [*arguments.models, str(minilm())]:
         report = report_embeddings(load(name), *pairs, fit_on=lines)
-        if given.json:
+        if arguments.json:
             print(json.dumps({"model": name, "ways": [way.row() for way in report.ways], "advice": report.advice}))
             continue
         print(f"\n{name}, {len(pairs[0]):,} pairs\n{'vectors':<22}{'size':>6}{'spearman':>10}{'cosine':>9}{'first':>8}")

@@ -140,9 +140,9 @@ def main() -> None:
     add_data(parser)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    asked = parser.parse_args()
-    glue = find_data(asked.data, "glue/MRPC") / "glue"
-    measure_speed(glue / "MRPC", asked.steps, asked.threads)
+    arguments = parser.parse_args()
+    glue = find_data(arguments.data, "glue/MRPC") / "glue"
+    measure_speed(glue / "MRPC", arguments.steps, arguments.threads)
 
 
 if __name__ == "__main__":

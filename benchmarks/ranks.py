@@ -1,10 +1,10 @@
-"""Two processes with one thread each beside one process with two threads: tokens a second, DDP and FSDP2.
+"""Compare training with two processes of one thread each (DDP and FSDP2) to one process with two threads.
 
     python benchmarks/ranks.py [--preset mini] [--steps 40] [--rounds 3] [--precision fp32]
 
-The same training of the bundled books each time, in turns. Speeds are those that the runs write down themselves, the
-first ten steps left out. Losses should agree: the last one is printed, and how far any of a curve is from one
-process's, as a share of it.
+Every variant runs the same training on the bundled books, in turns. Tokens per second come from the runs' own metrics,
+without the first ten steps. The last column checks that the losses agree: the final loss, and the largest relative
+deviation of the loss curve from that of one process.
 """
 
 import argparse
@@ -31,7 +31,7 @@ WAYS = {
 def train(
     way: str, data: Path, out: Path, preset: str, steps: int, precision: str = "auto"
 ) -> tuple[float, list[float]]:
-    """Tokens a second and the losses of one run."""
+    """Train once; return tokens per second and the losses."""
     launcher, flags = WAYS[way]
     words = ["pretrain", str(data), "--out", str(out), "--preset", preset, "--steps", str(steps), "--dropout", "0"]
     words += ["--precision", precision]
@@ -42,8 +42,8 @@ def train(
 
 
 def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description="Two processes beside one.")
+    """Parse the arguments and print the table."""
+    parser = argparse.ArgumentParser(description="Compare training with two processes to one.")
     parser.add_argument("--preset", default="mini")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--rounds", type=int, default=3)
@@ -66,7 +66,7 @@ def main() -> None:
         apart = max(abs(loss / one - 1) for loss, one in zip(losses[way], losses[alone], strict=True))
         print(
             f"{way:<26} {median(values):7,.0f} tokens/s  {ratio:.2f} of one process  "
-            f"last loss {losses[way][-1]:.6f}, all within {apart:.1e}"
+            f"last loss {losses[way][-1]:.6f}, largest deviation {apart:.1e}"
         )
 
 
