@@ -76,8 +76,8 @@ class Trained:
     def score(self, answers: Sequence[Floats]) -> str:
         """Return the metrics and their values as text."""
         found = np.stack(answers)
-        told = found[:, 0] if self.data.kind.targets == "number" else found.argmax(1)
-        values = score(self.data.metrics, list(self.dev.targets or ()), told.tolist())
+        predictions = found[:, 0] if self.data.kind.targets == "number" else found.argmax(1)
+        values = score(self.data.metrics, list(self.dev.targets or ()), predictions.tolist())
         return ", ".join(f"{metric} {value:.3f}" for metric, value in values.items())
 
 
@@ -113,7 +113,9 @@ def answer_in_turns(tasks: Sequence[Trained]) -> None:
     print(f"{'task':<8}{'adapter':<10}{'rows':>5}  {'scores':<32}{'as alone':>9}{'switch: median, max (ms)':>28}")
     for task in tasks:
         alone = cloze.load(task.run, device="cpu")
-        same = sum(np.array_equal(task.answer(alone, row), told) for row, told in enumerate(answers[task.name]))
+        same = sum(
+            np.array_equal(task.answer(alone, row), predictions) for row, predictions in enumerate(answers[task.name])
+        )
         took = [1000 * seconds for seconds in times[task.name]]
         print(
             f"{task.name:<8}{TASKS[task.name][1]:<10}{len(took):>5}  {task.score(answers[task.name]):<32}"

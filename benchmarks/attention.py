@@ -39,11 +39,11 @@ def measure(shape: tuple[int, int, int, int], kind: torch.dtype) -> list[float]:
     gradient = torch.randn(rows, heads, length, size, dtype=kind)
     best = {fused: float("inf"), written_out: float("inf")}
     for _ in range(12):
-        for way in best:
+        for variant in best:
             projected.grad = None
             start = time.perf_counter()
-            way(*projected.permute(2, 0, 3, 1, 4)).backward(gradient)  # type: ignore[no-untyped-call]
-            best[way] = min(best[way], time.perf_counter() - start)
+            variant(*projected.permute(2, 0, 3, 1, 4)).backward(gradient)  # type: ignore[no-untyped-call]
+            best[variant] = min(best[variant], time.perf_counter() - start)
     return [1000 * seconds for seconds in best.values()]
 
 

@@ -74,7 +74,7 @@ def counted_changes(counts: NgramCorrector, texts: Sequence[str]) -> Changes:
 
 
 def print_scores(
-    way: str, tune: Corrections, test: Corrections, changes_of: Callable[[Sequence[str]], Changes]
+    method: str, tune: Corrections, test: Corrections, changes_of: Callable[[Sequence[str]], Changes]
 ) -> None:
     """Choose a threshold on the tuning rows; print the scores on these and on the test rows."""
     tuning, testing = changes_of(tune.sources), changes_of(test.sources)
@@ -82,7 +82,7 @@ def print_scores(
     for split, rows, changes in (("tuning", tune, tuning), ("test", test, testing)):
         found = score_corrections(rows.sources, rows.targets, applied(rows.sources, changes, threshold))
         figures = {key: round(100 * found[key], 2) for key in SHOWN}
-        print(json.dumps({"way": way, "rows": split, "threshold": threshold, **figures}), flush=True)
+        print(json.dumps({"way": method, "rows": split, "threshold": threshold, **figures}), flush=True)
 
 
 def main() -> None:
@@ -123,12 +123,12 @@ def main() -> None:
         lines = list(
             islice((line for document in read_documents([arguments.text]) for line in document), arguments.lines)
         )
-        ways = {"n-grams": None} | (
+        methods = {"n-grams": None} | (
             {"n-grams, with pairs": read_corrections(arguments.pairs, training=True)} if arguments.pairs else {}
         )
-        for way, rows in ways.items():
+        for method, rows in methods.items():
             counts = NgramCorrector(model.tokenizer, lines, CorrectionSettings(), similar, rows)
-            print_scores(way, tune, test, partial(counted_changes, counts))
+            print_scores(method, tune, test, partial(counted_changes, counts))
 
 
 if __name__ == "__main__":

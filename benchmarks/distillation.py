@@ -21,14 +21,14 @@ import torch
 from cloze.tasks.rows import Source
 from cloze.train.distillation.distill import distill
 from cloze.train.distillation.settings import DistillSettings
-from kept_scores import KeptScores  # beside this file
+from kept_scores import ScoreCache  # beside this file
 from public_data import add_data, find_data, is_published  # beside this file
+from scores import CACHE as TEACHERS
 from scores import FOLDERS, score, source_of, tune
-from scores import KEPT as TEACHERS
 
 ROOT = Path(__file__).parents[1]
-KEPT = KeptScores(Path(__file__).with_suffix(".json"))
-WAYS: dict[str, dict[str, Any]] = {
+CACHE = ScoreCache(Path(__file__).with_suffix(".json"))
+METHODS: dict[str, dict[str, Any]] = {
     "distilled": {},
     "labels alone": {  # plain fine-tuning
         "dropout": 0.1,
@@ -49,13 +49,13 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(source: Source, ways: list[str], seed: int, out: Path) -> dict[str, float]:
+def measure(source: Source, methods: list[str], seed: int, out: Path) -> dict[str, float]:
     """Return the dev scores of a teacher and its students for one seed."""
 
-    def student(way: str) -> float:
+    def student(method: str) -> float:
         teacher = tune(source, "cloze", seed, out)
-        settings = DistillSettings(layers=3, seed=seed, **WAYS[way])
-        run = distill(source, teacher, out / f"{source.task}-{way.replace(' ', '-')}-{seed}", settings=settings)
+        settings = DistillSettings(layers=3, seed=seed, **METHODS[method])
+        run = distill(source, teacher, out / f"{source.task}-{method.replace(' ', '-')}-{seed}", settings=settings)
         report = json.loads((run / "distillation.json").read_text(encoding="utf-8"))
         return float(report["student"]["scores"][report["metric"]])
 
@@ -63,10 +63,10 @@ def measure(source: Source, ways: list[str], seed: int, out: Path) -> dict[str, 
         return TEACHERS.get(f"{source.task} cloze {seed}", partial(score, source, "cloze", seed, out))
 
     # Cached together with its students: they must be compared with the teacher that taught them.
-    scores = {"teacher": KEPT.get(f"{source.task} teacher {seed}", teacher)}
-    for way in ways:
-        scores[way] = KEPT.get(f"{source.task} {way} {seed}", partial(student, way))
-        print(f"  {source.task}, seed {seed}, {way}: {scores[way]:.4f} of {scores['teacher']:.4f}", flush=True)
+    scores = {"teacher": CACHE.get(f"{source.task} teacher {seed}", teacher)}
+    for method in methods:
+        scores[method] = CACHE.get(f"{source.task} {method} {seed}", partial(student, method))
+        print(f"  {source.task}, seed {seed}, {method}: {scores[method]:.4f} of {scores['teacher']:.4f}", flush=True)
     return scores
 
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_data(parser)
     parser.add_argument("--tasks", nargs="+", default=["sst-2", "sts-b"], choices=FOLDERS)
-    parser.add_argument("--ways", nargs="+", default=["distilled", "labels alone"], choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=["distilled", "labels alone"], choices=METHODS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
@@ -94,7 +94,7 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     if not is_published(arguments.data):
-        KEPT.move(arguments.out / "distillation.json")
+        CACHE.move(arguments.out / "distillation.json")
         TEACHERS.move(arguments.out / "scores.json")
     arguments.data = find_data(arguments.data, *(FOLDERS[task] for task in arguments.tasks))
     torch.set_num_threads(arguments.threads)

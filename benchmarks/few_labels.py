@@ -33,7 +33,7 @@ from cloze.predict import evaluate
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
-from kept_scores import KeptScores  # beside this file
+from kept_scores import ScoreCache  # beside this file
 from public_data import add_data, find_data  # beside this file
 from task_samples import TASKS, read_sample  # beside this file
 
@@ -43,7 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "full": {"few": False},
     "auto": {},
 }
-WAYS = ("tfidf", *SETTINGS)
+METHODS = ("tfidf", *SETTINGS)
 SCORED_BY_RUNS = 20  # Dev rows that a run evaluates after every epoch; the final score uses all of them.
 
 Rows = list[dict[str, str]]
@@ -114,21 +114,21 @@ class Cell:
     task: str
     model: str
     size: int
-    way: str
+    method: str
     seed: int
 
     @property
     def key(self) -> str:
         """The key of the cell in the score file."""
-        return f"{Path(self.model).name} {self.task} {self.size} {self.way} {self.seed}"
+        return f"{Path(self.model).name} {self.task} {self.size} {self.method} {self.seed}"
 
-    def measure(self, arguments: argparse.Namespace, kept: KeptScores) -> float:
+    def measure(self, arguments: argparse.Namespace, kept: ScoreCache) -> float:
         """Return the accuracy; the CPU seconds are stored under a key of their own."""
         train, dev = draw_rows(arguments.data, self.task, self.size, arguments.dev_rows, self.seed, arguments.out)
-        if self.way == "tfidf":
+        if self.method == "tfidf":
             accuracy, seconds = score_tfidf(train, dev, chinese=TASKS[self.task].is_chinese)
         else:
-            settings = FinetuneSettings(max_length=64, precision="fp32", seed=self.seed, **SETTINGS[self.way])
+            settings = FinetuneSettings(max_length=64, precision="fp32", seed=self.seed, **SETTINGS[self.method])
             out = arguments.out / self.key.replace(" ", "-")
             accuracy, seconds = score_run(train, dev, self.model, out, settings)
         kept.get(f"{self.key} seconds", lambda: seconds)
@@ -137,14 +137,14 @@ class Cell:
 
 def print_table(arguments: argparse.Namespace) -> None:
     """Measure missing cells, and print one line per task and size."""
-    kept = KeptScores(arguments.out / "scores.json")
+    kept = ScoreCache(arguments.out / "scores.json")
     print("| task | model | rows |", " | ".join(arguments.ways), "| CPU seconds |")
     print("|---" * (4 + len(arguments.ways)) + "|")
     for size, task in product(arguments.sizes, arguments.tasks):
         model = arguments.model or choose_model(task)
         accuracies, seconds = [], []
-        for way in arguments.ways:
-            cells = [Cell(task, model, size, way, seed) for seed in range(arguments.seeds)]
+        for method in arguments.ways:
+            cells = [Cell(task, model, size, method, seed) for seed in range(arguments.seeds)]
             scores = [kept.get(cell.key, partial(cell.measure, arguments, kept)) for cell in cells]
             accuracies.append(", ".join(f"{100 * score:.1f}" for score in scores))
             seconds.append(f"{mean(kept.get(f'{cell.key} seconds', float) for cell in cells):.0f}")
@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["sst-2", "scicite", "chnsenticorp"], choices=TASKS)
     parser.add_argument("--model", help="base model (default: chosen by the language of the task)")
     parser.add_argument("--sizes", nargs="+", type=int, default=[50, 200, 400, 1000])
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--dev-rows", type=int, default=500)
     parser.add_argument("--out", type=Path, default=Path("runs/few-labels"))

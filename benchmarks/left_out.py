@@ -39,17 +39,17 @@ def pretraining_step(model: Bert, ids: Tensor, saving: bool) -> Tensor:
 def classifying_step(model: Bert, ids: Tensor, saving: bool) -> Tensor:
     """Run the forward pass of a text classifier."""
     last = model(ids, torch.zeros_like(ids), None, first_positions(ids) if saving else None).last
-    said = task_logits(model, "sequence", last, [1] * len(ids))
-    return task_loss(said, torch.zeros(len(ids), dtype=torch.long), len(ids))
+    logits = task_logits(model, "sequence", last, [1] * len(ids))
+    return task_loss(logits, torch.zeros(len(ids), dtype=torch.long), len(ids))
 
 
-def best_of(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def best_of(variants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Return the shortest time of each variant, measured in turns."""
-    best = dict.fromkeys(ways, float("inf"))
+    best = dict.fromkeys(variants, float("inf"))
     for _ in range(rounds):
-        for name, way in ways.items():
+        for name, variant in variants.items():
             start = time.perf_counter()
-            way()
+            variant()
             best[name] = min(best[name], time.perf_counter() - start)
     return best
 
@@ -63,8 +63,8 @@ def measure_states(arguments: argparse.Namespace) -> None:
         ):
             model = Bert.fresh(preset(name), heads).train()  # type: ignore[arg-type]
             ids = torch.randint(1, model.config.vocab_size, (arguments.batch, arguments.length))
-            ways = {kind: _stepping(step, model, ids, kind == "read") for kind in ("all", "read")}
-            best = best_of(ways, arguments.rounds)
+            variants = {kind: _stepping(step, model, ids, kind == "read") for kind in ("all", "read")}
+            best = best_of(variants, arguments.rounds)
             ratio = best["all"] / best["read"]
             print(
                 f"{name:<6} {what:<24} all {best['all']:.3f} s, needed {best['read']:.3f} s, {ratio:.2f} x",
@@ -87,8 +87,8 @@ def measure_padding(arguments: argparse.Namespace) -> None:
         for count in arguments.texts:
             lengths = np.sort(np.clip(source.gamma(3, 5, count).astype(int), 5, 60))
             best = best_of(_predicting(bert, lengths), arguments.rounds)
-            told = [f"{name} {1e3 * one:7.1f} ms ({one / best['packed']:.2f} x)" for name, one in best.items()]
-            print(f"{precision} {count:>4} texts: " + ", ".join(told), flush=True)
+            times = [f"{name} {1e3 * one:7.1f} ms ({one / best['packed']:.2f} x)" for name, one in best.items()]
+            print(f"{precision} {count:>4} texts: " + ", ".join(times), flush=True)
 
 
 def _predicting(bert: Bert, lengths: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> dict[str, Callable[[], object]]:

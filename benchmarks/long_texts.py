@@ -22,10 +22,10 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from kept_scores import KeptScores  # beside this file
+from kept_scores import ScoreCache  # beside this file
 
-KEPT = KeptScores(Path(__file__).with_suffix(".json"))
-WAYS: tuple[LongTexts, ...] = ("cut", "head-tail", "windows")
+CACHE = ScoreCache(Path(__file__).with_suffix(".json"))
+METHODS: tuple[LongTexts, ...] = ("cut", "head-tail", "windows")
 SETTINGS = FinetuneSettings(epochs=3, batch_size=32, max_length=128, learning_rate=2e-4)
 
 
@@ -54,10 +54,13 @@ def write_rows(archive: Path, rows: int, out: Path) -> Source:
     return Source("classify", paths["train"], dev=paths["test"])
 
 
-def score(source: Source, model: str, way: LongTexts, seed: int, out: Path) -> float:
+def score(source: Source, model: str, method: LongTexts, seed: int, out: Path) -> float:
     """Fine-tune and return the score on the test rows."""
     run = run_finetuning(
-        source, model, out / f"{source.data.stem}-{way}-{seed}", settings=replace(SETTINGS, long_texts=way, seed=seed)
+        source,
+        model,
+        out / f"{source.data.stem}-{method}-{seed}",
+        settings=replace(SETTINGS, long_texts=method, seed=seed),
     )
     return float(Run(run).results()["accuracy"])
 
@@ -68,24 +71,25 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="aclImdb_labeled.tar.xz, or Stanford's own archive")
     parser.add_argument("--model", default="cloze-mini")
     parser.add_argument("--rows", type=int, default=2000)
-    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--ways", nargs="+", choices=METHODS, default=METHODS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("runs/long_texts"))
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     source = write_rows(arguments.data, arguments.rows, arguments.out)
-    for way in arguments.ways:
+    for method in arguments.ways:
         found = [
             100
-            * KEPT.get(
-                f"{arguments.rows} {way} {seed}", partial(score, source, arguments.model, way, seed, arguments.out)
+            * CACHE.get(
+                f"{arguments.rows} {method} {seed}",
+                partial(score, source, arguments.model, method, seed, arguments.out),
             )
             for seed in range(arguments.seeds)
         ]
         spread = stdev(found) if len(found) > 1 else 0.0
-        told = " ".join(f"{value:.2f}" for value in found)
-        print(f"{way:<10} {mean(found):6.2f} ± {spread:.2f}   {told}", flush=True)
+        scores = " ".join(f"{value:.2f}" for value in found)
+        print(f"{method:<10} {mean(found):6.2f} ± {spread:.2f}   {scores}", flush=True)
 
 
 if __name__ == "__main__":

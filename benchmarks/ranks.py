@@ -21,7 +21,7 @@ from cloze.corpus.settings import VocabularySettings
 from cloze.demo.flow import DATA
 
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "cloze")
-WAYS = {
+VARIANTS = {
     "one process, two threads": (("-m", "cloze"), ("--threads", "2")),
     "two processes, ddp": (TORCHRUN, ("--threads", "1")),
     "two processes, fsdp": (TORCHRUN, ("--threads", "1", "--parallel", "fsdp")),
@@ -29,16 +29,16 @@ WAYS = {
 
 
 def train(
-    way: str, data: Path, out: Path, preset: str, steps: int, precision: str = "auto"
+    variant: str, data: Path, out: Path, preset: str, steps: int, precision: str = "auto"
 ) -> tuple[float, list[float]]:
     """Train once; return tokens per second and the losses."""
-    launcher, flags = WAYS[way]
+    launcher, flags = VARIANTS[variant]
     words = ["pretrain", str(data), "--out", str(out), "--preset", preset, "--steps", str(steps), "--dropout", "0"]
     words += ["--precision", precision]
     subprocess.run([sys.executable, *launcher, *words, *flags], check=True, capture_output=True)
     rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-    told = [row for row in rows if "tokens_per_second" in row]
-    return mean(row["tokens_per_second"] for row in told[1:]), [row["loss"] for row in told]
+    measured = [row for row in rows if "tokens_per_second" in row]
+    return mean(row["tokens_per_second"] for row in measured[1:]), [row["loss"] for row in measured]
 
 
 def main() -> None:
@@ -49,24 +49,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--precision", choices=["auto", "fp32", "bf16"], default="auto")
     arguments = parser.parse_args()
-    speeds: dict[str, list[float]] = {way: [] for way in WAYS}
+    speeds: dict[str, list[float]] = {variant: [] for variant in VARIANTS}
     losses: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         vocabulary = train_vocabulary([DATA / "books.txt.xz"], folder / "v", settings=VocabularySettings(size=6000))
         data = prepare([DATA / "books.txt.xz"], vocabulary, folder / "data")
         for number in range(arguments.rounds):
-            for way in WAYS:
-                out = folder / f"{way}-{number}"
-                speed, losses[way] = train(way, data, out, arguments.preset, arguments.steps, arguments.precision)
-                speeds[way].append(speed)
+            for variant in VARIANTS:
+                out = folder / f"{variant}-{number}"
+                speed, losses[variant] = train(
+                    variant, data, out, arguments.preset, arguments.steps, arguments.precision
+                )
+                speeds[variant].append(speed)
     alone = "one process, two threads"
-    for way, values in speeds.items():
+    for variant, values in speeds.items():
         ratio = median(value / one for value, one in zip(values, speeds[alone], strict=True))
-        apart = max(abs(loss / one - 1) for loss, one in zip(losses[way], losses[alone], strict=True))
+        apart = max(abs(loss / one - 1) for loss, one in zip(losses[variant], losses[alone], strict=True))
         print(
-            f"{way:<26} {median(values):7,.0f} tokens/s  {ratio:.2f} of one process  "
-            f"last loss {losses[way][-1]:.6f}, largest deviation {apart:.1e}"
+            f"{variant:<26} {median(values):7,.0f} tokens/s  {ratio:.2f} of one process  "
+            f"last loss {losses[variant][-1]:.6f}, largest deviation {apart:.1e}"
         )
 
 

@@ -31,13 +31,13 @@ from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
 from first_rows import first_rows, first_sentences  # beside this file
-from kept_scores import KeptScores
+from kept_scores import ScoreCache
 from minilm import minilm
 from public_data import add_data, find_data, is_published  # beside this file
 from trainer_peer import BATCH, EPOCHS, LENGTH, RATE, trainer_score
 
 ROOT = Path(__file__).parents[1]
-KEPT = KeptScores(Path(__file__).with_suffix(".json"))
+CACHE = ScoreCache(Path(__file__).with_suffix(".json"))
 FOLDERS = {
     "mrpc": "glue/MRPC",
     "sts-b": "glue/STS-B",
@@ -56,7 +56,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "last4": {"frozen": "last4", **LSTM},
     "mix": {"frozen": "mix", **LSTM},
 }
-WAYS = [*CHANGES, "Trainer"]
+METHODS = [*CHANGES, "Trainer"]
 
 
 def source_of(task: str, data: Path, out: Path) -> Source:
@@ -71,17 +71,17 @@ def source_of(task: str, data: Path, out: Path) -> Source:
     return Source(task, folder)
 
 
-def tune(source: Source, way: str, seed: int, out: Path) -> Path:
+def tune(source: Source, method: str, seed: int, out: Path) -> Path:
     """Train one method with one seed, resume the run, or return it if it is finished."""
-    place = out / f"{source.task}-{way}-{seed}"
-    return run_finetuning(source, minilm(), place, settings=FinetuneSettings(**(WHOLE | CHANGES[way]), seed=seed))
+    place = out / f"{source.task}-{method}-{seed}"
+    return run_finetuning(source, minilm(), place, settings=FinetuneSettings(**(WHOLE | CHANGES[method]), seed=seed))
 
 
-def score(source: Source, way: str, seed: int, out: Path) -> float:
+def score(source: Source, method: str, seed: int, out: Path) -> float:
     """Fine-tune and return the score on the dev rows."""
-    if way == "Trainer":
-        return trainer_score(read_task(source), seed, out / f"{source.task}-{way}-{seed}")
-    return float(Run(tune(source, way, seed, out)).results()[read_task(source).metrics[0]])
+    if method == "Trainer":
+        return trainer_score(read_task(source), seed, out / f"{source.task}-{method}-{seed}")
+    return float(Run(tune(source, method, seed, out)).results()[read_task(source).metrics[0]])
 
 
 def interval(found: Sequence[float]) -> str:
@@ -92,12 +92,14 @@ def interval(found: Sequence[float]) -> str:
     return f"{mean(found) - half:.2f} to {mean(found) + half:.2f}"
 
 
-def measure(task: str, source: Source, way: str, seeds: int, out: Path) -> None:
+def measure(task: str, source: Source, method: str, seeds: int, out: Path) -> None:
     """Measure missing scores of a task and a method; print mean, deviation, interval and every seed."""
-    found = [100 * KEPT.get(f"{task} {way} {seed}", partial(score, source, way, seed, out)) for seed in range(seeds)]
+    found = [
+        100 * CACHE.get(f"{task} {method} {seed}", partial(score, source, method, seed, out)) for seed in range(seeds)
+    ]
     spread = stdev(found) if len(found) > 1 else 0.0
-    told = " ".join(f"{value:.2f}" for value in found)
-    print(f"{task:<8} {way:<10} {mean(found):6.2f} ± {spread:.2f}   {interval(found):<16}   {told}", flush=True)
+    scores = " ".join(f"{value:.2f}" for value in found)
+    print(f"{task:<8} {method:<10} {mean(found):6.2f} ± {spread:.2f}   {interval(found):<16}   {scores}", flush=True)
 
 
 def main() -> None:
@@ -105,18 +107,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_data(parser)
     parser.add_argument("--tasks", nargs="+", default=["mrpc", "sts-b", "sst-2"], choices=FOLDERS)
-    parser.add_argument("--ways", nargs="+", default=["cloze", "Trainer"], choices=WAYS)
+    parser.add_argument("--ways", nargs="+", default=["cloze", "Trainer"], choices=METHODS)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--out", type=Path, default=Path("runs/scores"), help="folder for the training runs")
     arguments = parser.parse_args()
     if not is_published(arguments.data):
-        KEPT.move(arguments.out / "scores.json")
+        CACHE.move(arguments.out / "scores.json")
     arguments.data = find_data(arguments.data, *(FOLDERS[task] for task in arguments.tasks))
     torch.set_num_threads(arguments.threads)
     for task in arguments.tasks:
-        for way in arguments.ways:
-            measure(task, source_of(task, arguments.data, arguments.out), way, arguments.seeds, arguments.out)
+        for method in arguments.ways:
+            measure(task, source_of(task, arguments.data, arguments.out), method, arguments.seeds, arguments.out)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from cloze.train.memory import keep_freed_memory
 LENGTHS = (45, 51, 60, 64, 80, 96, 128)
 
 
-def medians(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def medians(variants: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Return the median milliseconds of each variant."""
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(rounds):
-        for name, way in ways.items():
+        for name, variant in variants.items():
             start = time.perf_counter()
-            way()
+            variant()
             times[name].append(1e3 * (time.perf_counter() - start))
     return {name: median(some) for name, some in times.items()}
 

@@ -34,7 +34,7 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from kept_scores import KeptScores  # beside this file
+from kept_scores import ScoreCache  # beside this file
 from minilm import minilm
 from public_data import add_data, find_data, is_published  # beside this file
 
@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))
 from tests.tasks import squad_reference as reference  # noqa: E402 (the tests are no package that is installed)
 
-KEPT = KeptScores(Path(__file__).with_suffix(".json"))
+CACHE = ScoreCache(Path(__file__).with_suffix(".json"))
 METRICS = {"squad": ("exact_match", "f1"), "squad2": ("exact", "f1", "HasAns_f1", "NoAns_f1")}
 TRAIN, HALF = "squad/du-split-test-v1.1.json.xz", "squad/cs224n-dev-v2.0.json.xz"
 AT_HAND = (TRAIN, HALF, "squad/xquad.en.json", "squad/dev-v2.0-first5articles-official-ids.json")
@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/squad"), help="folder for the training runs")
     arguments = parser.parse_args()
     if not is_published(arguments.data):
-        KEPT.move(arguments.out / "squad.json")
+        CACHE.move(arguments.out / "squad.json")
     arguments.data = find_data(arguments.data, *AT_HAND)
     if arguments.check:
         check(arguments.data)
@@ -188,7 +188,7 @@ def measure(task: str, source: Source, arguments: argparse.Namespace) -> None:
                 epochs=arguments.epochs, batch_size=16, max_length=384, learning_rate=1e-4, seed=seed
             )
             tuned = partial(score, source, metric, settings, place)
-            values.append(100 * KEPT.get(f"{name} {metric}", tuned))
+            values.append(100 * CACHE.get(f"{name} {metric}", tuned))
         print(f"{task:<8} {metric:<12} {mean(values):6.2f}   {' '.join(f'{one:.2f}' for one in values)}", flush=True)
     for place in places:
         score_again(task, source.dev, place)

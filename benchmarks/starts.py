@@ -23,7 +23,7 @@ from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
 from first_rows import first_rows  # beside this file
-from kept_scores import KeptScores  # beside this file
+from kept_scores import ScoreCache  # beside this file
 from public_data import add_data, find_data  # beside this file
 
 ROOT = Path(__file__).parents[1]
@@ -49,7 +49,7 @@ def score(data: Source, model: Path, out: Path, key: str, settings: FinetuneSett
 
 def measure(starts: dict[str, Path], tasks: list[str], glue: Path, seeds: int, out: Path) -> None:
     """Run missing cells, and print one line per task and start."""
-    kept = KeptScores(out / "scores.json")
+    kept = ScoreCache(out / "scores.json")
     for task in tasks:
         folder = glue / FOLDERS[task]
         data = Source(task, first_rows(folder, out / "SST-2") if task == "sst-2" else folder)
@@ -57,9 +57,9 @@ def measure(starts: dict[str, Path], tasks: list[str], glue: Path, seeds: int, o
             keys = {f"{task} {start} {seed}": replace(SETTINGS, seed=seed) for seed in range(seeds)}
             found = [100 * kept.get(key, partial(score, data, model, out, key, how)) for key, how in keys.items()]
             spread = stdev(found) if seeds > 1 else 0.0
-            told = " ".join(f"{one:.1f}" for one in found)
+            scores = " ".join(f"{one:.1f}" for one in found)
             print(
-                f"{task:<8} {find_task(task).metrics[0]:<10} {start:<10} {mean(found):5.1f} ± {spread:.1f}   {told}",
+                f"{task:<8} {find_task(task).metrics[0]:<10} {start:<10} {mean(found):5.1f} ± {spread:.1f}   {scores}",
                 flush=True,
             )
 

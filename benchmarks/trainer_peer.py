@@ -41,7 +41,7 @@ def _at_first_pieces(words: list[int | None], tags: list[int]) -> list[int]:
     ]
 
 
-def make_trainer(data: Any, way: str, seed: int, out: Path, callbacks: list[Any], steps: int = -1) -> Any:
+def make_trainer(data: Any, variant: str, seed: int, out: Path, callbacks: list[Any], steps: int = -1) -> Any:
     """Return a Trainer of MiniLM for the task, with the usual settings."""
     import transformers
 
@@ -68,14 +68,14 @@ def make_trainer(data: Any, way: str, seed: int, out: Path, callbacks: list[Any]
         report_to=[],
         disable_tqdm=True,
         logging_strategy="no",
-        train_sampling_strategy="group_by_length" if "grouped" in way else "random",
-        bf16="bf16" in way,
+        train_sampling_strategy="group_by_length" if "grouped" in variant else "random",
+        bf16="bf16" in variant,
     )
     return transformers.Trainer(
         model,
         arguments,
         data_collator=collator(tokenizer),
-        train_dataset=Rows(data.train, tokenizer, pad="128" in way),
+        train_dataset=Rows(data.train, tokenizer, pad="128" in variant),
         processing_class=tokenizer,
         callbacks=callbacks,
     )

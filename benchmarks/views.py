@@ -129,8 +129,8 @@ def measure(path: Path) -> list[tuple[str, str]]:
             page.locator("#stage[data-layer]").wait_for()
             firsts.append(page.evaluate("performance.getEntriesByName('first-picture')[0].startTime"))
             wholes.append(page.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd"))
-        rows.append(("first picture, of three", told(firsts, "ms")))
-        rows.append(("whole file loaded", told(wholes, "ms")))
+        rows.append(("first picture, of three", summary(firsts, "ms")))
+        rows.append(("whole file loaded", summary(wholes, "ms")))
         session = page.context.new_cdp_session(page)
         session.send("Performance.enable", {"timeDomain": "threadTicks"})
         for name, view in (("words", "columns"), ("matrix", "matrix"), ("heads", "heads")):
@@ -138,14 +138,14 @@ def measure(path: Path) -> list[tuple[str, str]]:
             for what, script in (("pointer", WANDER), ("scrolling", SCROLL)):
                 rows.append((f"{name}, {what}", frames(page, session, script)))
         page.click("#tab-columns")
-        rows.append(("another layer", told(switch_layers(page), "ms")))
+        rows.append(("another layer", summary(switch_layers(page), "ms")))
         memory: Any = page.evaluate("performance.memory?.usedJSHeapSize ?? 0")
         rows.append(("script memory", f"{memory / 1e6:.0f} MB"))
         browser.close()
     return rows
 
 
-def told(values: list[float], unit: str) -> str:
+def summary(values: list[float], unit: str) -> str:
     return f"{statistics.median(values):.0f} {unit}, largest {max(values):.0f}"
 
 

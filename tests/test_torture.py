@@ -36,7 +36,7 @@ from torture.__main__ import TRIALS, main
 from torture.campaign import ROOT, Outcome, Trial, conditions, run_trials
 from torture.fixed_texts import FIXED
 from torture.preparation import PreparationSettings, children, differences
-from torture.preparation import run as prepare_under_fire
+from torture.preparation import run as prepare_with_kills
 from torture.processes import Death, do_in_processes
 from torture.string_checks import Candidate, check_texts, is_defined, offset_problem
 from torture.strings import StringSettings, Task, check_task, standard_candidates, torture_strings
@@ -380,7 +380,7 @@ def test_a_message_without_its_line_is_caught(tmp_path: Path, monkeypatch: pytes
     assert failure == "bad UTF-8 (.csv): 'something is wrong'; expected LINE3: .*UTF-8.*"
 
 
-# T23, preparation under fire.
+# T23, preparation with kills.
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +393,7 @@ def documents_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_preparation_survives_its_processes(documents_file: Path) -> None:
     settings = PreparationSettings((documents_file,), vocabulary_size=3000, shard_size=0.02, kills=4, longest_wait=1.0)
-    outcome = prepare_under_fire(settings, Silent())
+    outcome = prepare_with_kills(settings, Silent())
     assert outcome.failures == []
     assert outcome.passed
     assert outcome.figures["kills"] == 4
@@ -411,14 +411,14 @@ NUMBER_OF_PROCESS = """
 
 def test_a_preparation_that_differs_is_caught(documents_file: Path, tmp_path: Path) -> None:
     settings = PreparationSettings((documents_file,), kills=0, command=program(tmp_path, NUMBER_OF_PROCESS))
-    outcome = prepare_under_fire(settings, Silent())
-    assert (outcome.passed, outcome.failures) == (False, ["shard.json is not as in peace"])
+    outcome = prepare_with_kills(settings, Silent())
+    assert (outcome.passed, outcome.failures) == (False, ["shard.json differs from the uninterrupted run"])
     assert outcome.figures["different files"] == 1
 
 
 FAILS_AT_SECOND = """
     out = Path(sys.argv[sys.argv.index("--out") + 1])
-    if out.name == "fire":
+    if out.name == "killed":
         sys.exit("out of order")
     out.mkdir()
     out.joinpath("shard.json").write_text("same")
@@ -427,7 +427,7 @@ FAILS_AT_SECOND = """
 
 def test_a_preparation_that_fails_is_caught(documents_file: Path, tmp_path: Path) -> None:
     settings = PreparationSettings((documents_file,), kills=0, command=program(tmp_path, FAILS_AT_SECOND))
-    outcome = prepare_under_fire(settings, Silent())
+    outcome = prepare_with_kills(settings, Silent())
     assert not outcome.passed
     assert outcome.failures[0] == "command 1 ended with exit code 1: out of order"
 
@@ -436,14 +436,14 @@ def test_folders_are_compared_file_by_file() -> None:
     assert differences({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) == []
     assert differences({"a": "1", "b": "2"}, {"b": "3", "c": "4"}) == [
         "a is missing",
-        "c should not be there",
-        "b is not as in peace",
+        "c is unexpected",
+        "b differs from the uninterrupted run",
     ]
-    assert differences({}, {}) == ["nothing was prepared in peace"]
+    assert differences({}, {}) == ["the uninterrupted run wrote nothing"]
     assert children(2**22 + 1) == []
 
 
-# T1 to T8, a training of seconds under fire.
+# T1 to T8, training runs of seconds with kills.
 
 
 def test_killed_trainings_lose_nothing() -> None:
@@ -451,7 +451,7 @@ def test_killed_trainings_lose_nothing() -> None:
     assert outcome.failures == []
     assert outcome.passed
     assert outcome.figures["lost"] == 0
-    assert outcome.figures["runs"] == outcome.figures["weights as uninterrupted"]
+    assert outcome.figures["runs"] == outcome.figures["identical weights"]
     assert int(outcome.figures["kills"]) >= 4
     assert int(outcome.figures["inside saves"]) >= 1
 
@@ -492,7 +492,7 @@ def test_disks_that_fail() -> None:
     assert outcome.failures == []
     assert int(outcome.figures["writes that failed"]) >= 6
     assert (outcome.figures["lost"], outcome.figures["left behind"]) == (0, 0)
-    assert outcome.figures["real disks"] in ("1 full, 1 read-only", "not root", "none to be had")
+    assert outcome.figures["real disks"] in ("1 full, 1 read-only", "not root", "not available")
 
 
 def test_damaged_checkpoints() -> None:
@@ -505,7 +505,7 @@ def test_damaged_checkpoints() -> None:
 def test_bad_batches_leave_no_trace() -> None:
     outcome = spikes.run(spikes.SpikeSettings(places=1, rows=1), Silent())
     assert outcome.failures == []
-    assert (outcome.figures["bad steps"], outcome.figures["left out and told"]) == (3, 3)
+    assert (outcome.figures["bad steps"], outcome.figures["skipped and reported"]) == (3, 3)
     assert (outcome.figures["checkpoints of them"], outcome.figures["runs ended by five in a row"]) == (0, 1)
     assert outcome.figures["resumed to the same weights"] == 1
 
@@ -513,7 +513,7 @@ def test_bad_batches_leave_no_trace() -> None:
 def test_several_writers_never_mix() -> None:
     outcome = writers.run(writers.WriterSettings(trials=1, commands=("convert",)), Silent())
     assert outcome.failures == []
-    assert outcome.figures["mixed or missing"] == outcome.figures["neighbours touched"] == 0
+    assert outcome.figures["mixed or missing"] == outcome.figures["other files changed"] == 0
     assert int(outcome.figures["wrote"]) >= 1
 
 
@@ -527,12 +527,12 @@ def test_killed_jobs_leave_no_answers_to_others() -> None:
 def test_changed_bases_are_refused() -> None:
     outcome = changes.run(changes.ChangeSettings(("finetune",), every=6), Silent())
     assert outcome.failures == []
-    assert int(outcome.figures["refused by name"]) >= 2
-    assert outcome.figures["taken silently"] == 0
+    assert int(outcome.figures["rejected by name"]) >= 2
+    assert outcome.figures["accepted silently"] == 0
 
 
 def test_neighbours_are_left_alone(tmp_path: Path) -> None:
-    street = neighbours._Street(tmp_path, neighbours.NeighbourSettings(("vocab",)))
+    street = neighbours._OutputTrials(tmp_path, neighbours.NeighbourSettings(("vocab",)))
     for case in list(street.cases("vocab"))[::12]:
         case()
     assert street.failures == []
@@ -542,9 +542,11 @@ def test_neighbours_are_left_alone(tmp_path: Path) -> None:
 def test_results_are_compared_to_the_bit(tmp_path: Path) -> None:
     one = training.Result("abc", [{"step": 1, "loss": 0.5}])
     assert training.differences(one, one, "here") == []
-    assert training.differences(replace(one, weights="abd"), one, "here") == ["here: other weights than in peace"]
+    assert training.differences(replace(one, weights="abd"), one, "here") == [
+        "here: weights differ from the uninterrupted run"
+    ]
     other = replace(one, losses=[{"step": 1, "loss": 0.5 + 2**-50}])
-    assert training.differences(other, one, "here") == ["here: other losses than in peace"]
+    assert training.differences(other, one, "here") == ["here: losses differ from the uninterrupted run"]
     for name in ("a.tmp", "b.old", "c.json"):
         (tmp_path / name).touch()
     assert training.leftovers(tmp_path) == ["a.tmp", "b.old"]

@@ -43,7 +43,7 @@ def test_bounds_hold_as_often_as_they_say_where_groups_are_alike() -> None:
 
 
 def test_one_group_has_no_bounds() -> None:
-    with pytest.raises(SystemExit, match="all blanks are of one group; bounds need a longer text"):
+    with pytest.raises(SystemExit, match="all blanks belong to one cluster; confidence intervals need a longer text"):
         clustered_interval([0.0, 1.0], np.zeros(2, np.int64))
 
 

@@ -11,7 +11,7 @@ import public_data
 from cloze.tasks.correction.examples import read_corrections
 from cloze.tasks.registry import read_task
 from cloze.tasks.rows import Source
-from kept_scores import KeptScores
+from kept_scores import ScoreCache
 
 BENCHMARKS = Path(public_data.__file__).parent
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if "find_data" in path.read_text(encoding="utf-8"))
@@ -118,10 +118,10 @@ def test_scores_of_other_data_are_kept_apart(tmp_path: Path) -> None:
     assert not public_data.is_published("small")
     assert not public_data.is_published(tmp_path)
     assert public_data.is_published(public_data.DEFAULT)
-    kept = KeptScores(tmp_path / "published.json")
-    kept.get("a", lambda: 1.0)
-    kept.move(tmp_path / "others.json")
-    assert kept.get("a", lambda: 2.0) == 2.0
+    cache = ScoreCache(tmp_path / "published.json")
+    cache.get("a", lambda: 1.0)
+    cache.move(tmp_path / "others.json")
+    assert cache.get("a", lambda: 2.0) == 2.0
 
 
 def test_a_benchmark_runs_on_the_small_form(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,6 +22,6 @@ def test_runs_compute_in_the_precision_that_is_asked_for(
         (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
 
     monkeypatch.setattr(subprocess, "run", run)
-    for way in ranks.WAYS:
-        assert ranks.train(way, tmp_path, tmp_path, "mini", 40, precision) == (25.0, [0.25, 5.0, 7.5])
-    assert [command[command.index("--precision") + 1] for command in commands] == [precision] * len(ranks.WAYS)
+    for variant in ranks.VARIANTS:
+        assert ranks.train(variant, tmp_path, tmp_path, "mini", 40, precision) == (25.0, [0.25, 5.0, 7.5])
+    assert [command[command.index("--precision") + 1] for command in commands] == [precision] * len(ranks.VARIANTS)

@@ -11,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
-from torture.doors import app_routes, doors, every_door, every_route, untried
+from torture.doors import app_routes, concrete_routes, every_route, request_all, uncovered
 from torture.services import Running, running
 
 from cloze.inspect.views.page import static_names
@@ -32,7 +32,7 @@ def locked(folders: dict[str, str]) -> Iterator[Running]:
 
 
 def test_every_route_needs_the_key(locked: Running) -> None:
-    tried, failures = every_door(locked, KEY)
+    tried, failures = request_all(locked, KEY)
     assert failures == []
     assert tried > 40 * 16
 
@@ -45,19 +45,20 @@ def test_every_route_is_tried(locked: Running) -> None:
     assert routes - joined == {("GET", "/openapi.json"), ("HEAD", "/openapi.json")}
     assert joined <= routes
     files = {"/static/page.js", "/static/style.css", *(f"/inspect/static/{name}" for name in static_names())}
-    tried = doors(routes, "a-name")
+    tried = concrete_routes(routes, "a-name")
     pages = {"/", "/docs", "/inspect", "/inspect/weights/a-name/0", "/v1/models/base"}
     assert files | pages <= {path for _, path in tried}
-    assert untried(routes, tried) == []
+    assert uncovered(routes, tried) == []
 
 
 def test_a_route_that_is_not_tried_would_be_noticed(locked: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torture.doors._ways", lambda _: [])
-    assert every_door(locked, KEY) == (0, [])
+    monkeypatch.setattr("torture.doors._credentials", lambda _: [])
+    assert request_all(locked, KEY) == (0, [])
     monkeypatch.setattr(
-        "torture.doors.doors", lambda routes, seen: [one for one in doors(routes, seen) if "/weights/" not in one[1]]
+        "torture.doors.concrete_routes",
+        lambda routes, seen: [one for one in concrete_routes(routes, seen) if "/weights/" not in one[1]],
     )
-    assert every_door(locked, KEY)[1] == ["GET /inspect/weights/{name}/{layer}: not tried"]
+    assert request_all(locked, KEY)[1] == ["GET /inspect/weights/{name}/{layer}: not tried"]
 
 
 def test_routes_of_every_kind_are_found() -> None:
@@ -74,7 +75,7 @@ def test_routes_of_every_kind_are_found() -> None:
         ("HEAD", "/other/two"),
         ("POST", "/below/one/{name:path}"),
     ]
-    assert untried(routes, doors(routes, "")) == []
+    assert uncovered(routes, concrete_routes(routes, "")) == []
     outer.add_api_websocket_route("/socket", lambda _: None)
     with pytest.raises(TypeError, match="how to try a route of this kind is not known; teach every_route"):
         list(every_route(outer.routes))
@@ -86,7 +87,7 @@ def test_health_alone_is_open() -> None:
 
 def test_an_open_route_would_be_noticed(locked: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloze.serve.access.OPEN", {"/health", "/info"})
-    assert every_door(locked, KEY)[1]
+    assert request_all(locked, KEY)[1]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Rows without a dev file: what is kept for scoring, and folds."""
+"""Rows without a dev file: held-out splits and folds."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ def test_every_label_is_in_every_part_however_the_file_is_ordered(labels: int, t
         examples = rows(order)
         train, dev = split_dev(examples)
         assert (len(dev), len(train)) == (count // 10, count - count // 10)
-        if count >= 20 * labels:  # at least one of each is due, wherever a label begins
+        if count >= 20 * labels:  # each split has at least one, wherever a label starts
             assert set(targets(dev)) == set(range(labels))
         for folds in (2, 3, 10):
             for fold in range(folds):

@@ -1,4 +1,4 @@
-"""Small changes of texts: what may change, how much of it, and that nothing is ever lost altogether."""
+"""Small text edits: what may change, how much, and that no text becomes empty."""
 
 import re
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Two processes on gloo against one: the same losses, the same weights, DDP and FSDP2, across resumes."""
+"""Two gloo processes give the losses and weights of one, with DDP and FSDP2, across resumptions."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from cloze.train.distributed import ProcessGroup
 
 SETTINGS = ("--preset", "tiny", "--batch", "4", "--length", "24", "--steps", "20", "--evaluate-every", "10")
 
-# In bfloat16 sums are rounded where they are parted.
+# bfloat16 rounding depends on how sums are split.
 EXACT = ("--threads", "1", "--precision", "fp32")
 
 
@@ -53,7 +53,7 @@ def one(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_ranks_learn_what_one_learns(data: Path, tmp_path: Path, one: Path, parallel: str) -> None:
     done = together(data, tmp_path / "run", "--dropout", "0", "--parallel", parallel)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("held_out_mlm_loss\t") == 1  # one of them speaks
+    assert done.stdout.count("held_out_mlm_loss\t") == 1  # only the main rank prints
     assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-6)
     ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (tmp_path / "run", one))
     assert ours.keys() == theirs.keys()
@@ -63,7 +63,7 @@ def test_two_ranks_learn_what_one_learns(data: Path, tmp_path: Path, one: Path, 
 def test_layers_are_fetched_one_by_one_where_all_would_be_too_much(data: Path, tmp_path: Path, one: Path) -> None:
     program = tmp_path / "large.py"
     program.write_text(
-        # By the module, not by its main(): it knows how a process among several ends.
+        # Run the module instead of main(): it handles the shutdown of several processes.
         "import runpy\nimport cloze.train.distributed as distributed\n"
         "distributed._GATHER_AT_ONCE = 0\nrunpy.run_module('cloze', run_name='__main__')\n",
         encoding="utf-8",
@@ -134,7 +134,7 @@ def test_with_dropout_two_ranks_learn_what_one_learns_in_two_parts(data: Path, t
 def test_a_run_may_go_on_with_another_number_of_processes(data: Path, tmp_path: Path, one: Path) -> None:
     out = tmp_path / "run"
     stops = "import cloze.train.loop as loop, os, signal, sys\nfrom cloze.cli import main\n"
-    # A signal to itself at the end of a step: where it stops is known.
+    # Sends itself a signal at the end of a step, so that the stopping point is known.
     stops += "step = loop._Training._report\n"
     stops += "def report(self, done, seconds):\n    step(self, done, seconds)\n"
     stops += "    if done == {0}: os.kill(os.getpid(), signal.SIGTERM)\n"

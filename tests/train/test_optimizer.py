@@ -45,5 +45,5 @@ def test_state_survives_the_way_through_tensors() -> None:
     advance(restored, other, range(3, 6))
     for one, two in zip(module.parameters(), restored.parameters(), strict=True):
         assert torch.equal(one, two)
-    # Six steps each: had the two shared their moments, these would count nine.
+    # Six steps each; if both shared their moments, the counter would be nine.
     assert {int(tensor) for name, tensor in tensors.items() if name.endswith(".step")} == {6}

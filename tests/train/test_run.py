@@ -101,7 +101,7 @@ def test_a_finished_run_ends_well_though_its_disk_takes_nothing_more(
     assert not (run.folder / BEST).exists()
 
 
-# Holds a run, as a process does that trains.
+# Holds the lock of a run, like a training process.
 HOLDER = """
 import sys
 from pathlib import Path
@@ -169,7 +169,7 @@ def test_another_number_of_threads_is_told(tmp_path: Path) -> None:
 
 @pytest.fixture
 def fastest(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Two threads that nobody asked for; the numbers that trials will find to be the fastest."""
+    """Set two threads without a request; yield the list of thread numbers that trials report as fastest."""
     found: list[int] = []
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("cloze.threads.fastest_threads", lambda most, trial: found.pop(0))  # noqa: ARG005

@@ -1,4 +1,4 @@
-"""Fine-tuning in bfloat16: which parts of it are, and which stay float32."""
+"""Fine-tuning in bfloat16: which parts use it, and which stay float32."""
 
 import json
 import re
@@ -48,7 +48,7 @@ def test_bfloat16_learns_what_float32_does(base: Path, source: Source, tmp_path:
     assert {tensor.dtype for tensor in load_folder(runs["bf16"] / "model").model.state_dict().values()} == {
         torch.float32
     }
-    # What was told after the last epoch is what the saved model has.
+    # The score after the last epoch is that of the saved model.
     told = [row["dev_accuracy"] for row in rows(runs["bf16"]) if "dev_accuracy" in row]
     assert told[-1] == json.loads((runs["bf16"] / "eval_results.json").read_text("utf-8"))["accuracy"]
 

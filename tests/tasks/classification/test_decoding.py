@@ -17,7 +17,7 @@ TASK = TaskLabels("classify", ("no", "yes"))
 
 
 def overconfident(count: int = 4000, labels: int = 2, factor: float = 3.0) -> tuple[Floats, np.ndarray]:
-    """Logits whose softmax, divided by the factor, are the true shares."""
+    """Return logits that are overconfident: divided by the factor, their softmax gives the true probabilities."""
     generator = np.random.default_rng(0)
     true = generator.normal(size=(count, labels)).astype(np.float32)
     shares = np.exp(true) / np.exp(true).sum(-1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Metrics of vectors against SciPy, scikit-learn and ``sentence-transformers``, and the rows they are scored on."""
+"""Vector metrics compared with SciPy, scikit-learn and ``sentence-transformers``, and their rows."""
 
 from pathlib import Path
 from typing import Any

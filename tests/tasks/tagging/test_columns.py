@@ -144,7 +144,7 @@ def test_columns_are_written_as_they_were_read(tmp_path: Path) -> None:
 
 
 def test_a_word_with_a_space_is_written_between_tabs() -> None:
-    # An empty cell keeps its place, so that the file can be read again.
+    # An empty cell keeps its column, so that the file can be parsed again.
     assert columns_text([[["Paris", "is"], ["", "V"], ["X", "O"]], [["a"], [""], ["O"]]]) == (
         "Paris _ X\nis V O\n\na _ O\n\n"
     )
@@ -153,7 +153,7 @@ def test_a_word_with_a_space_is_written_between_tabs() -> None:
     )
 
 
-# -- columns by their numbers ------------------------------------------------------------------------------------------
+# -- columns by number -------------------------------------------------------------------------------------------------
 
 UNIVERSAL = (
     "# newdoc\n# sent_id = 1\n# text = EU rejects #\n1\tEU\tPROPN\tNNP\n2\trejects\tVERB\tVBZ\n3\t#\tSYM\t#\n\n"

@@ -1,4 +1,4 @@
-"""Words that a model would say in the place of others."""
+"""Augmentation: words are replaced by other words that a model predicts."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -53,7 +53,7 @@ def test_what_is_set_is_kept() -> None:
     resolved = resolve_settings(given, 256, 100, listener)
     assert resolved == ResolvedSettings(1, 4, learning_rate=1e-5, warmup=0.0, seed=3)
     assert not listener.said
-    # A given batch size decides how many epochs make enough updates.
+    # An explicit batch size determines how many epochs give enough updates.
     assert resolve_settings(FinetuneSettings(batch_size=4), 256, 100, Silent()).epochs == 10
 
 
@@ -75,7 +75,7 @@ def test_the_choice_is_reported_recorded_and_resumed(base: Path, tmp_path: Path)
     recorded = json.loads((run / "run.json").read_text(encoding="utf-8"))
     assert (recorded["epochs"], recorded["batch_size"], recorded["warmup"]) == (2, 16, 0.1)
     assert recorded["learning_rate"] == 1e-3
-    # The same call is the same run, and so is the one that names the values.
+    # The same call gives the same run, and so does one with explicit values.
     for again in (settings, replace(settings, batch_size=16, learning_rate=1e-3, warmup=0.1)):
         assert run_finetuning(source, base, run, settings=again) == run
 
@@ -86,7 +86,7 @@ SHORT = Tokenizer.from_vocabulary(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]",
 
 
 def rows_of(words: Sequence[int], folder: Path, pair: int | None = None) -> TaskData:
-    """Rows with the given numbers of words, all of them in the training part."""
+    """Return rows with the given numbers of words, all of them in the training part."""
     rows = [{"text": "a " * count, "label": "xy"[number % 2]} for number, count in enumerate(words)]
     rows = rows if pair is None else [row | {"pair": "a " * pair} for row in rows]
     path = write(folder / "rows.csv", rows)
@@ -98,7 +98,7 @@ def rows_of(words: Sequence[int], folder: Path, pair: int | None = None) -> Task
     [
         ([126] * 95 + [127] * 5, 512, 128, 0.95),  # 126 words and two special tokens are 128 tokens
         ([126] * 94 + [127] * 6, 512, 256, 1.0),
-        ([100] * 90 + [300] * 4 + [900] * 6, 512, 512, 0.94),  # none holds enough
+        ([100] * 90 + [300] * 4 + [900] * 6, 512, 512, 0.94),  # no candidate covers enough rows
         ([900] * 40, 512, 512, 0.0),
         ([900] * 40, 200, 200, 0.0),
         ([60] * 40, 64, 64, 1.0),
@@ -158,7 +158,7 @@ def test_maximum_length_is_reported_recorded_and_resumed(base: Path, tmp_path: P
     assert json.loads((run / "run.json").read_text("utf-8"))["max_length"] == 256
     assert load_folder(run).tokenizer.max_length == 256
     assert not any("are cut" in said for said in listener.said)
-    # A run with another length, as of an earlier version, is resumed with its own.
+    # A run with another length, as of an earlier version, is resumed with that length.
     early = run_finetuning(
         source, tmp_path / "deep", tmp_path / "early", settings=replace(settings, max_length=128), progress=listener
     )

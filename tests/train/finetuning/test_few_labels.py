@@ -1,4 +1,4 @@
-"""The few-label path: a linear head at its optimum, pairs made from labels, and the choice against fine-tuning."""
+"""The few-label method: a linear head at its optimum, pairs built from labels, and the choice against fine-tuning."""
 
 import json
 from collections import Counter
@@ -47,7 +47,7 @@ CONTRASTIVE = replace(FEW, contrastive=True, batch_size=8, learning_rate=1e-3, p
 
 
 def make_vectors(rows: int = 60, size: int = 12, labels: int = 3) -> tuple[Array, Any]:
-    """Vectors of different scales, and labels that depend on them and on chance."""
+    """Return vectors of different scales, and labels that depend on them with noise."""
     draw = np.random.default_rng(0)
     vectors = draw.normal(size=(rows, size)) * draw.uniform(0.1, 5, size) + draw.normal(size=size)
     outputs = vectors @ draw.normal(size=(size, labels)) / 5 + draw.normal(size=(rows, labels))
@@ -62,7 +62,7 @@ def source(tmp_path: Path) -> Source:
 
 @pytest.fixture
 def embedder(data: Path, tmp_path: Path) -> Path:
-    """A folder that pools by mean, with a pooler that was never trained."""
+    """A folder with mean pooling and an untrained pooler."""
     model = Bert.fresh(make_bert(data).config, pooler=True, seed=1)
     save_folder(ModelFolder(model, Tokenizer.from_folder(data)), tmp_path / "embedder")
     return tmp_path / "embedder"
@@ -86,7 +86,7 @@ def test_head_is_the_optimum_of_scikit_learn(strength: float, labels: int, balan
 
     standardized, fold = standardize(vectors)
     head = fit_head(standardized, np.eye(labels)[targets], Loss("index", label_weights), strength)
-    if labels == 2:  # scikit-learn has one vector, the difference of ours
+    if labels == 2:  # scikit-learn has one weight vector, the difference of ours
         assert head.weight[1] - head.weight[0] == pytest.approx(expected.coef_[0], abs=1e-4)
         assert head.bias[1] - head.bias[0] == pytest.approx(expected.intercept_[0], abs=1e-4)
     else:
@@ -181,7 +181,7 @@ def test_run_is_an_ordinary_folder(embedder: Path, source: Source, tmp_path: Pat
     assert line.endswith(" by 5-fold cross-validation of 40 rows")
     assert line.removeprefix("few labels: ") in (run / "model" / "README.md").read_text("utf-8")
     assert not any("learning rate" in said for said in listener.said), "nothing is trained in steps"
-    # The encoder is that of the base; logits are the scores of a scikit-learn head on its vectors.
+    # The encoder is that of the base; logits equal a scikit-learn head on its vectors.
     before, after = load_folder(embedder).model.state_dict(), load_folder(run).model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in after if name.startswith("encoder."))
     texts = [row["text"] for row in make_rows(40)]

@@ -1,4 +1,4 @@
-"""Rare labels, stopping early, calibration, long texts, several labels: what fine-tuning can be told."""
+"""Options of fine-tuning: rare labels, early stopping, calibration, long texts, several labels."""
 
 import json
 import random
@@ -39,7 +39,7 @@ def results(run: Path) -> dict[str, Any]:
     return found
 
 
-# -- several labels a text ---------------------------------------------------------------------------------------------
+# -- several labels per text -------------------------------------------------------------------------------------------
 
 
 def several(path: Path, count: int, seed: int = 0) -> Path:
@@ -94,7 +94,7 @@ def test_balanced_weights_help_a_rare_label(base: Path, tmp_path: Path) -> None:
     assert min(said[1]) > 2 * max(said[0]), said
 
 
-# -- stopping early ----------------------------------------------------------------------------------------------------
+# -- early stopping ----------------------------------------------------------------------------------------------------
 
 
 def test_patience_stops_and_keeps_the_best(base: Path, tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_patience_interrupted_and_resumed_gives_the_same(base: Path, tmp_path: P
     source = Source("classify", write(tmp_path / "a.csv", make_rows(80)), write(tmp_path / "b.csv", make_rows(40, 1)))
     settings = replace(LEARNING, epochs=30, patience=2, save_every=7)
     whole = run_finetuning(source, base, tmp_path / "whole", settings=settings)
-    for stop in (9, 23):  # in the last step of an epoch, and in the midst of one
+    for stop in (9, 23):  # in the last step of an epoch, and in the middle of one
         with pytest.raises(Interrupted), interrupted_at(stop):
             run_finetuning(source, base, tmp_path / "parts", settings=settings)
     run_finetuning(source, base, tmp_path / "parts", settings=settings)
@@ -153,7 +153,7 @@ def test_calibration_of_numbers_is_refused(base: Path, tmp_path: Path) -> None:
 
 
 def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
-    """The word that decides stands at the end, beyond the length."""
+    """The decisive word is at the end, beyond the maximum length: windows see it, truncation does not."""
 
     def late(rows: list[dict[str, str]]) -> list[dict[str, str]]:
         return [{"text": " ".join(["the"] * 30 + [row["label"]]), "label": row["label"]} for row in rows]
@@ -199,11 +199,11 @@ def test_what_a_kind_would_leave_undone_is_refused(
     assert not (tmp_path / "run").exists()
 
 
-# Accumulation and checkpointing
+# Gradient accumulation and activation checkpointing
 
 
 def trained(base: Path, source: Source, out: Path, settings: FinetuneSettings) -> tuple[list[float], dict[str, Tensor]]:
-    """The logged losses and the weights of a run."""
+    """Return the logged losses and the weights of a run."""
     run = Run(run_finetuning(source, base, out, settings=settings))
     losses = [row["loss"] for row in run.metrics() if "loss" in row]
     return losses, {name: tensor.clone() for name, tensor in load_folder(run.folder).model.state_dict().items()}
@@ -211,7 +211,7 @@ def trained(base: Path, source: Source, out: Path, settings: FinetuneSettings) -
 
 @pytest.mark.parametrize("changes", [{}, {"mean_teacher": 1.0, "teacher_decay": 0.5}], ids=["plain", "mean teacher"])
 def test_accumulation_changes_nothing(base: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
-    """The last batch of an epoch has four rows for five parts."""
+    """Gradient accumulation gives the same result even if the last batch has four rows for five parts."""
     source = Source("classify", write(tmp_path / "train.csv", make_rows(20)), write(tmp_path / "dev.csv", make_rows(8)))
     settings = replace(FAST, epochs=7, dropout=0.0, learning_rate=1e-4, precision="fp32", **changes)
     losses, weights = trained(base, source, tmp_path / "whole", settings)
@@ -223,7 +223,7 @@ def test_accumulation_changes_nothing(base: Path, tmp_path: Path, changes: dict[
 
 
 def test_checkpointing_changes_nothing(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With dropout: the second pass leaves out the same. It may be turned on when a run is resumed."""
+    """With dropout, recomputation uses the same masks. Checkpointing may be enabled when a run is resumed."""
     calls: list[int] = []
     checkpoint = torch.utils.checkpoint.checkpoint
 

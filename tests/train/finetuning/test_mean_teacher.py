@@ -1,4 +1,4 @@
-"""The running average of a model's own weights as its second teacher."""
+"""The mean teacher: an exponential moving average of the model's own weights."""
 
 import json
 from dataclasses import replace
@@ -40,7 +40,7 @@ def test_teacher_is_the_average_of_the_weights_so_far() -> None:
         with torch.no_grad():
             weight += 1.0
         objective.train()  # as the loop does at every step
-        for _ in range(2):  # its parts
+        for _ in range(2):  # gradient-accumulation parts
             objective(batch, batch.counts)
         decay = min(0.5, (number + 1) / (number + 10))
         expected = decay * expected + (1 - decay) * weight.detach()
@@ -81,7 +81,8 @@ def test_distance_by_hand() -> None:
     flags = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     assert logits_distance(said, taught, flags, 4).item() == pytest.approx(5 / 4)
     lacking = torch.tensor([[1.0, float("-inf")]])
-    assert logits_distance(lacking, lacking + 2, torch.tensor([0]), 1).item() == pytest.approx(4)  # one option counts
+    # only one option exists
+    assert logits_distance(lacking, lacking + 2, torch.tensor([0]), 1).item() == pytest.approx(4)
 
 
 def test_weight_of_nothing_changes_nothing(base: Path, source: Source, tmp_path: Path) -> None:

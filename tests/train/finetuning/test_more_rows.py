@@ -1,4 +1,4 @@
-"""Rows that are made before training: which, how many, with which labels, and for whom not."""
+"""Augmented training rows: which, how many, with which labels, and for which tasks not."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -21,7 +21,7 @@ def items(count: int, seed: int = 0) -> list[Item]:
 
 
 def make(rows: list[Item], batch: int = 4, seed: int = 0, **options: bool) -> Any:
-    # Not TaskBatches, whose batches may be None where there are fewer rows than parts.
+    # Typed Any instead of TaskBatches, whose batches may be None if there are fewer rows than parts.
     return TaskBatches(rows, batch, seed, 0, torch.device("cpu"), **options)
 
 
@@ -49,7 +49,7 @@ def test_rows_are_drawn_at_random_and_stand_by_length() -> None:
     batches = make(items(400), batch=8)
     lengths = np.array([batches.at(step).inputs.real.sum(1).tolist() for step in range(50)])
     assert (np.diff(lengths) >= 0).all()
-    # Means of eight lengths at random, from 1 to 59: as far apart as chance has it.
+    # Means of eight random lengths from 1 to 59 spread as much as expected by chance.
     assert lengths.mean(1).std() == pytest.approx(lengths.std() / np.sqrt(8), rel=0.2)
     assert padding(batches) > 0.3
 

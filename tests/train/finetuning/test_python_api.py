@@ -1,4 +1,4 @@
-"""``cloze.finetune`` and its relatives on files and data in memory, and the run that they return."""
+"""``cloze.finetune`` and related functions on files and in-memory data, and the run that they return."""
 
 import gc
 import hashlib
@@ -45,7 +45,7 @@ def weights_of(run: FinetuneRun) -> str:
 
 @pytest.fixture(scope="module")
 def expected(base: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The weights of a run on files, as the command line starts it."""
+    """The weights of a run started from the command line on files."""
     folder = tmp_path_factory.mktemp("files")
     source = cloze.Source("classify", write(folder / "train.csv", ROWS), write(folder / "dev.csv", DEV))
     return weights_of(cloze.finetune(source, base, folder / "run", settings=cloze.FinetuneSettings(**FAST)))

@@ -1,4 +1,4 @@
-"""The command that a card gives is read back as the very settings that the model was made with."""
+"""The command in a model card parses to the settings that the model was trained with."""
 
 import shlex
 from pathlib import Path
@@ -36,7 +36,7 @@ WAYS = {
 
 
 def read_back(line: str) -> tuple[PretrainSettings, str | None]:
-    """What the command line makes of a line that a shell has split."""
+    """Return the settings that the command line parses from a shell command."""
     program, command, *words = shlex.split(line)
     assert program == "cloze"
     _, bound, _ = build(command).parse_args(words, exit_on_error=False, print_error=False)

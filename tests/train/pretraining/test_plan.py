@@ -42,7 +42,7 @@ def test_less_text_than_was_recorded_gives_a_bound_from_below() -> None:
 
 
 def test_more_text_is_never_expected_to_be_worse() -> None:
-    """Where a run went on with its rate up again, its loss did, too."""
+    """The expected loss never rises with more text, although recorded losses do after the learning rate is raised."""
     for run in recorded_runs():
         tokens = range(run["points"][0][0], run["points"][-1][0], 50_000)
         found = [expected_loss(run["parameters"], seen, [run]) for seen in tokens]
@@ -72,7 +72,7 @@ def test_plan_adds_up(data: Path, tmp_path: Path) -> None:
     assert planned.epochs > 1
     assert 0 < planned.share_of_peak < 1.5
     assert planned.estimate.weight_bytes == 4 * planned.estimate.parameters
-    # With the program itself, which takes a few hundred megabytes.
+    # The peak includes the interpreter and libraries (a few hundred MB).
     assert planned.estimate.total_bytes < planned.peak_bytes < planned.estimate.total_bytes + 8 * 2**30
     assert not list(tmp_path.iterdir())
 
@@ -150,7 +150,7 @@ def test_a_large_step_is_worked_out_from_a_part_of_it(data: Path, monkeypatch: p
         assert worked_out.tokens_per_step == pytest.approx(whole.tokens_per_step, rel=0.2)
         assert worked_out.seconds_per_step > whole.seconds_per_step / 10
     assert planned.estimate == whole.estimate
-    # What the process had before counts too, so that only the part that was not run can be compared.
+    # The peak includes memory that the process used before, so only the remaining part can be compared.
     assert planned.peak_bytes > planned.estimate.activation_bytes
 
 
