@@ -1,4 +1,4 @@
-"""Answers and choices through the command line."""
+"""Question answering and multiple choice on the command line."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What is printed to a terminal: control characters of labels and texts are shown, and not obeyed."""
+"""Terminal output: control characters in labels and texts are displayed, not executed."""
 
 import io
 import sys
@@ -12,15 +12,15 @@ SHOWN = "a\\x1b]0;t\\x07\\r\\x9bm\\u202eb"
 
 
 class Terminal(io.StringIO):
-    """A terminal that keeps what it is sent."""
+    """A terminal that records its output."""
 
     def isatty(self) -> bool:
         return True
 
 
 def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
-    """Both outputs, as a command finds them on a terminal without colors."""
-    made = Terminal()  # within the test: for each of its phases, pytest sets the outputs anew
+    """Both outputs as a command sees them on a terminal without colors."""
+    made = Terminal()  # inside the test, because pytest resets the outputs in each of its phases
     monkeypatch.setenv("TERM", "dumb")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(sys, "stdout", made)

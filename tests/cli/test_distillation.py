@@ -1,4 +1,4 @@
-"""``cloze distill``: a smaller model from a fine-tuned one, and the table of both."""
+"""``cloze distill``: a smaller model from a fine-tuned one, and the table that compares both."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files in parts through the commands: the same as at once, whatever the format, stopped or not."""
+"""Commands that process files in parts: the same output as in one part, for any format, interrupted or not."""
 
 import csv
 import json
@@ -20,7 +20,7 @@ TEXTS = [f"the door {'and the sea ' * (number % 4)}was {number}" for number in r
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(inputs, "PART_ROWS", 4)
     path = tmp_path / "rows.jsonl"
-    # A column that is empty in the first part, and numbers that are whole in it.
+    # One column is empty in the first part, and one has only integers there.
     rows = [
         {"id": n, "text": text, "note": None if n < 4 else "x", "size": 1 if n < 4 else 0.5}
         for n, text in enumerate(TEXTS)
@@ -155,7 +155,7 @@ def test_a_header_of_several_lines(run: Cloze, way: Way, table: Path) -> None:
 def test_another_model_does_not_go_on(
     run: Cloze, way: Way, table: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Folders that share their weights, and differ in what they make of them."""
+    """A job is not resumed with another model, even if the folders share their weights."""
     load(way.pretrained).whiten(TEXTS, 3).save(tmp_path / "white")
     embed, output = Model.embed, table.with_name("vectors.jsonl")
     calls = []

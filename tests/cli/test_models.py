@@ -1,4 +1,4 @@
-"""cloze quantize and cloze export."""
+"""``cloze quantize`` and ``cloze export``."""
 
 import json
 import shutil

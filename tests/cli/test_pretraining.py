@@ -1,4 +1,4 @@
-"""``cloze plan``, recipes, ``cloze evaluate mlm``, and a folder of half the size."""
+"""``cloze plan``, recipes, ``cloze evaluate mlm``, and a half-size folder."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Names of settings in other libraries get the right suggestion, from the command line and from Python."""
+"""Setting names of other libraries get the right suggestion, on the command line and in Python."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from cloze.errors import ConfigError
 from cloze.options import NAMES_ELSEWHERE
 
 ROWS = [{"text": "a fine day", "label": "good"}, {"text": "a dull day", "label": "bad"}] * 20
-# What fine-tuning says to each name.
+# The suggestion of fine-tuning for each name.
 EXPECTED = {
     "num_train_epochs": "epochs",
     "num_epochs": "epochs",

@@ -1,4 +1,4 @@
-"""``embed`` beyond vectors, ``score``, ``fill --joint``, ``correct`` and their evaluation, from the command line."""
+"""``embed`` options, ``score``, ``fill --joint``, ``correct`` and their evaluation, on the command line."""
 
 import json
 from itertools import pairwise

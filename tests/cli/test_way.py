@@ -1,4 +1,4 @@
-"""The whole way through the command line: text, vocabulary, corpus, model, task, predictions."""
+"""The whole pipeline on the command line: text, vocabulary, corpus, model, task, predictions."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Models that know a few sentences by heart, taught in a second."""
+"""Tiny models that memorize a few sentences within a second of training."""
 
 from collections.abc import Sequence
 
@@ -11,17 +11,17 @@ from cloze.text import SPECIAL, Tokenizer
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
-Example = tuple[list[int], list[int]]  # what is seen, and what should be said; -100: nothing is asked
+Example = tuple[list[int], list[int]]  # input ids, and target ids; -100: no target
 
 
 def make_tokenizer(words: Sequence[str], max_length: int = 32) -> Tokenizer:
-    """These words and, to spell all others, letters."""
+    """Return a tokenizer with these words, and with letters to spell all others."""
     pieces = [*SPECIAL, *dict.fromkeys([*words, ".", *LETTERS, *(f"##{letter}" for letter in LETTERS)])]
     return Tokenizer.from_vocabulary(pieces, lowercase=True, max_length=max_length)
 
 
 def teach(tokenizer: Tokenizer, examples: Sequence[Example], steps: int = 150) -> Model:
-    """A speck of a model that has learned these examples."""
+    """Return a tiny model trained on these examples."""
     config = BertConfig(
         tokenizer.size,
         hidden_size=48,
@@ -49,7 +49,7 @@ def teach(tokenizer: Tokenizer, examples: Sequence[Example], steps: int = 150) -
 
 
 def hide_each(tokenizer: Tokenizer, sentences: Sequence[str]) -> list[Example]:
-    """Each sentence with each of its tokens hidden in turn."""
+    """Return each sentence with each of its tokens masked in turn."""
     examples = []
     for ids in (encoding.ids for encoding in tokenizer.encode_batch(sentences)):
         for place in range(1, len(ids) - 1):

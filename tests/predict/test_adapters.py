@@ -1,4 +1,4 @@
-"""Many adapters on one loaded base, each answering as if it were alone."""
+"""Many adapters on one loaded base, each with the same results as alone."""
 
 from dataclasses import replace
 from pathlib import Path

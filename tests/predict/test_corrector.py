@@ -1,4 +1,4 @@
-"""Mistakes in texts, with models that know a few sentences by heart."""
+"""Correction of misspellings, with models that have memorized a few sentences."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ ENGLISH = [
 ]
 CHINESE = ["我喜欢吃苹果", "他在学校学习", "今天天气很好", "我们一起去公园"]
 
-# The models here are not as sure as ones that have read more.
+# These models are less confident than ones trained on more text.
 OFTEN = CorrectionSettings(mistakes=0.2)
 
 
@@ -41,7 +41,7 @@ def chinese() -> Model:
 
 @pytest.fixture(scope="module")
 def correcting() -> Model:
-    """A model that has seen mistakes: in each sentence, each character as another."""
+    """A model trained on misspelled sentences: each character is replaced by another one in turn."""
     tokenizer = make_tokenizer([*dict.fromkeys("".join(CHINESE)), "平", "过", "员"])
     draw = numpy.random.default_rng(0)
     examples: list[Example] = []
@@ -60,7 +60,7 @@ def test_misspelt_word(english: Model) -> None:
     assert one.errors == [("sta", "sat", 8)]
     (correction,) = one.corrections
     assert 0.9 <= correction.confidence <= 1
-    (one,) = english.correct(["the caat sat on the mat ."])  # what follows a shorter word stays whole
+    (one,) = english.correct(["the caat sat on the mat ."])  # the words after a shorter replacement are unchanged
     assert one.target == "the cat sat on the mat ."
 
 
@@ -93,7 +93,7 @@ def test_clean_texts_are_left_alone(english: Model, chinese: Model) -> None:
 
 
 def test_names_are_left_alone(english: Model) -> None:
-    text = "the cat Sta on the mat ."  # a capital inside a sentence
+    text = "the cat Sta on the mat ."  # a capital letter inside a sentence
     assert english.correct([text])[0].errors == []
     assert english.correct(["the cat STA on the mat ."])[0].errors == []
 
@@ -156,7 +156,7 @@ def test_one_pass_over_the_text_as_it_stands(correcting: Model) -> None:
     settings = CorrectionSettings(reading="seen")
     results = correcting.correct(["我喜欢吃平果", *CHINESE], settings)
     assert [one.target for one in results] == ["我喜欢吃苹果", *CHINESE]
-    # What it says of what it sees is what is asked, not what it says of a blank; and there is no channel.
+    # The score is the probability of the visible token, not of a mask, and the error model is not used.
     bert, ids = correcting.bert, torch.tensor([correcting.tokenizer("我喜欢吃平果").ids])
     with torch.inference_mode():
         shares = bert.heads["mlm"](bert(ids, torch.zeros_like(ids)).last)[0, 5].softmax(-1).numpy()
@@ -245,7 +245,7 @@ def test_what_is_refused(english: Model, tmp_path: Path) -> None:
 
 
 def test_lists_hold_both_ways(english: Model) -> None:
-    """As for pre-training, what is right first; or what is wrong."""
+    """A similarity list works in both directions: correct word first as in pre-training, or wrong word first."""
     for similar in ({"sat": ["zzt", "mat"]}, {"mat": ["Sat"]}):
         proposals = CandidateGenerator(english.tokenizer, similar, CorrectionSettings())
         (word,) = english.tokenizer.words(english.tokenizer("mat"), "mat")

@@ -1,4 +1,4 @@
-"""Blanks that are filled together, where filling each on its own is known to go wrong."""
+"""Jointly filled blanks, where filling each blank separately gives the wrong words."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -15,8 +15,8 @@ from cloze.text import Encoding
 from tests.model.made import model_folder
 from tests.predict.taught import Example, make_tokenizer, teach
 
-# How often two words stand together. "north" is the likeliest first word and "angeles" the likeliest second, but
-# they never meet.
+# Frequencies of word pairs. "north" is the most likely first word and "angeles" the most likely second, but they never
+# co-occur.
 PAIRS = {("north", "pole"): 4, ("los", "angeles"): 3, ("new", "angeles"): 3}
 
 
@@ -104,7 +104,7 @@ def test_texts_that_are_cut_are_told_of(caplog: pytest.LogCaptureFixture) -> Non
     text = "the [MASK] sat on a mat. " + "the dog ran. " * 40
     for ask in (Model.fill, Model.fill_together):
         caplog.clear()
-        ask(Model(model_folder(["mlm"])), text)  # one that has not warned of this text yet
+        ask(Model(model_folder(["mlm"])), text)  # a new model, which has not warned of this text yet
         assert "1 of 1 texts are longer than" in caplog.text
 
 

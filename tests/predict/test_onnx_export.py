@@ -1,4 +1,4 @@
-"""ONNX graphs: onnxruntime, which knows nothing of us, comes to the same numbers."""
+"""ONNX graphs: onnxruntime computes the same results without cloze."""
 
 import sys
 from pathlib import Path

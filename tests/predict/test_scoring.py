@@ -1,4 +1,4 @@
-"""Pseudo-log-likelihood against a plain loop with ``transformers``; long texts in windows."""
+"""Pseudo-log-likelihood compared with a plain loop over ``transformers``; long texts in windows."""
 
 import math
 from pathlib import Path
@@ -44,13 +44,13 @@ def test_company_changes_nothing(pretrained: Model) -> None:
 
 
 def test_every_token_of_a_long_text_is_asked_about_once(pretrained: Model) -> None:
-    words = [f"word{number % 30}" for number in range(100)]  # more than three times what the model reads
+    words = [f"word{number % 30}" for number in range(100)]  # more than three times the model's maximum length
     (score,) = pretrained.score([" ".join(words)])
     assert list(score.tokens) == words
     (windows,) = token_windows(pretrained.tokenizer, [" ".join(words)])
     assert len(windows) > 4
     room = pretrained.tokenizer.content_length(1)
-    for window in windows[1:-1]:  # those inside have company on both sides
+    for window in windows[1:-1]:  # inner windows have context on both sides
         assert window.places[0] - 1 >= room // 4 - 1
         assert room - window.places[-1] >= room // 4 - 1
 

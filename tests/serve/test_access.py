@@ -1,4 +1,4 @@
-"""Who may come in (T21): every route with no, a wrong and the right key; hosts and origins that are not ours."""
+"""Access (T21): every route with no, a wrong and the right key; foreign hosts and origins."""
 
 import base64
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def test_every_route_needs_the_key(locked: Running) -> None:
 
 
 def test_every_route_is_tried(locked: Running) -> None:
-    """Those that the routers have, told of or not: pages, their files and weights too."""
+    """Every route of the routers is requested, documented or not: pages, their files and weights too."""
     routes = set(every_route(app_routes(locked)))
     known: list[Any] = [route for router in ROUTERS for route in router.routes]
     joined = {(verb, route.path) for route in known for verb in route.methods}
@@ -139,7 +139,7 @@ def test_hosts_that_are_not(host: str, locked: Running) -> None:
     ("origin", "status"),
     [
         ("http://localhost", 200),
-        ("https://localhost", 200),  # a balancer that speaks TLS stands before us
+        ("https://localhost", 200),  # the service is behind a load balancer that terminates TLS
         ("http://localhost:1234", 403),
         ("http://evil.example", 403),
         ("null", 403),

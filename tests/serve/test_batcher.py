@@ -1,4 +1,4 @@
-"""The thread that computes: every job its own results, whatever happens to its neighbours (T19, T20 in short)."""
+"""The batching thread: every job gets its own results, whatever happens to others (T19 and T20 in short)."""
 
 import random
 import threading
@@ -19,11 +19,11 @@ KIND = BatchKey("embed")
 
 
 class PanicError(BaseException):
-    """What a library in another language raises: no ``Exception``."""
+    """Like the panics of libraries in other languages: not a subclass of ``Exception``."""
 
 
 class Machine:
-    """Computes squares; some numbers break it. Waits for ``go`` if told to, so that batches can form."""
+    """A model that squares numbers; some numbers make it fail. It can be paused, so that batches form."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -74,7 +74,7 @@ def failures(metrics: Metrics) -> float:
 
 
 def submit_together(batcher: Batcher, machine: Machine, jobs: list[Job]) -> None:
-    """Let jobs meet in one batch: they come while the machine is busy with another."""
+    """Submit jobs while the model is busy, so that they form one batch."""
     machine.go.clear()
     before = job(0)
     batcher.submit(before)
@@ -121,7 +121,7 @@ def test_what_breaks_the_machine_fails_alone(
     assert jobs[2].future.result(10) == [16]
     with pytest.raises(error):
         jobs[1].future.result(10)
-    assert failures(metrics) == counted  # together and alone
+    assert failures(metrics) == counted  # once in the batch and once alone
     again = job(7)
     batcher.submit(again)
     assert again.future.result(10) == [49]
@@ -158,9 +158,9 @@ def test_too_much_is_told_with_a_time_to_come_back(batcher: Batcher, machine: Ma
 
 
 def test_what_would_be_done_too_late_is_told_at_once(machine: Machine, metrics: Metrics) -> None:
-    soon = 10 / FIRST_GUESS  # ten tokens, at the speed that is guessed
+    soon = 10 / FIRST_GUESS  # ten tokens at the assumed initial speed
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, within=soon)
-    batcher.submit(job(*range(20, 60)))  # whatever its size: nothing waits before it
+    batcher.submit(job(*range(20, 60)))  # accepted whatever its size, since nothing waits before it
     with pytest.raises(OverloadedError, match="40 tokens wait"):
         batcher.submit(job(1))
     batcher.start()
@@ -171,7 +171,7 @@ def test_what_would_wait_too_long_for_its_turn_is_told_at_once(machine: Machine,
     patience = 10 / FIRST_GUESS
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, patience=patience)
     batcher.submit(job(1, 2, 3, 4, 5))
-    batcher.submit(job(*range(20, 60)))  # its own size is its own affair: only five wait before it
+    batcher.submit(job(*range(20, 60)))  # a job's own size does not count: only five tokens wait before it
     with pytest.raises(OverloadedError, match=r"^45 tokens wait for model 'made', of at most 10; try again in 1 s$"):
         batcher.submit(job(1))
     batcher.start()
@@ -183,12 +183,12 @@ def test_a_long_job_at_work_counts_as_waiting_for_a_turn(machine: Machine, metri
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=10**6, budget=100, patience=patience)
     machine.go.clear()
     batcher.start()
-    for length, told in ((100, 0), (10**6, 200)):  # a batch of the usual size is soon done
+    for length, told in ((100, 0), (10**6, 200)):  # a batch of the usual size is finished soon
         long = Job(KIND, [1], [length], time.monotonic() + 30)
         batcher.submit(long)
         while not batcher._at_work:
             time.sleep(0.001)
-        assert batcher.ahead() == told  # two batches are a turn
+        assert batcher.ahead() == told  # one turn is two batches
         assert batcher.ahead("another", 7) == min(told, 7)
         if told:
             with pytest.raises(OverloadedError, match=r"^201 tokens wait for model 'made', of at most \d+; try again"):
@@ -205,7 +205,7 @@ def test_a_long_job_at_work_counts_as_waiting_for_a_turn(machine: Machine, metri
 
 
 class LongMachine(Machine):
-    """Computes the number 1000 in many passes, until it is told to stop."""
+    """A model that computes the number 1000 in many passes, until it is stopped."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -224,7 +224,7 @@ class LongMachine(Machine):
 
 @pytest.mark.parametrize("client", ["modest", "greedy"])
 def test_a_long_job_lets_others_in(client: str, metrics: Metrics) -> None:
-    """Those of other clients, and those of its own; it goes on afterwards, and gets its result."""
+    """A long job yields to small jobs of any client, resumes afterwards, and gets its result."""
     machine = LongMachine()
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=10**6, budget=100, within=10.0)
     batcher.start()
@@ -237,9 +237,9 @@ def test_a_long_job_lets_others_in(client: str, metrics: Metrics) -> None:
         assert small.future.result(10) == [value**2]
         assert not long.future.done()
     before = machine.passes
-    while machine.passes < before + 3:  # it is computed as well
+    while machine.passes < before + 3:  # the long job makes progress as well
         time.sleep(0.001)
-    too_long = Job(KIND, [31], [200], time.monotonic() + 30, client)  # would delay the first one as long as it likes
+    too_long = Job(KIND, [31], [200], time.monotonic() + 30, client)  # would delay the first job arbitrarily
     batcher.submit(too_long)
     while machine.passes < before + 6:
         time.sleep(0.001)
@@ -270,7 +270,7 @@ def test_who_is_let_in_and_fails_does_not_harm_the_one_below(metrics: Metrics) -
 def test_speed_is_that_of_tokens_not_of_batches(
     machine: Machine, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many lone texts at 100 tokens a second, then a full batch at 5000: a queue would be done at nearly this speed."""
+    """Many single texts at 100 tokens per second, then a full batch at 5000: the estimate is close to the latter."""
     now = 0.0
     monkeypatch.setattr("cloze.serve.batcher.time.monotonic", lambda: now)
 
@@ -314,7 +314,7 @@ def test_answers_are_not_followed_by_trials(batcher: Batcher, machine: Machine) 
         one = job(value)
         batcher.submit(one)
         assert one.future.result(10) == [value**2]
-    assert machine.probed == 1  # at the start
+    assert machine.probed == 1  # at start-up
 
 
 def test_who_asks_nonsense_does_not_make_it_unready(
@@ -330,7 +330,7 @@ def test_who_asks_nonsense_does_not_make_it_unready(
         with pytest.raises(RequestError):
             bad.future.result(10)
         time.sleep(0.01)
-    assert machine.probed >= 3  # though it was never idle
+    assert machine.probed >= 3  # although it was never idle
     batcher.drain(10)
 
 
@@ -351,7 +351,7 @@ def test_work_that_nobody_waits_for_ends(machine: Machine, metrics: Metrics) -> 
 
     def compute(key: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
         end = time.monotonic() + 30
-        while 7 in inputs and time.monotonic() < end:  # many passes through a model
+        while 7 in inputs and time.monotonic() < end:  # many forward passes
             started.set()
             check()
             time.sleep(0.001)

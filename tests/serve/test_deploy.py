@@ -1,4 +1,4 @@
-"""What is in deploy/ agrees with the package: its flags, its limits, what torch it takes."""
+"""The files in deploy/ agree with the package: its flags, its limits, and its torch version."""
 
 import re
 import tomllib

@@ -1,4 +1,4 @@
-"""Every limit has a refusal of its own, and nothing in a request is a fault of the server's (T14, T17 in short)."""
+"""Every limit has its own error response, and no request causes a server error (T14 and T17 in short)."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def test_every_limit_has_its_refusal(body: Any, status: int, kind: str, served: 
 
 
 def test_as_many_inputs_as_openai_takes(folders: dict[str, str]) -> None:
-    """Of the usual length, by the limits that are set if nothing else is asked for."""
+    """The default limits accept as many inputs of common length as OpenAI's API."""
     with running(ServiceSettings({"base": folders["base"]})) as served:
         sentence = "the cat sat on a mat, and the dog ran to the cat on the mat again and again."
         answer = served.post("/v1/embeddings", {"input": [sentence] * 2048, "model": "base"})
@@ -92,7 +92,7 @@ def test_words_for_blanks_are_limited(folders: dict[str, str]) -> None:
         refused = served.post("/fill", {"texts": ["[MASK] [MASK]", "a [MASK]"], "top": 21})
         message = "63 words in one answer, of at most 60; send fewer blanks, or ask for a smaller top"
         assert error_of(refused) == (413, "too_many_proposals", message)
-        # Filled together, the whole text is told again and again.
+        # With joint filling, every result repeats the whole text.
         refused = served.post("/fill", {"texts": "a [MASK]" + " cat" * 20, "top": 5, "joint": True})
         message = "75 words in one answer, of at most 60; send fewer blanks, or ask for a smaller top"
         assert error_of(refused) == (413, "too_many_proposals", message)
@@ -161,7 +161,8 @@ def test_bodies_that_are_held_are_bounded_together(folders: dict[str, str]) -> N
 
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
         found = served.run(ask)
-        assert found.count(429) == 2 * 5  # 35 of 900 bytes are all that 32 of 1000 allow; each refusal is counted twice
+        # 32 bodies of 1000 bytes are allowed, which is 35 of 900; each rejection is counted twice
+        assert found.count(429) == 2 * 5
         assert served.post("/embed", {"texts": "cat"}).status_code == 200
 
 
@@ -194,7 +195,7 @@ def test_a_full_queue_says_when_to_come_back(folders: dict[str, str], monkeypatc
 
         answers = served.run(ask)
     refused = [answer for answer in answers if answer.status_code != 200]
-    assert 20 <= len(refused) < 40  # a batch is at work, and another fills the queue
+    assert 20 <= len(refused) < 40  # one batch is being computed, and another fills the queue
     assert {error_of(answer)[:2] for answer in refused} == {(429, "overloaded")}
     assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
 
@@ -207,7 +208,7 @@ def test_patience_ends_before_a_body_is_read(folders: dict[str, str], monkeypatc
 
         async def ask(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response]:
             asked = []
-            for waiting in (0, 3):  # one at work, and one that waits
+            for waiting in (0, 3):  # one being computed, and one waiting
                 asked.append(asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})))
                 async with asyncio.timeout(10):
                     while (batcher.queue._number, batcher.queue.tokens) != (len(asked), waiting):
@@ -259,7 +260,7 @@ def test_who_leaves_is_not_computed_for(folders: dict[str, str], monkeypatch: py
             headers = [(b"host", b"localhost")]
             scope = {"type": "http", "method": "POST", "path": "/embed", "headers": headers, "query_string": b""}
             scope |= {"http_version": "1.1", "scheme": "http", "server": ("localhost", 80), "root_path": ""}
-            # The first is being computed, and so cannot be called back; the second waits.
+            # The first is being computed and cannot be cancelled; the second waits.
             asked = [asyncio.ensure_future(served.app(dict(scope), receive, send))]
             await asyncio.sleep(0.1)
             parts = iter([{"type": "http.request", "body": body, "more_body": False}])
@@ -276,7 +277,7 @@ def test_who_leaves_is_not_computed_for(folders: dict[str, str], monkeypatch: py
 
 
 def block_forward(batcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From now on a batch waits until ``RELEASE`` is set."""
+    """Block every batch until ``RELEASE`` is set."""
     compute = batcher._compute_batch
     RELEASE.clear()
 
@@ -294,7 +295,7 @@ def test_odd_bodies_are_refused_or_answered(path: str, served: Running) -> None:
 
     for body, answer in zip(BODIES, served.run(ask), strict=True):
         assert answer.status_code < 500, body[:80]
-        answer.json()  # whatever it is, it is JSON
+        answer.json()  # every response is JSON
         assert len(answer.content) < 5000 or answer.status_code == 200
 
 
@@ -311,8 +312,8 @@ def test_the_campaign_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bodies, "BODIES", BODIES[:2])
     outcome = bodies.run(BodySettings(20, ("/embed", "/health", "/ready")), Silent())
     assert outcome.passed
-    assert int(outcome.figures["odd bodies"]) >= 2 * 10  # of each route that takes a body
-    assert int(outcome.figures["generated"]) >= 20  # though two of the routes have nothing to vary
+    assert int(outcome.figures["odd bodies"]) >= 2 * 10  # of each route with a request body
+    assert int(outcome.figures["generated"]) >= 20  # although two of the routes have no parameters to vary
 
 
 def test_a_fault_would_be_noticed() -> None:

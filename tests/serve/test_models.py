@@ -1,4 +1,4 @@
-"""Several models, and many adapters on one base, asked for by name and all at once."""
+"""Several models, and many adapters on one base, selected by name and used concurrently."""
 
 import asyncio
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def adapted(base: Path, folders: dict[str, str]) -> Iterator[Running]:
-    """A model that the adapters are not of, and the base that they are."""
+    """A model without adapters, and the base of the adapters."""
     adapters = {name: str(base.parent / name) for name in ADAPTERS}
     with running(ServiceSettings({"tags": folders["tags"], "base": str(base)}, adapters)) as found:
         yield found
@@ -130,7 +130,7 @@ def test_readiness_and_liveness(adapted: Running) -> None:
 
 
 def test_a_batch_that_was_interrupted_goes_on_with_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another batch, with another adapter, is computed between two of its forward passes."""
+    """A batch with another adapter is computed between two forward passes of a batch, which then keeps its own adapter."""
     model = Model(model_folder())
     used: list[str | None] = []
     monkeypatch.setattr(model, "use", used.append)

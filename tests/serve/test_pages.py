@@ -1,4 +1,4 @@
-"""The pages in a real browser: every tab answers, to mouse and keyboard, and nothing that is shown is markup (T22)."""
+"""The pages in a real browser: every tab works with mouse and keyboard, and no text is interpreted as markup (T22)."""
 
 import os
 from collections.abc import Iterator
@@ -65,7 +65,7 @@ def test_keyboard_alone(page: Page, address: str) -> None:
     page.focus("#tabs button[aria-selected=true]")
     page.keyboard.press("End")
     page.wait_for_selector("#title:text-is('bert-as-service')")
-    page.keyboard.press("ArrowDown")  # and round again
+    page.keyboard.press("ArrowDown")  # wraps around to the first
     page.wait_for_selector("#title:text-is('Fill')")
     page.keyboard.press("Tab")
     page.keyboard.press("Control+A")
@@ -128,7 +128,7 @@ def test_markup_that_is_not_shown_would_be_noticed() -> None:
         shown.note(place, ["<a>", "<b>"])
     assert shown.failures == []
     shown.places["tags"].clear()
-    shown.note("tags", ["<a>", "x<b>"])  # within another text
+    shown.note("tags", ["<a>", "x<b>"])  # inside another text
     assert shown.failures == ["as tags: 1 were not shown, such as <b>"]
 
 
@@ -140,5 +140,5 @@ def test_markup_that_ran_would_be_noticed(browser: Browser, address: str) -> Non
         page.evaluate("alert(1)")
         page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=//evil.example/x onerror=alert(2)>')")
         page.wait_for_timeout(300)
-    assert watch.dialogs == ["1"]  # the second was stopped by the policy
+    assert watch.dialogs == ["1"]  # the second was blocked by the policy
     assert watch.violations

@@ -1,4 +1,4 @@
-"""Our own routes: each answers as the model does, and says clearly what it does not."""
+"""cloze's own routes: each returns the results of the model, or a clear error message."""
 
 import asyncio
 from dataclasses import asdict
@@ -110,7 +110,7 @@ def test_fill_together(served: Running, models: Models) -> None:
         np.testing.assert_allclose(
             [way["log_probability"] for way in ways], [way.log_probability for way in expected], atol=1e-4
         )
-    # More words than the vocabulary has are not made up.
+    # No more words are returned than the vocabulary has.
     (ways,) = served.post("/fill", {"texts": "[MASK]", "top": 100, "joint": True}).json()["results"]
     assert len(ways) == models["base"].tokenizer.size - 1
 
@@ -140,10 +140,10 @@ def test_score(served: Running, models: Models) -> None:
         assert ours["log_probability"] == pytest.approx(theirs.total, abs=1e-3)
         if theirs.tokens:
             assert ours["perplexity"] == pytest.approx(theirs.perplexity, rel=1e-3)
-    # A text without tokens is not the likeliest of all.
+    # A text without tokens has no score, so it is not the most likely one.
     assert [answer["results"][3][name] for name in ("perplexity", "loss_per_word", "loss_per_character")] == [None] * 3
     lengths = [len(models["base"].tokenizer(text).ids) for text in TEXTS]
-    assert answer["usage"]["tokens"] == sum((length - 2) * length for length in lengths)  # a pass for each token
+    assert answer["usage"]["tokens"] == sum((length - 2) * length for length in lengths)  # one pass per token
     assert "tokens" not in served.post("/score", {"texts": TEXTS[0]}).json()["results"][0]
 
 
@@ -213,7 +213,7 @@ def test_correct_options(served: Running, models: Models) -> None:
     kept = [every[0].errors[0][0], every[1].errors[0][0]]
     answer = served.post("/correct", {"texts": texts, "threshold": 0.0, "protected": kept}).json()["results"]
     assert not {wrong for one in answer for wrong, _, _ in one["errors"]} & set(kept)
-    # What one request asks for is nothing to the next.
+    # The settings of one request do not affect the next.
     assert [one["target"] for one in served.post("/correct", {"texts": texts}).json()["results"]] == [
         one.target for one in models["base"].correct(texts)
     ]

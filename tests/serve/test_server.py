@@ -1,4 +1,4 @@
-"""The real thing, in a process of its own: it starts, is pressed, and ends without losing an answer."""
+"""The real service in a process of its own: it starts, handles load, and shuts down without losing a response."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ def test_answers_that_nobody_reads(folders: dict[str, str], monkeypatch: pytest.
     ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
         size, port = len(service.get("/openapi.json").content), int(address.rpartition(":")[2])
-        times = 20_000_000 // size  # more than the system keeps for a connection
+        times = 20_000_000 // size  # more than the system buffers for a connection
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.settimeout(30)
@@ -84,11 +84,11 @@ def test_answers_that_nobody_reads(folders: dict[str, str], monkeypatch: pytest.
         end = time.monotonic() + 30
         while service.app.in_flight and time.monotonic() < end:
             time.sleep(0.01)
-        assert service.app.in_flight == 0  # nor does an answer wait for its turn to be sent
+        assert service.app.in_flight == 0  # no response is waiting to be sent
 
 
 def read_all(client: socket.socket) -> int:
-    """How many bytes come until the connection ends."""
+    """Return the number of bytes received until the connection ends."""
     size = 0
     try:
         while part := client.recv(1 << 16):
@@ -104,14 +104,14 @@ def test_answers_that_are_read_end_nothing(folders: dict[str, str], monkeypatch:
         port = int(address.rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as client:
             client.settimeout(10)
-            for _ in range(2):  # on the same connection, after more than the time to read
+            for _ in range(2):  # on the same connection, after more than the read timeout
                 client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 assert client.recv(10_000).startswith(b"HTTP/1.1 200")
                 time.sleep(0.3)
 
 
 def test_slow_clients(alone: Process) -> None:
-    # Whoever asks meanwhile is answered, however slow this machine is.
+    # Normal clients get responses, however slow this machine is.
     outcome = let_in(alone, SlowSettings(clients=20, seconds=1.0, timeout=2.0, quickly=20.0), Silent())
     assert outcome.failures == []
     assert outcome.passed
@@ -137,7 +137,7 @@ def test_draining_loses_nothing() -> None:
 
 
 def test_load_beyond_capacity(alone: Process) -> None:
-    # How soon the answers come is for the campaign; that some come, and what else may come, is not.
+    # Latency is tested by the campaign; here, some requests must succeed, and others may only be rejected.
     small = OverloadSettings(loads=(5.0,), seconds=1.0, queue=2048, offered=0.1, least=0.05, growth=0.5, slack=math.inf)
     outcome = overload(alone, small, Silent())
     assert outcome.failures == []
@@ -160,7 +160,7 @@ WELL: dict[str, Any] = {"sent": 2000, "statuses": {"200": 100, "429": 1900}, "pe
     ],
 )
 def test_what_is_wrong_beyond_capacity(found: dict[str, Any], message: str | None) -> None:
-    """Ten requests a second are its capacity, and twenty times that was to be offered for ten seconds."""
+    """The capacity is ten requests per second, and twenty times that should be sent for ten seconds."""
     figures, failures = judge(OverloadSettings(seconds=10.0), 20.0, 10.0, WELL | found)
     assert failures == ([] if message is None else [message])
     assert figures["20x: offered"] == f"{(WELL | found)['sent'] / 100:.2f}x"
@@ -197,7 +197,7 @@ def test_soak(alone: Process) -> None:
 
 
 def test_modest_clients_beside_a_greedy_one(folders: dict[str, str]) -> None:
-    """T30 in short: how much they keep is for the campaign; without fair shares they would keep a tenth."""
+    """T30 in short: the campaign tests how much they retain; without fair shares it would be a tenth."""
     with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
         outcome = compare_shares(address, ShareSettings(rounds=1, seconds=2.0, least=0.25), Silent())
     assert outcome.failures == []
@@ -221,7 +221,7 @@ def test_nobody_gets_anothers_answer(precision: PrecisionName, pair: dict[str, s
         tally = compare(address, alone, 100, SOME, Silent())
         assert tally.failures == []
         assert (tally.done, tally.answered, tally.swapped) == (100, 100, 0)
-        # Of every route: the vectors of 90 requests and the labels of 10 are another text's.
+        # For every route, the vectors of 90 requests and the labels of 10 belong to other texts.
         for model, count in (("base", 90), ("labels", 10)):
             answers = {**alone.answers, model: alone.answers[model][::-1]}
             swapped = compare(address, replace(alone, answers=answers), 100, SOME, Silent())
@@ -233,7 +233,7 @@ def test_texts_that_cannot_be_told_are_noticed(pair: dict[str, str], monkeypatch
     monkeypatch.setattr("torture.swaps._WORDS", ["cat"])
     few = replace(SOME, texts=30)
     alone = ask_alone(pair, "fp32", few)
-    assert 5 < len(alone.texts) < 30  # as many as there are lengths
+    assert 5 < len(alone.texts) < 30  # one per length
     with running(ServiceSettings(pair)) as service, listening(service) as address:
         tally = compare(address, alone, 10, few, Silent())
     assert tally.failures == [f"fp32: {len(alone.texts)} texts of 30 have answers that can be told"]

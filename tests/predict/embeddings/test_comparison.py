@@ -1,4 +1,4 @@
-"""How vectors lie, against NumPy and scikit-learn; and the report with its advice."""
+"""Geometry of embeddings compared with NumPy and scikit-learn; and the report with its advice."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -61,7 +61,7 @@ def test_every_way_is_what_it_says(pretrained: Model) -> None:
 
 
 def test_a_direction_that_a_layer_norm_has_taken_is_not_missed(pretrained: Model) -> None:
-    """With many texts for each of its 16 numbers a vector is whitened in the 15 directions that there are."""
+    """Vectors of 16 dimensions are whitened to the 15 that layer normalization leaves."""
     many = [f"word{number % 38} word{number * 7 % 37} the cat word{number * 11 % 36}" for number in range(200)]
     report = report_embeddings(pretrained, many, fit_on=many)
     assert "whitened, 15" in [way.name for way in report.ways]

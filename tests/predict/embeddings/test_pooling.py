@@ -1,4 +1,4 @@
-"""The vector of a word in its context; poolings beside those of transformers' outputs."""
+"""The vector of a word in its context; pooling compared with the outputs of transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ PAIRS = ["a dog", "the", "sat.", "the mat", "sat on", "ran"]
 
 
 def outputs(folder: Path, pairs: list[str] | None) -> tuple[Any, Any]:
-    """What transformers makes of the texts: the batch, and the model's outputs."""
+    """Return the batch and the outputs of transformers for the texts."""
     batch = AutoTokenizer.from_pretrained(folder, model_max_length=32)(
         TEXTS, pairs, padding=True, truncation=True, return_tensors="pt", return_special_tokens_mask=True
     )

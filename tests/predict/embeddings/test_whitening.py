@@ -1,4 +1,4 @@
-"""Whitened vectors: by hand, in a folder, and the same from ``sentence-transformers``."""
+"""Whitened vectors: compared with an explicit computation, saved in a folder, and loaded by ``sentence-transformers``."""
 
 import json
 from dataclasses import replace
@@ -31,7 +31,7 @@ def test_mean_and_covariance_are_those_of_noise() -> None:
     vectors = whitening(torch.from_numpy(mixed)).numpy().astype(float)
     numpy.testing.assert_allclose(vectors.mean(0), 0, atol=1e-3)
     numpy.testing.assert_allclose(numpy.cov(vectors, rowvar=False, bias=True), numpy.eye(12), atol=1e-3)
-    # Fewer dimensions are the first of all: those with the most variance.
+    # Fewer dimensions are the leading ones, those with the most variance.
     few = fit_whitening(mixed, 5)(torch.from_numpy(mixed))
     assert_close(few, vectors[:, :5])
 
@@ -40,7 +40,7 @@ def test_mean_and_covariance_are_those_of_noise() -> None:
 @pytest.mark.parametrize("normalize", [False, True])
 def test_sentence_transformers_gives_the_same(pooling: PoolingName, normalize: bool, tmp_path: Path) -> None:
     base = Model(replace(model_folder(pooler=True), embedding=EmbeddingSettings(pooling, normalize)))
-    whitened = base.whiten(MADE, 3)  # what is scaled up more differs by more than 1e-5
+    whitened = base.whiten(MADE, 3)  # scaled-up dimensions differ by more than 1e-5
     ours = whitened.embed(MADE[:20])
     assert ours.shape == (20, 3)
     whitened.save(tmp_path / "model")

@@ -1,4 +1,4 @@
-"""What is measured to choose between ways to compute."""
+"""Timing measurements that select a kernel."""
 
 import time
 

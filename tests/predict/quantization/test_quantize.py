@@ -1,4 +1,4 @@
-"""What a report on int8 costs and says; and what is done to a model whose layers are rounded already."""
+"""The quantization report and its cost; operations on a quantized model."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ TEXTS = [f"the cat sat on a mat{' the dog ran' * (number % 3)} word{number % 30}
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each text was turned into a vector."""
+    """How often each text was embedded."""
     found: Counter[str] = Counter()
     embed = Model.embed
 
@@ -73,7 +73,7 @@ def test_heads_are_pruned_from_rounded_layers_too(precision: str) -> None:
     assert model.precision == precision
     found = model.embed(TEXTS[:3])
     near = numpy.abs(found - expected).max()
-    assert near < 0.2 * numpy.abs(whole - expected).max()  # rounded anew, so not to the bit
+    assert near < 0.2 * numpy.abs(whole - expected).max()  # quantized again, so not bit-identical
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -88,7 +88,7 @@ def test_a_row_is_the_same_alone_to_the_bit(biased: bool, kernel: str, monkeypat
     for largest in (None, torch.rand(96) + 0.5):
         small = Int8Linear(linear, round_product(place, linear, largest))
         states = torch.randn(33, 96) * torch.logspace(-4, 4, 33)[:, None]
-        states[5], states[6] = 0.0, 2.5  # rows without a spread
+        states[5], states[6] = 0.0, 2.5  # rows with constant values
         with torch.inference_mode():
             together, exact = small(states), linear(states)
             for number in range(len(states)):

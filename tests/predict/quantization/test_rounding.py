@@ -1,4 +1,4 @@
-"""Features made alike before they are rounded: nothing else changes, and large features no longer drown the others."""
+"""Smoothing before quantization: outputs are preserved, and large features no longer dominate the scales."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ def bert() -> Backbone:
 
 
 def test_factors_cancel() -> None:
-    """Rounded weight over factors is the weight, whatever the factors are."""
+    """Quantized weights divided by their factors equal the weights, for any factors."""
     torch.manual_seed(2)
     linear = nn.Linear(48, 20)
     weight = round_product(PLACE, linear, torch.logspace(-2, 2, 48))
@@ -57,7 +57,7 @@ def test_features_that_random_tokens_never_stirred() -> None:
 
 
 def test_what_is_large_is_what_comes_in(bert: Backbone) -> None:
-    """The first product reads the embeddings; the largest of those over the same tokens is known without any hook."""
+    """The first product reads the embeddings, whose maximum over the same tokens is computed here without a hook."""
     found = largest_features(bert)
     assert set(found) == {place for place, _ in layer_products(bert) if is_smoothed(place)}
     ids = torch.randint(bert.config.vocab_size, (32, 16), generator=torch.Generator().manual_seed(0))
@@ -69,7 +69,7 @@ def test_what_is_large_is_what_comes_in(bert: Backbone) -> None:
 def test_looking_leaves_the_model_as_it_was(bert: Backbone) -> None:
     bert.train()
     first, second = round_products(bert), round_products(bert)
-    assert bert.training  # and yet nothing was dropped: both came to the same
+    assert bert.training  # still in training mode, but without dropout: both results are equal
     for place, weight in first.items():
         assert torch.equal(weight.values, second[place].values)
     assert not any(linear._forward_pre_hooks for _, linear in layer_products(bert))
@@ -82,7 +82,7 @@ def test_one_layer_that_is_gone_through_many_times() -> None:
 
 
 def test_every_short_text_of_a_published_model_is_near(minilm_folder: Path) -> None:
-    """Single words and stray signs are what rounding hurts most; all are to be as near as ``auto`` asks."""
+    """Every single word and symbol, the hardest cases for rounding, is as close to fp32 as ``auto`` requires."""
     some = [text for text in minilm_texts() if len(text) < 24]
     exact, small = (load(minilm_folder, precision=name).embed(some) for name in ("fp32", "int8"))
     assert len(some) > 60

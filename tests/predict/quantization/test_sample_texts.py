@@ -1,4 +1,4 @@
-"""Texts of ours to try a model on: of every kind, in words that its vocabulary has."""
+"""Bundled sample texts for calibrating a model: of every kind, with words that its vocabulary has."""
 
 from cloze.predict import load
 from cloze.predict.quantization.precision import (
