@@ -130,7 +130,7 @@ def test_readiness_and_liveness(adapted: Running) -> None:
 
 
 def test_a_batch_that_was_interrupted_goes_on_with_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch with another adapter is computed between two forward passes of a batch, which then keeps its own adapter."""
+    """A batch keeps its adapter when a batch with another adapter is computed between its forward passes."""
     model = Model(model_folder())
     used: list[str | None] = []
     monkeypatch.setattr(model, "use", used.append)

@@ -1,4 +1,4 @@
-"""Whitened vectors: compared with an explicit computation, saved in a folder, and loaded by ``sentence-transformers``."""
+"""Whitened vectors: computed explicitly, saved in a folder, and loaded by ``sentence-transformers``."""
 
 import json
 from dataclasses import replace
