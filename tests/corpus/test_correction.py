@@ -1,4 +1,4 @@
-"""Mistakes of characters within Chinese words, for masking as correction."""
+"""Wrong characters within Chinese words, for masking by correction."""
 
 from pathlib import Path
 

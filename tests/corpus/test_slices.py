@@ -9,7 +9,7 @@ from cloze.corpus.preparation.shard_plan import gather, survey
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Documents of all sizes, with blank lines of all kinds between them."""
+    """Documents of many sizes, separated by different kinds of blank lines."""
     draw = random.Random(0)
     blank = ["\n", " \n", "\r\n", "\n\n\n", "\u3000\n", "\t \n"]
     texts = ("".join(f"Line {draw.random()}.\n" for _ in range(draw.randint(1, 9))) for _ in range(300))

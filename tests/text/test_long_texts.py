@@ -69,7 +69,7 @@ def test_windows_of_the_second_text_all_have_the_first(tokenizer: Tokenizer) -> 
     assert all(window.ids[1:6] == one for window in windows)
     assert windows[0].ids[7:-1] == other[:12]
     assert windows[-1].ids[7:-1] == other[-len(windows[-1].ids[7:-1]) :]
-    # A first text that would leave no room is cut, and the loss is told.
+    # A first text that would leave no space is truncated, and the dropped tokens are reported.
     (windows,) = encode_long(tokenizer, [words(tokenizer, 30)], [second], "windows")
     assert all(window.dropped == 22 for window in windows)
     assert all(window.segments.count(1) - 1 <= 9 for window in windows)

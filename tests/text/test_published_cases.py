@@ -1,4 +1,4 @@
-"""The cases that were published with the original tokenizer, and their neighbours."""
+"""Test cases published with the original tokenizer, and variations of them."""
 
 import pytest
 
@@ -9,7 +9,7 @@ PIECES = [*SPECIAL, "want", "##want", "##ed", "wa", "un", "runn", "##ing", ","]
 
 
 def words(text: str, lowercase: bool) -> list[str]:
-    """Tokenize with a vocabulary of which every word of the text is an entry."""
+    """Tokenize with a vocabulary that contains every word of the text."""
     found = reference.basic_tokens(text, lowercase)
     tokenizer = Tokenizer.from_vocabulary([*SPECIAL, *dict.fromkeys(found)], lowercase=lowercase)
     tokens = tokenizer(text, special=False).tokens

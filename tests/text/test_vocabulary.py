@@ -1,4 +1,4 @@
-"""Vocabularies: read, written, and learned to the same bytes every time."""
+"""Vocabularies: read, written, and learned reproducibly, byte for byte."""
 
 import os
 import subprocess
@@ -71,13 +71,13 @@ def test_nothing_learned_is_unknown() -> None:
         pieces = learn_pieces([ENGLISH, MIXED], 2000, lowercase=lowercase, minimum_frequency=1)
         tokenizer = Tokenizer.from_vocabulary(pieces, lowercase=lowercase)
         assert tokenizer.unknown_id not in tokenizer.encode_ids([ENGLISH + MIXED])[0]
-        # Letters of the text in any new order are spelled as well.
+        # Letters of the text are known in any order.
         assert tokenizer.unknown_id not in tokenizer.encode_ids(["tneps gnihton eht"])[0]
 
 
 def test_rare_characters_and_ideographs_yield() -> None:
     text = "aaaa bbbb " * 50 + "中" * 60 + "国" * 40 + "é" + "文"
-    # Pairs of continued letters occur 100 times and more, 中 60 times, whole words 50 times.
+    # Pairs of continuation letters occur at least 100 times, 中 60 times, whole words 50 times.
     assert learn_pieces([text], 10, lowercase=False) == [*SPECIAL, "a", "b", "##a", "##b", "##aa"]
     assert "中" in learn_pieces([text], 12, lowercase=False)
     assert "aaaa" not in learn_pieces([text], 12, lowercase=False)
@@ -134,7 +134,7 @@ def test_layout_changes_places_and_nothing_else() -> None:
         learn_pieces([ENGLISH], 120, first=first_entries("published", None))
     tokenizer = Tokenizer.from_vocabulary(published, lowercase=True)
     assert (tokenizer.pad_id, tokenizer.unknown_id, tokenizer.cls_id, tokenizer.mask_id) == (0, 100, 101, 103)
-    # A text cannot name an entry that is not used.
+    # A text cannot produce an unused entry.
     assert "[unused3]" not in tokenizer("[unused3]").tokens
 
 
@@ -161,7 +161,7 @@ def test_progress_is_reported() -> None:
     assert counted[-1] == f"counting words (bytes) {bytes_read} None"
     assert "different words" in heard[len(counted)]
     assert heard[-2].startswith("learning pieces 100 ")
-    # Whatever there was room for, the bar comes to its end.
+    # Progress reaches the end, however many pieces were learned.
     assert heard[-1].startswith("learning pieces ")
     assert heard[-1].split()[-1] == heard[-1].split()[-2]
     heard.clear()

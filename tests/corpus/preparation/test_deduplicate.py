@@ -23,13 +23,13 @@ def changed(words: list[str], changes: int, seed: int) -> list[str]:
 
 
 def similarity(first: list[str], second: list[str]) -> float:
-    """Jaccard's, of runs of five words, counted one by one."""
+    """Return the Jaccard similarity of five-word shingles, computed directly."""
     runs = [{tuple(words[place : place + 5]) for place in range(len(words) - 4)} for words in (first, second)]
     return len(runs[0] & runs[1]) / len(runs[0] | runs[1])
 
 
 def kept(texts: list[list[str]], near: bool) -> list[bool]:
-    """Which documents, given as paragraphs, are kept."""
+    """Return which documents, given as paragraphs, are kept."""
     hasher = NearHasher() if near else ExactHasher()
     for paragraphs in texts:
         hasher.add(iter(paragraphs))
@@ -51,7 +51,7 @@ def test_near_duplicates_are_found_and_others_are_not() -> None:
     assert max(similarity(*pair) for pair in zip(others, far, strict=True)) < 0.65
     found = kept([[" ".join(words)] for words in [*originals, *others, *near, *far]], near=True)
     assert found[:400] == [True] * 400
-    assert sum(found[400:600]) <= 2  # the estimate has a deviation of 0.03
+    assert sum(found[400:600]) <= 2  # the estimate has a standard deviation of 0.03
     assert sum(found[600:]) >= 198
 
 

@@ -1,4 +1,4 @@
-"""How a vocabulary fares on a text: against a plain count, and its forecast against what comes true."""
+"""Vocabulary coverage of a text: compared with a plain count, and its forecast compared with the result."""
 
 import random
 from collections import Counter
@@ -21,7 +21,7 @@ PLAIN = Tokenizer.from_vocabulary(PIECES, lowercase=True)
 
 
 def slow_count(texts: list[str], tokenizer: Tokenizer) -> tuple[int, int, Counter[str]]:
-    """Words, tokens and rungs, text by text."""
+    """Count words, tokens and rungs, text by text."""
     words = [word for text in texts for word in tokenizer.words(tokenizer(text, max_length=10**6), text)]
     return len(words), sum(len(word.ids) for word in words), Counter(word.rung for word in words)
 
@@ -112,7 +112,7 @@ def test_lines_without_end_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("before", [0, 1, 2])
 def test_ideographs_that_are_no_words_of_their_own_are_not_cut(before: int) -> None:
-    """Wherever the end of what is read at once falls: on a letter, an ideograph or a space."""
+    """A block may end at a letter, an ideograph or a space without splitting a word."""
     together = Tokenizer.from_vocabulary([*SPECIAL, "a", "##北"], lowercase=True, chinese=False)
     found = measure_coverage(["a " * before + "a北 " * (MAX_WINDOW // 2)], together)
     assert found.rungs == dict.fromkeys(RUNGS, 0) | {"word": before, "pieces": MAX_WINDOW // 2}
@@ -151,9 +151,9 @@ def test_note_on_a_vocabulary_that_does_not_fit() -> None:
 def test_note_on_a_script_within_other_text() -> None:
     plain = "the cat sat . " * 10
     assert "lacks most Chinese characters" in (unknown_note(PLAIN, [plain + "天"]) or "")
-    # Of this script, the vocabulary has most.
+    # The vocabulary has most characters of this script.
     assert unknown_note(PLAIN, [plain + "北 北 天"]) is None
-    # Signs are of no script, and so few of them are no reason to warn.
+    # Symbols belong to no script, and a few of them are no reason for a warning.
     assert unknown_note(PLAIN, [plain + "☃"]) is None
     assert "7.0% of the tokens are [UNK], which the model cannot tell apart (☃):" in (
         unknown_note(PLAIN, [plain + "☃ ☃ ☃"]) or ""

@@ -1,4 +1,4 @@
-"""Rung 4: runs of words that become others."""
+"""Rung 4: word sequences that are replaced by others."""
 
 import random
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ CASED = Tokenizer.from_vocabulary([*SPECIAL, *WORDS, *CAPITALS], lowercase=False
 
 
 def replaced(entities: Sequence[tuple[str, ...]], text: str, tokenizer: Tokenizer = UNCASED) -> str:
-    """The text's tokens, each with what it points to where that is something else."""
+    """Return the text's tokens, each with its surface if it was replaced."""
     encoding = extended(tokenizer, entities=entities)(text, special=False)
     places = zip(encoding.tokens, encoding.offsets, strict=True)
     return " ".join(
@@ -90,7 +90,7 @@ def test_chinese_phrases() -> None:
 
 
 def test_surfaces_that_the_vocabulary_does_not_know() -> None:
-    """Where ids do not tell one from another, the words do."""
+    """Surfaces with identical ids (unknown words) are distinguished by their words."""
     entities = [("☃ man", "town"), ("☃", "city"), ("zürich", "state"), ("new ☃", "big town")]
     text = "☃ man ☃ ☀ Zürich zurich zuerich new ☃ new ☀"
     assert replaced(entities, text) == (
@@ -101,7 +101,7 @@ def test_surfaces_that_the_vocabulary_does_not_know() -> None:
 
 
 def test_many_unknown_surfaces_are_one_look_each() -> None:
-    """Thousands of names in a script that a vocabulary lacks have the same id, and must not be tried one by one."""
+    """Thousands of names in an unknown script share an id, but are looked up once instead of one by one."""
     asked = []
 
     def words_at(start: int, stop: int) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def test_many_unknown_surfaces_are_one_look_each() -> None:
 
 
 def test_phrases_begin_and_end_with_words() -> None:
-    # Known inside words alone, the surface is spelled as the end of another word is.
+    # If the surface is only known as a continuation piece, it matches only as a whole word.
     inside = Tokenizer.from_vocabulary([*SPECIAL, "caf", "##é", "new", "york", "cat", "##z", "a"], lowercase=False)
     tokenizer = extended(inside, entities=[("é", "cat"), ("new york", "cat"), ("☃", "new")], characters=True)
     assert rungs(tokenizer, "café é new york z a☃ ☃") == [
@@ -130,7 +130,7 @@ def test_phrases_begin_and_end_with_words() -> None:
 
 
 def test_phrase_at_the_very_end() -> None:
-    """What is left of a text may be the beginning of a longer phrase, and another phrase."""
+    """The end of a text may be the start of a longer phrase and a shorter phrase itself."""
     entities = [("york", "a"), ("york new big town", "c"), ("york new", "s")]
     assert replaced(entities, "york new big") == "s<york new> big"
     assert replaced(entities, "york new") == "s<york new>"
