@@ -1,4 +1,4 @@
-"""The distribution: its name and metadata, what the wheel holds, and the kernels compiled during installation."""
+"""The distribution: its name and metadata, the content of the wheel, and the kernels compiled during installation."""
 
 import ctypes
 import re
@@ -25,7 +25,7 @@ TEXTS = (".py", ".md", ".txt", ".toml", ".html", ".service", ".conf", "")
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A checkout with nothing but the source."""
+    """A checkout that contains only the sources."""
     folder = (tmp_path / SOURCE).parent
     folder.mkdir(parents=True)
     for path in (Path(cloze.__file__).parents[2] / SOURCE).parent.glob("*.[ch]"):
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def made(root: Path) -> list[str]:
-    """What is there beside the sources."""
+    """Return the files beside the sources."""
     return [path.name for path in (root / SOURCE).parent.iterdir() if path.suffix not in (".c", ".h")]
 
 
@@ -66,7 +66,7 @@ def test_elsewhere_nothing_is_tried(root: Path, lacking: str, monkeypatch: pytes
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
-    """A wheel of this checkout, built where there is no compiler: nothing is written into the sources."""
+    """A wheel of this checkout, built without a compiler, so that nothing is written into the sources."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("shutil.which", lambda _: None)
         [path] = WheelBuilder(str(ROOT)).build(directory=str(tmp_path_factory.mktemp("dist")), versions=["standard"])
@@ -106,7 +106,7 @@ def test_the_command_keeps_its_name() -> None:
 
 
 def wrong_hints(text: str) -> list[str]:
-    """Return every hint that would install another project's distribution."""
+    """Return every installation hint that would install the other project."""
     return [match[0] for match in WRONG_HINT.finditer(text)]
 
 

@@ -1,4 +1,4 @@
-"""How many threads compute: by made-up clocks, on a machine whose load is made up too."""
+"""The number of threads, with simulated clocks and a simulated machine load."""
 
 import os
 import subprocess
@@ -27,7 +27,7 @@ BUSY = {1: 1.0, 2: 8.0}
 
 @pytest.fixture(autouse=True)
 def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As for a user who has not said anything, on two cores."""
+    """Simulate two cores without a requested number of threads."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     before = torch.get_num_threads()
@@ -40,7 +40,7 @@ def two_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @dataclass
 class Machine:
-    """A clock, and a step whose time depends on the number of threads alone."""
+    """A clock, and a step whose duration depends only on the number of threads."""
 
     costs: dict[int, float]
     now: float = 0.0
@@ -59,7 +59,7 @@ class Machine:
         return self.costs[count]
 
     def run(self, threads: AdaptiveThreads, batches: int, tokens: int = 1) -> float:
-        """Compute batches, and return the seconds they took."""
+        """Compute batches, and return their duration in seconds."""
         start = self.now
         for _ in range(batches):
             threads.run(self.step, Tokens(torch.zeros(1, tokens)))
@@ -87,7 +87,7 @@ def test_counts_to_choose_from() -> None:
     [
         (IDLE, 2),
         (BUSY, 1),
-        ({1: 1.0, 2: 1.04}, 2),  # within 5 %: the load may end
+        ({1: 1.0, 2: 1.04}, 2),  # within 5 %: more threads are preferred, because the load may end
         ({1: 1.0, 2: 1.06}, 1),
         ({1: 1.0, 2: 0.6, 4: 0.9}, 2),
     ],
@@ -123,7 +123,7 @@ def test_a_trial_leaves_the_number_of_threads() -> None:
 def test_a_training_has_the_fastest_number_until_it_ends() -> None:
     with training_threads(trial=Machine(BUSY).trial) as note:
         assert torch.get_num_threads() == 1
-        # A training inside of it, such as a cell of a grid, has the same.
+        # A nested training run, such as a cell of a grid search, uses the same number.
         with training_threads(trial=Machine(IDLE).trial) as inner:
             assert (torch.get_num_threads(), inner) == (1, "")
         assert not may_choose()
@@ -202,7 +202,7 @@ def test_predictions_follow_the_load() -> None:
     machine.run(threads, 200)
     assert machine.counts[-1] == 2
     machine.costs = {count: 0.05 * cost for count, cost in BUSY.items()}
-    # Two slow batches tell that the load has changed; a few more, that one thread is faster.
+    # Two slow batches show that the load has changed; a few more, that one thread is faster.
     machine.run(threads, 10)
     assert machine.counts[-10:].count(1) >= 7
     machine.costs = {count: 0.05 * cost for count, cost in IDLE.items()}
@@ -227,7 +227,7 @@ def test_sizes_are_compared_among_themselves() -> None:
     threads = AdaptiveThreads(machine.clock)
     for _ in range(200):
         machine.run(threads, 1, tokens=1000)
-        # Few tokens cost more each, and gain nothing by threads.
+        # Short batches cost more per token, and do not benefit from threads.
         machine.costs = {1: 0.02, 2: 0.03}
         machine.run(threads, 1, tokens=3)
         machine.costs = {1: 0.001, 2: 0.001 * 0.55}

@@ -1,4 +1,4 @@
-"""The torture campaign in its short form, through its own functions; and every guard seen to catch what it is for."""
+"""Short versions of the torture campaign, and tests that each check detects what it is for."""
 
 import errno
 import json
@@ -51,11 +51,11 @@ from cloze.text import SPECIAL, Encoding, Tokenizer
 from tests.text.generated import strings, wild_strings
 from tests.text.passages import CHINESE, ENGLISH, MIXED
 
-# Times are for the campaign: no test asserts one.
+# Times are checked by the campaign only.
 SHORT = StringSettings(generated=2000, wild=500, huge=3000, seconds_per_megabyte=float("inf"))
 
 
-# T9, a vocabulary learned often.
+# T9, repeated vocabulary learning
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_vocabulary_is_the_same_in_every_process(text_file: Path) -> None:
 
 
 def program(tmp_path: Path, body: str) -> tuple[str, ...]:
-    """A stand-in for cloze, which takes the same words."""
+    """Return a stand-in for cloze that accepts the same arguments."""
     path = tmp_path / "program.py"
     path.write_text(f"import sys\nfrom pathlib import Path\nif '--help' not in sys.argv:\n{body}", encoding="utf-8")
     return (sys.executable, str(path))
@@ -125,7 +125,7 @@ def test_conditions_differ_from_run_to_run() -> None:
     assert {one.workers for one in choose_conditions(20, takes_workers=False)} == {None}
 
 
-# T10, strings.
+# T10, strings
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_strings(candidates: list[Candidate]) -> None:
     assert outcome.passed
     figures = outcome.figures
     assert (figures["generated"], figures["wild"], figures["crashes"], figures["failed"]) == (2000, 500, 0, 0)
-    # All that is generated in the narrow sense, and more than a third of the rest.
+    # All strings of ``strings``, and more than a third of ``wild_strings``.
     assert isinstance(figures["ids compared"], int)
     assert figures["ids compared"] > 2 * 2500
     assert isinstance(figures["fixed"], int)
@@ -156,7 +156,7 @@ Damage = Callable[[Encoding], Encoding]
 
 
 class Broken(Tokenizer):
-    """A tokenizer that does something to its encodings."""
+    """A tokenizer that corrupts its encodings."""
 
     def __init__(self, sound: Tokenizer, damage: Damage) -> None:
         super().__init__(sound.settings)
@@ -232,7 +232,7 @@ def test_damaged_encodings_are_caught(damage: Damage, message: str, candidates: 
 
 
 def test_offsets_of_another_text_are_caught(candidates: list[Candidate]) -> None:
-    """Offsets that are valid, and wrong: only the text under them tells."""
+    """Valid but wrong offsets are detected by the text that they cover."""
     texts = ["the cat sat", "the dog ran"]
     late = Broken(
         candidates[0].tokenizer,
@@ -243,7 +243,7 @@ def test_offsets_of_another_text_are_caught(candidates: list[Candidate]) -> None
         "token 'the' has the offsets (0, 2) of 'th': 'the cat sat'",
         "token 'the' has the offsets (0, 2) of 'th': 'the dog ran'",
     ]
-    # Without ids to hold it to, a tokenizer may have other offsets; but they must still lie in the text.
+    # Without reference ids, offsets may differ; but they must still lie inside the text.
     assert check_texts(texts, Candidate("late", late, False), "here", length=7).failures == []
 
 
@@ -264,11 +264,11 @@ def test_ids_that_differ_between_calls_are_caught(candidates: list[Candidate], m
 
 
 class Panic(BaseException):
-    """As the engine's own is: no Exception."""
+    """Like a panic of the native tokenizer: not a subclass of Exception."""
 
 
 class Crashing(Tokenizer):
-    """Fails on some texts, or takes the whole process with it."""
+    """A tokenizer that fails on some texts, or kills its process."""
 
     def encode_batch(self, texts: Any, pairs: Any = None, **options: Any) -> list[Encoding]:
         if any("panic" in text for text in texts):
@@ -299,7 +299,7 @@ def test_processes_that_die_are_caught(candidates: list[Candidate]) -> None:
     outcome = torture_strings([crashing], settings, Silent())
     assert not outcome.passed
     assert outcome.failures == ["fixed 'zero-width joiners': the process died with exit code 7"]
-    # The others were checked, by the process that came after.
+    # The others were checked by the process that replaced the dead one.
     assert (outcome.figures["generated"], outcome.figures["crashes"]) == (10, 1)
 
 
@@ -352,7 +352,7 @@ def test_fixed_classes_hold_several_texts(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "huge"), [("NUL", 60_000), ("casing", 1), ("lone surrogates", 60_000)])
 def test_no_fixed_text_is_left_out(name: str, huge: int, candidates: list[Candidate]) -> None:
-    """Whether long enough to be checked alone or not."""
+    """No fixed text is left out, whether or not it is long enough to be checked alone."""
     findings = check_task(Task(name, 0, 1), candidates, huge)
     assert findings.strings == len(candidates) * len(list(FIXED[name](huge)))
     assert findings.failures == []
@@ -364,7 +364,7 @@ def test_a_missing_vocabulary_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
         standard_candidates(tmp_path, [], 100)
 
 
-# T13, rows as people's files have them.
+# T13, malformed tables
 
 
 def test_bad_rows_are_named_by_their_lines_and_long_lines_take_no_memory() -> None:
@@ -380,7 +380,7 @@ def test_a_message_without_its_line_is_caught(tmp_path: Path, monkeypatch: pytes
     assert failure == "bad UTF-8 (.csv): 'something is wrong'; expected LINE3: .*UTF-8.*"
 
 
-# T23, preparation with kills.
+# T23, preparation with kills
 
 
 @pytest.fixture(scope="module")
@@ -443,7 +443,7 @@ def test_folders_are_compared_file_by_file() -> None:
     assert children(2**22 + 1) == []
 
 
-# T1 to T8, training runs of seconds with kills.
+# T1 to T8, short training runs with kills
 
 
 def test_killed_trainings_lose_nothing() -> None:
@@ -477,7 +477,7 @@ def test_resumed_at_every_step() -> None:
 
 def test_one_epoch_is_too_few_to_tell() -> None:
     outcome = resumes.run(resumes.ResumeSettings(last=1, documents=60, ways=("plain",)), Silent())
-    assert outcome.failures == ["all of it was one epoch; its end was to be crossed"]
+    assert outcome.failures == ["the run was only one epoch; it must cross an epoch boundary"]
 
 
 def test_teams_of_other_sizes_see_the_same() -> None:
@@ -554,7 +554,7 @@ def test_results_are_compared_to_the_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_made_faults_are_those_of_a_disk(code: int, tmp_path: Path) -> None:
-    """Once for an error, for good where there is no room; and only below the folder."""
+    """Injected faults behave like a disk's: once for an I/O error, lasting without space, only below the folder."""
     pipe, told = multiprocessing.Pipe(duplex=False)
     disk = faults._Disk(faults.Fail(tmp_path / "run", 2, code), told)
     disk.check("open", tmp_path / "elsewhere")
@@ -570,7 +570,7 @@ def test_made_faults_are_those_of_a_disk(code: int, tmp_path: Path) -> None:
         disk.check("write", tmp_path / "run" / "three")
 
 
-# The campaign.
+# The campaign
 
 
 @dataclass(frozen=True)
@@ -579,7 +579,7 @@ class Sizes:
 
 
 def made_trial(passed: bool = True, size: int = 1) -> tuple[Trial, list[int]]:
-    """A trial that notes its runs."""
+    """Return a trial that records its runs."""
     runs: list[int] = []
 
     def run(settings: Sizes, progress: Progress) -> Outcome:
@@ -647,7 +647,7 @@ def test_files_of_every_trial_are_there() -> None:
     assert "--fresh" in done.stdout
 
 
-# T29, memory limits; T31, files that change under a service.
+# T29, memory limits; T31, files that change while they are served
 
 
 def test_commands_under_limits_of_memory() -> None:
@@ -662,7 +662,7 @@ def test_commands_under_limits_of_memory() -> None:
     [
         (0, "", None),
         (2, "cloze: error: not enough memory; use less", None),
-        (2, "cloze: error: no such file", "a refusal that does not speak of memory: cloze: error: no such file"),
+        (2, "cloze: error: no such file", "the error message does not mention memory: cloze: error: no such file"),
         (1, "cloze: error: RuntimeError: memory (a bug in cloze)", "exit code 1: cloze: error: RuntimeError: memory"),
         (-9, "", "exit code -9: nothing"),
         (2, "Traceback (most recent call last):\nMemoryError", "exit code 2: MemoryError"),

@@ -1,4 +1,4 @@
-"""The worker pool: order, repeated tasks, errors with their places, and nothing left behind."""
+"""The worker pool: order, repeated tasks, errors with their positions, and clean shutdown."""
 
 import pytest
 

@@ -65,7 +65,7 @@ def run(settings: PreparationSettings, progress: Progress) -> Outcome:
             "commands": trial.commands,
             "corpora": trial.finished,
             "shards": sum(name.endswith("shard.json") for name in expected),
-            "different files": sum("not as" in failure for failure in failures),
+            "different files": sum("differs from" in failure for failure in failures),
         }
         return Outcome(not failures, figures, failures[:10])
 

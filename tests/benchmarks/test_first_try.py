@@ -1,4 +1,4 @@
-"""The comparison of first tries, on bundled text and with a speck of a model."""
+"""``benchmarks/first_try.py`` on bundled text with a tiny model."""
 
 import json
 from dataclasses import replace
@@ -108,7 +108,7 @@ def test_the_command_measures_what_is_missing_and_prints_tables(
     words += ["--dev-rows", "30", "--out", str(tmp_path), "--ways", "cloze", "tf-idf", "vectors"]
     assert run("first_try", *words) is None
     first = capsys.readouterr()
-    assert first.err.count(" ... ") == 5  # no vectors for tags
+    assert first.err.count(" ... ") == 5  # no vectors for tagging
     assert "| sts-b (spearman) | 24 | model |" in first.out
     assert "model: cloze - best other, average over 2 rows of the table: " in first.out
     assert run("first_try", *words) is None

@@ -1,4 +1,4 @@
-"""Benchmarks that read published data: each says what to download, and runs on a small form made of bundled text."""
+"""Benchmarks with published data: each names the missing download, and runs on a small stand-in."""
 
 import json
 import runpy
@@ -16,7 +16,7 @@ from kept_scores import ScoreCache
 BENCHMARKS = Path(public_data.__file__).parent
 SCRIPTS = sorted(path.stem for path in BENCHMARKS.glob("*.py") if "find_data" in path.read_text(encoding="utf-8"))
 SCRIPTS.remove("public_data")
-# What must be given besides --data.
+# Required arguments besides --data.
 ARGUMENTS = {
     "choices": ("--text", "missing", "--held-out", "missing"),
     "correction": ("chinese", "--model", "missing"),
@@ -25,7 +25,7 @@ ARGUMENTS = {
 
 
 def run(script: str, *words: str) -> int | str | None:
-    """Run a script in this process, where what it imports is loaded already, and return its exit code or message."""
+    """Run a script in this process, which has loaded its imports already; return its exit code or message."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", [script, *words])
         try:
@@ -47,7 +47,7 @@ def test_no_script_reads_data_of_this_machine_otherwise() -> None:
 
 
 def _code(path: Path) -> str:
-    """Return a script without its docstring, whose examples may name any place."""
+    """Return a script without its docstring, whose examples may contain any path."""
     return path.read_text(encoding="utf-8").split('"""', 2)[2]
 
 

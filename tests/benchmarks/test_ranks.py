@@ -1,4 +1,4 @@
-"""``benchmarks/ranks.py`` trains in the numbers that it is told."""
+"""``benchmarks/ranks.py`` trains in the requested precision."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Folders of adapters: what is in them, how they find their base, and what is refused."""
+"""Adapter folders: their content, how they find their base, and what is rejected."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ def make_base(folder: Path, config: BertConfig = SMALL) -> Path:
 
 
 def make_adapter(base: Path, folder: Path, attachment: Attachment = HOULSBY) -> ModelFolder:
-    """An adapter whose every number was changed, on disk."""
+    """Save an adapter in which every value was changed."""
     loaded = load_folder(base)
     attach(loaded.model, attachment, seed=0)
     move(loaded.model)
@@ -96,7 +96,7 @@ def test_base_is_found_after_both_have_moved_together(tmp_path: Path, monkeypatc
     (tmp_path / "here").rename(tmp_path / "there")
     monkeypatch.chdir(tmp_path)
     assert torch.equal(logits(load_any(Path("there/runs/one"))), logits(made))
-    # A search moves the best of its models up.
+    # A search moves its best model up to the run folder.
     Path("there/runs/one/model").rename("there/model")
     assert torch.equal(logits(load_any(Path("there/model"))), logits(made))
 
@@ -111,7 +111,7 @@ def test_base_is_found_as_it_was_given(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names that the hub was asked for, which has nothing."""
+    """The names requested from a hub that has no models."""
     asked: list[str] = []
 
     def ask(name: str, **options: Any) -> Any:
@@ -127,7 +127,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_base_is_found_from_another_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, requests: list[str]
 ) -> None:
-    """There, "runs/books" looks like a name on the hub, which must not be asked."""
+    """From another working directory, "runs/books" looks like a name on the hub, which must not be contacted."""
     (tmp_path / "work" / "runs").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "work")
     made = make_adapter(make_base(Path("runs/books")), Path("runs/reviews/model"))

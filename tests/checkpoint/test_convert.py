@@ -1,4 +1,4 @@
-"""``extend``: model folders that know more words, or reach further, read by cloze and by others."""
+"""``extend``: model folders with more words, positions or segments, loaded by cloze and by other libraries."""
 
 import shutil
 from collections.abc import Iterator
@@ -48,7 +48,7 @@ def one_thread() -> Iterator[None]:
 
 
 def with_unused(contents: ModelFolder, count: int, rows: int | None = None) -> ModelFolder:
-    """The same with unused entries in the place of the last pieces, and with surplus rows in the table."""
+    """Return the folder with unused entries in place of the last pieces, and with surplus rows in the table."""
     pieces = [*contents.tokenizer.pieces[:-count], *(f"[unused{number}]" for number in range(count))]
     model = contents.model
     if rows is not None:
@@ -72,7 +72,7 @@ def test_every_kind_of_model(name: str, words: Path, tmp_path: Path) -> None:
     cat, mat = (old.tokenizer.id(piece) for piece in ("cat", "mat"))
     rows = new.model.state_dict()["encoder.embeddings.token.weight"]
     assert torch.equal(rows[58], table[old.tokenizer.unknown_id])
-    assert torch.equal(rows[60], table[[cat, mat]].mean(0))  # "-" is no piece here
+    assert torch.equal(rows[60], table[[cat, mat]].mean(0))  # "-" is not a piece here
     assert [rung for _, rung, _ in rungs(new.tokenizer, "Covid cat-mat covids 猫坐")] == [
         "added",
         "added",
@@ -82,7 +82,7 @@ def test_every_kind_of_model(name: str, words: Path, tmp_path: Path) -> None:
 
 
 def test_surplus_rows_are_used_before_the_table_grows(words: Path, tmp_path: Path) -> None:
-    """Published tables are often padded to a round size."""
+    """Surplus rows are used before the table grows; published tables are often padded to a round size."""
     contents = with_unused(model_folder(["mlm"]), 1, rows=64)
     source = saved(contents, tmp_path / "model")
     done = extend(source, tmp_path / "more", words=words)
@@ -216,7 +216,7 @@ def test_transformers_reads_it(words: Path, tmp_path: Path) -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("count", [3, 1500])
 def test_published_model_gives_the_same_bits(count: int, minilm_folder: Path, tmp_path: Path) -> None:
-    """On text without the new words: alone and together, in unused entries and behind the last."""
+    """Without new words, a text has bit-identical results, whether words use unused entries or new rows."""
     made = [f"zq{number}x" for number in range(count)]
     (tmp_path / "words.txt").write_text("\n".join(made), encoding="utf-8")
     done = extend(minilm_folder, tmp_path / "more", words=tmp_path / "words.txt", characters=True, look_alikes=True)
@@ -261,7 +261,7 @@ def test_logits_of_old_entries_are_the_same_bits(batch: int, words: Path, tmp_pa
     assert new.fill("the [MASK] sat", 3)[0]
 
 
-# Longer texts, and more of them
+# More positions and segments
 
 
 @torch.no_grad()
@@ -269,7 +269,7 @@ def test_logits_of_old_entries_are_the_same_bits(batch: int, words: Path, tmp_pa
     "config", [SMALL, replace(SMALL, embedding_size=10, shared_layers=True)], ids=["bert", "albert"]
 )
 def test_reach(config: BertConfig, words: Path, tmp_path: Path) -> None:
-    """Together with words: old inputs give the same bits, and new ones can be read."""
+    """With words and positions added together, old inputs are bit-identical, and longer ones work."""
     source = saved(model_folder(["mlm", "nsp"], config=config), tmp_path / "model")
     done = extend(source, tmp_path / "more", words=words, positions=100, segments=4)
     assert (done.positions, done.segments, done.words, done.pieces) == (100, 4, 5, 65)
@@ -283,7 +283,7 @@ def test_reach(config: BertConfig, words: Path, tmp_path: Path) -> None:
     assert len(long.ids) == 65
     batch = torch.tensor([long.ids]), torch.tensor([long.segments])
     assert new.model(*batch).last.isfinite().all()
-    # Further steps go on from there.
+    # The extended folder can be extended again.
     assert extend(tmp_path / "more", tmp_path / "most", characters=True).segments == 4
     assert load_folder(tmp_path / "most").tokenizer.settings.segments == 4
 
@@ -347,6 +347,6 @@ def test_segments_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
         match=r"model: cloze_segments in tokenizer_config.json is 3, but the model has 2 segments; use the files that",
     ):
         load_folder(tmp_path / "model")
-    # One segment is told apart from none: such models are there, and read single texts.
+    # One segment is distinguished from no setting: such models exist, and accept single texts only.
     one = model_folder(config=replace(SMALL, segments=1))
     assert load_folder(saved(one, tmp_path / "one")).tokenizer.segments == 2

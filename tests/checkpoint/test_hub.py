@@ -1,4 +1,4 @@
-"""Names on the hub, with and without a network; no test here has one."""
+"""Model names on the hub, with and without a simulated network; the tests use no real one."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -55,7 +55,7 @@ def test_offline_without_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The copy of an earlier download, which alone can be had."""
+    """A cache with an earlier download, and no network."""
     snapshot = saved(model_folder(["mlm"]), tmp_path / "snapshot")
 
     def download(name: str, *, local_files_only: bool = False, **options: Any) -> str:

@@ -1,4 +1,4 @@
-"""int8.safetensors: what it holds, that others ignore it, and what is refused."""
+"""int8.safetensors: its content, that other libraries ignore it, and what is rejected."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -78,7 +78,7 @@ def test_auto_takes_what_is_near_and_faster(
 
 @pytest.fixture
 def stale(folder: Path) -> Path:
-    """The file of a model that is no longer there."""
+    """A folder whose int8 file belongs to an earlier model."""
     contents = load_folder(folder)
     other = replace(contents, model=model_folder().model)
     with torch.no_grad():
@@ -95,7 +95,7 @@ OTHER_WEIGHTS = "rounded from other weights than the model's; run 'cloze quantiz
 def test_a_file_of_other_weights_is_refused(stale: Path) -> None:
     with pytest.raises(CheckpointError, match=f"{OTHER_WEIGHTS}$"):
         load(stale, precision="int8")
-    assert load(stale).precision == "fp32"  # who does not ask for it does not trip over it
+    assert load(stale).precision == "fp32"  # without a request for int8, the stale file is ignored
 
 
 def test_auto_goes_on_without_a_file_of_other_weights(

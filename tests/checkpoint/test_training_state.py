@@ -1,4 +1,4 @@
-"""A training's state survives what happens to disks: it is whole, or the one before it is taken."""
+"""A training state survives disk failures: it is intact, or the previous one is used."""
 
 import random
 import shutil
@@ -17,7 +17,7 @@ FILES = ["model.safetensors", "optimizer.safetensors", "state.json", "manifest.j
 
 
 class Listener:
-    """Keeps what it is told."""
+    """A progress listener that stores messages."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -80,7 +80,7 @@ def test_the_newest_two_are_kept(two: StateStore) -> None:
 
 
 def test_a_step_saved_again_costs_none_of_the_two(two: StateStore) -> None:
-    for store in (two, StateStore(two.folder)):  # the same process, and the next one
+    for store in (two, StateStore(two.folder)):  # in the same process, and in the next one
         store.save(state(10))
         assert names(store) == ["step-00000009", "step-00000010"]
     assert_same(two.newest(), state(10))
@@ -95,7 +95,7 @@ def test_the_same_step_again(store: StateStore) -> None:
 
 def test_newest_is_by_number(store: StateStore) -> None:
     store.save(state(99_999_999))
-    store.save(state(100_000_000))  # one digit more than the names are padded to
+    store.save(state(100_000_000))  # one digit more than names are padded to
     assert_same(store.newest(), state(100_000_000))
 
 
@@ -104,7 +104,7 @@ def test_damage_falls_back(name: str, two: StateStore) -> None:
     path = two.folder / "step-00000010" / name
     good, source = path.read_bytes(), random.Random(5)
     flipped = [good[:place] + bytes([good[place] ^ 255]) + good[place + 1 :] for place in range(len(good))]
-    cut = [good[:place] for place in range(len(good) - 1)]  # the last newline of a manifest means nothing
+    cut = [good[:place] for place in range(len(good) - 1)]  # the last newline of a manifest is insignificant
     for bad in [*source.sample(flipped, 40), *source.sample(cut, 40)]:
         path.write_bytes(bad)
         listener = Listener()
@@ -147,7 +147,7 @@ def test_the_only_one_damaged_is_refused(store: StateStore) -> None:
 
 @pytest.mark.parametrize("step", [15, 20, 25])
 def test_a_damaged_one_does_not_outlive_its_successor(step: int, two: StateStore) -> None:
-    """Going on from step 9, the damaged 20 counts neither as newer than what is saved next, nor as the one before."""
+    """After resuming at step 9, the damaged checkpoint 20 is neither the newest nor the previous one."""
     shutil.move(two.folder / "step-00000010", two.folder / "step-00000020")
     (two.folder / "step-00000020" / "model.safetensors").write_bytes(b"")
     assert_same(two.newest(), state(9))
@@ -159,7 +159,7 @@ def test_a_damaged_one_does_not_outlive_its_successor(step: int, two: StateStore
 
 
 def test_a_step_saved_again_is_there_at_every_moment(store: StateStore, tmp_path: Path) -> None:
-    """Killed between two renames: the old folder is put aside, the new one has no name yet."""
+    """A step saved again exists at every moment, even if the process is killed between the two renames."""
     store.save(state(9))
     shutil.copytree(store.folder / "step-00000009", store.folder / f".step-00000009.{'1' * 16}.cloze-tmp")
     (store.folder / "step-00000009").rename(store.folder / ASIDE)
@@ -190,7 +190,7 @@ def test_unfinished_ones_are_ignored(store: StateStore) -> None:
     listener = Listener()
     assert_same(store.newest(listener), state(9))
     assert listener.said == []
-    store.save(state(10))  # clears what lies in its way
+    store.save(state(10))  # removes temporary files at its path
     assert names(store) == ["step-00000009", "step-00000010"]
 
 

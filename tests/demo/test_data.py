@@ -1,4 +1,4 @@
-"""What SOURCE.md promises of the bundled data."""
+"""The bundled data are as SOURCE.md says."""
 
 import lzma
 import re
@@ -120,7 +120,7 @@ def test_order_rows_tell_nothing_but_by_their_order(orders: dict[str, list[Row]]
         words = row.text.split()
         assert 9 <= len(words) <= 20
         assert re.fullmatch(r"[A-Z][^\"()\d]*[.!?]", row.text)
-        # In either half: six plain words in a row, so that the sentences themselves are of one kind.
+        # Six plain words in a row in either half, so that intact and swapped sentences look alike.
         assert re.search(r" [a-z]+( [a-z]+){5} ", row.text)
 
 

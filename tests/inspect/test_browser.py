@@ -1,4 +1,4 @@
-"""The views in a real browser: loaded from a file without a network, driven by pointer and keyboard, and attacked."""
+"""The views in a real browser: loaded from a file offline, used with pointer and keyboard, and attacked."""
 
 import json
 import os
@@ -18,10 +18,10 @@ from cloze.predict import Attention, Model, load
 from tests.model.made import model_folder, saved
 
 CHROMIUM = Path("/usr/bin/chromium")
-ROW, TOP = 26, 40  # the height of a row of the two columns, and of what stands above them
+ROW, TOP = 26, 40  # height of a row of the two columns, and of the header above them
 TEXT, PAIR = "the cat sat on [MASK] mat.", "a dog ran on the mat."
-# Ways to have a script run from a text, of RELIABILITY's T22: by tags, attributes, addresses, ends of scripts, and
-# characters that change how the rest is read.
+# Payloads that try to run a script from a text: by tags, attributes, addresses, script ends, and characters that change
+# how the rest is parsed.
 PAYLOADS = [
     "<script>alert(1)</script>",
     "</script><script>alert(1)</script>",
@@ -80,7 +80,7 @@ def browser() -> Iterator[Browser]:
 
 
 class Visit:
-    """A page with all that it must not do: speak up, reach out, break its policy, or fail."""
+    """A page that records violations: dialogs, network requests, policy violations and errors."""
 
     def __init__(self, browser: Browser, **options: Any) -> None:
         self.context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
@@ -89,7 +89,7 @@ class Visit:
         self.complaints: list[str] = []
         self.page.on("dialog", self._hear)
         self.page.on("pageerror", lambda error: self.complaints.append(f"error {error}"))
-        # Violations of the policy are told on the console, too.
+        # Policy violations appear on the console, too.
         self.page.on("console", lambda message: self.complaints.append(f"console {message.text}"))
         self.page.on("request", lambda request: self._count(request.url))
 
@@ -145,7 +145,7 @@ def visit(browser: Browser) -> Iterator[Visit]:
 
 
 def point(page: Page, index: int, side: str = "from") -> None:
-    """Move the pointer over a word of the two columns."""
+    """Move the pointer over a word in one of the two columns."""
     box = page.locator("#stage").bounding_box()
     assert box is not None
     x = box["x"] + box["width"] / 2 + (-250 if side == "from" else 250)
@@ -153,7 +153,7 @@ def point(page: Page, index: int, side: str = "from") -> None:
 
 
 def table(page: Page) -> list[list[str]]:
-    """The rows of the table beside the picture."""
+    """Return the rows of the table beside the picture."""
     rows: list[list[str]] = page.locator("#table tbody tr").evaluate_all(
         "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
     )
@@ -161,7 +161,7 @@ def table(page: Page) -> list[list[str]]:
 
 
 def drawn(page: Page) -> int:
-    """How many pixels of the picture have something on them."""
+    """Return the number of drawn pixels of the picture."""
     count: int = page.locator("#canvas").evaluate(
         """canvas => {
           const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: canvas.height });
@@ -177,12 +177,12 @@ def drawn(page: Page) -> int:
 
 
 def settled(page: Page) -> None:
-    """Wait until what was asked for is drawn."""
+    """Wait until the picture is drawn."""
     page.evaluate("() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
 def address_of(page: Page) -> str:
-    """Asked of the page itself: page.url is what the browser has told so far, which may be a click behind."""
+    """Return the address from the page itself, since page.url may lag by one click."""
     return str(page.evaluate("() => location.href"))
 
 
@@ -218,7 +218,7 @@ def test_layers_heads_and_blocks_are_chosen(visit: Visit, path: Path, attention:
     page.get_by_label("Head 1", exact=True).click()
     assert state_of(page)["layer"] == "2"
     assert state_of(page)["heads"] == "0"
-    page.get_by_label("Head 0", exact=True).click()  # the last one stays
+    page.get_by_label("Head 0", exact=True).click()  # at least one head stays selected
     assert state_of(page)["heads"] == "0"
     page.get_by_role("button", name="B→A").click()
     first = attention.segments.index(1)
@@ -260,7 +260,7 @@ def test_heads_open_with_a_click_or_a_key(visit: Visit, path: Path) -> None:
     for row in (0.2, 0.5, 0.8):
         page.locator("#tab-heads").click()
         settled(page)
-        box = page.locator("#stage").bounding_box()  # anew: each view is as high as it needs
+        box = page.locator("#stage").bounding_box()  # measured again: each view has its own height
         assert box is not None
         page.mouse.click(box["x"] + box["width"] / 2 - 10, box["y"] + box["height"] * row)
         opened.add((state_of(page)["view"], state_of(page)["layer"], state_of(page)["heads"]))
@@ -413,7 +413,7 @@ def test_texts_do_nothing(browser: Browser, tmp_path: Path) -> None:
                 page.locator("#word").select_option("6")
         for button in ("#save-png", "#save-svg"):
             found = saved_as(page, button).path().read_bytes()
-        ElementTree.fromstring(found)  # what is marked up in it is ours
+        ElementTree.fromstring(found)  # only cloze's own markup
         assert "<img" not in re.sub(r"<image [^>]*>", "", found.decode())
         assert page.locator("#word option").nth(6).text_content() == f"5  {PAYLOADS[5]}"
         assert page.locator("script").count() == 4
@@ -423,7 +423,7 @@ def test_texts_do_nothing(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_policy_stops_what_is_not_ours(browser: Browser, path: Path, tmp_path: Path) -> None:
-    """The check of complaints can fail: a page that was tampered with is heard."""
+    """Foreign scripts are stopped by the policy and reported, so the check for violations can fail."""
     spoilt = tmp_path / "spoilt.html"
     attack = "<script>alert(1)</script><img src='http://127.0.0.1:9/x'><p style='color:red'>x</p>"
     spoilt.write_text(path.read_text("utf-8").replace("<footer>", f"{attack}<footer>"), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""A published model: its weights are those of ``transformers``, and its labels hold on other text."""
+"""A published model: weights equal to ``transformers``, and labels that hold on other text."""
 
 from pathlib import Path
 

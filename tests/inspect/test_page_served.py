@@ -1,4 +1,4 @@
-"""The views behind the service: the same facts and weights, its limits and refusals, and the page in a browser."""
+"""The views in the service: the same data and weights, limits and errors, and the page in a browser."""
 
 import re
 import tracemalloc
@@ -90,7 +90,7 @@ def test_model_that_gives_no_numbers(served: Running, monkeypatch: pytest.Monkey
 def test_oldest_texts_are_forgotten() -> None:
     views = AttentionCache(most=100 + 2 * ENTRY_BYTES)
     names = [views.add(AttentionRecord({}, np.zeros((1, 1, 6, 6), np.uint8))) for _ in range(2)]
-    views.find(names[0], "0")  # so that it is the newer one
+    views.find(names[0], "0")  # so that it is the most recently used one
     third = views.add(AttentionRecord({}, np.zeros((1, 1, 6, 6), np.uint8)))
     assert [name in views._steps for name in (*names, third)] == [True, False, True]
     large = views.add(AttentionRecord({}, np.zeros((1, 1, 20, 20), np.uint8)))
@@ -99,7 +99,7 @@ def test_oldest_texts_are_forgotten() -> None:
 
 
 def test_what_is_kept_is_what_is_counted() -> None:
-    """Facts are hundreds of kilobytes, and are sent once; of an array that is a view, all of its memory is counted."""
+    """Facts are sent once and not cached; an array view counts with its whole buffer."""
     views = AttentionCache(most=1_000_000)
     tracemalloc.start()
     try:

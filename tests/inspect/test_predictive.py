@@ -1,4 +1,4 @@
-"""What predicts a word, against the plain way through ``transformers``, mask by mask."""
+"""Predictive tokens compared with a plain computation by ``transformers``, mask by mask."""
 
 from pathlib import Path
 

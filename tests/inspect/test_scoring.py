@@ -1,4 +1,4 @@
-"""Exact heads are found, random ones are not, and the stated rate is the rate."""
+"""Exact heads are labelled, random heads are not, and the false-positive rate is as stated."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ def test_head_that_is_exact_half_of_the_time_scores_half() -> None:
         separators = exact_head(layout, PATTERNS.index("separators"))
         tally.add(np.float32(0.5) * (exact_head(layout, 0) + separators)[None], layout)
     scores = tally.finish()
-    # The last words of sentences have no next one and look everywhere instead, but are not asked.
+    # The last words of sentences attend everywhere, but are excluded because they have no next word.
     assert scores.score[0, 0] == pytest.approx(0.5, abs=1e-5)
     assert set(assign_labels(scores, QUICK)[0]) == {"next", "separators"}
 
@@ -38,15 +38,15 @@ def test_random_heads_bear_no_label() -> None:
 
 
 def test_nulls_are_passed_as_often_as_stated() -> None:
-    """Of 100 surveys of twelve heads without any pattern, about one in ten has a score above its null's highest."""
+    """In 100 surveys of twelve random heads, about ten have a score above the null's upper bound."""
     settings = replace(QUICK, false_rate=0.1, shuffles=58, resamples=100, effect=1e-6)
     passed = labelled = 0
     for seed in range(100):
         scores = tallied(settings, sequences=6, seed=seed, exact=False, heads=12)
         passed += bool((scores.score > scores.null_high).any())
         labelled += any(assign_labels(scores, settings))
-    assert 2 <= passed <= 20  # 10 expected; beyond these once in a thousand
-    assert labelled <= passed  # the interval, too, has to lie above
+    assert 2 <= passed <= 20  # 10 expected; values outside occur once in a thousand
+    assert labelled <= passed  # the interval must be above the null, too
 
 
 def test_shuffled_targets_are_as_many_and_of_ordinary_tokens() -> None:
@@ -54,10 +54,10 @@ def test_shuffled_targets_are_as_many_and_of_ordinary_tokens() -> None:
     found, shuffled = targets(layout), shuffled_targets(layout, 50, np.random.default_rng(0))
     inside = layout.ordinary[:, None] & layout.ordinary
     for name, true, copies in zip(PATTERNS, found, shuffled, strict=True):
-        assert not copies[:, ~layout.ordinary].any()  # special tokens ask nothing
+        assert not copies[:, ~layout.ordinary].any()  # special tokens have no targets
         if name != "separators":
             assert not copies[:, ~inside].any()
-        if name != "other":  # how many copies are in the other sentence is for chance to say
+        if name != "other":  # the number of copies in the other sentence is random
             assert (copies.sum((1, 2)) == true.sum()).all()
         assert (copies != true).any((1, 2)).mean() > 0.9
 
@@ -88,7 +88,7 @@ def test_null_of_prediction_keeps_the_distances() -> None:
 
 
 def test_head_that_looks_at_neighbours_is_not_predictive_for_that() -> None:
-    """Each token is predicted by the one before it: a head that looks there does what its distance explains."""
+    """A head on the previous token is not labelled predictive if its distance explains the prediction."""
     generator, tally = np.random.default_rng(6), ScoreAccumulator(QUICK)
     for _ in range(30):
         layout = made_layout(generator)
@@ -143,7 +143,7 @@ def test_interval_holds_the_score_and_shrinks_with_the_sequences() -> None:
     for scores in (few, many):
         assert ((scores.low <= scores.score) & (scores.score <= scores.high)).all()
     ratio = (few.high - few.low).mean() / (many.high - many.low).mean()
-    assert 2 < ratio < 4.5  # the root of nine
+    assert 2 < ratio < 4.5  # the square root of nine is expected
 
 
 def test_what_has_no_target_is_not_measured() -> None:

@@ -1,4 +1,4 @@
-"""``cloze heads``: the table, the file, the pictures, and what it says to mistakes."""
+"""``cloze heads``: the table, the file, the pictures, and its error messages."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ from tests.inspect.test_survey import made_model, with_shifted_head
 
 @pytest.fixture(scope="module")
 def survey() -> Survey:
-    """Of a model whose layer 0, head 1 attends to the next token."""
+    """The survey of a model in which layer 0, head 1 attends to the next token."""
     return survey_heads(made_model(with_shifted_head(1)), made_documents(), QUICK)
 
 
@@ -40,7 +40,7 @@ def test_file(survey: Survey, tmp_path: Path) -> None:
         "heads.png",
         "heads.svg",
     ]
-    # A page reads it, and its parser knows no NaN.
+    # The browser's JSON parser, which reads the file, does not accept NaN.
     text = (tmp_path / "new" / "folder" / "heads.json").read_text(encoding="utf-8")
     value: dict[str, Any] = json.loads(text, parse_constant=lambda name: pytest.fail(name))
     assert (value["model"], value["layers"], value["heads_a_layer"]) == ("made", 2, 2)
@@ -89,7 +89,7 @@ SHORT = ("--sequences", "20", "--shuffles", "200", "--resamples", "100", "--pred
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: object) -> str:
-    """What a command prints."""
+    """Run a command and return its output."""
     with pytest.raises(SystemExit) as end:
         main([str(word) for word in words])
     assert end.value.code == 0, capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Dropout by sixteen random bits: the share, the scale and the gradient of the usual one."""
+"""Dropout from sixteen random bits: rate, scale and gradient equal standard dropout."""
 
 import math
 
@@ -20,13 +20,13 @@ def dropped(probability: float, shape: tuple[int, ...], seed: int = 0) -> Tensor
 def test_share_that_is_dropped(probability: float) -> None:
     count = 1_000_000
     zeros = int((dropped(probability, (count,)) == 0).sum())
-    # Five deviations of a binomial, and what rounding to sixteen bits may cost.
+    # Five standard deviations of a binomial, plus the error of rounding the rate to sixteen bits.
     bound = 5 * math.sqrt(count * probability * (1 - probability)) + count / 2**17
     assert abs(zeros - count * probability) < bound
 
 
 def test_places_in_a_draw_are_alike_and_independent() -> None:
-    """Four elements share a draw of 64 bits: each has the same share, and no two go together."""
+    """Four elements share a draw of 64 bits: all have the same rate and are uncorrelated."""
     zeros = (dropped(0.5, (250_000, 4), seed=1) == 0).double()
     assert ((zeros.mean(0) - 0.5).abs() < 5 * math.sqrt(0.25 / 250_000)).all()
     together = torch.corrcoef(zeros.T) - torch.eye(4)
@@ -37,7 +37,7 @@ def test_every_bit_is_used() -> None:
     torch.manual_seed(0)
     bits = random_bits(torch.Size((40_000, 4)))
     for bit in range(16):
-        shares = ((bits >> bit) & 1).double().mean(0)  # of each of the four places
+        shares = ((bits >> bit) & 1).double().mean(0)  # of each of the four positions
         assert ((shares - 0.5).abs() < 5 * math.sqrt(0.25 / 40_000)).all(), bit
 
 

@@ -1,4 +1,4 @@
-"""Heads taken away: by gates or by zeros it is the same, and others load what is left."""
+"""Removed heads: gates and zeroed weights are equivalent, and other libraries load the pruned model."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,14 +26,14 @@ def last(bert: Bert) -> torch.Tensor:
 
 
 def test_head_that_is_left_out_is_a_sum_without_it() -> None:
-    """The first layer's attention, by hand: what the heads bring, added up without one of them."""
+    """Removing a head equals the sum over the other heads, computed for the first layer."""
     bert = random_bert()
     attention, size = bert.encoder.layers[0].attention, SMALL.head_size
     assert isinstance(attention, SelfAttention)
     with torch.no_grad():
         hidden = bert.encoder.embeddings(IDS, SEGMENTS)
         projected = attention.query_key_value(hidden)
-        query, key, value = (part[..., :size] for part in projected.split(SMALL.hidden_size, -1))  # head 0 alone
+        query, key, value = (part[..., :size] for part in projected.split(SMALL.hidden_size, -1))  # only head 0
         weights = (query @ key.transpose(-1, -2) / size**0.5).softmax(-1)
         output = attention.output
         expected = (weights @ value) @ output.weight[:, :size].T + output.bias
@@ -51,7 +51,7 @@ def test_gates_zeros_and_both_attentions_agree() -> None:
     with without_heads(bert, HEADS):
         gated = last(bert)
         explicit = bert.encoder(IDS, SEGMENTS, keep_attentions=True).last
-    assert_close(last(bert), whole)  # the block has ended
+    assert_close(last(bert), whole)  # outside the block, the head is back
     assert (gated - whole).abs().max() > 0.01
     assert_close(explicit, gated)
     prune_heads(bert, HEADS)

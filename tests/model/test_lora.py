@@ -1,4 +1,4 @@
-"""Low-rank changes: where they go, and that they can become part of the weights."""
+"""LoRA: the adapted layers, and merging into the weights."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Only some of the last states: those come out as if all had been computed, forward and back."""
+"""Computing only some of the last states gives the same states and gradients as computing all."""
 
 from dataclasses import replace
 

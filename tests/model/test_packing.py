@@ -1,4 +1,4 @@
-"""Prediction and training without padding: the same states and gradients as with it, in fewer rows."""
+"""Prediction and training without padding: the same states and gradients in fewer rows."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ def made(name: str, way: str) -> Bert:
 
 
 def both(model: Bert, mask: Tensor, needed: Tensor | None = None) -> tuple[EncoderOutput, EncoderOutput]:
-    """Padded, as on accelerators or with gradients that nobody trains by, and packed."""
+    """Return the padded output (used on accelerators and when gradients are enabled) and the packed one."""
     padded = model.requires_grad_(False).encoder(IDS, SEGMENTS, mask, needed=needed, keep_states=True)
     with torch.no_grad():
         packed = model.encoder(IDS, SEGMENTS, mask, needed=needed, keep_states=True)
@@ -64,7 +64,7 @@ def test_padding_is_not_computed() -> None:
 
 
 def test_company_changes_nothing() -> None:
-    """But for the last digit: a product of one row may be added up in another order than one of many."""
+    """The batch changes only the last digit, because products of one and of many rows may sum in another order."""
     model = made("bert", "plain")
     with torch.inference_mode():
         together = model(IDS, SEGMENTS, MASK).last
@@ -120,7 +120,10 @@ def test_training_computes_no_padding_and_asks_attention_for_several_rows() -> N
 
 
 def test_gradients_are_the_same_to_the_bit_at_any_number_of_threads() -> None:
-    """Positions come many times; where threads add up their gradients as they come, sums differ from run to run."""
+    """Gradients of repeated positions are bit-identical for any number of threads.
+
+    If threads added their gradients concurrently, the sums would differ from run to run.
+    """
     config = replace(SMALL, hidden_size=320, heads=4, dropout=0.0)
     embeddings, threads = random_bert(config).encoder.embeddings.train(), torch.get_num_threads()
     generator = torch.Generator().manual_seed(0)

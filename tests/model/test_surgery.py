@@ -1,4 +1,4 @@
-"""Models with more words, positions or segments: new rows start where they should, and nothing else moves."""
+"""Models with more words, positions or segments: new rows are initialized correctly, others are unchanged."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,7 +16,7 @@ BIAS = "heads.mlm.bias"
 BOUNDARY_BIAS = "heads.sbo.bias"
 POSITIONS = "encoder.embeddings.position.weight"
 SEGMENTS = "encoder.embeddings.segment.weight"
-# Rows 5 and 7 are in the table; 60 and 61 are behind it.
+# Rows 5 and 7 are in the table; 60 and 61 are added at its end.
 PIECES = {7: (20,), 60: (21, 22, 23), 5: (30, 31), 61: (21, 21)}
 
 

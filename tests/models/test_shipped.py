@@ -1,4 +1,4 @@
-"""The model that comes with the package: there, whole, small, and able to do what its card says."""
+"""The model in the package: present, intact, small, and as good as its card says."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_name_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert folder.parent == Path(cloze.__file__).parent / "models"
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cloze-mini").mkdir()
-    assert shipped_folder("cloze-mini") is None  # a user's own folder of that name comes first
+    assert shipped_folder("cloze-mini") is None  # a user's folder of that name takes precedence
     assert shipped_folder("cloze-maxi") is None
 
 
@@ -32,7 +32,7 @@ def test_installed_models_are_known_by_name(tmp_path: Path, monkeypatch: pytest.
     assert (model.bert.config.layers, model.bert.config.hidden_size) == (6, 384)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "all-MiniLM-L6-v2").mkdir()
-    assert named_folder("all-MiniLM-L6-v2") is None  # a user's own folder of that name comes first
+    assert named_folder("all-MiniLM-L6-v2") is None  # a user's folder of that name takes precedence
     assert named_folder("cloze-mini") == shipped_folder("cloze-mini")
     assert named_folder("sentence-transformers/all-MiniLM-L6-v2") is None
 

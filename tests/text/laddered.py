@@ -50,7 +50,7 @@ def rungs(tokenizer: Tokenizer, text: str, pair: str | None = None) -> list[tupl
 
 
 def drawn_tokenizer(source: random.Random, *, lowercase: bool = True) -> Tokenizer:
-    """Return a vocabulary of letters, symbols and ideographs, most of them in one form only, with some unused entries."""
+    """Return a vocabulary of letters, symbols and ideographs, most in one form only, with some unused entries."""
     pieces = {"-", "北", "京", "[unused0]", "[unused1]", "a"}
     while len(pieces) < 24:
         piece = "".join(source.choices(LETTERS, k=source.randint(1, 3)))

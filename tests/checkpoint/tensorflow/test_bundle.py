@@ -1,4 +1,4 @@
-"""Checkpoints written by TensorFlow itself, hostile ones written by the tests, and damage to both."""
+"""Checkpoints written by TensorFlow, malicious ones written by the tests, and damaged copies of both."""
 
 import lzma
 import os
@@ -35,7 +35,7 @@ def expected_arrays(prefix: Path) -> dict[str, NDArray[Any]]:
 
 @pytest.fixture
 def bundle_copy(tmp_path: Path) -> Path:
-    """The prefix of a copy of the tiny BERT that may be damaged."""
+    """The prefix of a copy of the tiny BERT that tests may damage."""
     for file in TINY_BERT.parent.glob("bert_model.ckpt.*"):
         shutil.copy(file, tmp_path)
     return tmp_path / "bert_model.ckpt"
@@ -46,7 +46,7 @@ def open_bytes(folder: Path, index: bytes) -> TensorBundle:
     return TensorBundle.open(folder / "bert_model.ckpt")
 
 
-# What TensorFlow wrote
+# Files written by TensorFlow
 
 
 @pytest.mark.parametrize("prefix", [TINY_BERT, MIXED_TYPES, TWO_SHARDS], ids=lambda prefix: prefix.parent.name)
@@ -178,7 +178,7 @@ def test_damage_under_a_valid_checksum_raises_nothing_else(bundle_copy: Path) ->
         except CheckpointError:
             continue
         for name, entry in bundle.entries.items():
-            # The data are intact, so only entries that the damage has changed may be refused.
+            # The data are intact, so only entries in the damaged part may be rejected.
             try:
                 bundle.tensor(name)
             except CheckpointError:
@@ -220,7 +220,7 @@ def test_missing_shard_is_named(tmp_path: Path) -> None:
         bundle.tensor("second")
 
 
-# Files that are not there, or not files
+# Missing files, and paths that are not files
 
 
 def test_missing_index_says_what_to_give(tmp_path: Path) -> None:
@@ -256,7 +256,7 @@ def test_huge_index_is_not_read(tmp_path: Path) -> None:
         TensorBundle.open(tmp_path / "huge")
 
 
-# Indexes that lie, with valid checksums
+# Inconsistent indexes with valid checksums
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Snappy blocks made by the tests' own compressor, by hand, and by damage."""
+"""Snappy blocks written by the tests' own compressor, by hand, and damaged ones."""
 
 from contextlib import suppress
 

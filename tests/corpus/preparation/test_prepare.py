@@ -333,7 +333,10 @@ def stopped_at(part: int, monkeypatch: pytest.MonkeyPatch, stop: Callable[[], ob
 def test_a_text_that_changes_meanwhile_is_refused(
     text: Path, vocabulary: Path, several: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A text that changes during preparation is rejected, even with the same size and time; finished shards are kept."""
+    """A text that changes during preparation is rejected, even with the same size and time.
+
+    Finished shards are kept.
+    """
     copy = tmp_path / "text.txt"
     shutil.copyfile(text, copy)
     before, state = copy.read_bytes(), copy.stat()
