@@ -35,9 +35,9 @@ from cloze.tasks.rows import Source
 from cloze.text import SPECIAL, Tokenizer
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
-from first_rows import first_rows  # beside this file
+from first_rows import first_rows  # in this folder
 from minilm import minilm
-from public_data import add_data, find_data  # beside this file
+from public_data import add_data, find_data  # in this folder
 
 ROOT = Path(__file__).parents[1]
 Floats = NDArray[np.float32]

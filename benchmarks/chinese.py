@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cloze.text import WordSplitter, sentence_spans
 from cloze.text.characters import is_ideograph
-from public_data import add_data, find_data  # beside this file
+from public_data import add_data, find_data  # in this folder
 
 Spans = list[tuple[int, int]]
 

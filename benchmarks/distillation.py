@@ -5,7 +5,7 @@
 The teacher is all-MiniLM-L6-v2 (six layers), fine-tuned on the task as in scores.py. The students start from three of
 its layers and differ in their loss: the full distillation loss, the teacher's logits alone, the labels alone, and
 further ablations. Prints the mean and standard deviation of the dev scores over the seeds, and the share of the
-teacher's score. Scores are stored beside this script, and re-running the same command measures what is missing.
+teacher's score. Scores are stored next to this script, and re-running the same command measures what is missing.
 """
 
 import argparse
@@ -21,8 +21,8 @@ import torch
 from cloze.tasks.rows import Source
 from cloze.train.distillation.distill import distill
 from cloze.train.distillation.settings import DistillSettings
-from kept_scores import ScoreCache  # beside this file
-from public_data import add_data, find_data, is_published  # beside this file
+from kept_scores import ScoreCache  # in this folder
+from public_data import add_data, find_data, is_published  # in this folder
 from scores import CACHE as TEACHERS
 from scores import FOLDERS, score, source_of, tune
 

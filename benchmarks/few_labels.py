@@ -33,9 +33,9 @@ from cloze.predict import evaluate
 from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
-from kept_scores import ScoreCache  # beside this file
-from public_data import add_data, find_data  # beside this file
-from task_samples import TASKS, read_sample  # beside this file
+from kept_scores import ScoreCache  # in this folder
+from public_data import add_data, find_data  # in this folder
+from task_samples import TASKS, read_sample  # in this folder
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "few": {"few": True},

@@ -2,7 +2,7 @@
 
     python benchmarks/finetuning.py [--steps 300] [--threads N]
 
-MiniLM on MRPC: batches of 32 rows of at most 128 tokens, the paper's dropout, AdamW. Each runs in a process of its own,
+MiniLM on MRPC: batches of 32 rows of at most 128 tokens, the paper's dropout, AdamW. Each runs in a separate process,
 and only one of them makes a step at a time. The Trainer has three variants: rows padded to 128 as in its examples,
 padded to the longest row of the batch, and grouped by length (with bf16 where the hardware is faster with it). Prints
 rows per second, the median seconds per step and the speed of cloze relative to each variant. For dev scores see
@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from minilm import minilm  # beside this file
-from public_data import add_data, find_data  # beside this file
+from minilm import minilm  # in this folder
+from public_data import add_data, find_data  # in this folder
 from trainer_peer import BATCH, LENGTH, RATE, make_trainer
 
 ROOT = Path(__file__).parents[1]

@@ -25,9 +25,9 @@ from cloze.predict import evaluate_examples, load
 from cloze.tasks.registry import TaskData
 from cloze.train.finetuning.finetune import finetune_rows
 from cloze.train.finetuning.settings import FinetuneSettings
-from kept_scores import ScoreCache  # beside this file
-from public_data import add_data, find_data  # beside this file
-from task_samples import TASKS, find_model, read_sample  # beside this file
+from kept_scores import ScoreCache  # in this folder
+from public_data import add_data, find_data  # in this folder
+from task_samples import TASKS, find_model, read_sample  # in this folder
 
 ROOT = Path(__file__).parents[1]
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -13,8 +13,8 @@ trainer-best  the same with the best of six learning rates, chosen on a fifth of
 Chinese tasks use Chinese models (m3e-small), English tasks the others. Size 0 means all rows, up to --max-rows. Each
 seed has its own training rows, head and order; the dev rows are the same. Scores are stored in --out/scores.json and
 predictions in --out/predictions: re-running the same command measures what is missing, and --kept only prints. Results
-for the published data are archived in first_try.json.xz beside this file and unpacked first (--no-archive measures them
-again); --archive adds new results to it. Seconds include loading the model; cloze runs in a process of its own,
+for the published data are archived in first_try.json.xz next to this file and unpacked first (--no-archive measures them
+again); --archive adds new results to it. Seconds include loading the model; cloze runs in a separate process,
 start-up included.
 
 Intervals are bootstrapped over the dev rows for the mean over the seeds; differences are paired by row. "best other" is
@@ -44,7 +44,7 @@ from cloze.tasks.intervals import Difference, Floats, MetricRows, bootstrap_inte
 from cloze.tasks.registry import TaskData
 from cloze.tasks.tagging.entities import TaggedRows
 from first_try_ways import Job, Predictions, choose_rate, run_cloze, run_tf_idf, run_trainer, run_vectors
-from kept_scores import ScoreCache  # beside this file
+from kept_scores import ScoreCache  # in this folder
 from public_data import SMALL, add_data, find_data
 from task_samples import TASKS, find_model, read_sample
 
@@ -318,8 +318,8 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--out", type=Path, default=Path("runs/first_try"))
     parser.add_argument("--kept", action="store_true", help="only print stored results")
-    parser.add_argument("--no-archive", action="store_true", help="ignore the archive beside this file")
-    parser.add_argument("--archive", action="store_true", help="add all measured cells to the archive beside this file")
+    parser.add_argument("--no-archive", action="store_true", help="ignore the archive next to this file")
+    parser.add_argument("--archive", action="store_true", help="add all measured cells to the archive next to this file")
     arguments = parser.parse_args()
     if str(arguments.data) != SMALL and not arguments.no_archive:
         unpack(arguments.out)

@@ -7,7 +7,7 @@ models    base has BERT-base's shape with random weights (speed only); MiniLM is
           --quick: two layers of base, few texts and batch sizes, as a smoke test.
 texts     GLUE sentences of mixed length (mixed), and the shortest of them (short)
 variants  cloze fp32, int8 and, where the hardware has it, bf16; transformers fp32; sentence-transformers fp32, bf16
-          and ONNX int8 (needs optimum with an older transformers, in an environment of its own); onnxruntime int8
+          and ONNX int8 (needs optimum with an older transformers, in a separate environment); onnxruntime int8
           after its transformer optimizer; openvino bf16 or fp32. Missing libraries are reported and skipped.
 
 Speed is texts per second in the best round; variants take turns, so that other load on the machine affects all of them.
@@ -34,8 +34,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from minilm import minilm  # beside this file
-from public_data import add_data, find_data  # beside this file
+from minilm import minilm  # in this folder
+from public_data import add_data, find_data  # in this folder
 
 ROOT = Path(__file__).parents[1]
 BATCHES = (8, 32, 128)

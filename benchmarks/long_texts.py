@@ -4,7 +4,7 @@
 
 A model with 128 tokens is fine-tuned on --rows reviews, half of them positive, and evaluated on as many test reviews: 3
 epochs, batch size 32, learning rate 2e-4, three seeds. Prints the mean, the standard deviation and all scores per
-method. Scores are stored beside this script, and re-running the same command measures what is missing.
+method. Scores are stored next to this script, and re-running the same command measures what is missing.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from kept_scores import ScoreCache  # beside this file
+from kept_scores import ScoreCache  # in this folder
 
 CACHE = ScoreCache(Path(__file__).with_suffix(".json"))
 METHODS: tuple[LongTexts, ...] = ("cut", "head-tail", "windows")

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from public_data import add_data, find_data  # beside this file
+from public_data import add_data, find_data  # in this folder
 
 ROOT = Path(__file__).parents[1]
 BOOKS = "corpus_en/books_en.txt.xz"
@@ -63,7 +63,7 @@ print(json.dumps({"seconds": time.process_time() - begun, "tokens": tokens}))
 
 
 def make_text(data: Path, path: Path, megabytes: int) -> None:
-    """Write so many megabytes of the books; rotate the words of each line by one more in every repetition."""
+    """Write this many megabytes of the books; rotate the words of each line by one more in every repetition."""
     written = 0
     with path.open("w", encoding="utf-8") as file:
         for line in _endless(data):

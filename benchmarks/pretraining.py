@@ -4,7 +4,7 @@
 
 Both start from the same weights and train on the same masked batches of real text, with the paper's dropout, AdamW
 (fused), gradient clipping and learning rates, in the same precision (bf16 where the hardware supports it, else fp32).
-Each runs in a process of its own, and steps alternate. Printed: tokens per second of the best and the median step, the
+Each runs in a separate process, and steps alternate. Printed: tokens per second of the best and the median step, the
 ratio, the share of the machine's matrix-product peak, the share of a step spent on creating batches, and the two loss
 curves.
 """
@@ -33,7 +33,7 @@ from cloze.text import Tokenizer
 from cloze.train.memory import keep_freed_memory
 from cloze.train.optimization import Precision, make_optimizer, measure_peak
 from cloze.train.pretraining.objective import PretrainingObjective
-from public_data import add_data, find_data  # beside this file
+from public_data import add_data, find_data  # in this folder
 
 SHAPES = {"tiny": (32, 128), "mini": (32, 128), "small": (16, 128), "medium": (16, 128), "base": (8, 128)}
 RATE = 1e-4

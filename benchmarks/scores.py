@@ -9,7 +9,7 @@ last, last4, mix   frozen states (of the last layer, of the last four concatenat
            LSTM of two layers, as in table 7 of the BERT paper
 
 Each seed has its own order, head and dropout. SST-2 uses the first 10,000 training rows, CoNLL the first 5,000
-sentences. Every score is stored in a file beside this script as soon as it is measured, and re-running the same command
+sentences. Every score is stored in a file next to this script as soon as it is measured, and re-running the same command
 measures what is missing. Printed: mean and standard deviation over the seeds, the 95 % interval of the mean by
 Student's t, and every score.
 """
@@ -30,10 +30,10 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from first_rows import first_rows, first_sentences  # beside this file
+from first_rows import first_rows, first_sentences  # in this folder
 from kept_scores import ScoreCache
 from minilm import minilm
-from public_data import add_data, find_data, is_published  # beside this file
+from public_data import add_data, find_data, is_published  # in this folder
 from trainer_peer import BATCH, EPOCHS, LENGTH, RATE, trainer_score
 
 ROOT = Path(__file__).parents[1]

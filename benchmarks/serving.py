@@ -2,7 +2,7 @@
 
     python benchmarks/serving.py [--infinity ENVIRONMENT/bin/infinity_emb] [--quick] [--threads 2] [--bound 0.1]
 
-infinity-emb pins other versions and so needs an environment of its own: python -m venv ENVIRONMENT, then
+infinity-emb pins other versions and so needs a separate environment: python -m venv ENVIRONMENT, then
 ENVIRONMENT/bin/pip install "infinity-emb[all]". All services use the same weights (cloze in float32, and in int8 from a
 quantized copy), the same number of threads, and the same clients and texts, one text per request. They run side by side
 and take turns, window by window, so that other load on the machine affects all of them.
@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from minilm import minilm  # beside this file
+from minilm import minilm  # in this folder
 
 ROOT = Path(__file__).parents[1]
 SENTENCES = ROOT / "src" / "cloze" / "demo" / "data" / "authors_dev.tsv"
@@ -141,7 +141,7 @@ def _answers(url: str) -> bool:
 
 
 def write_bodies(folder: Path, together: int) -> Path:
-    """Write request bodies with so many sentences each, in the format of OpenAI's API."""
+    """Write request bodies with this many sentences each, in the format of OpenAI's API."""
     rows = SENTENCES.read_text("utf-8").splitlines()[1:]
     texts = [max(row.split("\t"), key=len)[:200] for row in rows]  # about the length of a question
     arguments = [texts[start : start + together] for start in range(0, len(texts) - together + 1, together)]

@@ -8,7 +8,7 @@ squad     trained on articles of the official training set (Du's test split), ev
 squad2    trained on the same articles and on three quarters of that half's articles, which include unanswerable
           questions; evaluated on the remaining articles
 
-No article is in both the training and the dev set. Scores are stored beside this script, and re-running the same
+No article is in both the training and the dev set. Scores are stored next to this script, and re-running the same
 command measures what is missing.
 
 The predictions of each run are scored a second time by the slow, independent implementation in the tests, which parses
@@ -34,9 +34,9 @@ from cloze.tasks.rows import Source
 from cloze.train.finetuning.finetune import run_finetuning
 from cloze.train.finetuning.settings import FinetuneSettings
 from cloze.train.run import Run
-from kept_scores import ScoreCache  # beside this file
+from kept_scores import ScoreCache  # in this folder
 from minilm import minilm
-from public_data import add_data, find_data, is_published  # beside this file
+from public_data import add_data, find_data, is_published  # in this folder
 
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT))

@@ -2,7 +2,7 @@
 
     python benchmarks/training_memory.py [--preset base] [--length 512] [--batch 2 4]
 
-Every row is measured in a process of its own with one thread: it creates the model and its gradients, resets the peak
+Every row is measured in a separate process with one thread: it creates the model and its gradients, resets the peak
 memory counter (Linux only), runs one forward and backward pass, and compares the growth with the estimate. It does so
 with the default allocator, and with one that returns freed memory to the system (MALLOC_MMAP_THRESHOLD_=65536).
 """

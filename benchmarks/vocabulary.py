@@ -28,7 +28,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-from public_data import add_data, find_data  # beside this file
+from public_data import add_data, find_data  # in this folder
 
 ROOT = Path(__file__).parents[1]
 BOOKS = "corpus_en/books_en.txt.xz"
@@ -38,7 +38,7 @@ RUNS = (("0", 1, "1"), ("1", 2, "2"), ("77", 3, "1"), ("4321", 4, "2"), ("random
 
 
 def learn(text: Path, out: Path, size: int, workers: int) -> dict[str, Any]:
-    """Learn a vocabulary with cloze in a process of its own and return the measurements."""
+    """Learn a vocabulary with cloze in a separate process and return the measurements."""
     from cloze.corpus.learn_vocabulary import learn_vocabulary
     from cloze.corpus.settings import VocabularySettings
     from cloze.progress import Silent
@@ -65,7 +65,7 @@ def resident(who: int) -> float:
 
 
 def train_library(text: Path, out: Path, size: int) -> dict[str, Any]:
-    """Train with the library in a process of its own and return the measurements."""
+    """Train with the library in a separate process and return the measurements."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
     from tokenizers.normalizers import BertNormalizer

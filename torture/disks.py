@@ -45,7 +45,7 @@ class DiskSettings:
     """The stride over the write operations, the number of resumed runs, and the sizes of real disks."""
 
     every: int = 1
-    resumed: int = 3  # one in so many failures is followed by a run on a working disk
+    resumed: int = 3  # one in this many failures is followed by a run on a working disk
     kilobytes: tuple[int, ...] = (8, 300, 2000, 5000, 8000, 11000, 14000, 16000, 18000, 20000)
 
 

@@ -141,7 +141,7 @@ def made_service(limits: Limits | None = None, **options: Any) -> Iterator[Runni
 
 
 class Process:
-    """``cloze serve`` in a process of its own."""
+    """``cloze serve`` in a separate process."""
 
     def __init__(self, folders: list[str], *flags: str, environment: dict[str, str] | None = None) -> None:
         key = (environment or {}).get("CLOZE_KEY")

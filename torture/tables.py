@@ -1,6 +1,6 @@
 """T13: malformed tables as users have them, and text without line ends.
 
-Each file is read in a process of its own, as fine-tuning or preparation reads it. Errors must be reported in one line
+Each file is read in a separate process, as fine-tuning or preparation reads it. Errors must be reported in one line
 that names the line of the file; unusual but valid files (byte order mark, CRLF) must be accepted. Memory must not grow
 with the length of a line: it is compared with that of a process that reads two good rows.
 """

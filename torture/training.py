@@ -112,7 +112,7 @@ class ChildProcess:
 
 
 def start_command(words: Sequence[str], log: Path, hook: Hook | None = None) -> ChildProcess:
-    """Start a command in a process of its own, with its output in the file ``log``."""
+    """Start a command in a separate process, with its output in the file ``log``."""
     ours, theirs = _CONTEXT.Pipe(duplex=False)
     log.unlink(missing_ok=True)
     process = _CONTEXT.Process(target=_child_main, args=(list(words), log, theirs, hook), daemon=True)

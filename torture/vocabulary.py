@@ -117,7 +117,7 @@ def compare(conditions: Sequence[Conditions], folders: Mapping[int, Mapping[str,
 
 
 def run_program(words: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
-    """Run a program in a process of its own, and return what it printed."""
+    """Run a program in a separate process, and return what it printed."""
     return subprocess.run(
         words,
         env={**os.environ, **(environment or {})},

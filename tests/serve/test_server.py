@@ -1,4 +1,4 @@
-"""The real service in a process of its own: it starts, handles load, and shuts down without losing a response."""
+"""The real service in a separate process: it starts, handles load, and shuts down without losing a response."""
 
 import asyncio
 import json
