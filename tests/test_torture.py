@@ -555,8 +555,8 @@ def test_results_are_compared_to_the_bit(tmp_path: Path) -> None:
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_made_faults_are_those_of_a_disk(code: int, tmp_path: Path) -> None:
     """Injected faults behave like a disk's: once for an I/O error, lasting without space, only below the folder."""
-    pipe, told = multiprocessing.Pipe(duplex=False)
-    disk = faults._Disk(faults.Fail(tmp_path / "run", 2, code), told)
+    pipe, messages = multiprocessing.Pipe(duplex=False)
+    disk = faults._Disk(faults.Fail(tmp_path / "run", 2, code), messages)
     disk.check("open", tmp_path / "elsewhere")
     disk.check("open", tmp_path / "run" / "one")
     with pytest.raises(OSError, match="two") as caught:

@@ -112,16 +112,16 @@ def test_base_is_found_as_it_was_given(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names requested from a hub that has no models."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     def ask(name: str, **options: Any) -> Any:
         if not options.get("local_files_only"):
-            asked.append(name)
+            requested.append(name)
         raise ConnectionError("no network")
 
     monkeypatch.setattr(huggingface_hub, "model_info", ask)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", ask)
-    return asked
+    return requested
 
 
 def test_base_is_found_from_another_working_directory(
@@ -288,8 +288,8 @@ def test_lora_is_merged_into_a_folder_that_transformers_load(tmp_path: Path) -> 
     assert merged.task == TASK
     theirs = BertForSequenceClassification.from_pretrained(tmp_path / "merged").eval()  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        said = theirs(input_ids=IDS, token_type_ids=SEGMENTS, attention_mask=MASK.long()).logits
-    torch.testing.assert_close(said, logits(made), atol=1e-5, rtol=0)
+        logits_of_peer = theirs(input_ids=IDS, token_type_ids=SEGMENTS, attention_mask=MASK.long()).logits
+    torch.testing.assert_close(logits_of_peer, logits(made), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("attachment", [HOULSBY, FEATURES], ids=lambda one: one.kind)

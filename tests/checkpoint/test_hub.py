@@ -79,18 +79,18 @@ def test_offline_with_a_copy(cache: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("safetensors", [True, False])
 def test_weights_are_fetched_once(safetensors: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     files = ["config.json", "pytorch_model.bin", *(["model.safetensors"] if safetensors else [])]
-    asked: dict[str, Any] = {}
+    request: dict[str, Any] = {}
 
     def download(name: str, **options: Any) -> str:
-        asked.update(options)
+        request.update(options)
         return str(tmp_path)
 
-    told = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
-    monkeypatch.setattr(huggingface_hub, "model_info", lambda _, timeout: told)  # noqa: ARG005
+    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=file) for file in files])
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda _, timeout: info)  # noqa: ARG005
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert fetch(NAME) == tmp_path
-    assert asked["ignore_patterns"] == (["*.bin"] if safetensors else None)
-    assert not any(pattern.endswith((".py", ".h5", ".msgpack")) for pattern in asked["allow_patterns"])
+    assert request["ignore_patterns"] == (["*.bin"] if safetensors else None)
+    assert not any(pattern.endswith((".py", ".h5", ".msgpack")) for pattern in request["allow_patterns"])
 
 
 def test_a_slip_in_a_path_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,10 +56,12 @@ def test_labels_of_many_parts(ending: str, run: Cloze, way: Way, table: Path) ->
     assert run("classify", "--input", table, "--model", way.tuned, "--output", output).out == f"{output}: 11 rows\n"
     text = output.read_text(encoding="utf-8")
     if ending == ".jsonl":
-        told = [json.loads(line)["label"] for line in text.splitlines()]
+        written_labels = [json.loads(line)["label"] for line in text.splitlines()]
     else:
-        told = [row["label"] for row in csv.DictReader(text.splitlines(), delimiter="\t" if ending == ".tsv" else ",")]
-    assert told == [answer.label for answer in load(way.tuned).classify(TEXTS)]
+        written_labels = [
+            row["label"] for row in csv.DictReader(text.splitlines(), delimiter="\t" if ending == ".tsv" else ",")
+        ]
+    assert written_labels == [answer.label for answer in load(way.tuned).classify(TEXTS)]
 
 
 def test_the_same_command_goes_on(run: Cloze, way: Way, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,8 +91,8 @@ def test_tabbed_labels_can_be_read_again(run: Cloze, way: Way, table: Path) -> N
 def test_labels_on_the_screen(run: Cloze, way: Way) -> None:
     answer = load(way.tuned).classify(["The door."])[0]
     words = ("classify", "The door.", "--model", way.tuned)
-    told = json.loads(run(*words, "--json").out)
-    assert told == {
+    report = json.loads(run(*words, "--json").out)
+    assert report == {
         "text": "The door.",
         "label": answer.label,
         "probability": answer.probability,

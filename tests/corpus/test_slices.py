@@ -56,9 +56,9 @@ def test_a_long_line_is_never_cut_by_a_part(tmp_path: Path) -> None:
 
 
 def test_told_is_the_size_of_the_file(path: Path) -> None:
-    told: list[int] = []
-    survey(path, 0, "text", 1000, told.append)
-    assert sum(told) == path.stat().st_size
+    reported: list[int] = []
+    survey(path, 0, "text", 1000, reported.append)
+    assert sum(reported) == path.stat().st_size
 
 
 def test_small_slices_go_together() -> None:

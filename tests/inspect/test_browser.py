@@ -239,9 +239,9 @@ def test_matrix(visit: Visit, path: Path, attention: Attention) -> None:
     for across in range(20, int(box["width"]) - 20, 37):
         page.mouse.move(box["x"] + across, box["y"] + box["height"] * 0.6)
         settled(page)
-        told = re.fullmatch(r"(\S+) → (\S+): (.*) %", page.locator("#caption").inner_text())
-        if told:
-            found[told[1], told[2]] = float(told[3].replace("<", ""))
+        shown_text = re.fullmatch(r"(\S+) → (\S+): (.*) %", page.locator("#caption").inner_text())
+        if shown_text:
+            found[shown_text[1], shown_text[2]] = float(shown_text[3].replace("<", ""))
     assert len(found) >= 5
     origin = next(iter(found))[0]
     rows = [row for row, token in enumerate(attention.tokens) if token == origin]
@@ -351,13 +351,13 @@ def test_links_restore_what_was_seen(visit: Visit, path: Path) -> None:
     page.locator("#word").select_option("2")
     page.locator("#copy-link").click()
     expect(page.locator("#caption")).to_contain_text("link")
-    link, told = address_of(page), table(page)
+    link, shown_text = address_of(page), table(page)
     settled(page)
     picture = page.locator("#canvas").evaluate("canvas => canvas.toDataURL()")
     again = visit.open(path, "#" + link.partition("#")[2])
     expect(again.locator("#word")).to_have_value("2")
     settled(again)
-    assert table(again) == told
+    assert table(again) == shown_text
     assert again.locator("#canvas").evaluate("canvas => canvas.toDataURL()") == picture
     odd = visit.open(path, "#view=nowhere&layer=99&heads=7.x&word=9999&block=CC")
     assert state_of(odd) == {"view": "nowhere", "layer": "0", "heads": "0.1"}

@@ -142,13 +142,13 @@ def test_page_in_a_browser(served: Running, browser: Browser) -> None:
         expect(page.locator("#model")).to_contain_text("other")
         page.locator("#layer").select_option("2")
         page.locator("#stage[data-layer='2']").wait_for()
-        link, told = page.evaluate("() => location.href"), page.locator("#table").inner_text()
+        link, text = page.evaluate("() => location.href"), page.locator("#table").inner_text()
         page.goto("about:blank")
         page.goto(link)
         page.locator("#stage[data-layer='2']").wait_for()
         expect(page.locator("#text-b")).to_have_value(PAIR)
         settled(page)
-        assert page.locator("#table").inner_text() == told
+        assert page.locator("#table").inner_text() == text
         assert visit.complaints == []
         page.locator("#text-a").fill("cat " * 100)
         page.get_by_role("button", name="Look").click()

@@ -81,5 +81,5 @@ def test_its_card_says_what_it_is_made_of() -> None:
     folder = shipped_folder(SHIPPED_MODEL)
     assert folder is not None
     card = (folder / "README.md").read_text(encoding="utf-8")
-    for said in ("public domain", "OpenStax", "CC BY 4.0", "Kneser-Ney", "cloze pretrain", "MRPC", "SST-2", "STS-B"):
-        assert said in card
+    for phrase in ("public domain", "OpenStax", "CC BY 4.0", "Kneser-Ney", "cloze pretrain", "MRPC", "SST-2", "STS-B"):
+        assert phrase in card

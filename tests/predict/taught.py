@@ -35,13 +35,13 @@ def teach(tokenizer: Tokenizer, examples: Sequence[Example], steps: int = 150) -
     bert = Bert.fresh(config, ["mlm"], seed=3).train()
     longest = max(len(seen) for seen, _ in examples)
     ids = torch.tensor([seen + [tokenizer.pad_id] * (longest - len(seen)) for seen, _ in examples])
-    labels = torch.tensor([said + [-100] * (longest - len(said)) for _, said in examples])
+    labels = torch.tensor([targets + [-100] * (longest - len(targets)) for _, targets in examples])
     mask = ids != tokenizer.pad_id
     optimizer = torch.optim.Adam(bert.parameters(), 3e-3)
     for _ in range(steps):
         last = bert(ids, torch.zeros_like(ids), mask).last
-        asked = labels != -100
-        loss = torch.nn.functional.cross_entropy(bert.heads["mlm"](last[asked]), labels[asked])
+        has_target = labels != -100
+        loss = torch.nn.functional.cross_entropy(bert.heads["mlm"](last[has_target]), labels[has_target])
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()

@@ -46,11 +46,11 @@ def correcting() -> Model:
     draw = numpy.random.default_rng(0)
     examples: list[Example] = []
     for ids in (encoding.ids for encoding in tokenizer.encode_batch(CHINESE)):
-        said = [-100, *ids[1:-1], -100]
-        examples.append((ids, said))
+        labels = [-100, *ids[1:-1], -100]
+        examples.append((ids, labels))
         for place in range(1, len(ids) - 1):
             others = draw.integers(5, 5 + len(set("".join(CHINESE))) + 3, 3).tolist()
-            examples += [([*ids[:place], wrong, *ids[place + 1 :]], said) for wrong in others]
+            examples += [([*ids[:place], wrong, *ids[place + 1 :]], labels) for wrong in others]
     return teach(tokenizer, examples)
 
 
@@ -111,8 +111,8 @@ def test_confidence_is_the_noisy_channels(chinese: Model) -> None:
     corrector = Corrector(chinese, settings, similar={"平": ["苹", "过"]})
     (one,) = corrector.correct(["我喜欢吃平果"])
     (blank,) = chinese.fill("我喜欢吃[MASK]果", chinese.tokenizer.size)
-    said = dict(blank)
-    weighted = {"苹": 0.01 * said["苹"], "过": 0.01 * said["过"], "平": said["平"]}
+    labels = dict(blank)
+    weighted = {"苹": 0.01 * labels["苹"], "过": 0.01 * labels["过"], "平": labels["平"]}
     (correction,) = one.corrections
     assert correction.right == "苹"
     assert correction.confidence == pytest.approx(weighted["苹"] / sum(weighted.values()), rel=1e-3)

@@ -28,8 +28,8 @@ def model() -> Model:
         ids = tokenizer(f"the {words[0]} {words[1]} .").ids
         for hidden in ((2, 3), (2,), (3,)):
             seen = [tokenizer.mask_id if place in hidden else piece for place, piece in enumerate(ids)]
-            said = [piece if place in hidden else -100 for place, piece in enumerate(ids)]
-            examples += [(seen, said)] * count
+            targets = [piece if place in hidden else -100 for place, piece in enumerate(ids)]
+            examples += [(seen, targets)] * count
     return teach(tokenizer, examples)
 
 

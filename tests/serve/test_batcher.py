@@ -183,14 +183,14 @@ def test_a_long_job_at_work_counts_as_waiting_for_a_turn(machine: Machine, metri
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=10**6, budget=100, patience=patience)
     machine.go.clear()
     batcher.start()
-    for length, told in ((100, 0), (10**6, 200)):  # a batch of the usual size is finished soon
+    for length, ahead in ((100, 0), (10**6, 200)):  # a batch of the usual size is finished soon
         long = Job(KIND, [1], [length], time.monotonic() + 30)
         batcher.submit(long)
         while not batcher._at_work:
             time.sleep(0.001)
-        assert batcher.ahead() == told  # one turn is two batches
-        assert batcher.ahead("another", 7) == min(told, 7)
-        if told:
+        assert batcher.ahead() == ahead  # one turn is two batches
+        assert batcher.ahead("another", 7) == min(ahead, 7)
+        if ahead:
             with pytest.raises(OverloadedError, match=r"^201 tokens wait for model 'made', of at most \d+; try again"):
                 batcher.submit(job(1))
         machine.go.set()

@@ -188,10 +188,10 @@ def test_a_full_queue_says_when_to_come_back(folders: dict[str, str], monkeypatc
         block_forward(served.service.models.batchers[0], monkeypatch)
 
         async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
-            asked = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat sat on"})) for _ in range(40)]
+            requests = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat sat on"})) for _ in range(40)]
             await asyncio.sleep(0.2)
             RELEASE.set()
-            return await asyncio.gather(*asked)
+            return await asyncio.gather(*requests)
 
         answers = served.run(ask)
     refused = [answer for answer in answers if answer.status_code != 200]
@@ -207,15 +207,15 @@ def test_patience_ends_before_a_body_is_read(folders: dict[str, str], monkeypatc
         block_forward(batcher, monkeypatch)
 
         async def ask(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response]:
-            asked = []
+            requests = []
             for waiting in (0, 3):  # one being computed, and one waiting
-                asked.append(asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})))
+                requests.append(asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})))
                 async with asyncio.timeout(10):
-                    while (batcher.queue._number, batcher.queue.tokens) != (len(asked), waiting):
+                    while (batcher.queue._number, batcher.queue.tokens) != (len(requests), waiting):
                         await asyncio.sleep(0.01)
             refused = await client.post("/embed", content=b"no JSON")
             RELEASE.set()
-            return await asyncio.gather(*asked), refused
+            return await asyncio.gather(*requests), refused
 
         answers, refused = served.run(ask)
     assert [answer.status_code for answer in answers] == [200, 200]
@@ -228,11 +228,11 @@ def test_too_many_requests_at_once(folders: dict[str, str], monkeypatch: pytest.
         block_forward(served.service.models.batchers[0], monkeypatch)
 
         async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
-            asked = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})) for _ in range(5)]
+            requests = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})) for _ in range(5)]
             await asyncio.sleep(0.2)
             assert (await client.get("/health")).status_code == 200
             RELEASE.set()
-            return await asyncio.gather(*asked)
+            return await asyncio.gather(*requests)
 
         statuses = [answer.status_code for answer in served.run(ask)]
     assert sorted(statuses) == [200, 200, 200, 429, 429]
@@ -261,14 +261,14 @@ def test_who_leaves_is_not_computed_for(folders: dict[str, str], monkeypatch: py
             scope = {"type": "http", "method": "POST", "path": "/embed", "headers": headers, "query_string": b""}
             scope |= {"http_version": "1.1", "scheme": "http", "server": ("localhost", 80), "root_path": ""}
             # The first is being computed and cannot be cancelled; the second waits.
-            asked = [asyncio.ensure_future(served.app(dict(scope), receive, send))]
+            requests = [asyncio.ensure_future(served.app(dict(scope), receive, send))]
             await asyncio.sleep(0.1)
             parts = iter([{"type": "http.request", "body": body, "more_body": False}])
-            asked.append(asyncio.ensure_future(served.app(dict(scope), receive, send)))
+            requests.append(asyncio.ensure_future(served.app(dict(scope), receive, send)))
             await asyncio.sleep(0.1)
             assert batcher.queue.tokens == 7
             left.set()
-            await asyncio.wait_for(asyncio.gather(*asked), 5)
+            await asyncio.wait_for(asyncio.gather(*requests), 5)
             assert batcher.queue.tokens == 0
             assert sent[0]["status"] == 499
 

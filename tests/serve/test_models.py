@@ -47,9 +47,9 @@ def test_adapters_answer_as_alone_when_asked_in_turn(adapted: Running, base: Pat
     blank = load(base).fill("the [MASK] sat.")[0][0].token
 
     async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
-        asked = [client.post("/classify", json={"texts": TEXTS, "model": name}) for name in [*ADAPTERS] * 5]
-        asked += [client.post("/fill", json={"texts": "the [MASK] sat.", "model": "base"}) for _ in range(5)]
-        return await asyncio.gather(*asked)
+        requests = [client.post("/classify", json={"texts": TEXTS, "model": name}) for name in [*ADAPTERS] * 5]
+        requests += [client.post("/fill", json={"texts": "the [MASK] sat.", "model": "base"}) for _ in range(5)]
+        return await asyncio.gather(*requests)
 
     answers = [answer.json()["results"] for answer in adapted.run(ask)]
     for name, answer in zip([*ADAPTERS] * 5, answers[:10], strict=True):
@@ -78,12 +78,12 @@ def test_adapters_are_listed_with_their_base(adapted: Running) -> None:
 
 
 def test_what_is_served_is_told(adapted: Running) -> None:
-    told = {one["name"]: one for one in adapted.get("/info").json()["models"]}
-    assert {"embed", "tag"} <= set(told["tags"]["does"])
-    assert "fill" not in told["tags"]["does"]
-    assert {"classify", "embed"} <= set(told["lora"]["does"])
-    assert told["base"]["width"] == 16
-    assert told["base"]["precision"] == "fp32"
+    models_info = {one["name"]: one for one in adapted.get("/info").json()["models"]}
+    assert {"embed", "tag"} <= set(models_info["tags"]["does"])
+    assert "fill" not in models_info["tags"]["does"]
+    assert {"classify", "embed"} <= set(models_info["lora"]["does"])
+    assert models_info["base"]["width"] == 16
+    assert models_info["base"]["precision"] == "fp32"
 
 
 def test_whoever_can_answers_if_nobody_is_named(adapted: Running) -> None:

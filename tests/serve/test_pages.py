@@ -54,9 +54,9 @@ def test_every_tab_answers(page: Page, address: str) -> None:
         page.click(f"#tabs button:text-is('{title}')")
         page.wait_for_selector(f"#title:text-is('{title}')")  # the page changes when its address has
         page.click("form button")
-        told = answer(page)
-        assert " ms" in told
-        assert page.query_selector(".error") is None, (title, told)
+        answer_text = answer(page)
+        assert " ms" in answer_text
+        assert page.query_selector(".error") is None, (title, answer_text)
 
 
 def test_keyboard_alone(page: Page, address: str) -> None:
@@ -93,8 +93,8 @@ def test_mistakes_are_told(page: Page, address: str) -> None:
 def test_every_route_is_told_of(page: Page, address: str) -> None:
     page.goto(f"{address}/docs")
     page.wait_for_selector(".route")
-    told = page.eval_on_selector_all(".route h2 code", "routes => routes.map(route => route.textContent)")
-    assert {"/embed", "/v1/embeddings", "/v1/models", "/fill", "/encode", "/health", "/metrics"} <= set(told)
+    answer_text = page.eval_on_selector_all(".route h2 code", "routes => routes.map(route => route.textContent)")
+    assert {"/embed", "/v1/embeddings", "/v1/models", "/fill", "/encode", "/health", "/metrics"} <= set(answer_text)
 
 
 def test_the_page_of_attention_is_one_click_away(page: Page, address: str) -> None:

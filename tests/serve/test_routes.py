@@ -27,8 +27,8 @@ def test_embed(served: Running, models: Models) -> None:
 
 
 def test_embed_options(served: Running, models: Models) -> None:
-    asked = {"texts": TEXTS[:2], "pairs": TEXTS[1:3], "pooling": "mean_max", "layer": 1, "model": "base"}
-    answer = served.post("/embed", asked).json()
+    request = {"texts": TEXTS[:2], "pairs": TEXTS[1:3], "pooling": "mean_max", "layer": 1, "model": "base"}
+    answer = served.post("/embed", request).json()
     expected = models["base"].embed(TEXTS[:2], TEXTS[1:3], pooling="mean_max", layer=1)
     np.testing.assert_allclose(answer["vectors"], expected, atol=1e-5)
 
@@ -181,8 +181,8 @@ def test_tag(served: Running, models: Models) -> None:
 
 
 def test_answer(served: Running, models: Models) -> None:
-    asked = {"question": "the cat", "context": "the cat sat on a mat. a dog ran.", "top": 2}
-    answer = served.post("/answer", asked).json()["answers"]
+    request = {"question": "the cat", "context": "the cat sat on a mat. a dog ran.", "top": 2}
+    answer = served.post("/answer", request).json()["answers"]
     expected = models["spans"].answer("the cat", "the cat sat on a mat. a dog ran.", 2)
     assert [one["text"] for one in answer] == [one.text for one in expected]
 

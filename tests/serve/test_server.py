@@ -46,10 +46,10 @@ def alone(folders: dict[str, str]) -> Iterator[Process]:
 def test_it_answers_and_tells_its_figures(alone: Process) -> None:
     figures = asyncio.run(press(Target(f"{alone.address}/embed"), [BODY], connections=4, requests=40))
     assert figures.statuses == {"200": 40}
-    told = httpx.get(f"{alone.address}/metrics").text
-    assert 'cloze_requests_total{route="/embed",status="200"} 40.0' in told
+    metrics = httpx.get(f"{alone.address}/metrics").text
+    assert 'cloze_requests_total{route="/embed",status="200"} 40.0' in metrics
     for name in ("cloze_queue_seconds", "cloze_tokenization_seconds", "cloze_inference_seconds", "process_open_fds"):
-        assert name in told
+        assert name in metrics
 
 
 def test_headers_without_an_end(alone: Process) -> None:

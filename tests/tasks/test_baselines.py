@@ -33,8 +33,8 @@ def make_texts(count: int, seed: int) -> tuple[list[str], list[int]]:
     """Return texts in which one word determines the label most of the time."""
     draw = random.Random(seed)
     labels = [draw.choices(range(3), (5, 3, 2))[0] for _ in range(count)]
-    told = [label if draw.random() < 0.8 else draw.randrange(3) for label in labels]
-    return [" ".join([*draw.choices(WORDS, k=6), NAMES[label]]) for label in told], labels
+    shown_labels = [label if draw.random() < 0.8 else draw.randrange(3) for label in labels]
+    return [" ".join([*draw.choices(WORDS, k=6), NAMES[label]]) for label in shown_labels], labels
 
 
 def data_of(kind: str, train: Examples, dev: Examples, names: tuple[str, ...] = (), metrics: Any = None) -> TaskData:

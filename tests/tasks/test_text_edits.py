@@ -58,21 +58,21 @@ def test_every_change_is_small_and_of_one_kind() -> None:
 
 def test_share_of_a_long_text() -> None:
     text = " ".join(f"word{number}" for number in range(200))
-    for told in many(text, {}, 60):
-        assert told is not None
-        kept = set(words(told)) & set(words(text))
+    for edited in many(text, {}, 60):
+        assert edited is not None
+        kept = set(words(edited)) & set(words(text))
         assert len(kept) in (180, 200)
-        moved = sum(one != other for one, other in zip(words(told), words(text), strict=False))
-        if len(words(told)) == 200:
+        moved = sum(one != other for one, other in zip(words(edited), words(text), strict=False))
+        if len(words(edited)) == 200:
             assert 2 <= moved <= 20
 
 
 @pytest.mark.parametrize("text", ["river", "a", "old river", "?!", "", "  ", "a a", "...", "don't", "12"])
 def test_nothing_is_ever_empty_or_the_same(text: str) -> None:
-    for told in many(text, SIMILAR, 50):
-        if told is not None:
-            assert words(told)
-            assert told != text
+    for edited in many(text, SIMILAR, 50):
+        if edited is not None:
+            assert words(edited)
+            assert edited != text
     if not words(text):
         assert set(many(text, SIMILAR, 5)) == {None}
     if text == "river":
@@ -82,20 +82,20 @@ def test_nothing_is_ever_empty_or_the_same(text: str) -> None:
 def test_words_are_whole() -> None:
     assert Editor({}).words("Don't stop: well-known 3rd _x_, ok?") == ["Don't", "stop", "well-known", "3rd", "x", "ok"]
     assert Editor({}).words("我喜欢北京, really") == ["我", "喜欢", "北京", "really"]
-    assert {told for told in many("我喜欢北京", {"喜欢": ["爱"]}) if told and " " in told} == set()
+    assert {edited for edited in many("我喜欢北京", {"喜欢": ["爱"]}) if edited and " " in edited} == set()
     assert "我爱北京" in many("我喜欢北京", {"喜欢": ["爱"]})
 
 
 def test_capitals_stay() -> None:
     assert cased_like("River", "stream") == "Stream"
     assert cased_like("river", "stream") == "stream"
-    told = set(many("River", SIMILAR, 50))
-    assert told == {"Stream", "Brook", "River River"}
+    edited = set(many("River", SIMILAR, 50))
+    assert edited == {"Stream", "Brook", "River River"}
 
 
 def test_spaces_close_behind_a_lost_word() -> None:
-    told = set(many("one, two three.", {}, 200))
-    assert {"one, three.", "one, two.", ", two three."} <= told
+    edited = set(many("one, two three.", {}, 200))
+    assert {"one, three.", "one, two.", ", two three."} <= edited
 
 
 def test_rows_are_edited_text_by_text() -> None:

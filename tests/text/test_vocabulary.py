@@ -94,11 +94,11 @@ def test_no_text(texts: list[str]) -> None:
 
 
 def test_words_left_out_are_told() -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
     class Listener(Silent):
         def say(self, message: str) -> None:
-            said.append(message)
+            messages.append(message)
 
     with SortedTables() as tables:
         tables.add(b"ab\t3\nabc\t2\nabd\t2\nb\t1\n")
@@ -107,7 +107,7 @@ def test_words_left_out_are_told() -> None:
         counts, 20, lowercase=True, words=[], minimum_frequency=1, first=SPECIAL, progress=Listener()
     )
     assert "##c" in pieces
-    assert said == [
+    assert messages == [
         "4 different words, 8 characters and 0 ideographs",
         "pieces are learned from the 3 most frequent of them, down to a count of 2; the others are left out",
     ]
@@ -144,31 +144,31 @@ def test_too_small_a_size() -> None:
 
 
 def test_progress_is_reported() -> None:
-    heard: list[str] = []
+    messages: list[str] = []
 
     class Listener:
         def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
-            heard.append(f"{stage} {done} {total}")
+            messages.append(f"{stage} {done} {total}")
 
         def say(self, message: str) -> None:
-            heard.append(message)
+            messages.append(message)
 
     texts = [ENGLISH] * 2000
     learn_pieces(texts, 200, progress=Listener())
     bytes_read = len("\n".join(texts).encode()) + 1
-    counted = [line for line in heard if line.startswith("counting")]
+    counted = [line for line in messages if line.startswith("counting")]
     assert len(counted) > 1
     assert counted[-1] == f"counting words (bytes) {bytes_read} None"
-    assert "different words" in heard[len(counted)]
-    assert heard[-2].startswith("learning pieces 100 ")
+    assert "different words" in messages[len(counted)]
+    assert messages[-2].startswith("learning pieces 100 ")
     # Progress reaches the end, however many pieces were learned.
-    assert heard[-1].startswith("learning pieces ")
-    assert heard[-1].split()[-1] == heard[-1].split()[-2]
-    heard.clear()
+    assert messages[-1].startswith("learning pieces ")
+    assert messages[-1].split()[-1] == messages[-1].split()[-2]
+    messages.clear()
     total = bytes_read + 100
     count_words(texts, lowercase=True, workers=1, total=total, progress=Listener())
-    assert heard[-1] == f"counting words (bytes) {total} {total}"
-    assert [line.split()[-2] for line in heard].count(str(total)) == 1
+    assert messages[-1] == f"counting words (bytes) {total} {total}"
+    assert [line.split()[-2] for line in messages].count(str(total)) == 1
 
 
 def test_odd_text_is_survived() -> None:

@@ -49,8 +49,8 @@ def test_bfloat16_learns_what_float32_does(base: Path, source: Source, tmp_path:
         torch.float32
     }
     # The score after the last epoch is that of the saved model.
-    told = [row["dev_accuracy"] for row in rows(runs["bf16"]) if "dev_accuracy" in row]
-    assert told[-1] == json.loads((runs["bf16"] / "eval_results.json").read_text("utf-8"))["accuracy"]
+    reported = [row["dev_accuracy"] for row in rows(runs["bf16"]) if "dev_accuracy" in row]
+    assert reported[-1] == json.loads((runs["bf16"] / "eval_results.json").read_text("utf-8"))["accuracy"]
 
 
 def test_layers_are_bfloat16_and_heads_and_scores_are_not(
@@ -79,11 +79,11 @@ def test_auto_is_what_is_faster_but_frozen_states_are_float32(
     base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: True)
-    told = list[str]()
+    reported = list[str]()
     for number, settings in enumerate((FAST, replace(FAST, frozen="last"), replace(FAST, precision="fp32"))):
         run = run_finetuning(source, base, tmp_path / str(number), settings=settings)
-        told += re.findall("computed in (.*)", (run / "model" / "README.md").read_text(encoding="utf-8"))
-    assert told == ["bf16", "fp32", "fp32"]
+        reported += re.findall("computed in (.*)", (run / "model" / "README.md").read_text(encoding="utf-8"))
+    assert reported == ["bf16", "fp32", "fp32"]
     with pytest.raises(ConfigError, match=r"^precision is bf16, but frozen states are computed once, in fp32; leave"):
         FinetuneSettings(frozen="last", precision="bf16")
     with pytest.raises(ConfigError, match=r"^unknown precision 'fp8'; auto, fp32 or bf16 was expected$"):
@@ -109,8 +109,8 @@ def test_cosines_are_never_rounded() -> None:
 
 
 def test_own_teacher_counts_the_same_in_any_company() -> None:
-    said, taught = torch.randn(2, 1, 2, 5, generator=torch.Generator().manual_seed(0))
-    alone = logits_distance(said, taught, torch.tensor([[1, 2]]), 2)
-    one, other = (functional.pad(answer, (0, 7), value=IMPOSSIBLE) for answer in (said, taught))
+    student_logits, teacher_logits = torch.randn(2, 1, 2, 5, generator=torch.Generator().manual_seed(0))
+    alone = logits_distance(student_logits, teacher_logits, torch.tensor([[1, 2]]), 2)
+    one, other = (functional.pad(answer, (0, 7), value=IMPOSSIBLE) for answer in (student_logits, teacher_logits))
     assert torch.equal(logits_distance(one, other, torch.tensor([[1, 2]]), 2), alone)
     assert logits_distance(one, other, torch.tensor([[IGNORED, 2]]), 1).item() > 0

@@ -47,7 +47,7 @@ def test_every_way_is_what_it_says(pretrained: Model) -> None:
         *("as the folder says", "cls", "mean", "second-to-last", "first and last"),
         *("whitened, 15", "static (own table)"),
     ]
-    asked = {
+    expected_vectors = {
         "as the folder says": pretrained.embed(TEXTS),
         "cls": pretrained.embed(TEXTS, pooling="cls"),
         "mean": pretrained.embed(TEXTS, pooling="mean"),
@@ -55,7 +55,7 @@ def test_every_way_is_what_it_says(pretrained: Model) -> None:
         "first and last": pretrained.embed(TEXTS, layer=(1, -1)),
         "static (own table)": static_vectors(pretrained, TEXTS),
     }
-    for name, vectors in asked.items():
+    for name, vectors in expected_vectors.items():
         assert ways[name].spearman == pytest.approx(agreement(vectors[:30], vectors[30:], scores), abs=1e-6)
         assert ways[name].geometry.anisotropy == pytest.approx(geometry(vectors).anisotropy, abs=1e-5)
 

@@ -93,8 +93,8 @@ def test_dense_modules_of_others(tmp_path: Path) -> None:
 def test_other_poolings_and_layers_are_not_whitened() -> None:
     base = Model(model_folder())
     whitened = base.whiten(MADE, 6)
-    for asked in ({"pooling": "max"}, {"layer": 1}, {"layer": (1, -1)}):
-        numpy.testing.assert_array_equal(whitened.embed(MADE[:5], **asked), base.embed(MADE[:5], **asked))
+    for options in ({"pooling": "max"}, {"layer": 1}, {"layer": (1, -1)}):
+        numpy.testing.assert_array_equal(whitened.embed(MADE[:5], **options), base.embed(MADE[:5], **options))
     numpy.testing.assert_array_equal(whitened.embed(MADE[:5], pooling="mean"), whitened.embed(MADE[:5]))
     assert whitened.embed([]).shape == (0, 6)
 

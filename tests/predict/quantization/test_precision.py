@@ -184,11 +184,11 @@ def test_auto_takes_no_bf16_that_is_far_from_float32(
     model = Model(contents, precision="auto")
     assert model.precision == "fp32"
     numpy.testing.assert_array_equal(model.embed(TEXTS), expected)
-    (told,) = (message for message in caplog.messages if "bf16" in message)
+    (warning,) = (message for message in caplog.messages if "bf16" in message)
     assert re.fullmatch(
         r"bf16 changes this model's vectors too much \(a cosine of -?0\.\d{4} to float32's, at least 0\.99 was "
         r"expected\): float32 is used; precision='bf16' \(--precision bf16\) takes bf16 all the same",
-        told,
+        warning,
     )
     assert Model(contents, precision="bf16").precision == "bf16", "who asks for it gets it"
     monkeypatch.setattr(Bf16Linear, "rounded", lambda self, states: rounded(self, states) * float("nan"))
@@ -228,10 +228,10 @@ def test_what_is_refused() -> None:
 
 
 def test_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
+    seen_calls: list[object] = []
 
     def faster(*given: object) -> bool:
-        asked.append(given)
+        seen_calls.append(given)
         return True
 
     monkeypatch.setattr(precision_module, "_MEASURED", {})
@@ -239,7 +239,7 @@ def test_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     bert = model_folder().model
     assert precision_module._is_faster("int8", "fp32", bert)
     assert precision_module._is_faster("int8", "fp32", bert)
-    assert len(asked) == 1
+    assert len(seen_calls) == 1
 
 
 def test_adapters_work_on_a_rounded_base(tmp_path: Path) -> None:

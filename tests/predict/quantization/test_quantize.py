@@ -23,7 +23,7 @@ TEXTS = [f"the cat sat on a mat{' the dog ran' * (number % 3)} word{number % 30}
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+def embedded_texts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """How often each text was embedded."""
     found: Counter[str] = Counter()
     embed = Model.embed
@@ -36,10 +36,10 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return found
 
 
-def test_every_text_is_read_once_by_either(asked: Counter[str], tmp_path: Path) -> None:
+def test_every_text_is_read_once_by_either(embedded_texts: Counter[str], tmp_path: Path) -> None:
     folder = saved(model_folder(), tmp_path / "model")
     report = quantize(folder, TEXTS)
-    assert asked == Counter(TEXTS + TEXTS)
+    assert embedded_texts == Counter(TEXTS + TEXTS)
     assert report.texts == 200
     assert 0 < report.least_cosine <= report.mean_cosine <= 1.000001
     assert report.speedup > 0
@@ -48,17 +48,17 @@ def test_every_text_is_read_once_by_either(asked: Counter[str], tmp_path: Path) 
     assert report.least_cosine == pytest.approx(float(((exact * small).sum(1) / lengths).min()), abs=1e-5)
 
 
-def test_one_text_is_timed_a_few_times(asked: Counter[str], tmp_path: Path) -> None:
+def test_one_text_is_timed_a_few_times(embedded_texts: Counter[str], tmp_path: Path) -> None:
     assert quantize(saved(model_folder(), tmp_path / "model"), TEXTS[:1]).texts == 1
-    assert asked == {TEXTS[0]: 10}
+    assert embedded_texts == {TEXTS[0]: 10}
 
 
-def test_a_task_that_does_not_fit_is_known_before_the_work(asked: Counter[str], tmp_path: Path) -> None:
+def test_a_task_that_does_not_fit_is_known_before_the_work(embedded_texts: Counter[str], tmp_path: Path) -> None:
     folder = saved(model_folder(["mlm"]), tmp_path / "model")
     message = r"^the model: classify needs a model fine-tuned to classify; this one has the heads: mlm; make one"
     with pytest.raises(RequestError, match=message):
         quantize(folder, TEXTS, task=Source("classify", tmp_path / "rows.tsv"))
-    assert not asked
+    assert not embedded_texts
     assert not (folder / "int8.safetensors").exists()
 
 
@@ -106,11 +106,11 @@ def test_vectors_are_compared_as_the_folder_makes_them(tmp_path: Path) -> None:
     assert report.least_cosine == pytest.approx(float(((exact * small).sum(1) / lengths).min()), abs=1e-5)
 
 
-def test_odd_texts_are_told_of_and_decide_nothing(asked: Counter[str], tmp_path: Path) -> None:
+def test_odd_texts_are_told_of_and_decide_nothing(embedded_texts: Counter[str], tmp_path: Path) -> None:
     folder = saved(model_folder(), tmp_path / "model")
     report = quantize(folder, TEXTS[:40], with_odd=True)
     assert list(report.kinds) == ["paragraphs", "single words", "Chinese characters", "numbers", "signs"]
-    assert {"cat", "猫", "3.14", "?"} <= asked.keys()
+    assert {"cat", "猫", "3.14", "?"} <= embedded_texts.keys()
     odd = [text for texts in odd_texts(load(folder).tokenizer).values() for text in texts]
     assert report.texts == 40 + len(odd)
     for kind, texts in (("paragraphs", TEXTS[:40]), ("Chinese characters", ["猫", "坐"])):

@@ -41,9 +41,9 @@ def test_threshold_makes_the_score_as_large_as_it_can() -> None:
     logits, targets = overconfident()
 
     def f1(task: TaskLabels) -> float:
-        told = predicted_classes(task, logits)
-        hits = int((told & targets).sum())
-        return 2 * hits / max(1, int(told.sum() + targets.sum()))
+        classes = predicted_classes(task, logits)
+        hits = int((classes & targets).sum())
+        return 2 * hits / max(1, int(classes.sum() + targets.sum()))
 
     found = calibrate(TASK, logits, targets, f1)
     assert found.task.threshold is not None

@@ -119,16 +119,16 @@ def test_ideographs_that_are_no_words_of_their_own_are_not_cut(before: int) -> N
 
 
 def test_progress_is_told() -> None:
-    told: list[tuple[str, int]] = []
+    progress_calls: list[tuple[str, int]] = []
 
     class Listener:
         def say(self, text: str) -> None: ...
 
         def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
-            told.append((stage, done))
+            progress_calls.append((stage, done))
 
     measure_coverage(["the cat"] * 3, PLAIN, progress=Listener())
-    assert told == [("characters read", 21)]
+    assert progress_calls == [("characters read", 21)]
 
 
 def test_published_vocabulary(minilm: Tokenizer, minilm_folder: Path) -> None:

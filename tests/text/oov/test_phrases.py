@@ -102,16 +102,16 @@ def test_surfaces_that_the_vocabulary_does_not_know() -> None:
 
 def test_many_unknown_surfaces_are_one_look_each() -> None:
     """Thousands of names in an unknown script share an id, but are looked up once instead of one by one."""
-    asked = []
+    lookups = []
 
     def words_at(start: int, stop: int) -> tuple[str, ...]:
-        asked.append((start, stop))
+        lookups.append((start, stop))
         return ("name999",)
 
     phrases = PhraseMatcher([Phrase((1,), (number,), Mark("entity"), (f"name{number}",)) for number in range(1000)])
     (match,) = phrases.find([1], phrases.candidate_starts([[1]])[0], lambda _: True, words_at)
     assert match.replacement == (999,)
-    assert asked == [(0, 1)]
+    assert lookups == [(0, 1)]
 
 
 def test_phrases_begin_and_end_with_words() -> None:

@@ -68,9 +68,10 @@ def test_the_choice_is_reported_recorded_and_resumed(base: Path, tmp_path: Path)
     run = run_finetuning(source, base, tmp_path / "run", settings=settings, progress=listener)
     line = "2 epochs (about 6 updates), batch size 16, warm-up 10 %: for a model of hidden size"
     assert any(
-        line in said
-        and "with 40 rows; learning_rate (--learning-rate), epochs (--epochs), batch_size (--batch-size) over" in said
-        for said in listener.said
+        line in message
+        and "with 40 rows; learning_rate (--learning-rate), epochs (--epochs), batch_size (--batch-size) over"
+        in message
+        for message in listener.said
     )
     recorded = json.loads((run / "run.json").read_text(encoding="utf-8"))
     assert (recorded["epochs"], recorded["batch_size"], recorded["warmup"]) == (2, 16, 0.1)
@@ -153,16 +154,16 @@ def test_maximum_length_is_reported_recorded_and_resumed(base: Path, tmp_path: P
     settings = FinetuneSettings(few=True) if few else FinetuneSettings(epochs=1)
     source, listener = Source("classify", train, train), Listener()
     run = run_finetuning(source, tmp_path / "deep", tmp_path / "run", settings=settings, progress=listener)
-    assert sum("maximum length 256 (holds 100 % of the rows)" in said for said in listener.said) == 1
-    assert any("max_length (--max-length) override" in said for said in listener.said)
+    assert sum("maximum length 256 (holds 100 % of the rows)" in message for message in listener.said) == 1
+    assert any("max_length (--max-length) override" in message for message in listener.said)
     assert json.loads((run / "run.json").read_text("utf-8"))["max_length"] == 256
     assert load_folder(run).tokenizer.max_length == 256
-    assert not any("are cut" in said for said in listener.said)
+    assert not any("are cut" in message for message in listener.said)
     # A run with another length, as of an earlier version, is resumed with that length.
     early = run_finetuning(
         source, tmp_path / "deep", tmp_path / "early", settings=replace(settings, max_length=128), progress=listener
     )
-    assert any("are longer than 128 tokens and are cut" in said for said in listener.said)
+    assert any("are longer than 128 tokens and are cut" in message for message in listener.said)
     (early / "model").rename(tmp_path / "model")
     run_finetuning(source, tmp_path / "deep", early, settings=settings)
     assert load_folder(early).tokenizer.max_length == 128

@@ -90,8 +90,8 @@ def test_balanced_weights_help_a_rare_label(base: Path, tmp_path: Path) -> None:
     plain = run_finetuning(source, base, tmp_path / "plain", settings=settings)
     even = run_finetuning(source, base, tmp_path / "even", settings=replace(settings, class_weights="balanced"))
     texts = [row["text"] for row in rare]
-    said = [[one.probabilities["garden"] for one in load(run).classify(texts)] for run in (plain, even)]
-    assert min(said[1]) > 2 * max(said[0]), said
+    predicted = [[one.probabilities["garden"] for one in load(run).classify(texts)] for run in (plain, even)]
+    assert min(predicted[1]) > 2 * max(predicted[0]), predicted
 
 
 # -- early stopping ----------------------------------------------------------------------------------------------------
@@ -134,9 +134,9 @@ def test_calibration_travels_with_the_folder(base: Path, tmp_path: Path) -> None
     texts = [row["text"] for row in make_rows(20, 2)]
     logits = torch.from_numpy(model.logits(texts))
     expected = (logits / found["temperature"]).softmax(-1)[:, 1]
-    said = model.classify(texts)
-    assert [one.probabilities["winter"] for one in said] == pytest.approx(expected.tolist(), abs=1e-6)
-    assert [one.label for one in said] == ["winter" if one >= found["threshold"] else "garden" for one in expected]
+    predicted = model.classify(texts)
+    assert [one.probabilities["winter"] for one in predicted] == pytest.approx(expected.tolist(), abs=1e-6)
+    assert [one.label for one in predicted] == ["winter" if one >= found["threshold"] else "garden" for one in expected]
     plain = run_finetuning(source, base, tmp_path / "plain", settings=replace(LEARNING, epochs=2))
     assert weights(run) == weights(plain), "calibration changes no weight"
 

@@ -74,12 +74,16 @@ def test_both_losses_for_every_kind(kind: str) -> None:
 
 
 def test_distance_by_hand() -> None:
-    said, taught = torch.tensor([[1.0, 2.0], [0.0, 5.0]]), torch.tensor([[0.0, 4.0], [0.0, 5.0]])
-    assert logits_distance(said, taught, torch.tensor([0, 1]), 2).item() == pytest.approx((1 + 4) / 2 / 2)
-    assert logits_distance(said, taught, torch.tensor([IGNORED, 1]), 1).item() == 0.0
-    assert logits_distance(said[:, :1], taught[:, :1], torch.tensor([0.5, 1.0]), 2).item() == pytest.approx(0.5)
+    student_logits, teacher_logits = torch.tensor([[1.0, 2.0], [0.0, 5.0]]), torch.tensor([[0.0, 4.0], [0.0, 5.0]])
+    assert logits_distance(student_logits, teacher_logits, torch.tensor([0, 1]), 2).item() == pytest.approx(
+        (1 + 4) / 2 / 2
+    )
+    assert logits_distance(student_logits, teacher_logits, torch.tensor([IGNORED, 1]), 1).item() == 0.0
+    assert logits_distance(
+        student_logits[:, :1], teacher_logits[:, :1], torch.tensor([0.5, 1.0]), 2
+    ).item() == pytest.approx(0.5)
     flags = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    assert logits_distance(said, taught, flags, 4).item() == pytest.approx(5 / 4)
+    assert logits_distance(student_logits, teacher_logits, flags, 4).item() == pytest.approx(5 / 4)
     lacking = torch.tensor([[1.0, float("-inf")]])
     # only one option exists
     assert logits_distance(lacking, lacking + 2, torch.tensor([0]), 1).item() == pytest.approx(4)
@@ -89,9 +93,9 @@ def test_weight_of_nothing_changes_nothing(base: Path, source: Source, tmp_path:
     objective = TaskObjective(make_teacher("classify"), "sequence")
     assert with_mean_teacher(objective, 0.0, 0.9) is objective
     plain = run_finetuning(source, base, tmp_path / "plain", settings=FAST)
-    taught = run_finetuning(source, base, tmp_path / "taught", settings=replace(FAST, mean_teacher=1.0))
-    assert weights(plain) != weights(taught)
-    first = json.loads((taught / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    teacher_logits = run_finetuning(source, base, tmp_path / "taught", settings=replace(FAST, mean_teacher=1.0))
+    assert weights(plain) != weights(teacher_logits)
+    first = json.loads((teacher_logits / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert first["teacher_loss"] > 0
 
 

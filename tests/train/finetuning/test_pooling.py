@@ -123,8 +123,8 @@ def test_pairs_are_compared_by_a_folder_that_pools_by_mean(embedder: Path, base:
         listener = Listener()
         run = run_finetuning(source, start, tmp_path / f"run-{start.name}", settings=FAST, progress=listener)
         assert load_folder(run).model.pooling == expected
-        said = any("the two texts of a pair are encoded separately" in said for said in listener.said)
-        assert said == (expected == "separate")
+        note = any("the two texts of a pair are encoded separately" in note for note in listener.said)
+        assert note == (expected == "separate")
     card = (tmp_path / "run-embedder" / "model" / "README.md").read_text("utf-8")
     assert "`AutoModelForSequenceClassification` refuses the head" in card
     joint = run_finetuning(source, embedder, tmp_path / "joint", settings=replace(FAST, pooling="mean"))
@@ -170,7 +170,7 @@ def test_settings_decide(embedder: Path, base: Path, source: Source, tmp_path: P
         settings = replace(FAST, pooling=pooling)
         run = run_finetuning(source, start, tmp_path / f"run-{start.name}", settings=settings, progress=listener)
         assert load_folder(run).model.pooling == pooling
-        assert not any("mean of the token states" in said for said in listener.said)
+        assert not any("mean of the token states" in note for note in listener.said)
         assert json.loads((run / "run.json").read_text("utf-8"))["pooling"] == pooling
 
 

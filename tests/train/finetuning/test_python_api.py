@@ -205,7 +205,7 @@ def test_messages_name_settings_for_python_and_the_command_line(name: str, value
 def test_messages_of_a_run_name_settings(base: Path) -> None:
     listener = Listener()
     cloze.finetune("classify", train=ROWS, dev=DEV, model=base, few=False, epochs=1, progress=listener)
-    (line,) = [said for said in listener.said if said.startswith("learning rate")]
+    (line,) = [note for note in listener.said if note.startswith("learning rate")]
     assert line.endswith(
         "; learning_rate (--learning-rate), epochs (--epochs), batch_size (--batch-size), max_length (--max-length) "
         "override"

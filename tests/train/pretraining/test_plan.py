@@ -162,11 +162,11 @@ def test_more_than_the_memory_is_said_by_plan_and_refused_by_pretrain(
         monkeypatch.setattr(place, "available_memory", lambda: there)
     monkeypatch.setattr(module, "resident_memory", lambda: 0)
     monkeypatch.setattr(module, "TIMED_TOKENS", 100)
-    said: list[str] = []
+    messages: list[str] = []
     progress = Silent()
-    monkeypatch.setattr(progress, "say", said.append)
+    monkeypatch.setattr(progress, "say", messages.append)
     plan(data, settings=LARGE, progress=progress)
-    assert any("but 30 MB are available here (a made limit); --accumulate" in line for line in said)
+    assert any("but 30 MB are available here (a made limit); --accumulate" in line for line in messages)
     message = (
         r"a step of 64 sequences of up to 24 tokens in 1 parts \(parameters and moments \d+ MB, states \d+ MB\) needs "
         r"about \d+ MB of memory, but 30 MB are available \(a made limit\); use a smaller --batch-size, more parts "
