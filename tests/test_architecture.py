@@ -49,7 +49,7 @@ def imports(source: str) -> set[str]:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide where they lead"
+            assert node.level == 0, "relative imports hide their target"
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
     return {cloze._HOMES.get(name.removeprefix("cloze."), name) for name in names}
 

@@ -17,7 +17,7 @@ import cloze
 
 ROOT = Path(__file__).parents[1]
 DISTRIBUTION = "cloze-bert"
-needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler here")
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler is installed")
 # `pip install cloze` would install another project: on the package index, ours is cloze-bert.
 WRONG_HINT = re.compile(r"""pip\s+install\s[^\n`]*?(?<![\w./-])cloze(?![\w./-])|(?<![\w./-])cloze\[[a-z]""")
 TEXTS = (".py", ".md", ".txt", ".toml", ".html", ".service", ".conf", "")

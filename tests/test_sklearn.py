@@ -139,9 +139,9 @@ def test_model_selection(model: str) -> None:
 
 def test_linear_head_of_few_labels(model: str) -> None:
     found = TextClassifier(model, max_length=16, few=True).fit(TEXTS, LABELS)
-    assert found.history_ == [], "nothing is trained in steps"
+    assert found.history_ == [], "there are no training steps"
     assert found.score(TEXTS, LABELS) > 0.9
-    assert TextClassifier(model).few is False, "each fit of a cross-validation would compare both ways"
+    assert TextClassifier(model).few is False, "each fit of a cross-validation would compare both methods"
 
 
 def test_regressor_learns_the_scale(model: str) -> None:

@@ -148,7 +148,7 @@ def test_resumed_is_uninterrupted_to_the_byte(
         assert (stopped.code, Path(case.output).exists()) == (143, False)
         assert "stopped after 8 rows, which are kept in" in stopped.err
         again = run(*asked(case, folders, case.output))
-        assert len(calls) == 4, "the first two parts are there"
+        assert len(calls) == 4, "the first two parts exist"
     assert again.out == whole.out.replace("whole-", "")
     assert Path(case.output).read_bytes() == Path(f"whole-{case.output}").read_bytes()
     assert not Path(f"{case.output}.parts").exists()

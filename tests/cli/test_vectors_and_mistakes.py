@@ -83,7 +83,7 @@ def test_corrections(run: Cloze, way: Way, tmp_path: Path) -> None:
     report = json.loads(run(*words, "--json").out)
     assert report.keys() == {"source", "target", "errors", "confidences"}
     assert report["source"] == LINES[0]
-    assert report["errors"], "a threshold of nothing lets everything through"
+    assert report["errors"], "with threshold 0, every correction is applied"
     assert len(report["errors"]) == len(report["confidences"])
     assert all(LINES[0][place:].startswith(wrong) for wrong, _, place in report["errors"])
     header, row = run(*words).out.splitlines()

@@ -133,8 +133,8 @@ def test_labelled_rows_give_the_curve_intervals() -> None:
     model = made_model()
     order, rows = random_order(model, 0), labelled_rows(model)
     curve = pruning_curve(model, order, lambda: evaluated(model, rows), steps=3)
-    assert curve.scores[0] == 1.0, "it predicts its own labels"
-    assert curve.scores[-1] == 0.5, "without heads it says the same of every row"
+    assert curve.scores[0] == 1.0, "the whole model predicts its own labels"
+    assert curve.scores[-1] == 0.5, "without heads, all rows get the same prediction"
     whole = evaluated(model, rows)
     assert curve.gains[0] == Difference(0.0, 0.0, 0.0)
     with model.without_heads(order):

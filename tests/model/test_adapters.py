@@ -174,7 +174,7 @@ def test_what_is_put_in_is_taken_out_again() -> None:
     assert torch.equal(encode(bert), before)
     after = bert.state_dict()
     assert after.keys() == state.keys()
-    assert all(after[name].data_ptr() == state[name].data_ptr() for name in state), "nothing was copied"
+    assert all(after[name].data_ptr() == state[name].data_ptr() for name in state), "weights are shared, not copied"
 
 
 def test_seed_decides_the_start() -> None:

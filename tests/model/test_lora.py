@@ -36,4 +36,4 @@ def test_merged_model_is_plain_and_says_the_same() -> None:
     assert (expected - base).abs().max() > 0.01
     torch.testing.assert_close(encode(merged), expected, atol=1e-6, rtol=0)
     assert merged.state_dict().keys() == random_bert(SMALL, ["sequence"], labels=3).state_dict().keys()
-    assert torch.equal(encode(bert), expected), "the one that was merged is as it was"
+    assert torch.equal(encode(bert), expected), "the merged model's source is unchanged"

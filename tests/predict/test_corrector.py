@@ -67,7 +67,7 @@ def test_misspelt_word(english: Model) -> None:
 def test_real_word_in_the_wrong_place(english: Model) -> None:
     (one,) = english.correct(["send it form here ."], OFTEN)
     assert one.errors == [("form", "from", 8)]
-    assert english.correct(["fill in the form ."], OFTEN)[0].errors == [], "where it belongs, it stays"
+    assert english.correct(["fill in the form ."], OFTEN)[0].errors == [], "a correct word is unchanged"
 
 
 def test_nothing_else_changes(english: Model) -> None:
@@ -149,7 +149,7 @@ def test_protected_words(chinese: Model, english: Model, tmp_path: Path) -> None
     settings = CorrectionSettings(protect=tmp_path / "protect.txt")
     assert chinese.correct(["我喜欢吃平果"], settings)[0].errors == []
     assert english.correct(["the cat sta on the mat ."], settings)[0].errors == []
-    assert Corrector(english, protected=["st"]).correct(["the cat sta on the mat ."])[0].errors, "not a part of a word"
+    assert Corrector(english, protected=["st"]).correct(["the cat sta on the mat ."])[0].errors, "no part of a word"
 
 
 def test_one_pass_over_the_text_as_it_stands(correcting: Model) -> None:

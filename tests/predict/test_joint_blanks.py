@@ -40,7 +40,7 @@ def test_words_fit_each_other(model: Model) -> None:
     assert ways[0].tokens == ("north", "pole")
     assert {way.tokens for way in ways} == set(PAIRS)
     (alone,) = model.fill_together(text, top=1)
-    assert alone.tokens == ("north", "pole"), "the most certain word first would be angeles"
+    assert alone.tokens == ("north", "pole"), "the most probable single word would be angeles"
     assert ways[0].text == "the north pole ."
     assert ways[0].log_probability == pytest.approx(math.log(0.4), abs=0.1)
     assert [way.log_probability for way in ways] == sorted((way.log_probability for way in ways), reverse=True)
@@ -121,7 +121,7 @@ def test_what_is_held_is_bounded_by_blanks_and_not_by_sequences(monkeypatch: pyt
 
     monkeypatch.setattr(Model, "run", watched)
     assert model.fill_together(text, top=3)[0].tokens == expected[0].tokens
-    assert max(map(len, groups)) == 20, "of few numbers, all are held"
+    assert max(map(len, groups)) == 20, "small tables are cached completely"
     groups.clear()
     monkeypatch.setattr(blanks, "_HELD_NUMBERS", 30 * size)
     found = model.fill_together(text, top=3)

@@ -11,9 +11,7 @@ from torture.services import listening, running
 from cloze.progress import Silent
 from cloze.serve.settings import ServiceSettings
 
-pytestmark = pytest.mark.skipif(
-    chromium() is None and "CI" not in os.environ, reason="no chromium here; install it to run these"
-)
+pytestmark = pytest.mark.skipif(chromium() is None and "CI" not in os.environ, reason="chromium is not installed")
 MOST = 20_000  # milliseconds
 
 

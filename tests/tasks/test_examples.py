@@ -53,7 +53,7 @@ def test_each_row_is_in_one_part_and_stays_in_the_order_of_the_file() -> None:
         assert sorted(places[0] + places[1]) == list(range(43))
     folds = [split_fold(examples, fold, 4)[1].texts for fold in range(4)]
     assert sorted(text for fold in folds for text in fold) == sorted(examples.texts)
-    assert split_dev(examples) == split_dev(examples), "the same rows are always parted alike"
+    assert split_dev(examples) == split_dev(examples), "the same rows are always split in the same way"
 
 
 def test_numbers_are_spread_over_the_parts() -> None:

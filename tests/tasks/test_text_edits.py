@@ -51,7 +51,7 @@ def test_every_change_is_small_and_of_one_kind() -> None:
             assert sum(one != other for one, other in zip(words(text), words(TEXT), strict=True)) <= 2
         if kind == "doubled":
             assert new.keys() <= before.keys()
-        assert re.sub(r"[\w\s'-]", "", text) == ",,;.", "marks stay where they are"
+        assert re.sub(r"[\w\s'-]", "", text) == ",,;.", "punctuation stays in place"
     assert len(kinds) == 4
     assert min(kinds.values()) > 300 / 4 / 2
 
@@ -102,7 +102,7 @@ def test_rows_are_edited_text_by_text() -> None:
     rows = [("the old river", "?"), ("!", "..."), ("winter", "mill")]
     made = edit_rows(rows, Editor(SIMILAR), 3, lambda copy, row: np.random.default_rng([copy, row]))
     assert [row for row, _ in made] == [0, 2, 0, 2, 0, 2]
-    assert all(texts[1] == "?" for row, texts in made if row == 0), "what cannot be changed stays"
+    assert all(texts[1] == "?" for row, texts in made if row == 0), "a text that cannot be edited is unchanged"
     assert made == edit_rows(rows, Editor(SIMILAR), 3, lambda copy, row: np.random.default_rng([copy, row]))
 
 

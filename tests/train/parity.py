@@ -49,7 +49,7 @@ def check(
     found = [row["loss"] for row in run.metrics()]
     assert len(found) == STEPS
     assert found == pytest.approx(_train_theirs(theirs.train(), batches, their_loss), abs=1e-4)
-    assert max(found) - min(found) > change, "and something happens"
+    assert max(found) - min(found) > change, "and the loss changes"
 
 
 def inputs_of(batch: TaskBatch) -> dict[str, Tensor]:

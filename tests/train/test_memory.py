@@ -23,7 +23,7 @@ print([step() for _ in range(4)][-1])
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc is what is spoken to")
+@pytest.mark.skipif(sys.platform != "linux", reason="requires glibc")
 def test_pages_are_made_once_or_every_time() -> None:
     counts = {}
     for function in ("keep_freed_memory", "return_freed_memory"):
@@ -53,7 +53,7 @@ print(kept - resident())
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="glibc is what is spoken to")
+@pytest.mark.skipif(sys.platform != "linux", reason="requires glibc")
 def test_what_lies_idle_is_given_back() -> None:
     done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, check=True)
     assert 150 < int(done.stdout) < 250  # MB; the program used 200
@@ -99,7 +99,7 @@ def test_nothing_is_given_back_where_the_system_does_not_tell() -> None:
     assert given_back([0] * 6) == []
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere the system does not tell")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux reports the resident memory")
 def test_resident_memory_is_that_of_this_process() -> None:
     before = resident_memory()
     # Allocated directly from the system: memory that this process freed earlier would not count.

@@ -69,7 +69,7 @@ def test_published_model(minilm_folder: Path, tmp_path: Path) -> None:
     theirs = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(TEXTS[:40])
     assert theirs.shape == (40, 96)
     assert_close(whitened.embed(TEXTS[:40]), theirs)
-    assert model.embed(TEXTS[:2]).shape == (2, 384), "the model itself is as it was"
+    assert model.embed(TEXTS[:2]).shape == (2, 384), "the model itself is unchanged"
 
 
 def test_dense_modules_of_others(tmp_path: Path) -> None:

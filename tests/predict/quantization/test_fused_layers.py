@@ -31,7 +31,7 @@ def way(request: pytest.FixtureRequest) -> str:
     if request.param == "native" and library() is None:
         pytest.skip("int8.c was not compiled, or this processor has no VNNI")
     if request.param == "scripted" and choose_kernel() != "fbgemm":
-        pytest.skip("TorchScript calls the products of fbgemm alone")
+        pytest.skip("TorchScript only supports fbgemm products")
     return str(request.param)
 
 

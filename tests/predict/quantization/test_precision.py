@@ -190,9 +190,9 @@ def test_auto_takes_no_bf16_that_is_far_from_float32(
         r"expected\): float32 is used; precision='bf16' \(--precision bf16\) takes bf16 all the same",
         warning,
     )
-    assert Model(contents, precision="bf16").precision == "bf16", "who asks for it gets it"
+    assert Model(contents, precision="bf16").precision == "bf16", "an explicit request is honoured"
     monkeypatch.setattr(Bf16Linear, "rounded", lambda self, states: rounded(self, states) * float("nan"))
-    assert Model(contents, precision="auto").precision == "fp32", "what is no number is not near"
+    assert Model(contents, precision="auto").precision == "fp32", "NaN is not close"
 
 
 def test_a_large_model_is_looked_at_with_two_texts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +209,7 @@ def test_a_large_model_is_looked_at_with_two_texts(monkeypatch: pytest.MonkeyPat
         assert Model(model_folder(), precision="auto").precision == "bf16"
     for precision in PRECISIONS[1:]:
         Model(model_folder(), precision=precision)
-    assert sizes == [len(FEW_TEXTS), 2], "who asks for certain numbers waits for no look"
+    assert sizes == [len(FEW_TEXTS), 2], "an explicit precision skips the measurement"
 
 
 def test_a_folder_whose_vectors_cannot_be_made_is_loaded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,7 @@ def test_heads_are_pruned_from_rounded_layers_too(precision: str) -> None:
 @pytest.mark.parametrize("biased", [True, False])
 def test_a_row_is_the_same_alone_to_the_bit(biased: bool, kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not is_right(KERNELS[kernel]):
-        pytest.skip(f"{kernel} is not right on this machine")
+        pytest.skip(f"{kernel} gives wrong results on this machine")
     monkeypatch.setattr(quantized, "choose_kernel", lambda: kernel)
     torch.manual_seed(4)
     linear = nn.Linear(96, 40, bias=biased)

@@ -408,8 +408,8 @@ def test_a_window_serves_every_sentence_that_it_holds() -> None:
     windows = tag_windows(TOKENIZER.with_max_length(10), sentences, groups)
     told = [([served.row for served in window.served], window.encoding.ids[1:-1]) for window in windows]
     a, b, c, d, e, f = range(5, 11)
-    assert told[0] == ([0, 1], [a] * 3 + [b] * 3 + [c] * 2), "the room that is left goes to what follows"
-    assert told[1] == ([2], [b] * 2 + [c] * 3 + [d] * 3), "and to what comes before"
-    assert all(rows == [3] and set(ids) == {d} for rows, ids in told[2:-2]), "a long one has windows of its own"
-    assert told[-2] == ([4], [d] * 6 + [e] * 2), "at the end, all of it goes to what comes before"
-    assert told[-1] == ([5], [f]), "nothing comes from another document"
+    assert told[0] == ([0, 1], [a] * 3 + [b] * 3 + [c] * 2), "the remaining space is filled with the following text"
+    assert told[1] == ([2], [b] * 2 + [c] * 3 + [d] * 3), "and with the preceding text"
+    assert all(rows == [3] and set(ids) == {d} for rows, ids in told[2:-2]), "a long sentence has separate windows"
+    assert told[-2] == ([4], [d] * 6 + [e] * 2), "at the end, it is filled with the preceding text only"
+    assert told[-1] == ([5], [f]), "no text comes from another document"

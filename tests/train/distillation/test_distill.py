@@ -134,7 +134,7 @@ def test_resumed_is_uninterrupted_to_the_bit(teacher: Path, rows: Source, tmp_pa
         with safe_open(path, "pt") as file:
             names |= set(file.keys())
     assert any("to_teacher" in name for name in names)
-    assert not any("layers.3." in name for name in names), "the teacher is not in it"
+    assert not any("layers.3." in name for name in names), "the teacher is not saved with it"
     assert weights(distill(rows, teacher, tmp_path / "run", settings=settings)) == weights(whole)
     listener = Listener()
     distill(rows, teacher, tmp_path / "run", settings=settings, progress=listener)
@@ -197,7 +197,7 @@ def test_another_model_can_be_the_student(base: Path, teacher: Path, rows: Sourc
     assert torch.equal(small.state_dict()[name], other[name])
     run = distill(rows, teacher, tmp_path / "run", settings=replace(QUICK, student=str(base), dropout=0.3))
     assert load(run).bert.config.layers == 2
-    assert load(run).bert.config.dropout == contents.model.config.dropout != 0.3, "for who trains it further"
+    assert load(run).bert.config.dropout == contents.model.config.dropout != 0.3, "needed for further training"
     # A student that was trained on the task keeps its head.
     again = make_student(contents, DistillSettings(student=str(run)))
     name = "heads.sequence.output.weight"

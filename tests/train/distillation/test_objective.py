@@ -235,7 +235,7 @@ def test_narrower_student_gets_a_map_and_no_attention() -> None:
     assert tuple(objective.to_teacher.weight.shape) == (16, 8)
     again = DistillObjective(student, teacher, "sequence", DistillSettings())
     assert again.to_teacher is not None
-    assert torch.equal(objective.to_teacher.weight, again.to_teacher.weight), "its start follows from the seed"
+    assert torch.equal(objective.to_teacher.weight, again.to_teacher.weight), "the initialization depends on the seed"
     assert losses(objective, batch).keys() == {"loss", "labels_loss", "logits_loss", "states_loss"}
     made = DistillBatch(batch)
     objective(made, made.counts).loss.backward()

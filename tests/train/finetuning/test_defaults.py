@@ -134,7 +134,7 @@ def test_a_sample_of_the_rows_is_counted() -> None:
     assert (chosen.tokens, chosen.held) == (256, 1.0)
     assert [len(set(indices)) for indices in counted] == [1000, 1000]
     assert counted[0] == counted[1]
-    assert max(counted[0]) > 45_000, "from all of the rows"
+    assert max(counted[0]) > 45_000, "estimated from all rows"
     assert choose_length(50_000, encode, SHORT) == chosen
     assert counted[2] == counted[0]
 

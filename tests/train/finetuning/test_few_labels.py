@@ -92,7 +92,7 @@ def test_head_is_the_optimum_of_scikit_learn(strength: float, labels: int, balan
     else:
         assert head.weight == pytest.approx(expected.coef_, abs=1e-4)
         assert head.bias - head.bias.mean() == pytest.approx(expected.intercept_ - expected.intercept_.mean(), abs=1e-4)
-    assert fold(head)(vectors) == pytest.approx(head(standardized), abs=1e-10), "the folded head is the same map"
+    assert fold(head)(vectors) == pytest.approx(head(standardized), abs=1e-10), "the folded head is equivalent"
     assert (fold(head)(vectors).argmax(1) == expected.predict(scaled)).all()
 
 
@@ -143,7 +143,7 @@ def test_strength_has_the_lowest_loss_on_held_out_rows() -> None:
         losses.append(total)
     chosen = choose_strength(vectors, np.eye(3)[targets], Loss("index", np.ones(3)), folds)
     assert chosen == few_labels.STRENGTHS[int(np.argmin(losses))]
-    assert chosen not in (few_labels.STRENGTHS[0], few_labels.STRENGTHS[-1]), "the rows have an inner optimum"
+    assert chosen not in (few_labels.STRENGTHS[0], few_labels.STRENGTHS[-1]), "the optimum is inside the range"
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_run_is_an_ordinary_folder(embedder: Path, source: Source, tmp_path: Pat
     assert line.startswith("few labels: logistic regression on sentence vectors, C ")
     assert line.endswith(" by 5-fold cross-validation of 40 rows")
     assert line.removeprefix("few labels: ") in (run / "model" / "README.md").read_text("utf-8")
-    assert not any("learning rate" in said for said in listener.said), "nothing is trained in steps"
+    assert not any("learning rate" in said for said in listener.said), "there are no training steps"
     # The encoder is that of the base; logits equal a scikit-learn head on its vectors.
     before, after = load_folder(embedder).model.state_dict(), load_folder(run).model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in after if name.startswith("encoder."))
@@ -378,7 +378,7 @@ def test_what_is_compared(tmp_path: Path) -> None:
         assert not is_compared(data, FinetuneSettings(**values))
     assert not is_compared(replace(data, train=data.train.select(range(29))), FinetuneSettings())
     many = read_task(Source("classify", write(tmp_path / "many.csv", make_rows(560))))
-    assert not is_compared(many, FinetuneSettings()), "with 504 rows, nothing is compared"
+    assert not is_compared(many, FinetuneSettings()), "with 504 rows, the methods are not compared"
 
 
 def test_messages_of_the_comparison_are_left_out() -> None:

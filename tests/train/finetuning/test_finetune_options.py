@@ -105,7 +105,7 @@ def test_patience_stops_and_keeps_the_best(base: Path, tmp_path: Path) -> None:
     scores = [row["dev_accuracy"] for row in metrics if "dev_accuracy" in row]
     assert len(scores) < 30, "it stopped"
     assert len(scores) - 1 - scores.index(max(scores)) == 2
-    assert results(run)["accuracy"] == max(scores), "the best weights were kept, not the last"
+    assert results(run)["accuracy"] == max(scores), "the best weights are saved, not the last"
     assert not (run / "best.safetensors").exists()
 
 
@@ -146,7 +146,7 @@ def test_calibration_of_numbers_is_refused(base: Path, tmp_path: Path) -> None:
     source = Source("regress", write(tmp_path / "a.csv", rows))
     with pytest.raises(ConfigError, match="calibrate is for labels of texts"):
         run_finetuning(source, base, tmp_path / "run", settings=replace(FAST, calibrate=True))
-    assert not (tmp_path / "run").exists(), "it is known before anything is done"
+    assert not (tmp_path / "run").exists(), "rejected before any work starts"
 
 
 # -- long texts --------------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
         scores[how] = results(run)["accuracy"]
         model = load(run)
         assert model.task is not None
-        assert model.task.long_texts == how, "it is read as it was trained"
+        assert model.task.long_texts == how, "prediction uses the setting of training"
     assert scores["cut"] <= 0.6
     assert scores["head-tail"] == scores["windows"] == 1.0
     assert "80 of 80 training texts are longer than 16 tokens and are cut" in listener.said

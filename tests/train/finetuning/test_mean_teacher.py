@@ -50,7 +50,7 @@ def test_teacher_is_the_average_of_the_weights_so_far() -> None:
     with torch.no_grad():
         weight += 1.0
     objective(batch, batch.counts)
-    assert fingerprint(objective.teacher) == kept, "it learns in training alone"
+    assert fingerprint(objective.teacher) == kept, "the average is updated only in training mode"
 
 
 @pytest.mark.parametrize("kind", KINDS)

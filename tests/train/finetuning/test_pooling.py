@@ -180,7 +180,7 @@ def test_head_on_the_mean_learns(base: Path, tmp_path: Path) -> None:
     run = run_finetuning(Source("classify", train, dev), base, tmp_path / "run", settings=settings)
     assert json.loads((run / "eval_results.json").read_text("utf-8"))["accuracy"] > 0.9
     again = run_finetuning(Source("classify", train, dev), run / "model", tmp_path / "again", settings=FAST)
-    assert load_folder(again).model.pooling == "mean", "a fine-tuned head on the mean is what the folder was made for"
+    assert load_folder(again).model.pooling == "mean", "the folder's head was fine-tuned on the mean"
 
 
 @pytest.mark.parametrize("adapter", ["houlsby", "lora"])

@@ -85,7 +85,7 @@ def test_grid_has_eighteen_cells_and_the_best_goes_over_the_seeds(
     seeds = [row for row in rows if row["part"] == "seeds"]
     assert len({row["name"] for row in grid}) == 8
     best = max(grid, key=lambda row: row["score"])  # type: ignore[arg-type, return-value]
-    assert seeds[0]["name"] == best["name"], "the first seed has been run already"
+    assert seeds[0]["name"] == best["name"], "the first seed is finished already"
     assert seeds[0]["score"] == best["score"]
     assert [row["settings"] for row in seeds] == [{**best["settings"], "seed": seed} for seed in (0, 1)]  # type: ignore[dict-item]
     results = Run(run).results()
@@ -168,7 +168,7 @@ def test_failed_runs_are_named(base: Path, source: Source, tmp_path: Path) -> No
     run = search(source, base, tmp_path / "run", settings=still, search_settings=SearchSettings(seeds=2))
     failed = [row["name"] for row in table(run) if row["failed"]]
     assert Run(run).results()["failed"] == failed
-    assert failed, "a model that is not trained says one thing of every row, or guesses"
+    assert failed, "an untrained model predicts a constant or guesses"
 
 
 def test_a_failed_run_is_not_the_best_however_it_scores(
@@ -343,7 +343,7 @@ def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Pa
             settings=replace(FAST, context=True),
             search_settings=SearchSettings(seeds=2),
         )
-    assert not (tmp_path / "few").exists(), "the corrected command may take the same folder"
+    assert not (tmp_path / "few").exists(), "the corrected command can use the same folder"
 
 
 @pytest.mark.parametrize("looking", [{"patience": 1}, {"calibrate": True}])

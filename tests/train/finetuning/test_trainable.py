@@ -94,7 +94,7 @@ def test_frozen_parameters_never_move_and_all_others_do(
     kept = fingerprint((name, before[name]) for name in frozen)
     assert kept == fingerprint((name, after[name].detach()) for name in frozen)
     moved = {name for name in after.keys() - frozen if name in before and torch.equal(before[name], after[name])}
-    assert moved <= {"encoder.embeddings.segment.weight"}, "the second segment's row never occurs"
+    assert moved <= {"encoder.embeddings.segment.weight"}, "the second segment is never used"
     if way in ATTACHED:
         assert contents.adapter is not None
         assert part_tensors(parts_of(contents.model, contents.adapter.attachment)).keys() == after.keys() - frozen
@@ -259,7 +259,7 @@ def test_scales_stay_with_every_rate_and_after_a_resume() -> None:
     set_rate(optimizer, 0.8)
     expected = [0.1, 0.2, 0.4, 0.8]
     assert sorted({group["lr"] for group in optimizer.param_groups}) == pytest.approx(expected)
-    assert optimizer.param_groups[0]["lr"] == 0.8, "the rate that is told"
+    assert optimizer.param_groups[0]["lr"] == 0.8, "the reported rate"
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(bert.parameters()))
     restore_optimizer(optimizer, optimizer_tensors(optimizer))
     set_rate(optimizer, 0.8)
