@@ -232,7 +232,7 @@ def test_damaged_encodings_are_caught(damage: Damage, message: str, candidates: 
 
 
 def test_offsets_of_another_text_are_caught(candidates: list[Candidate]) -> None:
-    """Valid but wrong offsets are detected by the text that they cover."""
+    """Valid offsets that cover another text are detected."""
     texts = ["the cat sat", "the dog ran"]
     late = Broken(
         candidates[0].tokenizer,

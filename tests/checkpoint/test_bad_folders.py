@@ -230,7 +230,7 @@ def test_large_weights_whose_sum_overflows_are_numbers(folder: Path) -> None:
 
 @pytest.mark.parametrize("damage", ["truncated", "overwritten", "deleted"])
 def test_loaded_weights_do_not_depend_on_the_file(damage: str, folder: Path) -> None:
-    """Loaded weights are copies: views of a memory-mapped file would become zeros or cause SIGBUS."""
+    """Loaded weights do not depend on the file; memory-mapped views would become zeros or cause SIGBUS."""
     path, expected = folder / "model.safetensors", load_file(folder / "model.safetensors")
     expected = {name: tensor.clone() for name, tensor in expected.items()}
     model = load_folder(folder).model

@@ -78,7 +78,10 @@ def test_saving_onto_something_else_is_refused(kind: str, tmp_path: Path) -> Non
 def test_a_full_disk_leaves_the_old_model(
     allowed: int, full_disk: Callable[[int], AbstractContextManager[None]], tmp_path: Path
 ) -> None:
-    """At 0 bytes the first file fails, at 20,000 the weights; safetensors words the error differently from Python."""
+    """A full disk leaves the old model; at 0 bytes the first file fails, at 20,000 the weights.
+
+    safetensors words the error differently from Python.
+    """
     folder = saved(PRETRAINED, tmp_path / "model")
     before = contents_of(folder)
     with (

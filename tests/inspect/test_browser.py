@@ -423,7 +423,7 @@ def test_texts_do_nothing(browser: Browser, tmp_path: Path) -> None:
 
 
 def test_policy_stops_what_is_not_ours(browser: Browser, path: Path, tmp_path: Path) -> None:
-    """Foreign scripts are stopped by the policy and reported, so the check for violations can fail."""
+    """The policy stops foreign scripts, and the test page reports them."""
     spoilt = tmp_path / "spoilt.html"
     attack = "<script>alert(1)</script><img src='http://127.0.0.1:9/x'><p style='color:red'>x</p>"
     spoilt.write_text(path.read_text("utf-8").replace("<footer>", f"{attack}<footer>"), encoding="utf-8")

@@ -99,7 +99,7 @@ def test_oldest_texts_are_forgotten() -> None:
 
 
 def test_what_is_kept_is_what_is_counted() -> None:
-    """Facts are sent once and not cached; an array view counts with its whole buffer."""
+    """The accounted memory covers what is cached: whole buffers of array views, but no facts, which are sent once."""
     views = AttentionCache(most=1_000_000)
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""Words that are identical, or related by vectors or by a list."""
+"""Related words: identical, related by vectors, or related by a list."""
 
 from collections import Counter
 from pathlib import Path

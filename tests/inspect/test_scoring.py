@@ -38,7 +38,7 @@ def test_random_heads_bear_no_label() -> None:
 
 
 def test_nulls_are_passed_as_often_as_stated() -> None:
-    """In 100 surveys of twelve random heads, about ten have a score above the null's upper bound."""
+    """Random heads exceed the null's upper bound at the stated rate: about ten in 100 surveys of twelve heads."""
     settings = replace(QUICK, false_rate=0.1, shuffles=58, resamples=100, effect=1e-6)
     passed = labelled = 0
     for seed in range(100):

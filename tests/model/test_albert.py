@@ -1,4 +1,4 @@
-"""ALBERT: factorized embeddings and shared layers, equal to ``transformers`` in both directions."""
+"""ALBERT: factorized embeddings and shared layers, with the same results in cloze and ``transformers``."""
 
 from dataclasses import replace
 from pathlib import Path

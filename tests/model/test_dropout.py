@@ -26,7 +26,7 @@ def test_share_that_is_dropped(probability: float) -> None:
 
 
 def test_places_in_a_draw_are_alike_and_independent() -> None:
-    """Four elements share a draw of 64 bits: all have the same rate and are uncorrelated."""
+    """The four elements that share a draw of 64 bits have the same dropout rate and are uncorrelated."""
     zeros = (dropped(0.5, (250_000, 4), seed=1) == 0).double()
     assert ((zeros.mean(0) - 0.5).abs() < 5 * math.sqrt(0.25 / 250_000)).all()
     together = torch.corrcoef(zeros.T) - torch.eye(4)

@@ -26,7 +26,7 @@ def last(bert: Bert) -> torch.Tensor:
 
 
 def test_head_that_is_left_out_is_a_sum_without_it() -> None:
-    """Removing a head equals the sum over the other heads, computed for the first layer."""
+    """The first layer without a head equals the sum over its other heads."""
     bert = random_bert()
     attention, size = bert.encoder.layers[0].attention, SMALL.head_size
     assert isinstance(attention, SelfAttention)

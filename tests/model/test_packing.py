@@ -64,7 +64,10 @@ def test_padding_is_not_computed() -> None:
 
 
 def test_company_changes_nothing() -> None:
-    """The batch changes only the last digit, because products of one and of many rows may sum in another order."""
+    """A sequence has the same states in any batch, except for the last digit.
+
+    Products of one row and of many rows may sum in another order.
+    """
     model = made("bert", "plain")
     with torch.inference_mode():
         together = model(IDS, SEGMENTS, MASK).last

@@ -109,7 +109,7 @@ def test_forward(case: Case) -> None:
 
 
 def test_loss_and_gradients(case: Case) -> None:
-    """Loss and gradients agree for the training loss: masked positions only, and the fused attention kernel."""
+    """The training loss and its gradients agree: masked positions only, with the fused attention kernel."""
     expected = case.their_output().loss
     expected.backward()
     last = case.ours(case.ids, case.segments, case.mask).last

@@ -80,7 +80,7 @@ def test_fill_is_sorted_and_covers_the_vocabulary(pretrained: Model) -> None:
 
 
 def test_fill_forges_no_other_special_token(pretrained: Model, oracle: Oracle) -> None:
-    """``[SEP]`` in a text is brackets and a word; ``transformers`` treats it as the end of a segment."""
+    """``[SEP]`` in a text is brackets and a word, unlike in ``transformers``, which ends the segment."""
     pieces = ["[CLS]", "the", "[MASK]", "[", "sep", "]", "cat", "[SEP]"]
     ids = torch.tensor([pretrained.tokenizer.id(piece) for piece in pieces])
     with torch.no_grad():

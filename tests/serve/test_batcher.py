@@ -270,7 +270,7 @@ def test_who_is_let_in_and_fails_does_not_harm_the_one_below(metrics: Metrics) -
 def test_speed_is_that_of_tokens_not_of_batches(
     machine: Machine, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many single texts at 100 tokens per second, then a full batch at 5000: the estimate is close to the latter."""
+    """The speed estimate is close to that of a full batch (5000 tokens per second), not of single texts (100)."""
     now = 0.0
     monkeypatch.setattr("cloze.serve.batcher.time.monotonic", lambda: now)
 

@@ -152,7 +152,7 @@ def test_questions_are_weighed_with_all_windows_of_their_texts(served: Running, 
 def test_corrections_are_weighed_with_all_their_passes(
     threshold: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The token count of corrections includes a pass per split word, even if the text is otherwise read as it is."""
+    """The token count of corrections includes a pass per split word, even if the text is otherwise not masked."""
     folder = saved(replace(model_folder(["mlm"]), correcting=threshold), tmp_path / "base")
     model, computed, texts = load(folder), [], ["cats dogs mats cats", "the cats sat on a mat " * 6, "", "."]
     run = model.run

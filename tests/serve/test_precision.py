@@ -293,7 +293,7 @@ def test_services_that_start_at_once(folder: Path, cache: Path) -> None:
 
 
 def test_command_says_what_it_computes_in(folder: Path, tmp_path: Path) -> None:
-    """The command prints the precision, even if int8 is measured as not faster for a small model."""
+    """The command prints the precision; for a small model, also the note that int8 is not faster."""
     with process([str(folder)], "--threads", "1", "--precision", "auto") as service:
         pass
     code, said = service.stop()

@@ -160,7 +160,7 @@ WELL: dict[str, Any] = {"sent": 2000, "statuses": {"200": 100, "429": 1900}, "pe
     ],
 )
 def test_what_is_wrong_beyond_capacity(found: dict[str, Any], message: str | None) -> None:
-    """The capacity is ten requests per second, and twenty times that should be sent for ten seconds."""
+    """Each violated limit is reported; the capacity is ten requests per second, and twenty times that is due."""
     figures, failures = judge(OverloadSettings(seconds=10.0), 20.0, 10.0, WELL | found)
     assert failures == ([] if message is None else [message])
     assert figures["20x: offered"] == f"{(WELL | found)['sent'] / 100:.2f}x"
@@ -197,7 +197,7 @@ def test_soak(alone: Process) -> None:
 
 
 def test_modest_clients_beside_a_greedy_one(folders: dict[str, str]) -> None:
-    """T30 in short: the campaign tests how much they retain; without fair shares it would be a tenth."""
+    """T30 in short: modest clients retain a fair share; without one they would retain a tenth."""
     with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
         outcome = compare_shares(address, ShareSettings(rounds=1, seconds=2.0, least=0.25), Silent())
     assert outcome.failures == []

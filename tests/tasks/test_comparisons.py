@@ -84,7 +84,7 @@ def test_rows_and_seeds_by_hand() -> None:
 
 
 def test_pairs_of_seeds_take_out_what_both_share() -> None:
-    """Effects shared by both models cancel out, both of seeds and of resamples."""
+    """Effects of seeds and of resamples that both models share cancel out."""
     generator = np.random.default_rng(0)
     luck, ease = generator.normal(0, 0.1, 4), generator.normal(0, 0.05, 1000)
     second = [made(0.5 + one, list(0.5 + one + ease), 100) for one in luck]

@@ -67,7 +67,7 @@ def test_pairs_and_segments(minilm: Tokenizer, minilm_folder: Path) -> None:
 
 @pytest.mark.parametrize("second", ["", " ", "\u200b\t"])
 def test_a_second_text_without_tokens_is_none(minilm: Tokenizer, minilm_folder: Path, second: str) -> None:
-    """The published code omits the second [SEP] if B has no tokens; so does transformers for ""."""
+    """The second [SEP] is omitted if B has no tokens, as in the published code and in transformers for ""."""
     ours = minilm("the cat", second)
     assert ours.tokens == ["[CLS]", "the", "cat", "[SEP]"]
     assert ours == minilm("the cat")
@@ -82,7 +82,7 @@ def test_a_second_text_without_tokens_is_none(minilm: Tokenizer, minilm_folder: 
 
 
 def test_lowering_a_final_sigma_is_the_engines() -> None:
-    """The published code gives a final sigma; transformers, and all models trained with it, do not."""
+    """There is no final sigma, as in transformers and all models trained with it, unlike the published code."""
     pieces = [*SPECIAL, "οδος", "οδοσ"]
     tokenizer = Tokenizer.from_vocabulary(pieces, lowercase=True)
     assert reference.basic_tokens("ΟΔΟΣ", lowercase=True) == ["οδος"]

@@ -270,7 +270,7 @@ def test_mutations_raise_nothing_else(folder: Path, base: dict[str, Any]) -> Non
 
 
 def test_defaults_of_old_files(folder: Path, base: dict[str, Any]) -> None:
-    """Early files lack some keys; BertProcessing is the older template."""
+    """Early files that lack some keys, or have the older BertProcessing template, get the right defaults."""
     old = copy.deepcopy(base)
     for key in ("type", "max_input_chars_per_word", "continuing_subword_prefix"):
         del old["model"][key]

@@ -50,7 +50,7 @@ def test_no_room_for_special_tokens(pair: str | None, special: bool, length: int
 
 @pytest.mark.parametrize("seed", range(6))
 def test_windows_add_up(seed: int, uncased: Tokenizer, cased: Tokenizer) -> None:
-    """Texts have the same tokens, whatever the size of the windows that they are processed in."""
+    """A text has the same tokens for any window size."""
     for text in strings(300, seed=100 + seed):
         for tokenizer in (uncased, cased):
             whole = tokenizer.encode_ids([text])[0]

@@ -458,7 +458,7 @@ def test_a_checkpoint_that_was_due_at_a_bad_batch_comes_after_it(tmp_path: Path)
 
 
 def test_a_resumed_training_computes_as_it_began(tmp_path: Path) -> None:
-    """Precision and threads are chosen by timing, which may give another result the next time."""
+    """A resumed run uses the recorded precision and threads, although new timings could give other ones."""
     run = Run.open(tmp_path / "run", {})
     asked = []
 

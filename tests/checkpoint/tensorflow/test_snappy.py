@@ -1,4 +1,4 @@
-"""Snappy blocks written by the tests' own compressor, by hand, and damaged ones."""
+"""Snappy blocks from the tests' own compressor, handwritten ones, and damaged ones."""
 
 from contextlib import suppress
 

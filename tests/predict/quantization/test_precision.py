@@ -243,7 +243,7 @@ def test_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_adapters_work_on_a_rounded_base(tmp_path: Path) -> None:
-    """Adapters are added beside the layers, whatever their precision."""
+    """Adapters work on a quantized base, since they are added next to the layers."""
     folder = saved(model_folder(["mlm"]), tmp_path / "base")
     model = load(folder, precision="int8")
     assert isinstance(next(linear for _, linear in layer_products(model.bert)), Int8Linear | NativeLinear)

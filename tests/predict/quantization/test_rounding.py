@@ -57,7 +57,7 @@ def test_features_that_random_tokens_never_stirred() -> None:
 
 
 def test_what_is_large_is_what_comes_in(bert: Backbone) -> None:
-    """The first product reads the embeddings, whose maximum over the same tokens is computed here without a hook."""
+    """The largest input features of the first product equal those of the embeddings, computed without a hook."""
     found = largest_features(bert)
     assert set(found) == {place for place, _ in layer_products(bert) if is_smoothed(place)}
     ids = torch.randint(bert.config.vocab_size, (32, 16), generator=torch.Generator().manual_seed(0))

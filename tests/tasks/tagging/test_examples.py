@@ -402,7 +402,10 @@ def test_a_word_is_told_where_it_has_most_context(seed: int) -> None:
 
 
 def test_a_window_serves_every_sentence_that_it_holds() -> None:
-    """Windows of eight tokens: sentences of 3, 3, 3 and 12 tokens and one of 2 in the same document, then one alone."""
+    """Eight-token windows serve every sentence that fits, with context from the same document only.
+
+    The first document has sentences of 3, 3, 3, 12 and 2 tokens, the second a single one.
+    """
     sentences = [[[letter]] * count for letter, count in zip(range(5, 11), (3, 3, 3, 12, 2, 1), strict=True)]
     groups = [[0, 1, 2, 3, 4], [5]]
     windows = tag_windows(TOKENIZER.with_max_length(10), sentences, groups)

@@ -101,7 +101,7 @@ def test_surfaces_that_the_vocabulary_does_not_know() -> None:
 
 
 def test_many_unknown_surfaces_are_one_look_each() -> None:
-    """Thousands of names in an unknown script share an id, but are looked up once instead of one by one."""
+    """Thousands of surfaces in an unknown script share an id and are looked up once, not one by one."""
     lookups = []
 
     def words_at(start: int, stop: int) -> tuple[str, ...]:

@@ -380,7 +380,7 @@ def test_what_was_fitted_to_the_teacher_is_not_the_students(deep: Path, rows: So
 
 
 def test_rows_are_held_to_the_labels_of_the_teacher(teacher: Path, tmp_path: Path) -> None:
-    """Rows with only one of the teacher's labels are encoded with the teacher's label numbers."""
+    """Rows with only some of the teacher's labels are encoded with the teacher's label numbers."""
     some = [row for row in make_rows(60) if row["label"] == "winter"]
     dev = write(tmp_path / "dev.csv", make_rows(20, 1))
     run = distill(Source("classify", write(tmp_path / "a.csv", some), dev), teacher, tmp_path / "run", settings=QUICK)

@@ -281,7 +281,10 @@ def test_weights_of_nothing_ask_nothing_of_the_teacher(monkeypatch: pytest.Monke
 
 
 def test_temperature_of_a_large_number_compares_the_logits_themselves() -> None:
-    """Hinton et al. (2015), section 2.1: the gradient becomes that of the squared error of centred logits."""
+    """At a high temperature, the gradient is that of the squared error of centred logits.
+
+    See Hinton et al. (2015), section 2.1.
+    """
     draw = random.Random(0)
     own = torch.tensor([[draw.gauss(0, 1) for _ in range(4)] for _ in range(3)], requires_grad=True)
     wanted = torch.tensor([[draw.gauss(0, 1) for _ in range(4)] for _ in range(3)])

@@ -153,7 +153,7 @@ def test_calibration_of_numbers_is_refused(base: Path, tmp_path: Path) -> None:
 
 
 def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
-    """The decisive word is at the end, beyond the maximum length: windows see it, truncation does not."""
+    """Windows see a decisive word beyond the maximum length; truncation loses it."""
 
     def late(rows: list[dict[str, str]]) -> list[dict[str, str]]:
         return [{"text": " ".join(["the"] * 30 + [row["label"]]), "label": row["label"]} for row in rows]
