@@ -46,7 +46,7 @@ def test_compiled(root: Path) -> None:
 
 
 @needs_compiler
-def test_what_cannot_be_compiled_leaves_nothing_behind(root: Path) -> None:
+def test_failed_compilation_leaves_no_files(root: Path) -> None:
     (root / SOURCE).write_text("no C at all", encoding="utf-8")
     assert not compile_kernels(root)
     assert made(root) == []

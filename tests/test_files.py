@@ -150,7 +150,7 @@ def test_a_device_is_refused() -> None:
     assert stat.S_ISCHR(os.lstat("/dev/null").st_mode)
 
 
-def test_what_is_write_protected_is_refused(tmp_path: Path) -> None:
+def test_write_protected_targets_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "file").touch(mode=0o444)
     (tmp_path / "folder").mkdir(mode=0o555)
     for write, name in ((write_file, "file"), (write_folder, "folder")):
@@ -159,7 +159,7 @@ def test_what_is_write_protected_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077])
-def test_modes_follow_the_umask_or_what_is_replaced(mask: int, tmp_path: Path) -> None:
+def test_modes_follow_the_umask_or_the_replaced_file(mask: int, tmp_path: Path) -> None:
     before = os.umask(mask)
     try:
         write_file(tmp_path / "file")
@@ -191,7 +191,7 @@ def test_a_second_process_is_refused(write: Writer, tmp_path: Path) -> None:
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
-def test_a_thread_may_hold_a_target_again_and_another_may_not(tmp_path: Path) -> None:
+def test_targets_are_reentrant_per_thread(tmp_path: Path) -> None:
     refused: list[ClozeError] = []
 
     def other() -> None:
@@ -208,7 +208,7 @@ def test_a_thread_may_hold_a_target_again_and_another_may_not(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_target_may_be_released_while_another_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_can_be_released_while_another_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Releasing a target while another is taken works, as when the garbage collector closes a forgotten run."""
 
     def take_another() -> None:
@@ -232,7 +232,7 @@ def test_a_target_may_be_released_while_another_is_taken(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("how", ["file", "folder"])
-def test_what_a_killed_writer_has_left_is_deleted_by_the_next(how: str, tmp_path: Path) -> None:
+def test_files_of_a_killed_writer_are_deleted_by_the_next(how: str, tmp_path: Path) -> None:
     with another_process(tmp_path / "out", how) as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -243,7 +243,7 @@ def test_what_a_killed_writer_has_left_is_deleted_by_the_next(how: str, tmp_path
     assert sorted(path.name for path in tmp_path.iterdir()) == [".out.0123456789abcdef.tmp", "out"]
 
 
-def test_temporaries_of_a_living_writer_stay(tmp_path: Path) -> None:
+def test_temporary_files_of_a_running_writer_are_kept(tmp_path: Path) -> None:
     with another_process(tmp_path / "one", "file"):
         write_file(tmp_path / "two")
         sweep(tmp_path)

@@ -42,7 +42,7 @@ def test_tiles_are_avoided_where_their_page_is_hidden(
     assert os.environ.get("ONEDNN_MAX_CPU_ISA") == expected
 
 
-def test_what_the_user_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_settings_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     (tmp_path / "cpuinfo").write_text(TWO.format(level="28", flag="amx_tile"), encoding="utf-8")
     avoid_hidden_tiles(tmp_path / "cpuinfo")
@@ -50,12 +50,12 @@ def test_what_the_user_set_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("unset")
-def test_a_system_that_tells_nothing(tmp_path: Path) -> None:
+def test_a_system_without_information(tmp_path: Path) -> None:
     avoid_hidden_tiles(tmp_path / "nothing")
     assert "ONEDNN_MAX_CPU_ISA" not in os.environ
 
 
-def test_bfloat16_multiplies_after_import_on_this_very_machine() -> None:
+def test_bfloat16_products_work_on_this_machine() -> None:
     """bfloat16 products work after the import on this machine; without the guard, the subprocess may crash."""
     code = "import cloze, torch; a = torch.ones(64, 64).bfloat16(); print(float((a @ a)[0, 0]))"
     environment = {name: value for name, value in os.environ.items() if name != "ONEDNN_MAX_CPU_ISA"}

@@ -98,7 +98,7 @@ def test_the_fastest_count_is_chosen_and_more_threads_within_five_percent(
     assert fastest_threads(max(costs), Machine(costs).trial) == fastest
 
 
-def test_counts_take_turns_and_one_interruption_does_not_matter() -> None:
+def test_counts_alternate_and_one_interruption_does_not_matter() -> None:
     machine = Machine(IDLE)
 
     def interrupted(count: int) -> float:
@@ -131,7 +131,7 @@ def test_a_training_has_the_fastest_number_until_it_ends() -> None:
     assert (torch.get_num_threads(), may_choose()) == (2, True)
 
 
-def test_on_an_idle_machine_nothing_is_said() -> None:
+def test_no_note_on_an_idle_machine() -> None:
     with training_threads(trial=Machine(IDLE).trial) as note:
         assert (torch.get_num_threads(), note) == (2, "")
 
@@ -148,12 +148,12 @@ def test_a_resumed_training_keeps_its_number(recorded: int, costs: dict[int, flo
         assert note == ""
 
 
-def test_more_threads_than_there_are_cores_are_not_resumed_with() -> None:
+def test_resumption_does_not_exceed_the_cores() -> None:
     with training_threads(16, Machine(BUSY).trial):
         assert torch.get_num_threads() == 1
 
 
-def test_what_the_user_says_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_requested_number_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(BUSY)
 
     def nothing_is_tried() -> None:
@@ -176,7 +176,7 @@ def test_what_the_user_says_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> 
     assert may_choose()
 
 
-def test_the_most_is_what_torch_says() -> None:
+def test_the_maximum_is_that_of_torch() -> None:
     torch.set_num_threads(1)
     machine = Machine(IDLE)
     machine.run(AdaptiveThreads(machine.clock), 20)
@@ -212,7 +212,7 @@ def test_predictions_follow_the_load() -> None:
     assert machine.now - start < LONGEST_WAIT + 1
 
 
-def test_one_slow_batch_means_nothing() -> None:
+def test_one_slow_batch_is_ignored() -> None:
     machine = Machine({1: 0.1, 2: 0.05})
     threads = AdaptiveThreads(machine.clock)
     machine.run(threads, 3)

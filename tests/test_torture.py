@@ -231,7 +231,7 @@ def test_damaged_encodings_are_caught(damage: Damage, message: str, candidates: 
     assert findings.failures[0].startswith("here[")
 
 
-def test_offsets_of_another_text_are_caught(candidates: list[Candidate]) -> None:
+def test_offsets_of_another_text_are_detected(candidates: list[Candidate]) -> None:
     """Valid offsets that cover another text are detected."""
     texts = ["the cat sat", "the dog ran"]
     late = Broken(
@@ -335,7 +335,7 @@ def test_bad_offsets(offsets: list[tuple[int, int]]) -> None:
     assert offset_problem("abcde", [(0, 1), (1, 3), (1, 3), (4, 5)]) is None
 
 
-def test_what_the_original_does_not_define() -> None:
+def test_characters_that_the_original_does_not_define() -> None:
     for text in ("\ue000", "\U0002b820", "\u166d", "\u2e5d", "\u0378"):
         assert not is_defined(f"a{text}", lowercase=False)
     assert is_defined("ΟΔΟΣ", lowercase=False)
@@ -351,14 +351,14 @@ def test_fixed_classes_hold_several_texts(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "huge"), [("NUL", 60_000), ("casing", 1), ("lone surrogates", 60_000)])
-def test_no_fixed_text_is_left_out(name: str, huge: int, candidates: list[Candidate]) -> None:
+def test_no_fixed_text_is_skipped(name: str, huge: int, candidates: list[Candidate]) -> None:
     """No fixed text is left out, whether or not it is long enough to be checked alone."""
     findings = check_task(Task(name, 0, 1), candidates, huge)
     assert findings.strings == len(candidates) * len(list(FIXED[name](huge)))
     assert findings.failures == []
 
 
-def test_a_missing_vocabulary_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_vocabulary_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torture.strings.PUBLISHED", "no_such_package")
     with pytest.raises(ConfigError, match=r"no_such_package is not installed.*'make torture' installs it"):
         standard_candidates(tmp_path, [], 100)
@@ -367,7 +367,7 @@ def test_a_missing_vocabulary_is_told(tmp_path: Path, monkeypatch: pytest.Monkey
 # T13, malformed tables
 
 
-def test_bad_rows_are_named_by_their_lines_and_long_lines_take_no_memory() -> None:
+def test_bad_rows_are_named_by_line_and_long_lines_use_no_memory() -> None:
     outcome = read_tables(TableSettings(long_line=11 * 2**20), Silent())
     assert outcome.failures == []
     assert outcome.figures["files"] == 20
@@ -475,12 +475,12 @@ def test_resumed_at_every_step() -> None:
     assert (outcome.figures["resumed"], outcome.figures["epochs"], outcome.figures["different"]) == (6, 2, 0)
 
 
-def test_one_epoch_is_too_few_to_tell() -> None:
+def test_one_epoch_is_too_short() -> None:
     outcome = resumes.run(resumes.ResumeSettings(last=1, documents=60, ways=("plain",)), Silent())
     assert outcome.failures == ["the run was only one epoch; it must cross an epoch boundary"]
 
 
-def test_teams_of_other_sizes_see_the_same() -> None:
+def test_process_groups_of_any_size_see_the_same_samples() -> None:
     chain: tuple[team_sizes.Stage, ...] = ((2, "ddp"), (1, "ddp"), (2, "fsdp"))
     outcome = team_sizes.run(team_sizes.SizeSettings(chains=(chain,), steps=6), Silent())
     assert outcome.failures == []
@@ -553,7 +553,7 @@ def test_results_are_compared_to_the_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO, errno.EROFS])
-def test_made_faults_are_those_of_a_disk(code: int, tmp_path: Path) -> None:
+def test_injected_faults_behave_like_a_disk(code: int, tmp_path: Path) -> None:
     """Injected faults behave like a disk's: once for an I/O error, lasting without space, only below the folder."""
     pipe, messages = multiprocessing.Pipe(duplex=False)
     disk = faults._Disk(faults.Fail(tmp_path / "run", 2, code), messages)
@@ -590,7 +590,7 @@ def made_trial(passed: bool = True, size: int = 1) -> tuple[Trial, list[int]]:
     return Trial("something", "nothing broken", Sizes(size), run, ("torture/campaign.py",)), runs
 
 
-def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
+def test_passed_trials_are_not_repeated(tmp_path: Path) -> None:
     good, good_runs = made_trial()
     bad, bad_runs = made_trial(passed=False)
     for _ in range(2):
@@ -601,7 +601,7 @@ def test_what_has_passed_is_not_run_again(tmp_path: Path) -> None:
     assert (len(good_runs), len(bad_runs)) == (2, 2)
 
 
-def test_other_settings_and_sources_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_settings_and_sources_are_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trial, runs = made_trial()
     run_trials({"T1": trial}, ["T1"], tmp_path, Silent())
     assert run_trials({"T1": replace(trial, settings=Sizes(2))}, [], tmp_path, Silent()) == {}

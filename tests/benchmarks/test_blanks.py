@@ -17,7 +17,7 @@ def test_groups_of_one_give_the_usual_interval() -> None:
     assert clustered_interval(values, np.arange(50)) == pytest.approx((values.mean(), expected.low, expected.high))
 
 
-def test_values_that_are_said_again_tell_nothing_new() -> None:
+def test_repeated_values_do_not_narrow_the_interval() -> None:
     values = np.random.default_rng(1).normal(size=50)
     again = clustered_interval(np.tile(values, 4), np.tile(np.arange(50), 4))
     assert again == pytest.approx(clustered_interval(values, np.arange(50)))
@@ -30,7 +30,7 @@ def test_names_and_order_of_groups_do_not_matter() -> None:
     assert clustered_interval(values[order], 1000 - 7 * groups[order]) == pytest.approx(expected)
 
 
-def test_bounds_hold_as_often_as_they_say_where_groups_are_alike() -> None:
+def test_clustered_intervals_have_the_stated_coverage() -> None:
     generator, held, naive = np.random.default_rng(3), 0, 0
     groups = np.repeat(np.arange(60), 10)
     for _ in range(1000):

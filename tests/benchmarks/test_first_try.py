@@ -101,7 +101,7 @@ def test_the_rate_is_chosen_on_rows_that_are_not_trained_on(
         assert len(job.data.dev) == 4
 
 
-def test_the_command_measures_what_is_missing_and_prints_tables(
+def test_the_command_measures_missing_cells_and_prints_tables(
     speck: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--data", "small", "--models", speck, "--only", "sts-b", "conll", "--sizes", "24", "--seeds", "1"]

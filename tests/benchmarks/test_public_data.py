@@ -114,7 +114,7 @@ def test_small_form_is_the_same_every_time(small: Path, tmp_path: Path) -> None:
     assert all((small / path).read_bytes() == (again / path).read_bytes() for path in files)
 
 
-def test_scores_of_other_data_are_kept_apart(tmp_path: Path) -> None:
+def test_scores_of_other_data_are_stored_separately(tmp_path: Path) -> None:
     assert not public_data.is_published("small")
     assert not public_data.is_published(tmp_path)
     assert public_data.is_published(public_data.DEFAULT)

@@ -11,9 +11,7 @@ import ranks
 
 
 @pytest.mark.parametrize("precision", ["auto", "fp32"])
-def test_runs_compute_in_the_precision_that_is_asked_for(
-    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_use_the_requested_precision(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands: list[list[str]] = []
 
     def run(command: list[str], **how: Any) -> None:

@@ -102,7 +102,7 @@ def test_published_cases() -> None:
     assert basic_tokens("a\u0000b\ufffdc\u200bd") == ["abcd"]
 
 
-def test_documents_are_parted_by_blank_lines(tmp_path: Path) -> None:
+def test_documents_are_separated_by_blank_lines(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("\n\nun want\n \u200b \nwant\n\n\n \nun\n", encoding="utf-8")
     ids = {piece: number for number, piece in enumerate([*SPECIAL, "un", "want"])}
     assert read_documents(tmp_path / "text.txt", ids) == [[["un", "want"], ["want"]], [["un"]]]
@@ -138,7 +138,7 @@ def test_real_second_segments_follow_and_random_ones_are_of_other_documents(made
                 assert second[0] == (index, first[-1][1] + 1, 0)
 
 
-def test_half_of_what_could_be_real_is_random(made: list[tuple[int, Instance]], sizes: list[list[int]]) -> None:
+def test_half_of_the_possible_pairs_are_random(made: list[tuple[int, Instance]], sizes: list[list[int]]) -> None:
     # If the last sentence of a document is left alone, only a random one can follow it.
     coins = []
     for index, instance in made:
@@ -206,7 +206,7 @@ def test_no_more_than_twenty_tokens_are_hidden() -> None:
     assert {len(instance.positions) for instance in long} == {20}
 
 
-def test_all_examples_of_a_file_are_made_once(tmp_path: Path) -> None:
+def test_all_examples_of_a_file_are_created_once(tmp_path: Path) -> None:
     documents = make_documents(30)
     text = "\n\n".join("\n".join(document) for document in documents) + "\n"
     (tmp_path / "text.txt").write_text(text, encoding="utf-8")

@@ -57,7 +57,7 @@ def change(folder: Path, **values: Any) -> None:
 
 
 @pytest.mark.parametrize("attachment", KINDS, ids=lambda one: one.kind)
-def test_what_was_saved_is_loaded(tmp_path: Path, attachment: Attachment) -> None:
+def test_saved_adapters_are_restored(tmp_path: Path, attachment: Attachment) -> None:
     base = make_base(tmp_path / "base")
     made = make_adapter(base, tmp_path / "run" / "model", attachment)
     for place in (tmp_path / "run", tmp_path / "run" / "model"):
@@ -101,7 +101,7 @@ def test_base_is_found_after_both_have_moved_together(tmp_path: Path, monkeypatc
     assert torch.equal(logits(load_any(Path("there/model"))), logits(made))
 
 
-def test_base_is_found_as_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_base_is_found_by_the_given_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     made = make_adapter(make_base(Path("base")), Path("adapter"))
     (tmp_path / "far" / "away").mkdir(parents=True)
@@ -162,7 +162,7 @@ def test_weights_of_an_adapter_that_are_no_numbers_are_refused(tmp_path: Path) -
         load_any(tmp_path / "adapter")
 
 
-def test_base_that_moved_is_asked_for_by_its_hash(tmp_path: Path) -> None:
+def test_missing_base_is_named_by_its_hash(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base")
     made = make_adapter(base, tmp_path / "adapter")
     sha256 = weights_fingerprint(base)
@@ -190,7 +190,7 @@ def test_other_base_is_refused(tmp_path: Path) -> None:
         load_any(tmp_path / "adapter", tmp_path / "nowhere")
 
 
-def test_base_for_what_is_no_adapter_is_refused(tmp_path: Path) -> None:
+def test_base_of_a_plain_model_is_rejected(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base")
     with pytest.raises(CheckpointError, match=r"base: no adapter \(no adapter\.json in it\).*leave out base"):
         load_any(base, base)
@@ -293,14 +293,14 @@ def test_lora_is_merged_into_a_folder_that_transformers_load(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("attachment", [HOULSBY, FEATURES], ids=lambda one: one.kind)
-def test_what_cannot_be_merged_is_told(tmp_path: Path, attachment: Attachment) -> None:
+def test_unmergeable_adapters_are_reported(tmp_path: Path, attachment: Attachment) -> None:
     make_adapter(make_base(tmp_path / "base"), tmp_path / "adapter", attachment)
     with pytest.raises(ConfigError, match=f"a {attachment.kind} adapter is no plain BERT and cannot be merged"):
         convert(tmp_path / "adapter", tmp_path / "merged")
     assert not (tmp_path / "merged").exists()
 
 
-def test_base_is_not_changed_by_what_is_read_on_it(tmp_path: Path) -> None:
+def test_base_is_not_changed_by_an_adapter(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base")
     before = encode(load_folder(base).model)
     make_adapter(base, tmp_path / "adapter", replace(LORA, pooler=True))

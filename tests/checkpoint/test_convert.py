@@ -146,7 +146,7 @@ def test_vocabulary_alone(words: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("card", [None, "# My model\n"])
-def test_card_says_so(card: str | None, words: Path, tmp_path: Path) -> None:
+def test_card_mentions_added_words(card: str | None, words: Path, tmp_path: Path) -> None:
     source = saved(replace(model_folder(["mlm"]), card=card), tmp_path / "model")
     if card is None:
         (source / "README.md").unlink()
@@ -179,7 +179,7 @@ def test_places_of_others_are_refused(words: Path, tmp_path: Path) -> None:
     assert (mixed / "chapter.txt").read_text(encoding="utf-8") == "years"
 
 
-def test_bad_words_leave_nothing_behind(tmp_path: Path) -> None:
+def test_bad_words_leave_no_files(tmp_path: Path) -> None:
     source = saved(model_folder(), tmp_path / "model")
     (tmp_path / "bad.txt").write_text("covid\n[MASK]\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"bad.txt:2: '\[MASK\]' is an entry with a meaning of its own"):
@@ -215,7 +215,7 @@ def test_transformers_reads_it(words: Path, tmp_path: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("count", [3, 1500])
-def test_published_model_gives_the_same_bits(count: int, minilm_folder: Path, tmp_path: Path) -> None:
+def test_published_model_is_bit_identical(count: int, minilm_folder: Path, tmp_path: Path) -> None:
     """Without new words, a text has bit-identical results, whether words use unused entries or new rows."""
     made = [f"zq{number}x" for number in range(count)]
     (tmp_path / "words.txt").write_text("\n".join(made), encoding="utf-8")
@@ -268,7 +268,7 @@ def test_logits_of_old_entries_are_the_same_bits(batch: int, words: Path, tmp_pa
 @pytest.mark.parametrize(
     "config", [SMALL, replace(SMALL, embedding_size=10, shared_layers=True)], ids=["bert", "albert"]
 )
-def test_reach(config: BertConfig, words: Path, tmp_path: Path) -> None:
+def test_extended_positions_and_words(config: BertConfig, words: Path, tmp_path: Path) -> None:
     """With words and positions added together, old inputs are bit-identical, and longer ones work."""
     source = saved(model_folder(["mlm", "nsp"], config=config), tmp_path / "model")
     done = extend(source, tmp_path / "more", words=words, positions=100, segments=4)
@@ -294,7 +294,7 @@ def _encoded(tokenizer: Tokenizer, text: str, pair: str) -> tuple[list[int], lis
 
 
 @torch.no_grad()
-def test_transformers_reads_what_reaches_further(tmp_path: Path) -> None:
+def test_transformers_loads_extended_positions(tmp_path: Path) -> None:
     source = saved(model_folder(["mlm", "nsp"]), tmp_path / "model")
     extend(source, tmp_path / "more", positions=1024, segments=4)
     ours = load_folder(tmp_path / "more")
@@ -313,7 +313,7 @@ def test_transformers_reads_what_reaches_further(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("start", "begun"), [("pieces", "copies of old ones"), ("random", "random vectors")])
-def test_card_says_how_far(start: WordStart, begun: str, tmp_path: Path) -> None:
+def test_card_mentions_the_new_length(start: WordStart, begun: str, tmp_path: Path) -> None:
     source = saved(model_folder(["mlm"]), tmp_path / "model")
     extend(source, tmp_path / "more", segments=3, start=start)
     text = (tmp_path / "more" / "README.md").read_text(encoding="utf-8")

@@ -58,7 +58,7 @@ def logits(model: Backbone, last: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
+def test_transformers_loads_our_folders(name: str, tmp_path: Path) -> None:
     contents = FOLDERS[name]
     folder = saved(contents, tmp_path / "model")
     theirs, report = getattr(transformers, name).from_pretrained(folder, output_loading_info=True)
@@ -89,7 +89,7 @@ TEXTS = ["the cat sat on a mat.", "", "dogs", "猫坐 on word7, word8 " * 9]
 
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("pooling", [pooling for pooling in POOLINGS if pooling != "mean_words"])
-def test_sentence_transformers_reads_what_we_write(pooling: Pooling, normalize: bool, tmp_path: Path) -> None:
+def test_sentence_transformers_loads_our_folders(pooling: Pooling, normalize: bool, tmp_path: Path) -> None:
     settings = EmbeddingSettings(pooling, normalize)
     contents = replace(FOLDERS["BertModel"], embedding=settings)
     folder = saved(contents, tmp_path / "model")

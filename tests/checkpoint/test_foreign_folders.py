@@ -105,7 +105,7 @@ def test_bare_encoders(prefix: bool, pooler: bool, folder: Path) -> None:
     assert loaded.notes == (() if pooler else ("no pooler in the weights: [CLS] is used as it is",))
 
 
-def test_what_is_left_over_is_noted(folder: Path) -> None:
+def test_unused_tensors_are_noted(folder: Path) -> None:
     extra = {f"extra.{index}": torch.zeros(1) for index in range(6)}
     change_weights(folder, lambda tensors: tensors | extra)
     shown = "extra.0, extra.1, extra.2, extra.3, extra.4, ..."

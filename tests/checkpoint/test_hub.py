@@ -35,7 +35,7 @@ NAME = "google-bert/bert-base-uncased"
         ("", False),
     ],
 )
-def test_what_looks_like_a_hub_name(name: str, expected: bool) -> None:
+def test_hub_names_are_recognized(name: str, expected: bool) -> None:
     assert is_hub_name(name) is expected
 
 

@@ -123,7 +123,7 @@ def test_boundary_head_lies_apart(name: str, tmp_path: Path) -> None:
     assert load_folder(folder).model.head_names == ("mlm", "sop")
 
 
-def test_the_file_apart_changes_no_other_tensor(tmp_path: Path) -> None:
+def test_the_separate_file_changes_no_other_tensor(tmp_path: Path) -> None:
     contents = model_folder(["mlm", "sbo"])
     folder = saved(contents, tmp_path / "model")
     path = folder / "pretraining_heads.safetensors"
@@ -198,7 +198,7 @@ HALVES = [torch.float16, torch.bfloat16]
 @torch.no_grad()
 @pytest.mark.parametrize("config", [SMALL, ALBERT], ids=["bert", "albert"])
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
-def test_half_the_size(dtype: torch.dtype, config: BertConfig, tmp_path: Path) -> None:
+def test_half_precision_weights(dtype: torch.dtype, config: BertConfig, tmp_path: Path) -> None:
     """Half-precision weights take half the space and load as float32 in cloze and, by default, in ``transformers``."""
     contents = model_folder(["mlm", "sbo"], config=config)
     whole = saved(contents, tmp_path / "whole")

@@ -119,7 +119,7 @@ def test_a_process_that_ended_between_the_renames_loses_nothing(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_what_somebody_has_put_aside_is_left_alone(tmp_path: Path) -> None:
+def test_user_backups_are_unchanged(tmp_path: Path) -> None:
     aside = saved(PRETRAINED, tmp_path / "model.old")
     before = contents_of(aside)
     for contents in (PRETRAINED, BARE):
@@ -128,7 +128,7 @@ def test_what_somebody_has_put_aside_is_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "model.old"]
 
 
-def test_files_of_others_are_not_lost(tmp_path: Path) -> None:
+def test_files_of_other_programs_are_not_lost(tmp_path: Path) -> None:
     folder = tmp_path / "model"
     contents = model_folder()
     save_folder(contents, folder)

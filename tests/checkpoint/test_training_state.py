@@ -79,14 +79,14 @@ def test_the_newest_two_are_kept(two: StateStore) -> None:
     assert_same(two.newest(), state(12))
 
 
-def test_a_step_saved_again_costs_none_of_the_two(two: StateStore) -> None:
+def test_a_step_saved_again_keeps_both_checkpoints(two: StateStore) -> None:
     for store in (two, StateStore(two.folder)):  # in the same process, and in the next one
         store.save(state(10))
         assert names(store) == ["step-00000009", "step-00000010"]
     assert_same(two.newest(), state(10))
 
 
-def test_the_same_step_again(store: StateStore) -> None:
+def test_the_same_step_can_be_saved_again(store: StateStore) -> None:
     store.save(state(9))
     again = TrainingState(9, state(3).model, state(3).optimizer)
     store.save(again)
@@ -146,7 +146,7 @@ def test_the_only_one_damaged_is_refused(store: StateStore) -> None:
 
 
 @pytest.mark.parametrize("step", [15, 20, 25])
-def test_a_damaged_one_does_not_outlive_its_successor(step: int, two: StateStore) -> None:
+def test_a_damaged_checkpoint_is_superseded(step: int, two: StateStore) -> None:
     """After resuming at step 9, the damaged checkpoint 20 is neither the newest nor the previous one."""
     shutil.move(two.folder / "step-00000010", two.folder / "step-00000020")
     (two.folder / "step-00000020" / "model.safetensors").write_bytes(b"")
@@ -158,7 +158,7 @@ def test_a_damaged_one_does_not_outlive_its_successor(step: int, two: StateStore
     assert names(two) == [f"step-000000{step}", "step-00000030"]
 
 
-def test_a_step_saved_again_is_there_at_every_moment(store: StateStore, tmp_path: Path) -> None:
+def test_a_step_saved_again_exists_at_every_moment(store: StateStore, tmp_path: Path) -> None:
     """A step saved again exists at every moment, even if the process is killed between the two renames."""
     store.save(state(9))
     shutil.copytree(store.folder / "step-00000009", store.folder / f".step-00000009.{'1' * 16}.cloze-tmp")
@@ -171,7 +171,7 @@ def test_a_step_saved_again_is_there_at_every_moment(store: StateStore, tmp_path
     assert names(store) == ["step-00000010", "step-00000011"]
 
 
-def test_what_was_put_aside_does_not_hide_its_successor(store: StateStore) -> None:
+def test_a_backup_does_not_hide_its_successor(store: StateStore) -> None:
     store.save(state(9))
     shutil.copytree(store.folder / "step-00000009", store.folder / ASIDE)
     again = TrainingState(9, state(3).model, state(3).optimizer)
@@ -204,7 +204,7 @@ def test_a_full_disk_leaves_those_before(
     assert_same(two.newest(), state(10))
 
 
-def test_what_killed_processes_have_left_is_swept(tmp_path: Path) -> None:
+def test_files_left_by_killed_processes_are_removed(tmp_path: Path) -> None:
     store = StateStore(tmp_path / "checkpoints")
     (store.folder / f".step-00000003.{'1' * 16}.cloze-tmp").mkdir(parents=True)
     store.save(TrainingState(5, {}, {}))

@@ -24,7 +24,7 @@ def chooser(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(model_folder(["choice"], task=TaskLabels("choose")), tmp_path_factory.mktemp("chooser") / "model")
 
 
-def test_answers_are_told(run: Cloze, answerer: Path) -> None:
+def test_answers_are_printed(run: Cloze, answerer: Path) -> None:
     expected = load(answerer).answer_all(["the cat"] * 2, CONTEXTS, top=2)
     words = ("answer", "the cat", *CONTEXTS, "--model", answerer, "--top", 2)
     report = [json.loads(line) for line in run(*words, "--json").out.splitlines()]
@@ -60,7 +60,7 @@ def test_questions_from_a_file(run: Cloze, answerer: Path, tmp_path: Path) -> No
     assert [list(line) for line in lines] == [["question", "context", "answer", "start", "end", "probability"]] * 2
 
 
-def test_answers_may_be_kept_short(run: Cloze, answerer: Path, tmp_path: Path) -> None:
+def test_answer_length_can_be_limited(run: Cloze, answerer: Path, tmp_path: Path) -> None:
     expected = load(answerer).answer_all(["the cat"] * 2, CONTEXTS, top=5, longest=2)
     words = ("answer", "the cat", *CONTEXTS, "--model", answerer, "--top", 5, "--json")
     report = [json.loads(line) for line in run(*words, "--longest-answer", 2).out.splitlines()]
@@ -97,12 +97,12 @@ def test_flags_apply_to_files(run: Cloze, answerer: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("task", ["choose", "mlm", "correction", "mrpc"])
-def test_length_of_answers_is_refused_where_there_are_none(run: Cloze, answerer: Path, task: str) -> None:
+def test_answer_length_is_rejected_for_other_tasks(run: Cloze, answerer: Path, task: str) -> None:
     report = run("evaluate", task, "a.csv", "--model", answerer, "--longest-answer", 50)
     assert report.complaint == f"--longest-answer is 50, which is for answers in texts; leave it out for {task}"
 
 
-def test_choices_are_told(run: Cloze, chooser: Path) -> None:
+def test_choices_are_printed(run: Cloze, chooser: Path) -> None:
     expected = load(chooser).choose("the cat", ["sat", "ran", "on a mat"])
     words = ("choose", "the cat", "sat", "ran", "on a mat", "--model", chooser)
     report = json.loads(run(*words, "--json").out)
@@ -149,12 +149,12 @@ def test_scores_of_a_file(run: Cloze, chooser: Path, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_mistakes_are_told(run: Cloze, answerer: Path, words: tuple[str, ...], complaint: str) -> None:
+def test_errors_are_reported(run: Cloze, answerer: Path, words: tuple[str, ...], complaint: str) -> None:
     result = run(*words, "--model", answerer)
     assert (result.code, result.complaint) == (2, complaint)
 
 
-def test_another_model_is_told(run: Cloze, answerer: Path, chooser: Path) -> None:
+def test_wrong_model_kind_is_reported(run: Cloze, answerer: Path, chooser: Path) -> None:
     report = run("answer", "who", "the cat", "--model", chooser)
     assert report.complaint.startswith("this model has no 'span' head (its heads: choice)")
     report = run("choose", "who", "a", "b", "--model", answerer)

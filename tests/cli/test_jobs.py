@@ -64,7 +64,7 @@ def test_labels_of_many_parts(ending: str, run: Cloze, way: Way, table: Path) ->
     assert written_labels == [answer.label for answer in load(way.tuned).classify(TEXTS)]
 
 
-def test_the_same_command_goes_on(run: Cloze, way: Way, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_command_resumes(run: Cloze, way: Way, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     embed, calls = Model.embed, []
 
     def stops(self: Model, texts: list[str], *rest: object, **more: object) -> object:
@@ -93,7 +93,7 @@ def test_lines_of_text_in_parts(run: Cloze, way: Way, table: Path) -> None:
     assert run("embed", "--input", path, "--model", way.pretrained, "--output", output).out.startswith(f"{output}: 11 ")
 
 
-def test_a_bad_row_is_found_before_the_work(run: Cloze, way: Way, table: Path) -> None:
+def test_a_bad_row_is_detected_before_the_work(run: Cloze, way: Way, table: Path) -> None:
     table.write_text(table.read_text(encoding="utf-8") + '{"text": ""}\n', encoding="utf-8")
     output = table.with_name("vectors.npy")
     result = run("embed", "--input", table, "--model", way.pretrained, "--output", output)
@@ -154,7 +154,7 @@ def test_a_header_of_several_lines(run: Cloze, way: Way, table: Path) -> None:
     assert [(row["text"], row["two\nlines"]) for row in rows] == [(text, "a\nb") for text in TEXTS]
 
 
-def test_another_model_does_not_go_on(
+def test_another_model_does_not_resume_the_job(
     run: Cloze, way: Way, table: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A job is not resumed with another model, even if the folders share their weights."""

@@ -52,7 +52,7 @@ def test_a_copy_and_a_table(run: Cloze, way: Way, tuned: Path, tmp_path: Path) -
     assert load(out, precision="int8").precision == "int8"
 
 
-def test_what_quantize_refuses(run: Cloze, tuned: Path, tmp_path: Path) -> None:
+def test_quantize_rejects_invalid_arguments(run: Cloze, tuned: Path, tmp_path: Path) -> None:
     report = run("quantize", "--model", tuned, "--task", "classify").complaint
     assert report == "--task and --data belong together; give both, or neither"
     assert "no such folder" in run("quantize", "--model", tmp_path / "nothing").complaint
@@ -96,7 +96,7 @@ def test_texts_of_ours_are_of_several_kinds(run: Cloze, tuned: Path, tmp_path: P
     assert report["least_of_all"] == min(report["kinds"].values())
 
 
-def test_odd_texts_that_are_far_are_told_of(run: Cloze, tuned: Path, tmp_path: Path) -> None:
+def test_inaccurate_odd_texts_are_reported(run: Cloze, tuned: Path, tmp_path: Path) -> None:
     words = ("quantize", "--model", tuned, "--out")
     assert "odd texts" not in run(*words, tmp_path / "a").out, "all are near"
     with pytest.MonkeyPatch.context() as patch:
@@ -117,7 +117,7 @@ def cache(folder: Path, name: str, config: str, *others: str) -> None:
         (snapshot / other).touch()
 
 
-def test_models_are_listed_with_what_they_are_for(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_are_listed_with_their_purpose(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache(tmp_path, "models--owner--vectors", '{"model_type": "bert"}', "modules.json")
     cache(tmp_path, "models--owner--labels", '{"architectures": ["BertForSequenceClassification"]}')
     cache(tmp_path, "models--owner--bare", '{"model_type": "bert", "architectures": ["BertModel"]}')

@@ -13,7 +13,7 @@ from tests.cli.conftest import Cloze, Way
 SMALL = ("--preset", "tiny", "--batch", 4, "--length", 32)
 
 
-def test_plan_tells_what_a_run_would_take(run: Cloze, way: Way) -> None:
+def test_plan_prints_the_cost_of_a_run(run: Cloze, way: Way) -> None:
     words = ("plan", way.data, *SMALL, "--steps", 100)
     report = json.loads(run(*words, "--json").out)
     assert report["steps"] == 100
@@ -28,7 +28,7 @@ def test_plan_tells_what_a_run_would_take(run: Cloze, way: Way) -> None:
     assert table[-1].split("\t")[1].startswith(f"above {report['expected_mlm_loss']:.2f}, which tiny ")
 
 
-def test_plan_makes_up_no_loss_beyond_what_was_recorded(run: Cloze, way: Way) -> None:
+def test_plan_does_not_extrapolate_the_loss(run: Cloze, way: Way) -> None:
     words = ("plan", way.data, *SMALL, "--steps")
     (within, beyond) = (run(*words, steps).out.splitlines()[-1].split("\t")[1] for steps in (20_000, 10**6))
     assert within.startswith("about ")
@@ -76,7 +76,7 @@ def test_unknown_recipe_is_a_mistake(run: Cloze, way: Way, tmp_path: Path) -> No
     assert not (tmp_path / "run").exists()
 
 
-def test_loss_on_a_text_before_and_after(run: Cloze, way: Way, tmp_path: Path) -> None:
+def test_loss_on_a_text_before_and_after_training(run: Cloze, way: Way, tmp_path: Path) -> None:
     words = ("evaluate", "mlm", way.text, "--model", way.pretrained, "--length", 32, "--tokens", 500)
     report = json.loads(run(*words, "--out", tmp_path / "scores", "--json").out)
     losses = {"mlm_loss", "mlm_loss_per_word", "mlm_loss_per_character", "standard_error"}
@@ -85,7 +85,7 @@ def test_loss_on_a_text_before_and_after(run: Cloze, way: Way, tmp_path: Path) -
     assert run(*words).out.splitlines()[1] == f"mlm_loss\t{report['mlm_loss']:.4f}"
 
 
-def test_other_tasks_take_one_file(run: Cloze, way: Way) -> None:
+def test_other_tasks_accept_one_file(run: Cloze, way: Way) -> None:
     result = run("evaluate", "classify", way.text, way.text, "--model", way.pretrained)
     assert result.code == 2
     assert "classify takes one file or folder, not 2; several texts are for mlm" in result.err

@@ -13,7 +13,7 @@ from tests.cli.conftest import DEMO, Cloze, Way
 FIXTURES = Path(__file__).parent.parent / "checkpoint" / "fixtures" / "tensorflow"
 
 
-def test_vocabulary_is_told(run: Cloze, way: Way, tmp_path: Path) -> None:
+def test_vocabulary_is_reported(run: Cloze, way: Way, tmp_path: Path) -> None:
     result = run("vocab", way.text, "--out", tmp_path / "again", "--size", 500)
     first, second = result.out.splitlines()
     assert first == f"{tmp_path / 'again'}: 500 pieces, uncased"
@@ -85,7 +85,7 @@ def test_nothing_on_a_terminal_is_a_mistake(run: Cloze, way: Way, monkeypatch: p
     assert (result.code, result.complaint[:13]) == (2, "no text given")
 
 
-def test_scores_are_told_and_kept(run: Cloze, way: Way, tmp_path: Path) -> None:
+def test_scores_are_printed_and_saved(run: Cloze, way: Way, tmp_path: Path) -> None:
     words = ("evaluate", "classify", way.rows, "--model", way.tuned)
     output = json.loads(run(*words, "--out", tmp_path / "scores", "--json").out)
     assert list(output)[:3] == ["accuracy", "macro_f1", "rows"]

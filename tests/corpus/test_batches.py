@@ -184,7 +184,7 @@ def test_static_variants_take_turns(objective: Objective, masking: Masking) -> N
     assert not same(first, third)
 
 
-def test_variants_of_the_same_sequences_have_other_masks() -> None:
+def test_variants_of_the_same_sequences_have_different_masks() -> None:
     batches = make_batches("none", corpus=one_document(), static=2, batch=1)
     plans = [batches.examples_at(epoch * batches.steps_in(0)).plan for epoch in range(2)]
     assert (plans[0].chunks == plans[1].chunks).all()
@@ -229,7 +229,7 @@ def test_one_document_is_enough_without_random_pairs() -> None:
 
 
 @pytest.mark.parametrize("objective", get_args(Objective))
-def test_too_little_text_is_told_with_advice(objective: Objective) -> None:
+def test_too_little_text_is_reported_with_advice(objective: Objective) -> None:
     with pytest.raises(DataError, match=r"sequences of 48 tokens, fewer than one batch of 9999; use more text, a smal"):
         make_batches(objective, batch=9999).at(0)
     if objective != "nsp":

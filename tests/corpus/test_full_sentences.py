@@ -24,7 +24,7 @@ def tokens_of(plan: EpochPlan) -> Ids:
 
 
 @pytest.mark.parametrize("sentence_size", [(1, 40), (1, 200), (62, 62), (63, 63), (500, 900)])
-def test_every_token_is_used_once_and_none_is_lost(sentence_size: tuple[int, int]) -> None:
+def test_every_token_is_used_exactly_once(sentence_size: tuple[int, int]) -> None:
     corpus = make_corpus([1, 7, 30, 2, 1, 60], sentence_size)
     plan = make_plan(corpus)
     assert sorted(tokens_of(plan).tolist()) == list(range(corpus.sentences[-1]))
@@ -64,7 +64,7 @@ def test_long_sentence_is_cut_into_full_sequences() -> None:
     assert plan.lengths.tolist() == [64, 64, 64, 16]
 
 
-def test_all_is_one_segment_and_nothing_is_asked(corpus: Corpus) -> None:
+def test_there_is_one_segment_and_no_label(corpus: Corpus) -> None:
     plan = make_plan(corpus)
     assert not plan.chunks[:, 2].any()
     assert len(plan.labels) == len(plan.tossed) == 0
@@ -82,5 +82,5 @@ def test_one_document_is_enough() -> None:
     assert (np.diff(plan.rows) == 1).all()
 
 
-def test_nothing_gives_nothing() -> None:
+def test_empty_corpus_gives_no_examples() -> None:
     assert make_plan(make_corpus([], (1, 2))).count == 0

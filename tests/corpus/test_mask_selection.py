@@ -107,7 +107,7 @@ def test_runs_are_words_in_a_row(masking: str) -> None:
             assert starts[row, unit]
 
 
-def test_run_ends_before_what_it_may_not_take() -> None:
+def test_span_ends_before_forbidden_positions() -> None:
     starts, free = make_words(1, 12, 0.0)  # free: 1 to 5, 7 to 10
     counts = np.full((1, 12), 9)
     order = np.full((1, 12), 0.9)

@@ -97,7 +97,7 @@ def test_first_and_real_second_segments_cover_the_corpus_once(corpus: Corpus, wh
     assert (ranges[1:, 0] == ranges[:-1, 1]).all()
 
 
-def test_half_of_what_could_be_real_is_random(corpus: Corpus, whole_plan: Ids) -> None:
+def test_half_of_the_possible_pairs_are_random(corpus: Corpus, whole_plan: Ids) -> None:
     first_sentence = np.searchsorted(corpus.sentences, whole_plan[:, A_START])
     last_sentence = np.searchsorted(corpus.sentences, whole_plan[:, A_STOP])
     ends_document = np.isin(last_sentence, corpus.documents)
@@ -179,7 +179,7 @@ def test_plan_follows_from_the_generator(corpus: Corpus, plan: Ids) -> None:
     assert other.shape != plan.shape or (other != plan).any()
 
 
-def test_one_document_is_too_few() -> None:
+def test_one_document_is_rejected() -> None:
     with pytest.raises(
         DataError, match=r"has 1 document; .* put a blank line between documents, or use --objective sop"
     ):
@@ -246,7 +246,7 @@ def order_plan(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> Ids:
     return table(plan_sentence_order(corpus, ExampleSettings("sop", LENGTH), np.random.default_rng(0)))
 
 
-def test_ordered_segments_follow_each_other_and_swapped_ones_the_other_way(corpus: Corpus, order_plan: Ids) -> None:
+def test_segments_are_consecutive_or_swapped(corpus: Corpus, order_plan: Ids) -> None:
     swapped = order_plan[:, IS_RANDOM] == 1
     assert (order_plan[~swapped, B_START] == order_plan[~swapped, A_STOP]).all()
     assert (order_plan[swapped, A_START] == order_plan[swapped, B_STOP]).all()
@@ -265,7 +265,7 @@ def test_sentence_order_uses_every_sentence_once(corpus: Corpus, order_plan: Ids
     assert stops.max() == corpus.sentences[-1]
 
 
-def test_lone_sentence_is_parted_in_two() -> None:
+def test_lone_sentence_is_split_in_two() -> None:
     corpus = make_corpus([1] * 500, (30, 30))
     rows = table(plan_sentence_order(corpus, ExampleSettings("sop", LENGTH), np.random.default_rng(0)))
     assert len(rows) == 500

@@ -37,7 +37,7 @@ def test_chunks_are_followed_by_separators() -> None:
 
 
 @pytest.mark.parametrize("example", [0, 1])
-def test_words_start_where_the_corpus_says(example: int) -> None:
+def test_word_starts_equal_those_of_the_corpus(example: int) -> None:
     sequences = read(example)
     assert sequences.starts[0].tolist() == [token < END for token in sequences.ids[0].tolist()]
     assert read(example, words=False).starts.all()

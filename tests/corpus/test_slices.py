@@ -55,7 +55,7 @@ def test_a_long_line_is_never_cut_by_a_part(tmp_path: Path) -> None:
     ]
 
 
-def test_told_is_the_size_of_the_file(path: Path) -> None:
+def test_reported_total_is_the_file_size(path: Path) -> None:
     reported: list[int] = []
     survey(path, 0, "text", 1000, reported.append)
     assert sum(reported) == path.stat().st_size

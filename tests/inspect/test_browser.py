@@ -318,7 +318,7 @@ def test_keyboard_alone(visit: Visit, path: Path, attention: Attention) -> None:
     assert (state_of(page)["view"], state_of(page)["layer"], state_of(page)["heads"]) == ("columns", "1", "1")
 
 
-def test_keys_and_pointer_may_come_before_the_first_frame(visit: Visit, path: Path) -> None:
+def test_input_before_the_first_frame_works(visit: Visit, path: Path) -> None:
     page = visit.open(path)
     page.evaluate("() => { window.requestAnimationFrame = () => 0; }")
     page.evaluate("() => { document.querySelector('#tab-heads').click(); document.querySelector('#stage').focus(); }")
@@ -343,7 +343,7 @@ def test_every_control_has_a_name(visit: Visit, path: Path) -> None:
         assert page.locator("#table caption").inner_text()
 
 
-def test_links_restore_what_was_seen(visit: Visit, path: Path) -> None:
+def test_links_restore_the_view(visit: Visit, path: Path) -> None:
     page = visit.open(path, "#view=columns")
     page.get_by_label("Head 0", exact=True).click()
     page.locator("#layer").select_option("2")
@@ -422,7 +422,7 @@ def test_texts_do_nothing(browser: Browser, tmp_path: Path) -> None:
         assert visit.complaints == []
 
 
-def test_policy_stops_what_is_not_ours(browser: Browser, path: Path, tmp_path: Path) -> None:
+def test_policy_stops_foreign_scripts(browser: Browser, path: Path, tmp_path: Path) -> None:
     """The policy stops foreign scripts, and the test page reports them."""
     spoilt = tmp_path / "spoilt.html"
     attack = "<script>alert(1)</script><img src='http://127.0.0.1:9/x'><p style='color:red'>x</p>"
@@ -474,7 +474,7 @@ def test_notebook_frame(browser: Browser, model: Model, tmp_path: Path) -> None:
         assert visit.complaints == []
 
 
-def test_file_that_was_cut_short_says_so(visit: Visit, path: Path, tmp_path: Path) -> None:
+def test_truncated_file_shows_an_error(visit: Visit, path: Path, tmp_path: Path) -> None:
     text = path.read_text("utf-8")
     short = tmp_path / "short.html"
     short.write_text(text[: text.index('<script type="text/plain" id="layer-2">')], encoding="utf-8")

@@ -134,7 +134,7 @@ def test_last_layer_fills_as_the_model_does(model: Model) -> None:
     ]
 
 
-def test_blanks_come_first_in_long_texts() -> None:
+def test_blanks_are_kept_in_truncated_texts() -> None:
     assert choose_positions([5, 6, 7], mask_id=4, most=9) == [0, 1, 2]
     assert choose_positions([5, 6, 7, 4, 8, 4], mask_id=4, most=3) == [0, 3, 5]
 
@@ -179,7 +179,7 @@ def steered(kind: str, length: int = 8) -> Attention:
 
 
 @pytest.mark.parametrize("kind", ["next", "previous", "self", "separators", "broad"])
-def test_heads_are_described_by_what_they_do(kind: str) -> None:
+def test_heads_are_described_by_their_pattern(kind: str) -> None:
     notes = summarize_heads(steered(kind))
     ((note,),) = notes.notes
     assert note.label == kind

@@ -50,7 +50,7 @@ def test_facts_and_weights_are_those_of_the_model(served: Running, folder: Path)
         np.testing.assert_allclose(found, attention.weights[layer], atol=facts["error"])
 
 
-def test_another_model_is_asked_by_name(served: Running) -> None:
+def test_another_model_is_selected_by_name(served: Running) -> None:
     assert served.post("/inspect/view", {"text": "the", "model": "other"}).json()["model"] == "other"
     assert served.post("/inspect/view", {"text": "the", "model": "none"}).status_code == 404
 
@@ -98,7 +98,7 @@ def test_oldest_texts_are_forgotten() -> None:
     assert len({*names, third, large}) == 4
 
 
-def test_what_is_kept_is_what_is_counted() -> None:
+def test_cached_memory_equals_accounted_memory() -> None:
     """The accounted memory covers what is cached: whole buffers of array views, but no facts, which are sent once."""
     views = AttentionCache(most=1_000_000)
     tracemalloc.start()

@@ -47,7 +47,7 @@ def test_targets(name: Pattern, origin: int, expected: list[str]) -> None:
     assert named(name, origin) == expected
 
 
-def test_same_goes_for_both_sentences_and_other_for_one() -> None:
+def test_same_covers_both_sentences_and_other_only_one() -> None:
     tokenizer = Tokenizer.from_vocabulary(vocabulary(40), lowercase=True)
     encoding = tokenizer("the cat the", "the dog")
     ids = np.array(encoding.ids)

@@ -10,7 +10,7 @@ from cloze.inspect.patterns import PATTERNS, ScoreAccumulator, assign_labels, sh
 from tests.inspect.made_heads import QUICK, exact_head, made_layout, random_heads, tallied
 
 
-def test_exact_heads_score_one_and_bear_their_label_first() -> None:
+def test_exact_heads_score_one_and_get_their_label_first() -> None:
     scores = tallied(QUICK, sequences=40, seed=1, exact=True)
     labels = assign_labels(scores, QUICK)
     for index, name in enumerate(PATTERNS):
@@ -37,7 +37,7 @@ def test_random_heads_bear_no_label() -> None:
     assert np.abs(scores.score - scores.null).max() < 0.06
 
 
-def test_nulls_are_passed_as_often_as_stated() -> None:
+def test_false_positive_rate_is_as_stated() -> None:
     """Random heads exceed the null's upper bound at the stated rate: about ten in 100 surveys of twelve heads."""
     settings = replace(QUICK, false_rate=0.1, shuffles=58, resamples=100, effect=1e-6)
     passed = labelled = 0
@@ -62,7 +62,7 @@ def test_shuffled_targets_are_as_many_and_of_ordinary_tokens() -> None:
         assert (copies != true).any((1, 2)).mean() > 0.9
 
 
-def test_shuffling_keeps_what_is_not_the_pattern() -> None:
+def test_shuffling_preserves_other_statistics() -> None:
     layout = made_layout(np.random.default_rng(4))
     copies = dict(zip(PATTERNS, shuffled_targets(layout, 30, np.random.default_rng(0)), strict=True))
     elsewhere = layout.segments[:, None] != layout.segments
@@ -87,7 +87,7 @@ def test_null_of_prediction_keeps_the_distances() -> None:
         assert distances(copy) == expected
 
 
-def test_head_that_looks_at_neighbours_is_not_predictive_for_that() -> None:
+def test_head_on_neighbours_is_not_labelled_predictive() -> None:
     """A head on the previous token is not labelled predictive if its distance explains the prediction."""
     generator, tally = np.random.default_rng(6), ScoreAccumulator(QUICK)
     for _ in range(30):
@@ -146,7 +146,7 @@ def test_interval_holds_the_score_and_shrinks_with_the_sequences() -> None:
     assert 2 < ratio < 4.5  # the square root of nine is expected
 
 
-def test_what_has_no_target_is_not_measured() -> None:
+def test_patterns_without_targets_are_not_measured() -> None:
     generator, tally = np.random.default_rng(10), ScoreAccumulator(QUICK)
     for _ in range(10):
         layout = replace(made_layout(generator), predictive=None)

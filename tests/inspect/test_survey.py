@@ -97,7 +97,7 @@ def test_single_sentences_leave_the_other_one_unmeasured() -> None:
     assert all(set(example.segments) == {0} for report in survey.reports for example in report.examples)
 
 
-def test_model_of_one_segment_is_given_single_sentences() -> None:
+def test_single_segment_model_gets_single_sentences() -> None:
     survey = survey_heads(made_model(Bert.fresh(replace(SMALL, segments=1))), made_documents(), QUICK)
     assert survey.unmeasured == ["other"]
 

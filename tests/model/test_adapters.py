@@ -121,7 +121,7 @@ def test_pooler_is_trained_as_a_copy_that_starts_as_the_bases() -> None:
         assert torch.equal(own.state_dict()[name], before[name]), "the base has its own"
 
 
-def test_pooler_of_a_base_without_one_starts_at_random() -> None:
+def test_missing_pooler_is_initialized_randomly() -> None:
     bert = random_bert(SMALL, pooler=False)
     assert bert.pooler is None
     attach(bert, replace(LORA, pooler=True), seed=0)
@@ -162,7 +162,7 @@ def test_every_head_stands_on_every_kind(kind: AttachmentKind, head: HeadName) -
     assert task_logits(bert, head, encode(bert), [2]).shape == expected
 
 
-def test_what_is_put_in_is_taken_out_again() -> None:
+def test_attached_parts_are_detached() -> None:
     bert = random_bert(SMALL, ["mlm", "nsp"])
     before, state = encode(bert), bert.state_dict()
     parts = new_parts(bert, HOULSBY)

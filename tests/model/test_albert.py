@@ -63,7 +63,7 @@ def their_model(seed: int) -> Any:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_theirs_here(seed: int, tmp_path: Path) -> None:
+def test_transformers_model_in_cloze(seed: int, tmp_path: Path) -> None:
     """An ALBERT of transformers gives equal states, attention weights, logits, loss and gradients in cloze."""
     theirs = their_model(seed)
     theirs.save_pretrained(tmp_path)
@@ -182,7 +182,7 @@ def test_one_layer_is_trained_by_all() -> None:
         assert parameter.grad.abs().max() > 1e-8, name
 
 
-def test_asked_like_any_other() -> None:
+def test_all_predictions_work() -> None:
     """Filling, embedding, hidden states, attention weights and labels work as for BERT."""
     model = Model(model_folder(["mlm", "sop"], config=SHARED), device="cpu")
     assert len(model.fill("the [MASK] sat", 3)[0]) == 3

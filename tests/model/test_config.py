@@ -105,7 +105,7 @@ SMALL_NUMBER = "a small positive number was expected"
         ),
     ],
 )
-def test_what_is_refused(name: str, value: Any, message: str) -> None:
+def test_invalid_input_is_rejected(name: str, value: Any, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         BertConfig(**{name: value})
     assert str(caught.value) == message

@@ -42,7 +42,7 @@ def test_every_bit_is_used() -> None:
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.25, 0.9])
-def test_what_is_kept_grows(probability: float) -> None:
+def test_kept_values_are_scaled(probability: float) -> None:
     values = dropped(probability, (10_000,))
     kept = values[values != 0]
     assert len(kept) > 500
@@ -58,7 +58,7 @@ def test_bfloat16_drops_the_same_elements(probability: float) -> None:
     assert torch.equal(narrow, wide.bfloat16())
 
 
-def test_gradient_takes_the_same_way() -> None:
+def test_gradient_uses_the_same_mask() -> None:
     values = torch.randn(50, 9, requires_grad=True)
     torch.manual_seed(5)
     output = Dropout(0.3).train()(values)
@@ -81,7 +81,7 @@ def test_same_seed_same_mask() -> None:
 
 
 @pytest.mark.parametrize(("probability", "training"), [(0.5, False), (0.0, True)])
-def test_nothing_to_do_is_nothing_done(probability: float, training: bool) -> None:
+def test_zero_dropout_returns_the_input(probability: float, training: bool) -> None:
     values, state = torch.randn(7), torch.get_rng_state()
     assert Dropout(probability).train(training)(values) is values
     assert torch.equal(torch.get_rng_state(), state)

@@ -58,7 +58,7 @@ def test_gates_zeros_and_both_attentions_agree() -> None:
     assert_close(last(bert), gated)
 
 
-def test_gates_of_one_change_nothing_and_those_of_a_sequence_are_its_own() -> None:
+def test_gates_of_one_are_neutral_and_gates_are_per_sequence() -> None:
     bert = random_bert()
     gates = torch.ones(3, SMALL.layers, SMALL.heads)
     with gated_heads(bert, gates):
@@ -73,7 +73,7 @@ def test_gates_of_one_change_nothing_and_those_of_a_sequence_are_its_own() -> No
     assert_close(mixed, torch.stack([whole[0], pruned[1], whole[2]]))
 
 
-def test_slope_of_a_gate_is_what_a_small_step_makes() -> None:
+def test_gate_gradient_equals_finite_differences() -> None:
     bert = random_bert().double()
     gates = torch.ones(SMALL.layers, SMALL.heads, dtype=torch.float64, requires_grad=True)
 
@@ -105,7 +105,7 @@ def test_pruned_folder_is_the_same_to_transformers(tmp_path: Path) -> None:
     assert_close(load(tmp_path / "pruned").hidden("the cats sat on a mat"), expected)
 
 
-def test_shared_layers_are_gated_one_by_one_and_not_pruned() -> None:
+def test_shared_layers_are_gated_separately_and_not_pruned() -> None:
     config = replace(SMALL, shared_layers=True, embedding_size=8)
     bert = random_bert(config)
     whole = last(bert)

@@ -26,7 +26,7 @@ def test_changes_and_head_are_trained_and_nothing_else() -> None:
     assert sum("low_rank" in name for name in trained(bert)) == 4 * SMALL.layers
 
 
-def test_merged_model_is_plain_and_says_the_same() -> None:
+def test_merged_model_is_plain_with_equal_outputs() -> None:
     bert = random_bert(SMALL, ["sequence"], labels=3)
     attach(bert, LORA, seed=0)
     base = encode(bert)

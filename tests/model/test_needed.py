@@ -66,7 +66,7 @@ def test_the_last_layer_does_less() -> None:
     assert rows == [27, 27, 3]
 
 
-def test_heads_read_what_they_need() -> None:
+def test_heads_use_the_needed_states() -> None:
     model = Bert(SMALL)
     assert first_positions(IDS).tolist() == [0, 9, 18]
     for head in ("sequence", "choice", "nsp", "sop"):

@@ -63,7 +63,7 @@ def test_padding_is_not_computed() -> None:
     assert rows == [54] * 3 + [sum(LENGTHS)] * 3
 
 
-def test_company_changes_nothing() -> None:
+def test_the_batch_does_not_matter() -> None:
     """A sequence has the same states in any batch, except for the last digit.
 
     Products of one row and of many rows may sum in another order.
@@ -111,7 +111,7 @@ def test_training_has_the_same_gradients(
         torch.testing.assert_close(packed, padded, atol=1e-4, rtol=1e-4)
 
 
-def test_training_computes_no_padding_and_asks_attention_for_several_rows() -> None:
+def test_training_skips_padding_and_batches_attention() -> None:
     model, rows, parts = made("bert", "plain").train(), list[int](), list[tuple[int, int]]()
     first = model.encoder.layers[0]
     assert isinstance(first, Layer)

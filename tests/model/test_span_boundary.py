@@ -42,7 +42,7 @@ def test_equations(config: BertConfig, last: Tensor) -> None:
     assert_close(logits, by_the_paper(model, last, BOUNDARIES))
 
 
-def test_what_lies_inside_is_not_read(last: Tensor) -> None:
+def test_states_inside_the_span_are_not_used(last: Tensor) -> None:
     model = random_bert(heads=["sbo"])
     before = span_boundary_logits(model, last, BOUNDARIES[:2])
     changed = last.clone()

@@ -129,7 +129,7 @@ def test_heads_read_the_declared_summary(toy: type[Backbone]) -> None:
     assert model.heads["sequence"](model.pooled(last, mask)).shape == (2, 3)
 
 
-def test_a_folder_comes_back_as_it_was(folder: Path, model: Backbone) -> None:
+def test_a_folder_is_restored(folder: Path, model: Backbone) -> None:
     loaded = load_folder(folder).model
     assert type(loaded) is type(model)
     assert loaded.config == CONFIG
@@ -162,7 +162,7 @@ def test_no_positions_means_no_limit_by_them(folder: Path) -> None:
     assert load(folder).hidden(" ".join(WORDS * 4)).shape == (34, 16)  # positions is 8
 
 
-def test_what_is_not_declared_is_refused(folder: Path, model: Backbone) -> None:
+def test_undeclared_capabilities_are_rejected(folder: Path, model: Backbone) -> None:
     names: tuple[PrecisionName, ...] = ("int8", "bf16")
     for name in names:
         with pytest.raises(ConfigError, match=f"precision {name} is not implemented for models of type 'toy-"):
@@ -189,7 +189,7 @@ def test_a_folder_of_an_unknown_type_is_refused(folder: Path, toy: type[Backbone
         load_folder(folder)
 
 
-def test_more_layers_than_tensors_are_refused_before_they_are_built(folder: Path) -> None:
+def test_more_layers_than_tensors_are_rejected_before_building(folder: Path) -> None:
     contents = load_folder(folder)
     contents.model.config = replace(CONFIG, layers=10_000)
     save_folder(contents, folder)

@@ -152,7 +152,7 @@ def test_protected_words(chinese: Model, english: Model, tmp_path: Path) -> None
     assert Corrector(english, protected=["st"]).correct(["the cat sta on the mat ."])[0].errors, "no part of a word"
 
 
-def test_one_pass_over_the_text_as_it_stands(correcting: Model) -> None:
+def test_one_pass_over_the_visible_text(correcting: Model) -> None:
     settings = CorrectionSettings(reading="seen")
     results = correcting.correct(["我喜欢吃平果", *CHINESE], settings)
     assert [one.target for one in results] == ["我喜欢吃苹果", *CHINESE]
@@ -179,7 +179,7 @@ def test_long_texts_are_corrected_to_their_end(english: Model) -> None:
     assert ("teh", "the", len(wrong) - 9) in one.errors
 
 
-def test_company_changes_nothing(english: Model) -> None:
+def test_the_batch_does_not_matter(english: Model) -> None:
     texts = ["the cat sta on the mat .", "", "send it form here .", "x", "rain fell all nihgt ."]
     together = english.correct(texts)
     alone = [english.correct([text])[0] for text in texts]
@@ -213,7 +213,7 @@ def test_near_words_are_all_of_them() -> None:
     assert NearWords([]).near("abc") == ()
 
 
-def test_result_is_what_users_of_others_know() -> None:
+def test_results_have_the_common_format() -> None:
     one = Corrected("少先队员因该", "少先队员应该", (Correction("因", "应", 4, 0.99),))
     assert {"source": one.source, "target": one.target, "errors": one.errors} == {
         "source": "少先队员因该",
@@ -235,7 +235,7 @@ def test_settings_that_cannot_be(changes: dict[str, object], message: str) -> No
         CorrectionSettings(**changes)  # type: ignore[arg-type]
 
 
-def test_what_is_refused(english: Model, tmp_path: Path) -> None:
+def test_invalid_input_is_rejected(english: Model, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"^one text was given where a list of texts was expected"):
         english.correct("the cat")
     with pytest.raises(RequestError, match="no 'mlm' head"):
@@ -244,7 +244,7 @@ def test_what_is_refused(english: Model, tmp_path: Path) -> None:
         english.correct(["the cat"], CorrectionSettings(protect=tmp_path / "nowhere.txt"))
 
 
-def test_lists_hold_both_ways(english: Model) -> None:
+def test_similarity_lists_are_symmetric(english: Model) -> None:
     """A similarity list works in both directions: correct word first as in pre-training, or wrong word first."""
     for similar in ({"sat": ["zzt", "mat"]}, {"mat": ["Sat"]}):
         proposals = CandidateGenerator(english.tokenizer, similar, CorrectionSettings())
@@ -252,13 +252,13 @@ def test_lists_hold_both_ways(english: Model) -> None:
         assert english.tokenizer.id("sat") in proposals.candidates(word, "mat")[0]
 
 
-def test_what_any_character_may_be_is_there_once(chinese: Model) -> None:
+def test_candidates_for_any_character_are_unique(chinese: Model) -> None:
     proposals = CandidateGenerator(chinese.tokenizer, {}, CorrectionSettings())
     words = chinese.tokenizer.words(chinese.tokenizer("我喜欢"), "我喜欢")
     assert len({id(array) for word in words for array in proposals.candidates(word, "我喜欢")}) == 2
 
 
-def test_what_is_near_is_listed_once(english: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_near_words_are_listed_once(english: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def make(*given: Any) -> CandidateGenerator:

@@ -76,7 +76,7 @@ def test_neighbours_change_nothing(pooling: Pooling, pretrained: Model) -> None:
     assert_close(backwards, alone)
 
 
-def test_what_is_refused(pretrained: Model) -> None:
+def test_invalid_input_is_rejected(pretrained: Model) -> None:
     one = "^one text was given where a list of texts was expected; put it into a list$"
     with pytest.raises(RequestError, match=one):
         pretrained.embed("the cat")

@@ -65,7 +65,7 @@ def test_one_blank_is_filled_as_ever(model: Model) -> None:
     )
 
 
-def test_ends_of_words_join_what_stands_before(model: Model) -> None:
+def test_continuation_pieces_join_the_previous_word(model: Model) -> None:
     ways = model.fill_together("the north [MASK]", top=model.tokenizer.size)
     assert {"the norths", "the north pole"} <= {way.text for way in ways}
     assert not any("[MASK]" in way.tokens for way in ways[:-1])
@@ -91,7 +91,7 @@ def test_no_blank_is_filled_with_a_blank(model: Model) -> None:
     assert all(math.isfinite(way.log_probability) for way in ways)
 
 
-def test_what_is_refused(model: Model) -> None:
+def test_invalid_input_is_rejected(model: Model) -> None:
     with pytest.raises(RequestError, match=r"^rounds is -1; a number was expected, or 0 to ask no blank again$"):
         model.fill_together("[MASK]", rounds=-1)
     with pytest.raises(RequestError, match=r"^top is 0; at least 1 was expected$"):
@@ -100,7 +100,7 @@ def test_what_is_refused(model: Model) -> None:
         model.fill_together("the pole")
 
 
-def test_texts_that_are_cut_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_truncated_texts_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     text = "the [MASK] sat on a mat. " + "the dog ran. " * 40
     for ask in (Model.fill, Model.fill_together):
         caplog.clear()
@@ -108,7 +108,7 @@ def test_texts_that_are_cut_are_told_of(caplog: pytest.LogCaptureFixture) -> Non
         assert "1 of 1 texts are longer than" in caplog.text
 
 
-def test_what_is_held_is_bounded_by_blanks_and_not_by_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_bounded_by_blanks_not_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(model_folder(["mlm"]))
     text, size = "the [MASK] sat " + "[MASK] " * 19, model.tokenizer.size
     expected = model.fill_together(text, top=3)
@@ -133,7 +133,7 @@ def test_what_is_held_is_bounded_by_blanks_and_not_by_sequences(monkeypatch: pyt
     assert max(map(len, groups)) > 1
 
 
-def test_whole_texts_are_held_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_texts_are_processed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(model_folder(["mlm"]))
     encodings = [model.tokenizer("the cat sat" + " on a mat" * number) for number in range(6)]
     expected = list(blanks.seen_logs(model, iter(encodings)))

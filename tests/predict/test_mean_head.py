@@ -91,7 +91,7 @@ def test_sentence_transformers_give_the_logits(folder: Path) -> None:
     np.testing.assert_allclose(theirs, load(folder).logits(TEXTS), atol=1e-5)
 
 
-def test_evaluation_counts_what_the_reference_answers(folder: Path, tmp_path: Path) -> None:
+def test_evaluation_equals_the_reference(folder: Path, tmp_path: Path) -> None:
     labels = [TASK.names[index] for index in reference(folder, TEXTS).argmax(1)]
     rows = [{"text": text, "label": label} for text, label in zip(TEXTS, labels, strict=True)]
     path = tmp_path / "rows.jsonl"

@@ -43,7 +43,7 @@ def expected(minilm_folder: Path) -> NDArray[numpy.float32]:
     return vectors
 
 
-def test_the_texts_are_what_they_should_be(model: Model) -> None:
+def test_the_texts_have_the_expected_kinds(model: Model) -> None:
     encodings = model.tokenizer.encode_batch(texts())
     assert len(encodings) == 200
     assert sum(encoding.dropped > 0 for encoding in encodings) == 3

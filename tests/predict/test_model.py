@@ -79,7 +79,7 @@ def test_fill_is_sorted_and_covers_the_vocabulary(pretrained: Model) -> None:
     assert isinstance(answer[0], Filled)
 
 
-def test_fill_forges_no_other_special_token(pretrained: Model, oracle: Oracle) -> None:
+def test_fill_creates_no_other_special_token(pretrained: Model, oracle: Oracle) -> None:
     """``[SEP]`` in a text is brackets and a word, unlike in ``transformers``, which ends the segment."""
     pieces = ["[CLS]", "the", "[MASK]", "[", "sep", "]", "cat", "[SEP]"]
     ids = torch.tensor([pretrained.tokenizer.id(piece) for piece in pieces])
@@ -124,7 +124,7 @@ def test_follows_equals_transformers(pretrained: Model, oracle: Oracle) -> None:
             assert_close(probability, oracle(first, second).seq_relationship_logits.softmax(-1)[0, 0])
 
 
-def test_a_model_of_order_is_asked_about_order(pretrained: Model) -> None:
+def test_a_sentence_order_model_predicts_order(pretrained: Model) -> None:
     config = pretrained.bert.config
     ordered = Model(ModelFolder(Bert.fresh(config, ("mlm", "sop")), pretrained.tokenizer))
     assert 0 < ordered.in_order(TEXT, PAIR) < 1

@@ -93,7 +93,7 @@ def by_torch(encoder: Encoder, states: Tensor, count: int, length: int) -> Tenso
 @needs_library
 @pytest.mark.parametrize("activation", ["gelu", "gelu_new", "relu"])
 @pytest.mark.parametrize("length", [1, 3, 15, 16, 17, 64, 65, 130])
-def test_a_layer_is_what_it_is_by_torch(activation: str, length: int, threads: int) -> None:
+def test_a_layer_equals_that_of_torch(activation: str, length: int, threads: int) -> None:
     torch.manual_seed(length)
     config = replace(CONFIG, activation=activation, layers=1)
     encoder, call = layers(config, native=True)

@@ -36,14 +36,14 @@ def test_same_as_a_plain_loop(pretrained: Model, pretrained_folder: Path) -> Non
             assert score.perplexity is None
 
 
-def test_company_changes_nothing(pretrained: Model) -> None:
+def test_the_batch_does_not_matter(pretrained: Model) -> None:
     alone = [pretrained.score([text])[0] for text in TEXTS]
     for together, single in zip(pretrained.score(TEXTS), alone, strict=True):
         assert together.tokens == single.tokens
         assert_close(together.log_probabilities, single.log_probabilities)
 
 
-def test_every_token_of_a_long_text_is_asked_about_once(pretrained: Model) -> None:
+def test_every_token_of_a_long_text_is_scored_once(pretrained: Model) -> None:
     words = [f"word{number % 30}" for number in range(100)]  # more than three times the model's maximum length
     (score,) = pretrained.score([" ".join(words)])
     assert list(score.tokens) == words
@@ -60,7 +60,7 @@ def test_nothing_to_score(pretrained: Model) -> None:
     assert Score("", (), ()).perplexity is None
 
 
-def test_what_is_refused(pretrained: Model) -> None:
+def test_invalid_input_is_rejected(pretrained: Model) -> None:
     with pytest.raises(RequestError, match=r"^one text was given where a list of texts was expected"):
         pretrained.score("the cat")
     with pytest.raises(RequestError, match="no 'mlm' head"):

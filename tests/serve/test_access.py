@@ -98,11 +98,11 @@ def test_an_open_route_would_be_noticed(locked: Running, monkeypatch: pytest.Mon
         "basic " + base64.b64encode(f":{KEY}".encode()).decode(),
     ],
 )
-def test_ways_to_bring_the_key(header: str, locked: Running) -> None:
+def test_accepted_forms_of_the_key(header: str, locked: Running) -> None:
     assert locked.get("/info", headers={"authorization": header}).status_code == 200
 
 
-def test_browsers_are_asked_for_it(locked: Running) -> None:
+def test_browsers_are_prompted_for_the_key(locked: Running) -> None:
     page = locked.get("/", headers={"accept": "text/html,*/*"})
     assert (page.status_code, page.headers["www-authenticate"]) == (401, 'Basic realm="cloze"')
     assert locked.get("/info").headers["www-authenticate"] == "Bearer"
@@ -147,7 +147,7 @@ def test_hosts_that_are_not(host: str, locked: Running) -> None:
         ("http://localhost@evil.example", 403),
     ],
 )
-def test_pages_of_others_may_not_ask(origin: str, status: int, served: Running) -> None:
+def test_pages_of_other_origins_are_rejected(origin: str, status: int, served: Running) -> None:
     assert served.get("/info", headers={"origin": origin}).status_code == status
     answer = served.post("/embed", {"texts": "cat"}, headers={"origin": origin})
     assert answer.status_code == status
@@ -174,5 +174,5 @@ def test_headers_that_make_browsers_strict(served: Running) -> None:
         "/static/index.html",
     ],
 )
-def test_nothing_else_lies_in_the_open(path: str, served: Running) -> None:
+def test_no_other_route_is_open(path: str, served: Running) -> None:
     assert served.get(path).status_code == 404

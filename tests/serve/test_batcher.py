@@ -112,7 +112,7 @@ def test_answers_are_never_swapped(batcher: Batcher) -> None:
     [(13, ModelFailedError, 2), (14, ModelFailedError, 2), (15, RequestError, 0), (16, ModelFailedError, 1)],
     ids=["exception", "panic", "request", "not a number"],
 )
-def test_what_breaks_the_machine_fails_alone(
+def test_only_the_failing_job_gets_an_error(
     value: int, error: type[Exception], counted: int, batcher: Batcher, machine: Machine, metrics: Metrics
 ) -> None:
     jobs = [job(1, 2), job(3, value), job(4)]
@@ -127,7 +127,7 @@ def test_what_breaks_the_machine_fails_alone(
     assert again.future.result(10) == [49]
 
 
-def test_what_is_cancelled_is_not_computed(batcher: Batcher, machine: Machine) -> None:
+def test_cancelled_jobs_are_not_computed(batcher: Batcher, machine: Machine) -> None:
     machine.go.clear()
     jobs = [job(1), job(2), job(3)]
     batcher.submit(jobs[0])
@@ -143,7 +143,7 @@ def test_what_is_cancelled_is_not_computed(batcher: Batcher, machine: Machine) -
     assert machine.batches == [[1], [3]]
 
 
-def test_too_much_is_told_with_a_time_to_come_back(batcher: Batcher, machine: Machine) -> None:
+def test_overload_is_reported_with_a_retry_time(batcher: Batcher, machine: Machine) -> None:
     machine.go.clear()
     batcher.submit(job(1))
     while batcher.queue.tokens:
@@ -157,7 +157,7 @@ def test_too_much_is_told_with_a_time_to_come_back(batcher: Batcher, machine: Ma
     assert refusal.value.retry_after >= 1
 
 
-def test_what_would_be_done_too_late_is_told_at_once(machine: Machine, metrics: Metrics) -> None:
+def test_jobs_that_would_finish_late_are_rejected_immediately(machine: Machine, metrics: Metrics) -> None:
     soon = 10 / FIRST_GUESS  # ten tokens at the assumed initial speed
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, within=soon)
     batcher.submit(job(*range(20, 60)))  # accepted whatever its size, since nothing waits before it
@@ -167,7 +167,7 @@ def test_what_would_be_done_too_late_is_told_at_once(machine: Machine, metrics: 
     batcher.drain(10)
 
 
-def test_what_would_wait_too_long_for_its_turn_is_told_at_once(machine: Machine, metrics: Metrics) -> None:
+def test_jobs_that_would_wait_too_long_are_rejected_immediately(machine: Machine, metrics: Metrics) -> None:
     patience = 10 / FIRST_GUESS
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=100, patience=patience)
     batcher.submit(job(1, 2, 3, 4, 5))
@@ -178,7 +178,7 @@ def test_what_would_wait_too_long_for_its_turn_is_told_at_once(machine: Machine,
     batcher.drain(10)
 
 
-def test_a_long_job_at_work_counts_as_waiting_for_a_turn(machine: Machine, metrics: Metrics) -> None:
+def test_a_running_long_job_counts_as_one_turn(machine: Machine, metrics: Metrics) -> None:
     patience = 10 / FIRST_GUESS
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=10**6, budget=100, patience=patience)
     machine.go.clear()
@@ -223,7 +223,7 @@ class LongMachine(Machine):
 
 
 @pytest.mark.parametrize("client", ["modest", "greedy"])
-def test_a_long_job_lets_others_in(client: str, metrics: Metrics) -> None:
+def test_a_long_job_yields_to_others(client: str, metrics: Metrics) -> None:
     """A long job yields to small jobs of any client, resumes afterwards, and gets its result."""
     machine = LongMachine()
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=10**6, budget=100, within=10.0)
@@ -251,7 +251,7 @@ def test_a_long_job_lets_others_in(client: str, metrics: Metrics) -> None:
     assert batcher.drain(10)
 
 
-def test_who_is_let_in_and_fails_does_not_harm_the_one_below(metrics: Metrics) -> None:
+def test_a_failing_job_does_not_affect_the_interrupted_one(metrics: Metrics) -> None:
     machine = LongMachine()
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=10**6, budget=100)
     batcher.start()
@@ -267,7 +267,7 @@ def test_who_is_let_in_and_fails_does_not_harm_the_one_below(metrics: Metrics) -
     assert batcher.drain(10)
 
 
-def test_speed_is_that_of_tokens_not_of_batches(
+def test_speed_is_measured_in_tokens_not_batches(
     machine: Machine, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The speed estimate is close to that of a full batch (5000 tokens per second), not of single texts (100)."""
@@ -317,7 +317,7 @@ def test_answers_are_not_followed_by_trials(batcher: Batcher, machine: Machine) 
     assert machine.probed == 1  # at start-up
 
 
-def test_who_asks_nonsense_does_not_make_it_unready(
+def test_invalid_requests_do_not_make_it_unready(
     machine: Machine, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cloze.serve.batcher.PROBE_EVERY", 0.3)
@@ -334,7 +334,7 @@ def test_who_asks_nonsense_does_not_make_it_unready(
     batcher.drain(10)
 
 
-def test_draining_finishes_what_waits(machine: Machine, metrics: Metrics) -> None:
+def test_draining_finishes_waiting_jobs(machine: Machine, metrics: Metrics) -> None:
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=1)
     jobs = [job(number) for number in range(50, 90)]
     for one in jobs:
@@ -346,7 +346,7 @@ def test_draining_finishes_what_waits(machine: Machine, metrics: Metrics) -> Non
         batcher.submit(job(1))
 
 
-def test_work_that_nobody_waits_for_ends(machine: Machine, metrics: Metrics) -> None:
+def test_abandoned_work_ends(machine: Machine, metrics: Metrics) -> None:
     started = threading.Event()
 
     def compute(key: BatchKey, inputs: Sequence[Any], check: Check) -> Sequence[Any]:
@@ -374,7 +374,7 @@ def test_work_that_nobody_waits_for_ends(machine: Machine, metrics: Metrics) -> 
     assert batcher.drain(10)
 
 
-def test_a_thread_that_does_not_end_is_told_of(machine: Machine, metrics: Metrics) -> None:
+def test_a_hanging_thread_is_reported(machine: Machine, metrics: Metrics) -> None:
     batcher = Batcher("made", machine.compute, machine.probe, metrics, bound=1000, budget=1)
     machine.go.clear()
     batcher.submit(job(1))

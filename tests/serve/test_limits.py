@@ -35,7 +35,7 @@ def test_every_limit_has_its_refusal(body: Any, status: int, kind: str, served: 
     assert error_of(served.post("/embed", body))[:2] == (status, kind)
 
 
-def test_as_many_inputs_as_openai_takes(folders: dict[str, str]) -> None:
+def test_input_limit_equals_that_of_openai(folders: dict[str, str]) -> None:
     """The default limits accept as many inputs of common length as OpenAI's API."""
     with running(ServiceSettings({"base": folders["base"]})) as served:
         sentence = "the cat sat on a mat, and the dog ran to the cat on the mat again and again."
@@ -62,7 +62,7 @@ def test_whose_a_request_is(host: str, client: str) -> None:
     assert client_of({"type": "http", "client": None}) == ""
 
 
-def test_one_client_does_not_use_up_what_all_share() -> None:
+def test_one_client_cannot_exhaust_shared_limits() -> None:
     share = FairShare(10)
     for _ in range(10):
         assert share.has_room("greedy", 1)
@@ -114,7 +114,7 @@ def test_protected_words_are_limited_with_the_texts(folders: dict[str, str]) -> 
     assert error_of(refused) == (413, "too_many_protected", message)
 
 
-def test_words_of_which_nothing_is_left_are_weighed(folders: dict[str, str]) -> None:
+def test_words_without_tokens_are_counted(folders: dict[str, str]) -> None:
     with running(ServiceSettings({"tags": folders["tags"]}, limits=Limits(queue=500))) as served:
         assert error_of(served.post("/tag", {"texts": [["\u00ad"] * 600]}))[:2] == (413, "too_many_tokens")
         answer = served.post("/tag", {"texts": [["\u00ad"] * 20, ["cats", "the"]]}).json()
@@ -182,7 +182,7 @@ def test_a_deadline_is_kept_and_the_work_dropped(folders: dict[str, str], monkey
         assert served.service.metrics.registry.get_sample_value("cloze_dropped_total", {"why": "deadline"}) == 5
 
 
-def test_a_full_queue_says_when_to_come_back(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_gives_a_retry_time(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(queue=40, timeout=2)
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
         block_forward(served.service.models.batchers[0], monkeypatch)
@@ -222,7 +222,7 @@ def test_patience_ends_before_a_body_is_read(folders: dict[str, str], monkeypatc
     assert error_of(refused) == (429, "overloaded", "3 tokens wait for model 'base', of at most 0; try again in 1 s")
 
 
-def test_too_many_requests_at_once(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_concurrent_requests(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     limits = Limits(connections=3)
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
         block_forward(served.service.models.batchers[0], monkeypatch)
@@ -238,7 +238,9 @@ def test_too_many_requests_at_once(folders: dict[str, str], monkeypatch: pytest.
     assert sorted(statuses) == [200, 200, 200, 429, 429]
 
 
-def test_who_leaves_is_not_computed_for(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_of_disconnected_clients_are_not_computed(
+    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     with running(ServiceSettings({"base": folders["base"]})) as served:
         batcher = served.service.models.batchers[0]
         block_forward(batcher, monkeypatch)

@@ -42,7 +42,7 @@ def adapted(base: Path, folders: dict[str, str]) -> Iterator[Running]:
         yield found
 
 
-def test_adapters_answer_as_alone_when_asked_in_turn(adapted: Running, base: Path) -> None:
+def test_interleaved_adapters_give_the_results_of_each_alone(adapted: Running, base: Path) -> None:
     alone = {name: load(base.parent / name).classify(TEXTS) for name in ADAPTERS}
     blank = load(base).fill("the [MASK] sat.")[0][0].token
 
@@ -77,7 +77,7 @@ def test_adapters_are_listed_with_their_base(adapted: Running) -> None:
     }
 
 
-def test_what_is_served_is_told(adapted: Running) -> None:
+def test_served_models_are_listed(adapted: Running) -> None:
     models_info = {one["name"]: one for one in adapted.get("/info").json()["models"]}
     assert {"embed", "tag"} <= set(models_info["tags"]["does"])
     assert "fill" not in models_info["tags"]["does"]
@@ -86,7 +86,7 @@ def test_what_is_served_is_told(adapted: Running) -> None:
     assert models_info["base"]["precision"] == "fp32"
 
 
-def test_whoever_can_answers_if_nobody_is_named(adapted: Running) -> None:
+def test_the_capable_model_is_the_default(adapted: Running) -> None:
     assert adapted.post("/embed", {"texts": "cat"}).json()["model"] == "tags"
     assert adapted.post("/fill", {"texts": "a [MASK]"}).json()["model"] == "base"
     assert adapted.post("/classify", {"texts": "cat"}).json()["model"] == "houlsby"
@@ -129,7 +129,7 @@ def test_readiness_and_liveness(adapted: Running) -> None:
     adapted.service.draining = False
 
 
-def test_a_batch_that_was_interrupted_goes_on_with_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_batch_keeps_its_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch keeps its adapter when a batch with another adapter is computed between its forward passes."""
     model = Model(model_folder())
     used: list[str | None] = []

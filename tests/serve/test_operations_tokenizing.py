@@ -63,7 +63,7 @@ def test_texts_are_read_once(path: str, body: Any, served: Running, readings: li
 
 
 @pytest.mark.parametrize("path", ["/embed", "/fill", "/classify"])
-def test_long_texts_are_read_by_threads_of_their_own(
+def test_long_texts_are_tokenized_in_separate_threads(
     path: str, served: Running, readings: list[tuple[str, str]]
 ) -> None:
     assert served.post(path, {"texts": f"[MASK] {LONG}"}).status_code == 200
@@ -149,7 +149,7 @@ def test_questions_are_weighed_with_all_windows_of_their_texts(served: Running, 
 
 
 @pytest.mark.parametrize("threshold", [None, 0.5], ids=["hidden", "seen"])
-def test_corrections_are_weighed_with_all_their_passes(
+def test_token_count_of_corrections_includes_all_passes(
     threshold: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The token count of corrections includes a pass per split word, even if the text is otherwise not masked."""
@@ -173,7 +173,7 @@ def test_corrections_are_weighed_with_all_their_passes(
                 assert tokens < 1.25 * sum(computed)
 
 
-def test_many_passes_end_when_the_time_is_over(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_passes_end_at_the_deadline(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A correction needs one pass per token, and stops at its deadline so that others need not wait."""
     passes = []
 
@@ -193,9 +193,7 @@ def test_many_passes_end_when_the_time_is_over(folders: dict[str, str], monkeypa
     assert len(passes) < 500
 
 
-def test_who_computes_may_see_first_that_the_time_is_over(
-    folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_computation_may_detect_the_deadline_first(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     def give_up(*_: Any) -> Any:
         raise AbandonedError("nobody waits for this any more")
 

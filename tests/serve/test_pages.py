@@ -80,7 +80,7 @@ def test_addresses_that_name_no_route(page: Page, address: str) -> None:
         assert page.inner_text("#title") == "Fill"
 
 
-def test_mistakes_are_told(page: Page, address: str) -> None:
+def test_errors_are_reported(page: Page, address: str) -> None:
     page.goto(f"{address}/#/fill")
     page.fill("textarea", "no blank here")
     page.click("form button")
@@ -88,7 +88,7 @@ def test_mistakes_are_told(page: Page, address: str) -> None:
     assert page.get_attribute("#result .error", "role") == "alert"
 
 
-def test_every_route_is_told_of(page: Page, address: str) -> None:
+def test_every_route_is_listed(page: Page, address: str) -> None:
     page.goto(f"{address}/docs")
     page.wait_for_selector(".route")
     answer_text = page.eval_on_selector_all(".route h2 code", "routes => routes.map(route => route.textContent)")

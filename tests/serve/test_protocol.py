@@ -135,9 +135,7 @@ def test_bytes_that_change_nothing_do_not_keep_a_connection(
     ],
     ids=["trailers", "trailer", "extension", "path", "blank lines", "header"],
 )
-def test_what_has_no_end_is_cut_off(
-    first: bytes, again: bytes, client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_endless_input_is_cut_off(first: bytes, again: bytes, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """Endless input is cut off by its size, long before any timeout."""
     for name in ("headers_within", "finish_within"):
         monkeypatch.setattr(Impatient, name, 60.0)
@@ -201,7 +199,7 @@ def test_a_body_that_is_late_does_not_end_the_connection(client: Client) -> None
     assert client.read_until(2) == [404, 200]
 
 
-def test_many_requests_at_once_are_answered_one_by_one(
+def test_pipelined_requests_are_answered_in_order(
     client: Client, service: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most = 0

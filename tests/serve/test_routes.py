@@ -46,7 +46,7 @@ def test_embed_by_a_pooler_that_is_not_there(served: Running) -> None:
     assert error_of(answer) == (400, "unanswerable", message)
 
 
-def test_a_text_that_is_cut_is_told(served: Running) -> None:
+def test_truncation_is_reported(served: Running) -> None:
     assert served.post("/embed", {"texts": ["cat " * 50, "cat"]}).json()["usage"]["truncated"] == 1
 
 
@@ -75,7 +75,7 @@ def test_embed_several_layers(served: Running, models: Models) -> None:
 
 
 @pytest.mark.parametrize(("path", "key"), [("/v1/embeddings", "input"), ("/encode", "texts")])
-def test_clients_of_others_are_told_what_was_cut(path: str, key: str, served: Running) -> None:
+def test_third_party_clients_see_truncation(path: str, key: str, served: Running) -> None:
     answer = served.post(path, {key: ["cat " * 50, "cat", "dog " * 50]})
     assert answer.headers["x-cloze-truncated"] == "2"
     assert answer.json().get("usage", {"truncated": 2})["truncated"] == 2
@@ -227,7 +227,7 @@ def test_tokenize(served: Running, models: Models) -> None:
         assert [tuple(offset) for offset in one["offsets"]] == encoding.offsets
 
 
-def test_many_at_once_get_their_own(served: Running, models: Models) -> None:
+def test_concurrent_requests_get_their_own_results(served: Running, models: Models) -> None:
     texts = [" ".join(["cat", "dog", "mat", "sat"][: 1 + index % 4]) + f" word{index % 30}" for index in range(120)]
     expected = models["base"].embed(texts)
 
@@ -266,7 +266,7 @@ def test_many_at_once_get_their_own(served: Running, models: Models) -> None:
         ("/embed", [], "the body: Input should be an object"),
     ],
 )
-def test_what_cannot_be_answered_is_told(path: str, body: Any, message: str, served: Running) -> None:
+def test_unsupported_requests_are_reported(path: str, body: Any, message: str, served: Running) -> None:
     status, _, told = error_of(served.post(path, body))
     assert status == 400
     assert told.startswith(message)

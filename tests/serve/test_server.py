@@ -43,7 +43,7 @@ def alone(folders: dict[str, str]) -> Iterator[Process]:
         yield found
 
 
-def test_it_answers_and_tells_its_figures(alone: Process) -> None:
+def test_it_answers_and_reports_metrics(alone: Process) -> None:
     figures = asyncio.run(press(Target(f"{alone.address}/embed"), [BODY], connections=4, requests=40))
     assert figures.statuses == {"200": 40}
     metrics = httpx.get(f"{alone.address}/metrics").text
@@ -60,7 +60,7 @@ def test_headers_without_an_end(alone: Process) -> None:
         assert client.recv(100).startswith(b"HTTP/1.1 400")
 
 
-def test_answers_that_nobody_reads(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_responses_are_dropped(folders: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     given_up = threading.Event()
     give_up = TimeoutProtocol._close_if_unread
 
@@ -119,7 +119,7 @@ def test_slow_clients(alone: Process) -> None:
     assert int(outcome.figures["questions answered"]) > 0
 
 
-def test_others_who_suffer_would_be_noticed() -> None:
+def test_affected_clients_are_detected() -> None:
     assert Seen([200, 200], [0.01, 0.02], [200]).failures(0.1) == []
     assert Seen([200, 503], [0.01, 0.2], [200, 0]).failures(0.1) == [
         "/health was answered with 503",
@@ -159,14 +159,14 @@ WELL: dict[str, Any] = {"sent": 2000, "statuses": {"200": 100, "429": 1900}, "pe
         ({"waited_p99": math.nan}, "20x: p99 nan s, allowed 2.98"),
     ],
 )
-def test_what_is_wrong_beyond_capacity(found: dict[str, Any], message: str | None) -> None:
+def test_failures_under_overload(found: dict[str, Any], message: str | None) -> None:
     """Each violated limit is reported; the capacity is ten requests per second, and twenty times that is due."""
     figures, failures = judge(OverloadSettings(seconds=10.0), 20.0, 10.0, WELL | found)
     assert failures == ([] if message is None else [message])
     assert figures["20x: offered"] == f"{(WELL | found)['sent'] / 100:.2f}x"
 
 
-def test_what_is_sent_at_a_rate_is_counted(alone: Process) -> None:
+def test_requests_sent_at_a_rate_are_counted(alone: Process) -> None:
     target = Target(f"{alone.address}/embed")
     figures = press_from(2, target, [BODY], connections=8, rate=40.0, seconds=1.0)
     assert 2 <= figures.sent <= 40  # a busy machine may send fewer, and none sends more
@@ -174,7 +174,7 @@ def test_what_is_sent_at_a_rate_is_counted(alone: Process) -> None:
     assert len(figures.waited) == figures.statuses["200"]
 
 
-def test_who_waits_too_long_gives_up(alone: Process) -> None:
+def test_clients_time_out(alone: Process) -> None:
     figures = asyncio.run(press(Target(f"{alone.address}/embed"), [BODY], connections=2, requests=6, longest=0.0))
     assert (figures.sent, figures.statuses, figures.seconds) == (6, {"timeout": 6}, [])
     assert httpx.get(f"{alone.address}/health").status_code == 200
@@ -196,7 +196,7 @@ def test_soak(alone: Process) -> None:
     assert int(outcome.figures["left"]) > 0
 
 
-def test_modest_clients_beside_a_greedy_one(folders: dict[str, str]) -> None:
+def test_modest_clients_and_a_greedy_one(folders: dict[str, str]) -> None:
     """T30 in short: modest clients retain a fair share; without one they would retain a tenth."""
     with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
         outcome = compare_shares(address, ShareSettings(rounds=1, seconds=2.0, least=0.25), Silent())
@@ -214,7 +214,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
-def test_nobody_gets_anothers_answer(precision: PrecisionName, pair: dict[str, str]) -> None:
+def test_responses_are_not_swapped(precision: PrecisionName, pair: dict[str, str]) -> None:
     alone = ask_alone(pair, precision, SOME)
     with running(ServiceSettings(pair), precision=precision) as service, listening(service) as address:
         assert {one.description["precision"] for one in service.service.models.served.values()} == {precision}
@@ -229,7 +229,7 @@ def test_nobody_gets_anothers_answer(precision: PrecisionName, pair: dict[str, s
             assert f"{precision}: " in swapped.failures[0]
 
 
-def test_texts_that_cannot_be_told_are_noticed(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indistinguishable_texts_are_detected(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torture.swaps._WORDS", ["cat"])
     few = replace(SOME, texts=30)
     alone = ask_alone(pair, "fp32", few)

@@ -41,14 +41,14 @@ def test_batches_are_of_like_lengths_within_the_budget() -> None:
     assert taken(queue, budget=60) == [12]
 
 
-def test_no_more_is_padded_than_may_be() -> None:
+def test_padding_is_bounded() -> None:
     queue = TokenQueue(bound=1000)
     queue.put(job(10, 13, 10, 11, 9, 10))
     batches = [[item.length for item in queue.take(100, wait=0, padding=2)] for _ in range(3)]
     assert batches == [[10, 10, 10], [13, 11], [9]]  # 11 with three items of 10 would add 3 padding tokens
 
 
-def test_the_smallest_job_comes_first_whatever_its_kind() -> None:
+def test_the_smallest_job_is_first_regardless_of_kind() -> None:
     queue = TokenQueue(bound=1000)
     jobs = [job(5, 90), job(5, kind=FILL), job(5)]
     for one in jobs:
@@ -66,7 +66,7 @@ def test_kinds_do_not_mix() -> None:
     assert batches == [[kinds[0], kinds[0]], [kinds[1]], [kinds[2]]]
 
 
-def test_what_is_discarded_frees_its_room_at_once() -> None:
+def test_discarded_jobs_free_space_immediately() -> None:
     queue = TokenQueue(bound=20)
     gone, kept = job(10, 5), job(5)
     queue.put(gone)
@@ -78,7 +78,7 @@ def test_what_is_discarded_frees_its_room_at_once() -> None:
     assert [item.job for item in queue.take(100, wait=0)] == [kept]
 
 
-def test_what_was_partly_taken_can_be_discarded() -> None:
+def test_partly_taken_jobs_can_be_discarded() -> None:
     queue = TokenQueue(bound=100)
     half = job(10, 50)
     queue.put(half)
@@ -102,7 +102,7 @@ def test_asking_and_leaving_does_not_grow_the_queue() -> None:
     assert len(queue._clients) == 2  # the clients that were served most recently
 
 
-def test_what_is_late_is_dropped() -> None:
+def test_late_jobs_are_dropped() -> None:
     queue = TokenQueue(bound=100)
     late, good = job(10, 10, seconds=-1), job(10)
     queue.put(late)
@@ -113,7 +113,7 @@ def test_what_is_late_is_dropped() -> None:
         late.future.result(timeout=0)
 
 
-def test_a_closed_queue_takes_nothing_and_gives_what_it_has() -> None:
+def test_a_closed_queue_rejects_jobs_and_drains() -> None:
     queue = TokenQueue(bound=100)
     queue.put(job(10))
     queue.close()
@@ -123,7 +123,7 @@ def test_a_closed_queue_takes_nothing_and_gives_what_it_has() -> None:
     assert taken(queue) == []
 
 
-def test_who_leaves_without_a_word() -> None:
+def test_cancelled_futures_are_removed() -> None:
     queue = TokenQueue(bound=100)
     leaving, staying = job(5), job(6, kind=FILL)
     queue.put(leaving)
@@ -164,7 +164,7 @@ def test_clients_take_turns_by_the_time_they_have_had(monkeypatch: pytest.Monkey
     assert "greedy" in order
 
 
-def test_no_client_fills_more_than_its_part_of_a_batch() -> None:
+def test_no_client_exceeds_its_share_of_a_batch() -> None:
     queue = TokenQueue(bound=1000)
     queue.put(job(*[10] * 30, client="greedy"))
     assert names(queue) == ["greedy"] * 10  # it is the only client
@@ -174,7 +174,7 @@ def test_no_client_fills_more_than_its_part_of_a_batch() -> None:
     assert names(queue) == ["greedy"] * 5  # another client has been active recently
 
 
-def test_who_is_ahead_pauses_for_who_was_answered_just_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_ahead_pause_for_recently_served_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloze.serve.queue.PAUSE", 5.0)
     queue = contended(30)
     found: list[str] = []
@@ -195,7 +195,7 @@ def test_a_pause_is_charged_to_those_it_was_made_for(monkeypatch: pytest.MonkeyP
     assert queue._clients["modest"].tag - before == pytest.approx(0.05, abs=0.04)
 
 
-def test_beside_a_batch_at_work_others_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_get_a_turn_during_a_running_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloze.serve.queue.PAUSE", 0.0)
     queue = TokenQueue(bound=10_000)
     queue.put(job(1000, client="greedy"))
@@ -213,7 +213,7 @@ def test_beside_a_batch_at_work_others_have_their_turn(monkeypatch: pytest.Monke
     assert {name for _ in range(2) for name in names(queue)} == {"other"}
 
 
-def test_a_large_job_gives_way_after_a_turn() -> None:
+def test_a_large_job_yields_after_a_turn() -> None:
     queue = TokenQueue(bound=10_000, turn=200)
     large = job(*[10] * 100)
     queue.put(large)
@@ -240,7 +240,7 @@ def test_a_large_job_is_not_starved_by_small_ones() -> None:
     assert batches < 100
 
 
-def test_a_full_queue_has_room_for_who_waits_for_little() -> None:
+def test_a_full_queue_has_space_for_small_clients() -> None:
     queue = TokenQueue(bound=100)
     queue.put(job(100, client="greedy"))
     for client, size, fits in (("greedy", 1, False), ("modest", 51, False), ("modest", 50, True), ("modest", 1, False)):
@@ -254,7 +254,7 @@ def test_a_full_queue_has_room_for_who_waits_for_little() -> None:
     assert queue.tokens <= 200  # twice the bound, for any number of clients
 
 
-def test_what_is_ahead_of_a_job() -> None:
+def test_tokens_ahead_of_a_job() -> None:
     queue = TokenQueue(bound=10_000, turn=200)
     queue.put(job(1000, client="greedy"))
     queue.put(job(20, client="modest"))

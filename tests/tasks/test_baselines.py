@@ -156,7 +156,7 @@ def test_options_are_chosen_by_overlap_or_by_chance() -> None:
     assert fit_baselines(data_of("choose", Choices(wrong), Choices(wrong)))[0].name == "chance"
 
 
-def test_answers_are_taken_from_where_the_question_overlaps() -> None:
+def test_answers_come_from_the_overlap_with_the_question() -> None:
     context = (
         "Rain fell all day in the north. Old Ahab was the captain of the ship. Nobody liked him, for bread was dear."
     )

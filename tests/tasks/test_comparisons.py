@@ -35,7 +35,7 @@ def made(score: float, values: list[float], rows: int = 11) -> Resamples:
     return Resamples("accuracy", rows, score, np.asarray(values))
 
 
-def test_a_run_keeps_what_comparisons_need(tmp_path: Path) -> None:
+def test_a_run_stores_resamples(tmp_path: Path) -> None:
     generator = np.random.default_rng(0)
     first, second = (right_or_wrong(generator.integers(0, 2, 200).tolist()) for _ in range(2))
     for name, rows in (("first", first), ("second", second)):
@@ -83,7 +83,7 @@ def test_rows_and_seeds_by_hand() -> None:
     assert (found.value, found.low, found.high) == pytest.approx((0.7, 0.7 - reach, 0.7 + reach))
 
 
-def test_pairs_of_seeds_take_out_what_both_share() -> None:
+def test_paired_seeds_cancel_shared_effects() -> None:
     """Effects of seeds and of resamples that both models share cancel out."""
     generator = np.random.default_rng(0)
     luck, ease = generator.normal(0, 0.1, 4), generator.normal(0, 0.05, 1000)
@@ -154,7 +154,7 @@ def test_evaluations_of_other_rows_are_not_paired() -> None:
         one.gain_over(replace(one, targets=["1"] * 3, rows=right_or_wrong([1, 0, 0])))
 
 
-def test_what_results_hold_of_a_mean() -> None:
+def test_results_of_a_mean() -> None:
     runs = [made(0.7, [0.7, 0.7, 0.7]), made(0.8, [0.8, 0.8, 0.8])]
     over_runs = [0.75 - 12.7062 * 0.05, 1.0]  # t(0.975, 1) = 12.7062; accuracy is bounded by 1
     seeds = summarize([0.7, 0.8], None, "accuracy", "seeds")
@@ -181,7 +181,7 @@ def test_intervals_end_where_the_metric_does() -> None:
     assert bounded([-0.2, 0.3], "spearman") == [-0.2, 0.3]
 
 
-def test_differences_are_told_in_points() -> None:
+def test_differences_are_in_points() -> None:
     assert Difference(0.008, -0.009, 0.025).in_points() == (
         "gain +0.8 points, 95 % interval -0.9 to +2.5: within noise"
     )

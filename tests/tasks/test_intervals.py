@@ -82,7 +82,7 @@ def test_intervals_cover_the_true_accuracy() -> None:
     assert 0.91 <= covered / 300 <= 0.98
 
 
-def test_paired_comparison_finds_what_two_intervals_hide() -> None:
+def test_paired_comparison_is_more_sensitive_than_two_intervals() -> None:
     generator = np.random.default_rng(0)
     targets = [1] * 1000
     first = (generator.random(1000) < 0.80).astype(int)
@@ -160,7 +160,7 @@ def test_tags_are_resampled_by_sentences(tags: tuple[str, ...]) -> None:
         assert {name: values[number] for name, values in found.items()} == pytest.approx(scores)
 
 
-def test_labels_are_counted_one_by_one() -> None:
+def test_labels_are_counted_separately() -> None:
     # TP 2, FN 1, FP 1, TN 4
     rows = MetricRows(("accuracy",), [1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 0, 1, 0, 0, 0, 0])
     assert rows.label_counts.by_label(("no", "yes")) == {

@@ -68,7 +68,7 @@ def test_share_of_a_long_text() -> None:
 
 
 @pytest.mark.parametrize("text", ["river", "a", "old river", "?!", "", "  ", "a a", "...", "don't", "12"])
-def test_nothing_is_ever_empty_or_the_same(text: str) -> None:
+def test_edited_texts_are_changed_and_not_empty(text: str) -> None:
     for edited in many(text, SIMILAR, 50):
         if edited is not None:
             assert words(edited)
@@ -93,7 +93,7 @@ def test_capitals_stay() -> None:
     assert edited == {"Stream", "Brook", "River River"}
 
 
-def test_spaces_close_behind_a_lost_word() -> None:
+def test_no_double_space_after_a_deleted_word() -> None:
     edited = set(many("one, two three.", {}, 200))
     assert {"one, three.", "one, two.", ", two three."} <= edited
 

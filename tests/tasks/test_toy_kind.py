@@ -125,7 +125,7 @@ def test_training_and_evaluation(tuned: Path, rows: Path) -> None:
     assert "fine-tuned to stars" in (tuned / "model" / "README.md").read_text("utf-8")
 
 
-def test_folder_records_a_kind_that_its_head_does_not_tell(tuned: Path) -> None:
+def test_folder_records_a_kind_that_its_head_does_not_imply(tuned: Path) -> None:
     config = json.loads((tuned / "model" / "config.json").read_text("utf-8"))
     assert config["cloze_task"] == {"kind": "stars"}
     assert "problem_type" not in config

@@ -81,7 +81,7 @@ def test_a_second_text_without_tokens_is_none(minilm: Tokenizer, minilm_folder: 
         assert encode_long(minilm, ["the cat"], [second], way) == [[ours]]
 
 
-def test_lowering_a_final_sigma_is_the_engines() -> None:
+def test_lower_cased_final_sigma_equals_transformers() -> None:
     """There is no final sigma, as in transformers and all models trained with it, unlike the published code."""
     pieces = [*SPECIAL, "οδος", "οδοσ"]
     tokenizer = Tokenizer.from_vocabulary(pieces, lowercase=True)

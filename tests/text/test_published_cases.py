@@ -68,13 +68,13 @@ def test_words_over_a_hundred_characters_are_unknown(length: int, unknown: bool)
     ("lowercase", "strip_accents", "expected"),
     [(True, None, "cafe"), (True, False, "café"), (False, None, "CAFÉ"), (False, True, "CAFE")],
 )
-def test_accents_follow_the_casing_unless_told(lowercase: bool, strip_accents: bool | None, expected: str) -> None:
+def test_accents_follow_the_casing_by_default(lowercase: bool, strip_accents: bool | None, expected: str) -> None:
     pieces = [*SPECIAL, "cafe", "café", "CAFÉ", "CAFE"]
     tokenizer = Tokenizer.from_vocabulary(pieces, lowercase=lowercase, strip_accents=strip_accents)
     assert tokenizer("CAFÉ", special=False).tokens == [expected]
 
 
-def test_chinese_may_be_left_in_words() -> None:
+def test_chinese_splitting_can_be_disabled() -> None:
     pieces = [*SPECIAL, "中", "##国", "国"]
     apart = Tokenizer.from_vocabulary(pieces, lowercase=True)
     together = Tokenizer.from_vocabulary(pieces, lowercase=True, chinese=False)

@@ -101,7 +101,7 @@ def test_published_folder(minilm: Tokenizer, minilm_folder: Path, tmp_path: Path
         ({"model_max_length": 64}, {"max_seq_length": None}, None, 64),
     ],
 )
-def test_where_the_length_comes_from(
+def test_source_of_the_maximum_length(
     config: Any, sentence: Any, positions: int | None, expected: int, folder: Path
 ) -> None:
     for name, content in (("tokenizer_config.json", config), ("sentence_bert_config.json", sentence)):
@@ -110,7 +110,7 @@ def test_where_the_length_comes_from(
     assert Tokenizer.from_folder(folder, positions).max_length == expected
 
 
-def test_where_the_casing_comes_from(folder: Path, base: dict[str, Any]) -> None:
+def test_source_of_the_casing(folder: Path, base: dict[str, Any]) -> None:
     assert not Tokenizer.from_folder(folder).lowercase  # the vocabulary has capitals
     write_vocabulary(folder / "vocab.txt", [*SPECIAL, "the"])
     assert Tokenizer.from_folder(folder).lowercase

@@ -68,7 +68,7 @@ def test_every_cut_is_one_of_the_engines(uncased: Tokenizer) -> None:
 
 @pytest.mark.parametrize("length", [16, 256, 512])
 @pytest.mark.parametrize("unit", [ENGLISH + " ", CHINESE, "a" * 300 + " ", " " * 999 + "é", "\u060c", "q\u0301\u0302 "])
-def test_long_texts_are_read_as_far_as_needed(unit: str, length: int, minilm: Tokenizer) -> None:
+def test_long_texts_are_processed_as_far_as_needed(unit: str, length: int, minilm: Tokenizer) -> None:
     text = unit * (200_000 // len(unit))
     encoding = minilm(text, special=False, max_length=length)
     full = minilm.encode_ids([text])[0]

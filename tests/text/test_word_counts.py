@@ -148,14 +148,14 @@ def test_frequent_words_are_chosen(most: int, kept: str, least: int) -> None:
     assert (counts.words, counts.different, counts.too_long) == (24, 7, 5)
 
 
-def test_equals_are_parted_where_they_must_be() -> None:
+def test_ties_are_split_if_necessary() -> None:
     with SortedTables() as tables:
         tables.add(b"".join(b"%b\t1\n" % bytes([letter]) for letter in b"abcdefghij") + b"z\t2\n")
         # All ten ties do not fit, but without them hardly any word would be left, so the first ones are taken.
         assert list(tables.choose(6)) == [*((letter, 1) for letter in "abcde"), ("z", 2)]
 
 
-def test_disk_without_room_is_told(tight: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported(tight: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise OSError(28, "No space left on device")
 
@@ -171,7 +171,7 @@ def test_disk_without_room_is_told(tight: None, monkeypatch: pytest.MonkeyPatch)
         "import os; from multiprocessing.connection import Connection; Connection(0).recv_bytes(); os._exit(3)",
     ],
 )
-def test_dying_process_is_told(program: str, tight: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_dying_process_is_reported(program: str, tight: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(counting, "PROGRAM", program)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     processes = _watch(monkeypatch)

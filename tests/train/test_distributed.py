@@ -50,7 +50,7 @@ def one(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_ranks_learn_what_one_learns(data: Path, tmp_path: Path, one: Path, parallel: str) -> None:
+def test_two_ranks_equal_one(data: Path, tmp_path: Path, one: Path, parallel: str) -> None:
     done = together(data, tmp_path / "run", "--dropout", "0", "--parallel", parallel)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("held_out_mlm_loss\t") == 1  # only the main rank prints
@@ -60,7 +60,7 @@ def test_two_ranks_learn_what_one_learns(data: Path, tmp_path: Path, one: Path, 
     assert all((ours[name] - theirs[name]).abs().max() < 1e-4 for name in ours)
 
 
-def test_layers_are_fetched_one_by_one_where_all_would_be_too_much(data: Path, tmp_path: Path, one: Path) -> None:
+def test_large_models_gather_one_layer_at_a_time(data: Path, tmp_path: Path, one: Path) -> None:
     program = tmp_path / "large.py"
     program.write_text(
         # Run the module instead of main(): it handles the shutdown of several processes.
@@ -124,14 +124,14 @@ def test_parts_of_a_batch_are_the_batch(data: Path, tmp_path: Path, one: Path) -
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_with_dropout_two_ranks_learn_what_one_learns_in_two_parts(data: Path, tmp_path: Path, parallel: str) -> None:
+def test_with_dropout_two_ranks_equal_one_with_two_parts(data: Path, tmp_path: Path, parallel: str) -> None:
     assert alone(data, tmp_path / "one", "--dropout", "0.1", "--accumulate", "2").returncode == 0
     done = together(data, tmp_path / "two", "--dropout", "0.1", "--parallel", parallel)
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)
 
 
-def test_a_run_may_go_on_with_another_number_of_processes(data: Path, tmp_path: Path, one: Path) -> None:
+def test_a_run_can_be_resumed_with_another_number_of_processes(data: Path, tmp_path: Path, one: Path) -> None:
     out = tmp_path / "run"
     stops = "import cloze.train.loop as loop, os, signal, sys\nfrom cloze.cli import main\n"
     # Sends itself a signal at the end of a step, so that the stopping point is known.
@@ -154,7 +154,7 @@ def test_more_processes_than_rows_are_refused(data: Path, tmp_path: Path) -> Non
     )
 
 
-def test_one_alone_needs_nobody() -> None:
+def test_one_process_needs_no_group() -> None:
     group = ProcessGroup()
     assert group.is_main
     assert group.all_reduce([1.0, 2.0]) == [1.0, 2.0]

@@ -54,7 +54,7 @@ print(kept - resident())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="requires glibc")
-def test_what_lies_idle_is_given_back() -> None:
+def test_idle_memory_is_returned() -> None:
     done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, check=True)
     assert 150 < int(done.stdout) < 250  # MB; the program used 200
 
@@ -89,13 +89,13 @@ def test_a_step_that_takes_more_by_itself_is_no_idle_memory() -> None:
     assert given_back([100, 100, 110, 120, 120, 122, 127]) == [2, 6]
 
 
-def test_where_batches_differ_much_more_is_let_grow_until_it_is_seldom() -> None:
+def test_varying_batches_raise_the_limit_until_trimming_is_rare() -> None:
     growing = [100, 110, 120, 130, 140] * 20  # every fifth step starts again from 100
     # 110 exceeds the first limit, then 130 two steps later; after that, a step is known to need 140.
     assert given_back([100, 100, *growing]) == [3, 5]
 
 
-def test_nothing_is_given_back_where_the_system_does_not_tell() -> None:
+def test_memory_is_not_returned_without_measurements() -> None:
     assert given_back([0] * 6) == []
 
 

@@ -15,7 +15,7 @@ def test_epsilon_is_that_of_the_settings() -> None:
     assert make_optimizer(module, 1e-3, 0.01, epsilon=1e-6).defaults["eps"] == 1e-6
 
 
-def test_one_dimension_decays_not_and_frozen_ones_stay_out() -> None:
+def test_vectors_do_not_decay_and_frozen_parameters_are_left_out() -> None:
     module = make_module()
     module[3].weight.requires_grad_(False)  # type: ignore[index]
     decayed, others = make_optimizer(module, 1e-3, 0.01).param_groups

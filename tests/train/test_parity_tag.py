@@ -72,7 +72,7 @@ def test_names_are_learned(base: Path, tmp_path: Path) -> None:
     assert "answers: B-X, I-X, O" in (run / "model" / "README.md").read_text(encoding="utf-8")
 
 
-def test_context_is_read_where_it_is_asked_for(base: Path, tmp_path: Path) -> None:
+def test_context_is_used_on_request(base: Path, tmp_path: Path) -> None:
     """A tag that depends on the previous sentence is learned with context, and stays at chance without it."""
     paths = [make_documents(tmp_path / f"{seed}.txt", 120, seed) for seed in (0, 1)]
     source = Source("tag", paths[0], paths[1])

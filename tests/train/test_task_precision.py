@@ -37,7 +37,7 @@ def rows(run: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def test_bfloat16_learns_what_float32_does(base: Path, source: Source, tmp_path: Path) -> None:
+def test_bfloat16_learns_like_float32(base: Path, source: Source, tmp_path: Path) -> None:
     runs = {
         name: run_finetuning(source, base, tmp_path / name, settings=replace(LEARNING, precision=name))
         for name in ("fp32", "bf16")
@@ -75,7 +75,7 @@ def test_layers_are_bfloat16_and_heads_and_scores_are_not(
     assert seen == {"training": {True}, "scoring": {False}, "logits": {(torch.float32, False)}}
 
 
-def test_auto_is_what_is_faster_but_frozen_states_are_float32(
+def test_auto_is_the_faster_precision_but_frozen_states_are_float32(
     base: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: True)
@@ -108,7 +108,7 @@ def test_cosines_are_never_rounded() -> None:
         assert torch.equal(contrast(vectors[0], vectors[1], 0.05)[0], expected)
 
 
-def test_own_teacher_counts_the_same_in_any_company() -> None:
+def test_mean_teacher_loss_does_not_depend_on_the_batch() -> None:
     student_logits, teacher_logits = torch.randn(2, 1, 2, 5, generator=torch.Generator().manual_seed(0))
     alone = logits_distance(student_logits, teacher_logits, torch.tensor([[1, 2]]), 2)
     one, other = (functional.pad(answer, (0, 7), value=IMPOSSIBLE) for answer in (student_logits, teacher_logits))

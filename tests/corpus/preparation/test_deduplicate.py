@@ -67,7 +67,7 @@ def test_estimates_follow_the_similarity() -> None:
         assert estimate == pytest.approx(similarity(words, other), abs=0.15)
 
 
-def test_what_is_alike_through_a_third_is_alike() -> None:
+def test_similarity_is_transitive() -> None:
     (first,) = made(1, 400, seed=5)
     second = changed(first, 7, seed=1)
     third = changed(second, 7, seed=2)

@@ -39,7 +39,7 @@ def test_cosines_and_agreement() -> None:
     assert cosines(numpy.zeros((1, 3), numpy.float32), numpy.ones((1, 3), numpy.float32))[0] == 0
 
 
-def test_every_way_is_what_it_says(pretrained: Model) -> None:
+def test_every_variant_is_computed_as_named(pretrained: Model) -> None:
     scores = [float(number) for number in range(30)]
     report = report_embeddings(pretrained, TEXTS[:30], TEXTS[30:], scores)
     ways = {way.name: way for way in report.ways}
@@ -60,7 +60,7 @@ def test_every_way_is_what_it_says(pretrained: Model) -> None:
         assert ways[name].geometry.anisotropy == pytest.approx(geometry(vectors).anisotropy, abs=1e-5)
 
 
-def test_a_direction_that_a_layer_norm_has_taken_is_not_missed(pretrained: Model) -> None:
+def test_whitening_omits_the_direction_removed_by_layer_norm(pretrained: Model) -> None:
     """Vectors of 16 dimensions are whitened to the 15 that layer normalization leaves."""
     many = [f"word{number % 38} word{number * 7 % 37} the cat word{number * 11 % 36}" for number in range(200)]
     report = report_embeddings(pretrained, many, fit_on=many)

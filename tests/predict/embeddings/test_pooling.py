@@ -98,11 +98,11 @@ def test_the_same_word_elsewhere_has_another_vector(pretrained: Model) -> None:
         ("", "a b", []),
     ],
 )
-def test_where_a_word_stands(word: str, text: str, places: list[tuple[int, int]]) -> None:
+def test_word_positions(word: str, text: str, places: list[tuple[int, int]]) -> None:
     assert find_word(word, text, lowercase=True) == places
 
 
-def test_what_is_refused(pretrained: Model) -> None:
+def test_invalid_input_is_rejected(pretrained: Model) -> None:
     with pytest.raises(RequestError, match=r"^no word 'dog' in 'the cat'; give it as the text has it$"):
         pretrained.word("dog", "the cat")
     with pytest.raises(RequestError, match=r"^occurrence 2 of 'cat', which the text has 1 times; count from 1$"):

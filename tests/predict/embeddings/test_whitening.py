@@ -38,7 +38,7 @@ def test_mean_and_covariance_are_those_of_noise() -> None:
 
 @pytest.mark.parametrize("pooling", [pooling for pooling in POOLINGS if pooling != "mean_words"])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_sentence_transformers_gives_the_same(pooling: PoolingName, normalize: bool, tmp_path: Path) -> None:
+def test_sentence_transformers_gives_equal_vectors(pooling: PoolingName, normalize: bool, tmp_path: Path) -> None:
     base = Model(replace(model_folder(pooler=True), embedding=EmbeddingSettings(pooling, normalize)))
     whitened = base.whiten(MADE, 3)  # scaled-up dimensions differ by more than 1e-5
     ours = whitened.embed(MADE[:20])

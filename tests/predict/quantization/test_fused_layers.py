@@ -99,7 +99,7 @@ def test_published_weights(way: str, minilm_folder: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", ADAPTERS)
-def test_adapters_are_heard(name: str, way: str, config: BertConfig, tmp_path: Path) -> None:
+def test_adapters_take_effect(name: str, way: str, config: BertConfig, tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", config)
     make_adapter(base, tmp_path / name / "model", ADAPTERS[name])
     fast, plain = (load(base, precision="int8") for _ in range(2))
@@ -126,7 +126,7 @@ def test_heads_can_be_left_out(way: str, config: BertConfig) -> None:
     numpy.testing.assert_array_equal(fast.embed(TEXTS), whole)
 
 
-def test_pruned_heads_are_gone(way: str, config: BertConfig) -> None:
+def test_pruned_heads_are_removed(way: str, config: BertConfig) -> None:
     model = Model(model_folder(config=config), precision="int8")
     before = model.embed(TEXTS)
     with model.without_heads([(1, 0)]):
@@ -138,7 +138,7 @@ def test_pruned_heads_are_gone(way: str, config: BertConfig) -> None:
     assert numpy.abs(before - expected).max() > 2 * tolerance, "the head matters"
 
 
-def test_who_trains_looks_or_copies_has_the_layers_themselves(config: BertConfig) -> None:
+def test_training_hooks_and_copies_use_the_separate_layers(config: BertConfig) -> None:
     model = Model(model_folder(config=config), precision="int8")
     encoder = model.bert.encoder
     assert run_fused(model) is not None
@@ -153,7 +153,7 @@ def test_who_trains_looks_or_copies_has_the_layers_themselves(config: BertConfig
     assert not any("fused_layers" in name for name in model.bert.state_dict())
 
 
-def test_one_layer_gone_through_again_and_again(way: str, config: BertConfig) -> None:
+def test_one_shared_layer_is_fused(way: str, config: BertConfig) -> None:
     fast, plain = both(replace(config, shared_layers=True, embedding_size=8))
     assert_same(fast.embed(TEXTS), plain.embed(TEXTS), way)
     assert_same(fast.hidden("the cat", layer=None), plain.hidden("the cat", layer=None), way)

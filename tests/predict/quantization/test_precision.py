@@ -212,13 +212,13 @@ def test_a_large_model_is_looked_at_with_two_texts(monkeypatch: pytest.MonkeyPat
     assert sizes == [len(FEW_TEXTS), 2], "an explicit precision skips the measurement"
 
 
-def test_a_folder_whose_vectors_cannot_be_made_is_loaded_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_with_unsupported_pooling_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: True)
     contents = replace(model_folder(["mlm"]), embedding=EmbeddingSettings(unsupported="it pools by weights"))
     assert Model(contents, precision="auto").precision == "bf16"
 
 
-def test_what_is_refused() -> None:
+def test_invalid_input_is_rejected() -> None:
     with pytest.raises(ConfigError, match=r"^unknown precision 'int4'; did you mean 'int8'\?$"):
         Model(model_folder(), precision="int4")  # type: ignore[arg-type]
     message = r"^precision int8 is for the CPU, not for cuda; use bf16, or device='cpu' \(--device cpu\)$"

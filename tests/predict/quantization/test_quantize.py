@@ -106,7 +106,7 @@ def test_vectors_are_compared_as_the_folder_makes_them(tmp_path: Path) -> None:
     assert report.least_cosine == pytest.approx(float(((exact * small).sum(1) / lengths).min()), abs=1e-5)
 
 
-def test_odd_texts_are_told_of_and_decide_nothing(embedded_texts: Counter[str], tmp_path: Path) -> None:
+def test_odd_texts_are_reported_but_do_not_decide(embedded_texts: Counter[str], tmp_path: Path) -> None:
     folder = saved(model_folder(), tmp_path / "model")
     report = quantize(folder, TEXTS[:40], with_odd=True)
     assert list(report.kinds) == ["paragraphs", "single words", "Chinese characters", "numbers", "signs"]

@@ -22,7 +22,7 @@ def bert() -> Backbone:
     return model_folder().model
 
 
-def test_factors_cancel() -> None:
+def test_smoothing_factors_cancel() -> None:
     """Quantized weights divided by their factors equal the weights, for any factors."""
     torch.manual_seed(2)
     linear = nn.Linear(48, 20)
@@ -56,7 +56,7 @@ def test_features_that_random_tokens_never_stirred() -> None:
         assert float(weight.factors.min()) > 0
 
 
-def test_what_is_large_is_what_comes_in(bert: Backbone) -> None:
+def test_large_features_are_those_of_the_input(bert: Backbone) -> None:
     """The largest input features of the first product equal those of the embeddings, computed without a hook."""
     found = largest_features(bert)
     assert set(found) == {place for place, _ in layer_products(bert) if is_smoothed(place)}
@@ -75,13 +75,13 @@ def test_looking_leaves_the_model_as_it_was(bert: Backbone) -> None:
     assert not any(linear._forward_pre_hooks for _, linear in layer_products(bert))
 
 
-def test_one_layer_that_is_gone_through_many_times() -> None:
+def test_one_shared_layer_is_smoothed_for_all_passes() -> None:
     config = replace(SMALL, shared_layers=True, embedding_size=SMALL.hidden_size)
     bert = model_folder(config=config).model
     assert set(largest_features(bert)) == {"encoder.layers.0.attention.query_key_value", PLACE}
 
 
-def test_every_short_text_of_a_published_model_is_near(minilm_folder: Path) -> None:
+def test_every_short_text_of_a_published_model_is_accurate(minilm_folder: Path) -> None:
     """Every single word and symbol, the hardest cases for rounding, is as close to fp32 as ``auto`` requires."""
     some = [text for text in minilm_texts() if len(text) < 24]
     exact, small = (load(minilm_folder, precision=name).embed(some) for name in ("fp32", "int8"))

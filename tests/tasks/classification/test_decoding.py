@@ -37,7 +37,7 @@ def test_temperature_undoes_overconfidence(labels: int) -> None:
     assert set(found.results()) >= {"temperature", "calibration_error", "calibration_error_before"}
 
 
-def test_threshold_makes_the_score_as_large_as_it_can() -> None:
+def test_threshold_maximizes_the_score() -> None:
     logits, targets = overconfident()
 
     def f1(task: TaskLabels) -> float:

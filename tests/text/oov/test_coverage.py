@@ -68,7 +68,7 @@ def test_counts_and_forecasts_with_rungs_on(seed: int, characters: bool) -> None
         assert after.words == found.words
 
 
-def test_what_is_worth_adding() -> None:
+def test_candidates_worth_adding() -> None:
     text = "covid COVID cats cats cats sars sars 19 19 19 19 鼠 鼠 ☃☃ ☃☃ the cat sat ."
     found = measure_coverage([text, ""], PLAIN, minimum=2)
     assert found.candidates == [
@@ -118,7 +118,7 @@ def test_ideographs_that_are_no_words_of_their_own_are_not_cut(before: int) -> N
     assert found.rungs == dict.fromkeys(RUNGS, 0) | {"word": before, "pieces": MAX_WINDOW // 2}
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_reported() -> None:
     progress_calls: list[tuple[str, int]] = []
 
     class Listener:

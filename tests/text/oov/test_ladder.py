@@ -41,7 +41,7 @@ def check_offsets(text: str, encoding: Encoding, words: list[Word]) -> None:
 
 
 @pytest.mark.parametrize("name", ["uncased", "cased"])
-def test_what_is_off_changes_nothing(name: str, request: pytest.FixtureRequest) -> None:
+def test_unmatched_entries_change_nothing(name: str, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(name)
     texts = [*strings(400, seed=31), *wild_strings(200, seed=32)]
     expected = tokenizer.encode_batch(texts, max_length=9999)
@@ -54,7 +54,7 @@ def test_what_is_off_changes_nothing(name: str, request: pytest.FixtureRequest) 
 
 
 @pytest.mark.parametrize("name", ["uncased", "cased"])
-def test_known_words_stay_what_they_are(name: str, request: pytest.FixtureRequest) -> None:
+def test_known_words_are_unchanged(name: str, request: pytest.FixtureRequest) -> None:
     tokenizer: Tokenizer = request.getfixturevalue(name)
     climbing = extended(tokenizer, characters=True, look_alikes=True)
     texts = strings(500, seed=33)
@@ -136,7 +136,7 @@ def test_added_words_match_whole_only() -> None:
     assert extended(narrow, words=["bead"])("beadx", special=False).tokens == ["be", "##adx"]
 
 
-def test_words_long_by_what_is_deleted_are_split_as_before() -> None:
+def test_words_long_by_deleted_marks_are_split_as_before() -> None:
     text = "bead" + "\u0301" * 2000 + "ed"
     assert ALL(text, special=False).ids == SMALL(text, special=False).ids == ALL.encode_ids([text])[0]
 
@@ -203,7 +203,7 @@ def test_two_ways_on_all_kinds_of_text(name: str, request: pytest.FixtureRequest
     assert found == set(RUNGS)
 
 
-def test_batches_are_what_texts_are_alone() -> None:
+def test_batches_equal_single_texts() -> None:
     texts = ["a☃ new york", "bead", "", "ab-1 ☃"]
     for text, encoding in zip(texts, ALL.encode_batch(texts), strict=True):
         alone = ALL(text)
@@ -242,7 +242,7 @@ def test_blanks_among_rungs() -> None:
 
 
 @pytest.mark.parametrize("unit", ["new york ", "new york a☃ ", "bead beads ", "the new york-", "b" * 101 + " "])
-def test_long_texts_are_read_as_far_as_needed(unit: str) -> None:
+def test_long_texts_are_processed_as_far_as_needed(unit: str) -> None:
     text = unit * (66_000 // len(unit))
     full = ALL.encode_ids([text])[0]
     assert full == ALL.encode_ids([unit])[0] * (66_000 // len(unit))
@@ -270,7 +270,7 @@ def test_phrases_reach_over_windows(letter: str, phrase: str, size: int) -> None
             assert ALL(text, special=False, max_length=length).ids == [*before, *city][:length]
 
 
-def test_nothing_is_lost_silently_however_much_entities_shrink() -> None:
+def test_no_token_is_lost_silently_when_entities_shrink_a_text() -> None:
     """If entities shrink the first windows below the limit, further text is encoded, and no token is lost silently."""
     text = "new york " * 3000
     encoding = ALL(text, special=False, max_length=3000)

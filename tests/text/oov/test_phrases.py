@@ -71,7 +71,7 @@ def test_longest_first(text: str, expected: str) -> None:
     assert replaced(entities[::-1], text) == expected
 
 
-def test_case_counts_where_the_model_counts_it() -> None:
+def test_case_matters_in_cased_models() -> None:
     entities = [("New York", "town")]
     assert replaced(entities, "New York, new york", CASED) == "town<New York> , new york"
     assert replaced(entities, "New York, NEW YORK") == "town<New York> , town<NEW YORK>"
@@ -89,7 +89,7 @@ def test_chinese_phrases() -> None:
     assert replaced(entities, "北京的大学,北京大学北京大") == "大<北京> 的 北<大学> , 学<北京大学> 大<北京> 大"
 
 
-def test_surfaces_that_the_vocabulary_does_not_know() -> None:
+def test_surfaces_unknown_to_the_vocabulary() -> None:
     """Surfaces with identical ids (unknown words) are distinguished by their words."""
     entities = [("☃ man", "town"), ("☃", "city"), ("zürich", "state"), ("new ☃", "big town")]
     text = "☃ man ☃ ☀ Zürich zurich zuerich new ☃ new ☀"
@@ -100,7 +100,7 @@ def test_surfaces_that_the_vocabulary_does_not_know() -> None:
     assert tokenizer.encode_ids([text]) == [tokenizer(text, special=False).ids]
 
 
-def test_many_unknown_surfaces_are_one_look_each() -> None:
+def test_many_unknown_surfaces_need_one_lookup_each() -> None:
     """Thousands of surfaces in an unknown script share an id and are looked up once, not one by one."""
     lookups = []
 
@@ -137,7 +137,7 @@ def test_phrase_at_the_very_end() -> None:
     assert replaced(entities, "we york") == "we a<york>"
 
 
-def test_types_are_told() -> None:
+def test_types_are_returned() -> None:
     text = "new york, the u.s."
     tokenizer = extended(UNCASED, entities=[("new york", "town", "place"), ("u.s.", "state")])
     words = tokenizer.words(tokenizer(text), text)
@@ -162,7 +162,7 @@ def test_added_words_of_several() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_thousands_of_phrases_find_what_one_by_one_finds(seed: int) -> None:
+def test_many_phrases_match_like_single_ones(seed: int) -> None:
     source = random.Random(seed)
     made = {tuple(source.choices(range(6), k=source.randint(1, 5))) for _ in range(300)}
     phrases = PhraseMatcher([Phrase(ids, (99,), Mark("entity")) for ids in sorted(made)])

@@ -90,7 +90,7 @@ def test_accents_keep_their_places() -> None:
     assert tokenizer(text, special=False).offsets == [(0, 1), (1, 2), (2, 4), (4, 5), (6, 8), (8, 9)]
 
 
-def test_similar_characters_are_read_where_the_own_ones_are_unknown() -> None:
+def test_similar_characters_replace_unknown_ones() -> None:
     tokenizer = extended(UNCASED, similar=SIMILAR)
     assert rungs(tokenizer, "發電髮 发 € Ж") == [
         ("發", "look-alike", "发"),
@@ -104,7 +104,7 @@ def test_similar_characters_are_read_where_the_own_ones_are_unknown() -> None:
     assert rungs(extended(known, similar=SIMILAR), "發") == [("發", "word", "發")]
 
 
-def test_one_unknown_character_gives_a_word_up_where_characters_are_off() -> None:
+def test_one_unknown_character_makes_a_word_unknown_without_characters() -> None:
     assert spelled(UNCASED, "ｓｔｏｎｅ☃", look_alikes=True) == [("ｓｔｏｎｅ☃", "unknown", "[UNK]")]
     assert spelled(UNCASED, "⑴☃", look_alikes=True) == [("⑴☃", "unknown", "[UNK]")]
     both = spelled(UNCASED, "ｓｔｏｎｅ☃", look_alikes=True, characters=True)
@@ -142,7 +142,7 @@ def test_long_words(length: int) -> None:
     assert tokenizer(text, special=False).offsets[-1][1] == 2 + length
 
 
-def test_words_are_remembered_alike() -> None:
+def test_cached_words_have_the_same_tokens() -> None:
     """A word from the cache has the same tokens, at its own position."""
     tokenizer = extended(CASED, characters=True)
     first, second = tokenizer("a😀 a😀", special=False), tokenizer("b a😀", special=False)

@@ -37,7 +37,7 @@ def proposed(model: Model, texts: Sequence[str], seed: int = 0) -> list[str | No
     return [None if row is None else row[0] for row in found]
 
 
-def test_same_seed_same_texts_in_any_company(model: Model) -> None:
+def test_same_seed_gives_same_texts_in_any_batch(model: Model) -> None:
     assert proposed(model, TEXTS) == proposed(model, TEXTS)
     assert len({tuple(proposed(model, TEXTS, seed)) for seed in range(20)}) > 10
     assert proposed(model, TEXTS[:1]) == proposed(model, TEXTS)[:1]
@@ -65,7 +65,7 @@ def test_words_of_several_pieces_are_replaced_whole(model: Model) -> None:
     assert len(augmented) > 3
 
 
-def test_nothing_to_replace_is_none(model: Model) -> None:
+def test_text_without_replacements_gives_none(model: Model) -> None:
     found = proposed(model, TEXTS)
     assert [text for text, augmented in zip(TEXTS, found, strict=True) if augmented is None] == ["", "..."]
 

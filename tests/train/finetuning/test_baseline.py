@@ -51,7 +51,7 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[TaskData]:
     return fitted
 
 
-def test_a_model_that_learns_nothing_is_behind_the_words(base: Path, source: Source, tmp_path: Path) -> None:
+def test_an_untrained_model_is_behind_the_baseline(base: Path, source: Source, tmp_path: Path) -> None:
     folder = run_finetuning(source, base, tmp_path / "run", settings=IDLE)
     results = Run(folder).results()
     baseline = results["baseline"]

@@ -47,7 +47,7 @@ def test_few_rows_get_more_epochs_and_smaller_batches(rows: int, epochs: int, ba
     assert choose_defaults(256, rows, FinetuneSettings()) == TrainingDefaults(4e-4, epochs, batch_size)
 
 
-def test_what_is_set_is_kept() -> None:
+def test_explicit_settings_are_kept() -> None:
     given = FinetuneSettings(epochs=1, batch_size=4, learning_rate=1e-5, warmup=0.0, seed=3)
     listener = Listener()
     resolved = resolve_settings(given, 256, 100, listener)

@@ -109,7 +109,7 @@ def test_patience_stops_and_keeps_the_best(base: Path, tmp_path: Path) -> None:
     assert not (run / "best.safetensors").exists()
 
 
-def test_patience_interrupted_and_resumed_gives_the_same(base: Path, tmp_path: Path) -> None:
+def test_early_stopping_survives_a_resumption(base: Path, tmp_path: Path) -> None:
     source = Source("classify", write(tmp_path / "a.csv", make_rows(80)), write(tmp_path / "b.csv", make_rows(40, 1)))
     settings = replace(LEARNING, epochs=30, patience=2, save_every=7)
     whole = run_finetuning(source, base, tmp_path / "whole", settings=settings)
@@ -152,7 +152,7 @@ def test_calibration_of_numbers_is_refused(base: Path, tmp_path: Path) -> None:
 # -- long texts --------------------------------------------------------------------------------------------------------
 
 
-def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
+def test_windows_cover_text_that_truncation_loses(base: Path, tmp_path: Path) -> None:
     """Windows see a decisive word beyond the maximum length; truncation loses it."""
 
     def late(rows: list[dict[str, str]]) -> list[dict[str, str]]:
@@ -184,7 +184,7 @@ def test_windows_see_what_cutting_loses(base: Path, tmp_path: Path) -> None:
         ("tag", {"longest_answer": 50}, "longest_answer is for answers in texts; this task is to tag"),
     ],
 )
-def test_what_a_kind_would_leave_undone_is_refused(
+def test_settings_without_effect_are_rejected(
     base: Path, tmp_path: Path, kind: str, changed: dict[str, Any], message: str
 ) -> None:
     contents = {

@@ -89,7 +89,7 @@ def test_distance_by_hand() -> None:
     assert logits_distance(lacking, lacking + 2, torch.tensor([0]), 1).item() == pytest.approx(4)
 
 
-def test_weight_of_nothing_changes_nothing(base: Path, source: Source, tmp_path: Path) -> None:
+def test_zero_weight_changes_nothing(base: Path, source: Source, tmp_path: Path) -> None:
     objective = TaskObjective(make_teacher("classify"), "sequence")
     assert with_mean_teacher(objective, 0.0, 0.9) is objective
     plain = run_finetuning(source, base, tmp_path / "plain", settings=FAST)

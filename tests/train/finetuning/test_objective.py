@@ -54,7 +54,7 @@ def test_rows_are_drawn_at_random_and_stand_by_length() -> None:
     assert padding(batches) > 0.3
 
 
-def test_texts_of_like_length_go_together_where_they_are_compared() -> None:
+def test_compared_texts_are_grouped_by_length() -> None:
     assert padding(make(items(400), batch=8, similar_lengths=True)) < 0.1
 
 
@@ -81,7 +81,7 @@ def test_a_number_is_never_taken_for_a_label_that_is_ignored() -> None:
     assert batch.counts == {"targets": 2}
 
 
-def test_options_of_a_choice_stay_together() -> None:
+def test_options_of_a_choice_are_batched_together() -> None:
     rows = [Item((encoding(3), encoding(4)), 1), Item((encoding(2), encoding(5), encoding(1)), 0)]
     batch = make(rows).at(0)
     assert sorted(batch.sizes) == [2, 3]

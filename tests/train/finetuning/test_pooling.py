@@ -131,7 +131,9 @@ def test_pairs_are_compared_by_a_folder_that_pools_by_mean(embedder: Path, base:
     assert load_folder(joint).model.pooling == "mean"
 
 
-def test_many_pairs_are_read_as_one_sequence(embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_pairs_are_encoded_as_one_sequence(
+    embedder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(trainable, "_FEW_PAIRS", 20)
     source = Source("classify", write(tmp_path / "pairs.csv", make_pairs(40)), pair="pair")
     assert load_folder(run_finetuning(source, embedder, tmp_path / "run", settings=FAST)).model.pooling == "mean"

@@ -57,7 +57,7 @@ def run(base: Path) -> FinetuneRun:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_same_rows_give_the_same_weights_in_every_form(
+def test_the_same_rows_give_the_same_weights_in_every_format(
     form: str, base: Path, expected: str, tmp_path: Path
 ) -> None:
     found = cloze.finetune("classify", train=FORMS[form](tmp_path), dev=DEV, model=base, out=tmp_path / "run", **FAST)

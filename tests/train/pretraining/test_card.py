@@ -50,7 +50,7 @@ def test_command_is_read_back_as_the_same_settings(name: str) -> None:
     assert read_back(pretraining_command(WAYS[name], "runs/my model")) == (WAYS[name], "runs/my model")
 
 
-def test_command_names_what_is_not_the_default_and_no_more() -> None:
+def test_command_contains_only_non_default_values() -> None:
     assert pretraining_command(PretrainSettings()) == "cloze pretrain DATA --out RUN"
     settings = PretrainSettings(steps=20, mask_mix=(1.0, 0.0, 0.0), masking="correction", similar=Path("a b.tsv"))
     assert pretraining_command(settings) == (

@@ -24,7 +24,7 @@ RUNS = [
 SETTINGS = PretrainSettings(preset="tiny", batch_size=4, max_length=24, steps=1000)
 
 
-def test_expected_loss_is_that_of_the_nearest_size_after_as_much_text() -> None:
+def test_expected_loss_is_that_of_the_nearest_size_for_the_same_text() -> None:
     cases = [(2_000, 1_000, 5.0, "small one"), (500_000, 10_000, 3.0, "large one"), (500_000, 10**9, 3.0, "large one")]
     for parameters, tokens, loss, name in cases:
         found = expected_loss(parameters, tokens, RUNS)
@@ -41,7 +41,7 @@ def test_less_text_than_was_recorded_gives_a_bound_from_below() -> None:
         assert (found.loss, found.bound) == (4.0 if tokens >= 10_000 else 6.0, bound)
 
 
-def test_more_text_is_never_expected_to_be_worse() -> None:
+def test_expected_loss_never_rises_with_more_text() -> None:
     """The expected loss never rises with more text, although recorded losses do after the learning rate is raised."""
     for run in recorded_runs():
         tokens = range(run["points"][0][0], run["points"][-1][0], 50_000)
@@ -57,7 +57,7 @@ def test_recorded_runs_fall_and_are_in_order() -> None:
         assert losses[0] > losses[-1]
 
 
-def test_broken_record_is_told(tmp_path: Path) -> None:
+def test_broken_record_is_reported(tmp_path: Path) -> None:
     (tmp_path / "runs.json").write_text("{", encoding="utf-8")
     with pytest.raises(DataError, match=r"runs.json: cannot be read .*; install cloze again"):
         recorded_runs(tmp_path / "runs.json")
@@ -154,7 +154,7 @@ def test_a_large_step_is_worked_out_from_a_part_of_it(data: Path, monkeypatch: p
     assert planned.peak_bytes > planned.estimate.activation_bytes
 
 
-def test_more_than_the_memory_is_said_by_plan_and_refused_by_pretrain(
+def test_excess_memory_is_reported_by_plan_and_rejected_by_pretrain(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = AvailableMemory(30 * 2**20, "a made limit")
