@@ -96,7 +96,7 @@ def test_pieces_in_the_order_of_hashes_are_caught(text_file: Path, tmp_path: Pat
     assert outcome.figures["different folders"] == 3
     assert len(outcome.failures) == 2
     assert "hash_seed=7919" in outcome.failures[0]
-    assert ": vocab.txt not as with" in outcome.failures[0]
+    assert ": vocab.txt differ from those with" in outcome.failures[0]
 
 
 @pytest.mark.parametrize(
@@ -217,8 +217,8 @@ def shorten(encoding: Encoding) -> Encoding:
         (forge, "the text has forged a special token"),
         (mask_nothing, "read_mask has not read every mask in its place"),
         (one_segment, "pair cut to 7: segments differ from the whole text's"),
-        (lose_silently, "cut to 7: 0 tokens said to be lost, not"),
-        (shorten, "cut to 7: 1 tokens said to be lost, not 0"),
+        (lose_silently, "cut to 7: 0 tokens reported as dropped, not"),
+        (shorten, "cut to 7: 1 tokens reported as dropped, not 0"),
     ],
 )
 def test_damaged_encodings_are_caught(damage: Damage, message: str, candidates: list[Candidate]) -> None:
@@ -499,7 +499,10 @@ def test_damaged_checkpoints() -> None:
     outcome = damage.run(damage.DamageSettings(count=40, resumed=1), Silent())
     assert outcome.failures == []
     assert (outcome.figures["detected"], outcome.figures["fell back"]) == (40, 40)
-    assert (outcome.figures["resumed to the same weights"], outcome.figures["refused with none left"]) == (2, 1)
+    assert (
+        outcome.figures["resumed to the same weights"],
+        outcome.figures["rejected without an intact checkpoint"],
+    ) == (2, 1)
 
 
 def test_bad_batches_leave_no_trace() -> None:

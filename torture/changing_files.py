@@ -115,7 +115,7 @@ def differences(service: Process, expected: dict[str, Any]) -> list[str]:
             found.append(f"{path}: {type(error).__name__}")
             continue
         if not same(now, before):
-            found.append(f"{path}: another answer")
+            found.append(f"{path}: different response")
     return found
 
 

@@ -62,7 +62,7 @@ def run(settings: DamageSettings, progress: Progress) -> Outcome:
             "detected": trial.detected,
             "fell back": trial.fell_back,
             "resumed to the same weights": trial.resumed,
-            "refused with none left": trial.refused,
+            "rejected without an intact checkpoint": trial.refused,
         }
         return Outcome(not trial.failures, figures, trial.failures[:_MOST_FAILURES])
 
@@ -122,7 +122,7 @@ class _DamagedRun:
         else:
             self.failures.append(f"both damaged: exit code {code}: {child.last_line}")
         if digests(self._out) != before:
-            self.failures.append("both damaged: the refusal has changed the run's folder")
+            self.failures.append("both damaged: the rejected command changed the run's folder")
         self._resume("both damaged", "", "--fresh")
 
     def _spoil(self, good: bytes) -> tuple[bytes, str]:
@@ -143,7 +143,7 @@ class _DamagedRun:
         if state is not None and state.step == _OLDER:
             self.fell_back += 1
         else:
-            self.failures.append(f"{place}: went on from step {state.step if state else 0}")
+            self.failures.append(f"{place}: resumed from step {state.step if state else 0}")
 
     def _resume(self, place: str, output: str, *more: str) -> None:
         """Resume the run; check its output and its result."""

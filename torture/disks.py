@@ -140,7 +140,7 @@ class _DiskTrials:
         state, said = newest(out)
         if said or (state.step if state else 0) < committed:
             self.lost += 1
-            self.failures.append(f"{place}: step {committed} was committed, {said or 'it is gone'}")
+            self.failures.append(f"{place}: step {committed} was committed, {said or 'it is missing'}")
         if not may_litter and (litter := leftovers(out)):
             self.littered += 1
             self.failures.append(f"{place}: {', '.join(litter)} left behind")

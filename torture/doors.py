@@ -89,7 +89,7 @@ def request_all(service: Running, key: str) -> tuple[int, list[str]]:
     seen = service.post(f"{INSPECT}/view", {"text": "cat", "model": "base"}, headers=right).json()["id"]
     routes = list(every_route(app_routes(service)))
     there = concrete_routes(routes, seen)
-    failures = [f"{verb} {path}: not tried" for verb, path in uncovered(routes, there)]
+    failures = [f"{verb} {path}: not requested" for verb, path in uncovered(routes, there)]
     # Missing paths must give the same response as existing ones, for every method.
     others = ("GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH")
     nowhere = [("GET", "/nothing"), *((verb, "/embed") for verb in others)]
@@ -106,7 +106,7 @@ def request_all(service: Running, key: str) -> tuple[int, list[str]]:
 def _wrong(path: str, found: int, expected: int, *, is_there: bool) -> str | None:
     """Return what is wrong with a status, or None; expected 0 means that access is allowed."""
     if path in _OPEN:  # open to all; a load balancer may use any host name
-        return None if found == 200 else "it should be open"
+        return None if found == 200 else "access should be open"
     if expected:
         return None if found == expected else f"not {expected}"
     if found in (401, 403, 421):
@@ -126,7 +126,7 @@ def _credentials(key: str) -> list[tuple[str, dict[str, str], int]]:
         ("half a key", {"authorization": f"Bearer {key[:-1]}"}, 401),
         ("a longer key", {"authorization": f"Bearer {key}x"}, 401),
         ("another case", {"authorization": f"Bearer {key.swapcase()}"}, 401),
-        ("another scheme", {"authorization": f"Digest {key}"}, 401),
+        ("another authentication scheme", {"authorization": f"Digest {key}"}, 401),
         ("the key alone", {"authorization": key}, 401),
         ("broken Basic", {"authorization": "Basic ###"}, 401),
         ("the key as user", {"authorization": "Basic " + base64.b64encode(f"{key}:".encode()).decode()}, 401),

@@ -126,12 +126,12 @@ class _OutputTrials:
         self._write(name, out, f"{name} onto another's")
         if out.stat().st_uid != _OTHER_USER:
             self.changed += 1
-            self.failures.append(f"{name} onto another's: it has another owner now")
+            self.failures.append(f"{name} onto another's: the owner changed")
 
     def _under(self, name: str, mask: int) -> None:
         out = self._out(name)
         if self._write(name, out, f"{name} under umask {mask:o}", mask) != 0:
-            self.failures.append(f"{name} under umask {mask:o}: refused")
+            self.failures.append(f"{name} under umask {mask:o}: rejected")
             return
         for path in [out, *(out.rglob("*") if out.is_dir() else [])]:
             mode, usual = stat.S_IMODE(path.stat().st_mode), 0o777 if path.is_dir() else 0o666
@@ -208,11 +208,11 @@ def _link(out: Path, is_file: bool) -> None:
     out.symlink_to(target)
 
 
-def _link_to_nothing(out: Path, is_file: bool) -> None:  # noqa: ARG001 (a target like the others)
+def _dangling_link(out: Path, is_file: bool) -> None:  # noqa: ARG001 (a target like the others)
     out.symlink_to(out.with_name(f"target{out.suffix}"))
 
 
-def _link_in_a_circle(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (a target like the others)
+def _circular_link(out: Path, is_file: bool) -> list[Path]:  # noqa: ARG001 (a target like the others)
     out.symlink_to(out)
     return [out]
 
@@ -221,9 +221,9 @@ _TARGETS: dict[str, Callable[[Path, bool], list[Path] | None]] = {
     "a device": _device,
     "a pipe": _pipe,
     "a socket": _socket,
-    "the other kind": _other_kind,
-    "what is write-protected": _protected,
+    "a folder instead of a file or vice versa": _other_kind,
+    "a write-protected path": _protected,
     "a link": _link,
-    "a link to nothing": _link_to_nothing,
-    "a link in a circle": _link_in_a_circle,
+    "a dangling link": _dangling_link,
+    "a circular link": _circular_link,
 }

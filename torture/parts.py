@@ -169,14 +169,14 @@ class _JobTrials:
             self.failures.append(f"{place}, then another job: exit code {code}: {child.last_line}")
         elif contents(out) != self._alone[source]:
             self.old += 1
-            self.failures.append(f"{place}, then another job: not its own answers")
+            self.failures.append(f"{place}, then another job: not its own results")
         self._check_clean(out, place)
 
     def _go_on(self, source: int, out: Path, place: str) -> None:
         code, child = run_command(self._words(source, out), self._scratch / "said", SmallParts())
         if code != 0 or contents(out) != self._alone[source]:
             self.old += code == 0
-            self.failures.append(f"{place}, then again: exit code {code}, or other answers: {child.last_line}")
+            self.failures.append(f"{place}, resumed: exit code {code}, or different results: {child.last_line}")
         else:
             self.resumed += 1
         self._check_clean(out, place)

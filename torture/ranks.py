@@ -133,7 +133,7 @@ class _KilledRun:
         state, said = newest(out)
         if said or (state.step if state else 0) < committed:
             self.lost += 1
-            self.failures.append(f"{self._way}: step {committed} was committed, {said or 'it is gone'}")
+            self.failures.append(f"{self._way}: step {committed} was committed, {said or 'it is missing'}")
 
     def _compare(self, reference: list[float], killed: list[float]) -> None:
         if len(reference) != len(killed) or not reference:

@@ -70,11 +70,11 @@ def compare(address: str, settings: ShareSettings, progress: Progress) -> Outcom
     failures += [] if greedy.statuses["200"] else ["the greedy client was never answered"]
     figures: dict[str, str | int | float] = {
         "modest, requests/s each": round(mean(alone), 2),
-        "beside a greedy one": round(mean(beside), 2),
+        "modest with a greedy one": round(mean(beside), 2),
         "kept": f"{kept:.0%}",
-        "kept by the worst": f"{worst:.0%}",
+        "minimum retained": f"{worst:.0%}",
         "greedy: answered": greedy.statuses["200"],
-        "greedy: refused": greedy.statuses["429"],
+        "greedy: rejected": greedy.statuses["429"],
     }
     return Outcome(not failures, figures, failures)
 

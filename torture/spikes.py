@@ -127,9 +127,9 @@ class _SpikeTrials:
                     results.append(result(self._scratch / out))
                 self._advance()
             if any(each.weights != results[0].weights for each in results):
-                self.failures.append(f"step {step}: what was left out has left a trace")
+                self.failures.append(f"step {step}: the skipped batch had a lasting effect")
             if any(each.weights == result(self._scratch / "clean").weights for each in results):
-                self.failures.append(f"step {step}: nothing was left out")
+                self.failures.append(f"step {step}: no batch was skipped")
 
     def spoil_rows(self) -> None:
         """Corrupt five steps in a row, then run the same command without corruption."""
@@ -171,7 +171,7 @@ class _SpikeTrials:
         if code == 0 and len(lines) == 1 and lines[0].startswith(expected) and lines[0].endswith(ending):
             self.told += 1
         else:
-            self.failures.append(f"{kind} at step {step}: exit code {code}, told {lines}")
+            self.failures.append(f"{kind} at step {step}: exit code {code}, reported {lines}")
         self._count_checkpoints(child, range(step, step + 1))
 
     def _count_checkpoints(self, child: ChildProcess, bad: range) -> None:

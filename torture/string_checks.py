@@ -229,7 +229,7 @@ def cut_problem(cut: Encoding, parts: Sequence[tuple[str, Encoding]], tokenizer:
     exactly = all(len(text) <= _COUNTED_EXACTLY for text, _ in parts)
     said = cut.dropped == lost if exactly else (cut.dropped > 0) == (lost > 0) and cut.dropped <= lost
     gave_up = any(whole.dropped for _, whole in parts)
-    return None if said or gave_up else f"cut to {length}: {cut.dropped} tokens said to be lost, not {lost}"
+    return None if said or gave_up else f"cut to {length}: {cut.dropped} tokens reported as dropped, not {lost}"
 
 
 def normalized(text: str, lowercase: bool) -> str:

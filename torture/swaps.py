@@ -172,7 +172,7 @@ def compare(address: str, alone: Alone, requests: int, settings: SwapSettings, p
     tally = Tally()
     if len(alone.texts) < settings.texts:
         tally.failures.append(
-            f"{alone.precision}: {len(alone.texts)} texts of {settings.texts} have answers that can be told"
+            f"{alone.precision}: {len(alone.texts)} texts of {settings.texts} have distinguishable results"
         )
     asyncio.run(_ask(address, alone, requests, settings, tally, progress))
     if tally.answered < 0.9 * requests:

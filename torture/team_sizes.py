@@ -99,7 +99,7 @@ def run(settings: SizeSettings, progress: Progress) -> Outcome:
                 figures["other rows"] = int(figures["other rows"]) + other
                 figures["largest difference"] = max(float(figures["largest difference"]), difference)
                 if other or difference > _CLOSE or len(alone) != settings.steps:
-                    failures.append(f"{chain}: {other} steps of other rows, losses differ by {difference:.3g}")
+                    failures.append(f"{chain}: {other} steps with different rows, losses differ by {difference:.3g}")
                 progress.advance("T5: changing teams", number + 1, len(settings.chains))
         except _TeamError as error:
             failures.append(str(error))
@@ -128,7 +128,7 @@ def _train(data: Path, out: Path, chain: Sequence[Stage], steps: int) -> Rows:
         for step in {step for step, _ in children[0].messages}:
             rows_of_step = [row for child in children for each, part in child.messages if each == step for row in part]
             if rows.setdefault(step, tuple(rows_of_step)) != tuple(rows_of_step):
-                raise _TeamError(f"{out.name}: step {step} was made again, of other rows")
+                raise _TeamError(f"{out.name}: step {step} was repeated with different rows")
     return rows
 
 

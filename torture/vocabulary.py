@@ -112,7 +112,9 @@ def compare(conditions: Sequence[Conditions], folders: Mapping[int, Mapping[str,
     for number, files in sorted(folders.items()):
         names = {*files, *folders[first]}
         if names := {name for name in names if files.get(name) != folders[first].get(name)}:
-            problems.append(f"{conditions[number]}: {', '.join(sorted(names))} not as with {conditions[first]}")
+            problems.append(
+                f"{conditions[number]}: {', '.join(sorted(names))} differ from those with {conditions[first]}"
+            )
     return problems
 
 

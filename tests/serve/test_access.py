@@ -58,7 +58,7 @@ def test_a_route_that_is_not_tried_would_be_noticed(locked: Running, monkeypatch
         "torture.doors.concrete_routes",
         lambda routes, seen: [one for one in concrete_routes(routes, seen) if "/weights/" not in one[1]],
     )
-    assert request_all(locked, KEY)[1] == ["GET /inspect/weights/{name}/{layer}: not tried"]
+    assert request_all(locked, KEY)[1] == ["GET /inspect/weights/{name}/{layer}: not requested"]
 
 
 def test_routes_of_every_kind_are_found() -> None:

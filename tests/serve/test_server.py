@@ -201,7 +201,7 @@ def test_modest_clients_and_a_greedy_one(folders: dict[str, str]) -> None:
     with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
         outcome = compare_shares(address, ShareSettings(rounds=1, seconds=2.0, least=0.25), Silent())
     assert outcome.failures == []
-    assert float(outcome.figures["beside a greedy one"]) > 0
+    assert float(outcome.figures["modest with a greedy one"]) > 0
     assert int(outcome.figures["greedy: answered"]) > 0
 
 
@@ -236,7 +236,7 @@ def test_indistinguishable_texts_are_detected(pair: dict[str, str], monkeypatch:
     assert 5 < len(alone.texts) < 30  # one per length
     with running(ServiceSettings(pair)) as service, listening(service) as address:
         tally = compare(address, alone, 10, few, Silent())
-    assert tally.failures == [f"fp32: {len(alone.texts)} texts of 30 have answers that can be told"]
+    assert tally.failures == [f"fp32: {len(alone.texts)} texts of 30 have distinguishable results"]
 
 
 def test_swaps_are_tried_in_every_precision() -> None:
