@@ -33,7 +33,7 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def made(root: Path) -> list[str]:
+def built_files(root: Path) -> list[str]:
     """Return the files beside the sources."""
     return [path.name for path in (root / SOURCE).parent.iterdir() if path.suffix not in (".c", ".h")]
 
@@ -42,14 +42,14 @@ def made(root: Path) -> list[str]:
 def test_compiled(root: Path) -> None:
     assert compile_kernels(root)
     assert ctypes.CDLL(str(root / TARGET)).cloze_version() == 1
-    assert made(root) == ["libint8.so"]
+    assert built_files(root) == ["libint8.so"]
 
 
 @needs_compiler
 def test_failed_compilation_leaves_no_files(root: Path) -> None:
     (root / SOURCE).write_text("no C at all", encoding="utf-8")
     assert not compile_kernels(root)
-    assert made(root) == []
+    assert built_files(root) == []
 
 
 @pytest.mark.parametrize("lacking", ["a compiler", "the system", "the processor"])
@@ -61,7 +61,7 @@ def test_elsewhere_nothing_is_tried(root: Path, lacking: str, monkeypatch: pytes
     else:
         monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert not compile_kernels(root)
-    assert made(root) == []
+    assert built_files(root) == []
 
 
 @pytest.fixture(scope="module")

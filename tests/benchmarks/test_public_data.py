@@ -36,7 +36,7 @@ def run(script: str, *words: str) -> int | str | None:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def small_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return public_data.make_small(tmp_path_factory.mktemp("small"))
 
 
@@ -64,8 +64,8 @@ def test_help_and_missing_data(script: str, tmp_path: Path, capsys: pytest.Captu
     assert "\n" not in line
 
 
-def test_every_set_has_a_small_form(small: Path) -> None:
-    assert {path.name for path in small.iterdir()} == set(public_data.SOURCES)
+def test_every_set_has_a_small_form(small_data: Path) -> None:
+    assert {path.name for path in small_data.iterdir()} == set(public_data.SOURCES)
 
 
 @pytest.mark.parametrize(
@@ -79,21 +79,21 @@ def test_every_set_has_a_small_form(small: Path) -> None:
         ("conll", "conll2003"),
     ],
 )
-def test_small_tasks_are_read(task: str, folder: str, small: Path) -> None:
-    data = read_task(Source(task, small / folder))
+def test_small_tasks_are_read(task: str, folder: str, small_data: Path) -> None:
+    data = read_task(Source(task, small_data / folder))
     assert len(data.train) >= 50
     assert len(data.dev) >= 50
     if data.labels is not None and folder.startswith("glue"):
         assert len(data.labels) == 2
 
 
-def test_small_choices_are_read(small: Path) -> None:
-    data = read_task(Source("arc", small / "arc/arc_easy_dev.csv", dev=small / "arc/arc_easy_test.csv"))
+def test_small_choices_are_read(small_data: Path) -> None:
+    data = read_task(Source("arc", small_data / "arc/arc_easy_dev.csv", dev=small_data / "arc/arc_easy_test.csv"))
     assert min(len(data.train), len(data.dev)) >= 50
 
 
-def test_small_questions_have_their_answers(small: Path) -> None:
-    data = json.loads((small / "squad/xquad.en.json").read_text(encoding="utf-8"))["data"]
+def test_small_questions_have_their_answers(small_data: Path) -> None:
+    data = json.loads((small_data / "squad/xquad.en.json").read_text(encoding="utf-8"))["data"]
     for article in data:
         for paragraph in article["paragraphs"]:
             for question in paragraph["qas"]:
@@ -102,16 +102,18 @@ def test_small_questions_have_their_answers(small: Path) -> None:
                     assert paragraph["context"][start:].startswith(answer["text"])
 
 
-def test_small_corrections_are_read(small: Path) -> None:
-    rows = read_corrections(small / "sighan_csc/sighan15")
+def test_small_corrections_are_read(small_data: Path) -> None:
+    rows = read_corrections(small_data / "sighan_csc/sighan15")
     assert len(rows) == public_data.ROWS["dev"]
     assert sum(one != two for one, two in zip(rows.sources, rows.targets, strict=True)) == len(rows) // 2
 
 
-def test_small_form_is_the_same_every_time(small: Path, tmp_path: Path) -> None:
+def test_small_form_is_the_same_every_time(small_data: Path, tmp_path: Path) -> None:
     again = public_data.make_small(tmp_path)
-    files = sorted(path.relative_to(small) for path in small.rglob("*") if path.is_file() and path.suffix != ".gz")
-    assert all((small / path).read_bytes() == (again / path).read_bytes() for path in files)
+    files = sorted(
+        path.relative_to(small_data) for path in small_data.rglob("*") if path.is_file() and path.suffix != ".gz"
+    )
+    assert all((small_data / path).read_bytes() == (again / path).read_bytes() for path in files)
 
 
 def test_scores_of_other_data_are_stored_separately(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def sizes() -> list[list[int]]:
 
 
 @pytest.fixture(scope="module")
-def made(sizes: list[list[int]]) -> list[tuple[int, Instance]]:
+def examples(sizes: list[list[int]]) -> list[tuple[int, Instance]]:
     """The examples of all documents with their document numbers, none of them deliberately short."""
     documents, draw = name_tokens(sizes), random.Random(0)
     with pytest.MonkeyPatch.context() as patch:
@@ -108,12 +108,12 @@ def test_documents_are_separated_by_blank_lines(tmp_path: Path) -> None:
     assert read_documents(tmp_path / "text.txt", ids) == [[["un", "want"], ["want"]], [["un"]]]
 
 
-def test_pairs_fill_the_length_and_no_more(made: list[tuple[int, Instance]], sizes: list[list[int]]) -> None:
-    lengths = [len(instance.tokens) for _, instance in made]
-    assert len(made) > 500
+def test_pairs_fill_the_length_and_no_more(examples: list[tuple[int, Instance]], sizes: list[list[int]]) -> None:
+    lengths = [len(instance.tokens) for _, instance in examples]
+    assert len(examples) > 500
     assert max(lengths) == LENGTH
     whole = 0
-    for index, instance in made:
+    for index, instance in examples:
         first, second = read_segments(instance)
         assert first
         assert second
@@ -124,8 +124,10 @@ def test_pairs_fill_the_length_and_no_more(made: list[tuple[int, Instance]], siz
     assert whole > 100
 
 
-def test_real_second_segments_follow_and_random_ones_are_of_other_documents(made: list[tuple[int, Instance]]) -> None:
-    for index, instance in made:
+def test_real_second_segments_follow_and_random_ones_are_of_other_documents(
+    examples: list[tuple[int, Instance]],
+) -> None:
+    for index, instance in examples:
         first, second = ([place_of(token) for token in segment] for segment in read_segments(instance))
         for segment in (first, second):
             assert segment == sorted(segment)
@@ -138,10 +140,10 @@ def test_real_second_segments_follow_and_random_ones_are_of_other_documents(made
                 assert second[0] == (index, first[-1][1] + 1, 0)
 
 
-def test_half_of_the_possible_pairs_are_random(made: list[tuple[int, Instance]], sizes: list[list[int]]) -> None:
+def test_half_of_the_possible_pairs_are_random(examples: list[tuple[int, Instance]], sizes: list[list[int]]) -> None:
     # If the last sentence of a document is left alone, only a random one can follow it.
     coins = []
-    for index, instance in made:
+    for index, instance in examples:
         first, _ = read_segments(instance)
         if place_of(first[0])[1] == len(sizes[index]) - 1:
             assert instance.is_random
@@ -152,12 +154,12 @@ def test_half_of_the_possible_pairs_are_random(made: list[tuple[int, Instance]],
 
 
 def test_segments_are_as_long_as_those_of_the_plain_reference(
-    made: list[tuple[int, Instance]], sizes: list[list[int]]
+    examples: list[tuple[int, Instance]], sizes: list[list[int]]
 ) -> None:
     documents = [[[0] * size for size in sentences] for sentences in sizes]
     draw = random.Random(1)
     others = [one for index in range(len(documents)) for one in create_instances(documents, index, LENGTH, draw)]
-    ours = [read_segments(instance) for _, instance in made]
+    ours = [read_segments(instance) for _, instance in examples]
     assert ks_2samp([len(one.first) for one in others], [len(first) for first, _ in ours]).pvalue > 0.01
     assert ks_2samp([len(one.second) for one in others], [len(second) for _, second in ours]).pvalue > 0.01
 
@@ -177,10 +179,10 @@ def test_one_document_in_ten_wants_shorter_sequences() -> None:
     assert len(set(shorter)) > 20
 
 
-def test_masks_keep_their_budget_and_their_shares(made: list[tuple[int, Instance]]) -> None:
+def test_masks_keep_their_budget_and_their_shares(examples: list[tuple[int, Instance]]) -> None:
     hidden = kept = chosen = 0
     random_words: list[str] = []
-    for _, instance in made:
+    for _, instance in examples:
         tokens, positions = instance.tokens, instance.positions
         assert len(positions) == min(20, max(1, round(0.15 * len(tokens))))
         assert positions == sorted(set(positions))
@@ -200,8 +202,8 @@ def test_masks_keep_their_budget_and_their_shares(made: list[tuple[int, Instance
 
 def test_no_more_than_twenty_tokens_are_hidden() -> None:
     documents = name_tokens([[100, 100], [50]])
-    made = [one for seed in range(10) for one in instances_of(documents, 0, 203, WORDS, random.Random(seed))]
-    long = [instance for instance in made if len(instance.tokens) > 150]
+    examples = [one for seed in range(10) for one in instances_of(documents, 0, 203, WORDS, random.Random(seed))]
+    long = [instance for instance in examples if len(instance.tokens) > 150]
     assert long
     assert {len(instance.positions) for instance in long} == {20}
 

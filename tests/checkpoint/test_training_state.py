@@ -53,7 +53,7 @@ def store(tmp_path: Path) -> StateStore:
 
 
 @pytest.fixture
-def two(store: StateStore) -> StateStore:
+def store_of_two(store: StateStore) -> StateStore:
     """A store with the checkpoints of steps 9 and 10."""
     store.save(state(9))
     store.save(state(10))
@@ -72,18 +72,18 @@ def test_round_trip(store: StateStore) -> None:
     assert store.newest() is None
 
 
-def test_the_newest_two_are_kept(two: StateStore) -> None:
-    assert names(two) == ["step-00000009", "step-00000010"]
-    two.save(state(12))
-    assert names(two) == ["step-00000010", "step-00000012"]
-    assert_same(two.newest(), state(12))
+def test_the_newest_two_are_kept(store_of_two: StateStore) -> None:
+    assert names(store_of_two) == ["step-00000009", "step-00000010"]
+    store_of_two.save(state(12))
+    assert names(store_of_two) == ["step-00000010", "step-00000012"]
+    assert_same(store_of_two.newest(), state(12))
 
 
-def test_a_step_saved_again_keeps_both_checkpoints(two: StateStore) -> None:
-    for store in (two, StateStore(two.folder)):  # in the same process, and in the next one
+def test_a_step_saved_again_keeps_both_checkpoints(store_of_two: StateStore) -> None:
+    for store in (store_of_two, StateStore(store_of_two.folder)):  # in the same process, and in the next one
         store.save(state(10))
         assert names(store) == ["step-00000009", "step-00000010"]
-    assert_same(two.newest(), state(10))
+    assert_same(store_of_two.newest(), state(10))
 
 
 def test_the_same_step_can_be_saved_again(store: StateStore) -> None:
@@ -100,41 +100,41 @@ def test_newest_is_by_number(store: StateStore) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_damage_falls_back(name: str, two: StateStore) -> None:
-    path = two.folder / "step-00000010" / name
+def test_damage_falls_back(name: str, store_of_two: StateStore) -> None:
+    path = store_of_two.folder / "step-00000010" / name
     good, source = path.read_bytes(), random.Random(5)
     flipped = [good[:place] + bytes([good[place] ^ 255]) + good[place + 1 :] for place in range(len(good))]
     cut = [good[:place] for place in range(len(good) - 1)]  # the last newline of a manifest is insignificant
     for bad in [*source.sample(flipped, 40), *source.sample(cut, 40)]:
         path.write_bytes(bad)
         listener = Listener()
-        assert_same(two.newest(listener), state(9))
+        assert_same(store_of_two.newest(listener), state(9))
         (message,) = listener.said
-        assert message.startswith(f"{two.folder}/step-00000010/")
+        assert message.startswith(f"{store_of_two.folder}/step-00000010/")
         assert message.endswith("; falling back to the checkpoint before it")
     path.write_bytes(good)
-    assert_same(two.newest(), state(10))
+    assert_same(store_of_two.newest(), state(10))
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_missing_file_falls_back(name: str, two: StateStore) -> None:
-    (two.folder / "step-00000010" / name).unlink()
-    assert_same(two.newest(), state(9))
+def test_a_missing_file_falls_back(name: str, store_of_two: StateStore) -> None:
+    (store_of_two.folder / "step-00000010" / name).unlink()
+    assert_same(store_of_two.newest(), state(9))
 
 
-def test_all_damaged_is_refused_and_left_as_it_is(two: StateStore) -> None:
-    for folder in two.folder.iterdir():
+def test_all_damaged_is_refused_and_left_as_it_is(store_of_two: StateStore) -> None:
+    for folder in store_of_two.folder.iterdir():
         (folder / "manifest.json").write_text("{}", encoding="utf-8")
     listener = Listener()
     with pytest.raises(CheckpointError) as caught:
-        two.newest(listener)
-    files = [two.folder / f"step-000000{step}" / "model.safetensors" for step in ("10", "09")]
+        store_of_two.newest(listener)
+    files = [store_of_two.folder / f"step-000000{step}" / "model.safetensors" for step in ("10", "09")]
     assert str(caught.value) == (
         f"{files[0]}: does not match its manifest; {files[1]}: does not match its manifest; "
         "none of the run's checkpoints is whole: put a copy of one back, or start over with fresh=True (--fresh)"
     )
     assert listener.said == []
-    assert names(two) == ["step-00000009", "step-00000010"]
+    assert names(store_of_two) == ["step-00000009", "step-00000010"]
     assert all(path.is_file() for path in files)
 
 
@@ -146,16 +146,16 @@ def test_the_only_one_damaged_is_refused(store: StateStore) -> None:
 
 
 @pytest.mark.parametrize("step", [15, 20, 25])
-def test_a_damaged_checkpoint_is_superseded(step: int, two: StateStore) -> None:
+def test_a_damaged_checkpoint_is_superseded(step: int, store_of_two: StateStore) -> None:
     """After resuming at step 9, the damaged checkpoint 20 is neither the newest nor the previous one."""
-    shutil.move(two.folder / "step-00000010", two.folder / "step-00000020")
-    (two.folder / "step-00000020" / "model.safetensors").write_bytes(b"")
-    assert_same(two.newest(), state(9))
-    two.save(state(step))
-    assert names(two) == ["step-00000009", f"step-000000{step}"]
-    assert_same(two.newest(), state(step))
-    two.save(state(30))
-    assert names(two) == [f"step-000000{step}", "step-00000030"]
+    shutil.move(store_of_two.folder / "step-00000010", store_of_two.folder / "step-00000020")
+    (store_of_two.folder / "step-00000020" / "model.safetensors").write_bytes(b"")
+    assert_same(store_of_two.newest(), state(9))
+    store_of_two.save(state(step))
+    assert names(store_of_two) == ["step-00000009", f"step-000000{step}"]
+    assert_same(store_of_two.newest(), state(step))
+    store_of_two.save(state(30))
+    assert names(store_of_two) == [f"step-000000{step}", "step-00000030"]
 
 
 def test_a_step_saved_again_exists_at_every_moment(store: StateStore, tmp_path: Path) -> None:
@@ -196,12 +196,12 @@ def test_unfinished_ones_are_ignored(store: StateStore) -> None:
 
 @pytest.mark.parametrize("allowed", [0, 100, 300])
 def test_a_full_disk_leaves_those_before(
-    allowed: int, full_disk: Callable[[int], AbstractContextManager[None]], two: StateStore
+    allowed: int, full_disk: Callable[[int], AbstractContextManager[None]], store_of_two: StateStore
 ) -> None:
     with full_disk(allowed), pytest.raises(ClozeError, match=r"step-00000011: cannot be written .*File too large"):
-        two.save(state(11))
-    assert names(two) == ["step-00000009", "step-00000010"]
-    assert_same(two.newest(), state(10))
+        store_of_two.save(state(11))
+    assert names(store_of_two) == ["step-00000009", "step-00000010"]
+    assert_same(store_of_two.newest(), state(10))
 
 
 def test_files_left_by_killed_processes_are_removed(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
-def everything(path: Path, size: int) -> list[Paragraph]:
+def all_paragraphs(path: Path, size: int) -> list[Paragraph]:
     reader = ParagraphReader([path], "text", False)
     parts = gather(survey(path, 0, "text", size), size)
     found = [paragraph for part in parts for _, paragraph in reader.read(part)]
@@ -28,8 +28,8 @@ def everything(path: Path, size: int) -> list[Paragraph]:
 
 @pytest.mark.parametrize("size", [1, 100, 1000, 7777])
 def test_parts_are_the_text_whatever_their_size(path: Path, size: int) -> None:
-    assert everything(path, size) == everything(path, 10**9)
-    assert len(everything(path, size)) > 1000
+    assert all_paragraphs(path, size) == all_paragraphs(path, 10**9)
+    assert len(all_paragraphs(path, size)) > 1000
 
 
 def test_slices_adjoin_and_begin_with_documents(path: Path) -> None:

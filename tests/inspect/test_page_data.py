@@ -224,7 +224,7 @@ def test_labels_of_a_survey(model: Model, tmp_path: Path) -> None:
     assert facts["heads"][1][0] == ["next", 0.8, 0.5, 2.5]
 
 
-def spoilt(change: str) -> dict[str, Any]:
+def invalid_facts(change: str) -> dict[str, Any]:
     value = surveyed()
     head = value["heads"][3]
     if change == "missing":
@@ -252,7 +252,7 @@ def spoilt(change: str) -> dict[str, Any]:
     ],
 )
 def test_bad_surveys_are_refused(change: str, message: str, tmp_path: Path) -> None:
-    write_json(tmp_path / "heads.json", spoilt(change))
+    write_json(tmp_path / "heads.json", invalid_facts(change))
     with pytest.raises(ClozeError, match=f"heads.json: {message}"):
         read_summaries(tmp_path / "heads.json", 3, 2)
 

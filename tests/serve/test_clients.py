@@ -110,14 +110,18 @@ def test_openai_client_understands_our_errors(client: openai.OpenAI, address: st
 def test_bert_as_service(address: str, minilm: Model) -> None:
     headers = {"authorization": f"Bearer {KEY}"}
 
-    def ask(**body: object) -> httpx.Response:
+    def send_request(**body: object) -> httpx.Response:
         return httpx.post(f"{address}/encode", json=body, headers=headers)
 
-    answer = ask(id=123, texts=["hello world", "good day!"], is_tokenized=False).json()
+    answer = send_request(id=123, texts=["hello world", "good day!"], is_tokenized=False).json()
     assert (answer["id"], answer["status"]) == (123, 200)
     np.testing.assert_allclose(answer["result"], minilm.embed(["hello world", "good day!"]), atol=1e-5)
-    tokens = ask(id="a", texts=[["hello", "world"], ["good", "day", "##s"]], is_tokenized=True).json()
+    tokens = send_request(id="a", texts=[["hello", "world"], ["good", "day", "##s"]], is_tokenized=True).json()
     np.testing.assert_allclose(tokens["result"], minilm.embed(["hello world", "good days"]), atol=1e-5)
-    assert error_of(ask(texts=[], is_tokenized=False)) == (400, "no_text", "there is no text; give at least one")
+    assert error_of(send_request(texts=[], is_tokenized=False)) == (
+        400,
+        "no_text",
+        "there is no text; give at least one",
+    )
     message = "is_tokenized goes with lists of tokens, and only with them"
-    assert error_of(ask(texts=["a"], is_tokenized=True)) == (400, "is_tokenized", message)
+    assert error_of(send_request(texts=["a"], is_tokenized=True)) == (400, "is_tokenized", message)

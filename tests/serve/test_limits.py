@@ -148,19 +148,19 @@ def test_bodies_that_are_held_are_bounded_together(folders: dict[str, str]) -> N
     limits = Limits(body=1000)
     started = asyncio.Event()
 
-    async def half() -> AsyncIterator[bytes]:
+    async def half_a_body() -> AsyncIterator[bytes]:
         yield b"x" * 900
         await asyncio.wait_for(started.wait(), 10)
 
-    async def ask(client: httpx.AsyncClient) -> list[int]:
-        held = [asyncio.ensure_future(client.post("/embed", content=half())) for _ in range(40)]
+    async def send_requests(client: httpx.AsyncClient) -> list[int]:
+        held = [asyncio.ensure_future(client.post("/embed", content=half_a_body())) for _ in range(40)]
         await asyncio.sleep(0.3)
         refused = [one.result().status_code for one in held if one.done()]
         started.set()
         return [*refused, *(one.status_code for one in await asyncio.gather(*held))]
 
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
-        found = served.run(ask)
+        found = served.run(send_requests)
         # 32 bodies of 1000 bytes are allowed, which is 35 of 900; each rejection is counted twice
         assert found.count(429) == 2 * 5
         assert served.post("/embed", {"texts": "cat"}).status_code == 200
@@ -172,10 +172,10 @@ def test_a_deadline_is_kept_and_the_work_dropped(folders: dict[str, str], monkey
         batcher = served.service.models.batchers[0]
         block_forward(batcher, monkeypatch)
 
-        async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
             return await asyncio.gather(*(client.post("/embed", json={"texts": "cat"}) for _ in range(5)))
 
-        answers = served.run(ask)
+        answers = served.run(send_requests)
         assert {error_of(answer)[:2] for answer in answers} == {(408, "deadline")}
         assert batcher.queue.tokens == 0
         RELEASE.set()
@@ -187,13 +187,13 @@ def test_a_full_queue_gives_a_retry_time(folders: dict[str, str], monkeypatch: p
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
         block_forward(served.service.models.batchers[0], monkeypatch)
 
-        async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
             requests = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat sat on"})) for _ in range(40)]
             await asyncio.sleep(0.2)
             RELEASE.set()
             return await asyncio.gather(*requests)
 
-        answers = served.run(ask)
+        answers = served.run(send_requests)
     refused = [answer for answer in answers if answer.status_code != 200]
     assert 20 <= len(refused) < 40  # one batch is being computed, and another fills the queue
     assert {error_of(answer)[:2] for answer in refused} == {(429, "overloaded")}
@@ -206,7 +206,7 @@ def test_patience_ends_before_a_body_is_read(folders: dict[str, str], monkeypatc
         batcher = served.service.models.batchers[0]
         block_forward(batcher, monkeypatch)
 
-        async def ask(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response]:
+        async def send_requests(client: httpx.AsyncClient) -> tuple[list[httpx.Response], httpx.Response]:
             requests = []
             for waiting in (0, 3):  # one being computed, and one waiting
                 requests.append(asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})))
@@ -217,7 +217,7 @@ def test_patience_ends_before_a_body_is_read(folders: dict[str, str], monkeypatc
             RELEASE.set()
             return await asyncio.gather(*requests), refused
 
-        answers, refused = served.run(ask)
+        answers, refused = served.run(send_requests)
     assert [answer.status_code for answer in answers] == [200, 200]
     assert error_of(refused) == (429, "overloaded", "3 tokens wait for model 'base', of at most 0; try again in 1 s")
 
@@ -227,14 +227,14 @@ def test_too_many_concurrent_requests(folders: dict[str, str], monkeypatch: pyte
     with running(ServiceSettings({"base": folders["base"]}, limits=limits)) as served:
         block_forward(served.service.models.batchers[0], monkeypatch)
 
-        async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
             requests = [asyncio.ensure_future(client.post("/embed", json={"texts": "cat"})) for _ in range(5)]
             await asyncio.sleep(0.2)
             assert (await client.get("/health")).status_code == 200
             RELEASE.set()
             return await asyncio.gather(*requests)
 
-        statuses = [answer.status_code for answer in served.run(ask)]
+        statuses = [answer.status_code for answer in served.run(send_requests)]
     assert sorted(statuses) == [200, 200, 200, 429, 429]
 
 
@@ -245,7 +245,7 @@ def test_requests_of_disconnected_clients_are_not_computed(
         batcher = served.service.models.batchers[0]
         block_forward(batcher, monkeypatch)
 
-        async def ask() -> None:
+        async def send_requests() -> None:
             body = json.dumps({"texts": "cat sat on a mat"}).encode()
             sent, left = [], asyncio.Event()
             parts = iter([{"type": "http.request", "body": body, "more_body": False}])
@@ -274,7 +274,7 @@ def test_requests_of_disconnected_clients_are_not_computed(
             assert batcher.queue.tokens == 0
             assert sent[0]["status"] == 499
 
-        asyncio.run(ask())
+        asyncio.run(send_requests())
         RELEASE.set()
 
 
@@ -292,10 +292,10 @@ def block_forward(batcher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("path", ["/embed", "/v1/embeddings", "/encode", "/tag"])
 def test_odd_bodies_are_refused_or_answered(path: str, served: Running) -> None:
-    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+    async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
         return [await client.post(path, content=body) for body in BODIES]
 
-    for body, answer in zip(BODIES, served.run(ask), strict=True):
+    for body, answer in zip(BODIES, served.run(send_requests), strict=True):
         assert answer.status_code < 500, body[:80]
         answer.json()  # every response is JSON
         assert len(answer.content) < 5000 or answer.status_code == 200

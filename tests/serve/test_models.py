@@ -46,12 +46,12 @@ def test_interleaved_adapters_give_the_results_of_each_alone(adapted: Running, b
     alone = {name: load(base.parent / name).classify(TEXTS) for name in ADAPTERS}
     blank = load(base).fill("the [MASK] sat.")[0][0].token
 
-    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+    async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
         requests = [client.post("/classify", json={"texts": TEXTS, "model": name}) for name in [*ADAPTERS] * 5]
         requests += [client.post("/fill", json={"texts": "the [MASK] sat.", "model": "base"}) for _ in range(5)]
         return await asyncio.gather(*requests)
 
-    answers = [answer.json()["results"] for answer in adapted.run(ask)]
+    answers = [answer.json()["results"] for answer in adapted.run(send_requests)]
     for name, answer in zip([*ADAPTERS] * 5, answers[:10], strict=True):
         for ours, theirs in zip(answer, alone[name], strict=True):
             assert ours["label"] == theirs.label

@@ -121,8 +121,8 @@ def test_classify(name: str, served: Running, models: Models) -> None:
     if name == "number":
         np.testing.assert_allclose([one["value"] for one in answer], models[name].regress(TEXTS), atol=1e-5)
         return
-    ask = models[name].classify_all if name == "several" else models[name].classify
-    expected = [asdict(one) for one in ask(TEXTS)]
+    send_requests = models[name].classify_all if name == "several" else models[name].classify
+    expected = [asdict(one) for one in send_requests(TEXTS)]
     for ours, theirs in zip(answer, expected, strict=True):
         assert ours.get("label") == theirs.get("label")
         np.testing.assert_allclose(
@@ -160,8 +160,8 @@ def test_follows(served: Running, models: Models) -> None:
 
 def test_head_is_get_without_the_body(served: Running) -> None:
     for path, status in (("/health", 200), ("/", 200), ("/info", 200), ("/ready", 200), ("/nothing", 404)):
-        with served.blocking() as ask:
-            answer = ask("HEAD", path)
+        with served.blocking() as send_requests:
+            answer = send_requests("HEAD", path)
         full = served.get(path)
         assert (answer.status_code, answer.content) == (status, b"")
         assert answer.headers["content-type"] == full.headers["content-type"]
@@ -231,10 +231,10 @@ def test_concurrent_requests_get_their_own_results(served: Running, models: Mode
     texts = [" ".join(["cat", "dog", "mat", "sat"][: 1 + index % 4]) + f" word{index % 30}" for index in range(120)]
     expected = models["base"].embed(texts)
 
-    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+    async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
         return await asyncio.gather(*(client.post("/embed", json={"texts": text}) for text in texts))
 
-    found = [answer.json()["vectors"][0] for answer in served.run(ask)]
+    found = [answer.json()["vectors"][0] for answer in served.run(send_requests)]
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -273,11 +273,11 @@ def test_unsupported_requests_are_reported(path: str, body: Any, message: str, s
 
 
 def test_a_bad_text_fails_alone(served: Running) -> None:
-    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+    async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
         texts = ["a [MASK]", "no blank", "the [MASK]"] * 5
         return await asyncio.gather(*(client.post("/fill", json={"texts": text}) for text in texts))
 
-    assert [answer.status_code for answer in served.run(ask)] == [200, 400, 200] * 5
+    assert [answer.status_code for answer in served.run(send_requests)] == [200, 400, 200] * 5
 
 
 def test_unknown_models(served: Running) -> None:

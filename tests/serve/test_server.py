@@ -37,23 +37,23 @@ BODY = json.dumps({"texts": "the cat sat"}).encode()
 
 
 @pytest.fixture(scope="module")
-def alone(folders: dict[str, str]) -> Iterator[Process]:
+def service_process(folders: dict[str, str]) -> Iterator[Process]:
     flags = ("--threads", "1", "--timeout", "2", "--body", "100000", "--queue", "2048")
     with process([folders["base"]], *flags) as found:
         yield found
 
 
-def test_it_answers_and_reports_metrics(alone: Process) -> None:
-    figures = asyncio.run(press(Target(f"{alone.address}/embed"), [BODY], connections=4, requests=40))
+def test_it_answers_and_reports_metrics(service_process: Process) -> None:
+    figures = asyncio.run(press(Target(f"{service_process.address}/embed"), [BODY], connections=4, requests=40))
     assert figures.statuses == {"200": 40}
-    metrics = httpx.get(f"{alone.address}/metrics").text
+    metrics = httpx.get(f"{service_process.address}/metrics").text
     assert 'cloze_requests_total{route="/embed",status="200"} 40.0' in metrics
     for name in ("cloze_queue_seconds", "cloze_tokenization_seconds", "cloze_inference_seconds", "process_open_fds"):
         assert name in metrics
 
 
-def test_headers_without_an_end(alone: Process) -> None:
-    port = int(alone.address.rpartition(":")[2])
+def test_headers_without_an_end(service_process: Process) -> None:
+    port = int(service_process.address.rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)) as client:
         client.settimeout(10)
         client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000)
@@ -64,11 +64,11 @@ def test_unread_responses_are_dropped(folders: dict[str, str], monkeypatch: pyte
     given_up = threading.Event()
     give_up = TimeoutProtocol._close_if_unread
 
-    def watched(connection: TimeoutProtocol) -> None:
+    def recording(connection: TimeoutProtocol) -> None:
         give_up(connection)
         given_up.set()
 
-    monkeypatch.setattr(TimeoutProtocol, "_close_if_unread", watched)
+    monkeypatch.setattr(TimeoutProtocol, "_close_if_unread", recording)
     monkeypatch.setattr(TimeoutProtocol, "read_within", 1.0)
     ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with running(ServiceSettings({"base": folders["base"]})) as service, listening(service) as address:
@@ -110,9 +110,9 @@ def test_answers_that_are_read_end_nothing(folders: dict[str, str], monkeypatch:
                 time.sleep(0.3)
 
 
-def test_slow_clients(alone: Process) -> None:
+def test_slow_clients(service_process: Process) -> None:
     # Normal clients get responses, however slow this machine is.
-    outcome = let_in(alone, SlowSettings(clients=20, seconds=1.0, timeout=2.0, quickly=20.0), Silent())
+    outcome = let_in(service_process, SlowSettings(clients=20, seconds=1.0, timeout=2.0, quickly=20.0), Silent())
     assert outcome.failures == []
     assert outcome.passed
     assert int(outcome.figures["/health answered"]) > 0
@@ -136,10 +136,10 @@ def test_draining_loses_nothing() -> None:
     assert int(outcome.figures["answered"]) > 0
 
 
-def test_load_beyond_capacity(alone: Process) -> None:
+def test_load_beyond_capacity(service_process: Process) -> None:
     # Latency is tested by the campaign; here, some requests must succeed, and others may only be rejected.
     small = OverloadSettings(loads=(5.0,), seconds=1.0, queue=2048, offered=0.1, least=0.05, growth=0.5, slack=math.inf)
-    outcome = overload(alone, small, Silent())
+    outcome = overload(service_process, small, Silent())
     assert outcome.failures == []
     assert float(outcome.figures["capacity, requests/s"]) > 1
     assert "5x: offered" in outcome.figures
@@ -166,18 +166,20 @@ def test_failures_under_overload(found: dict[str, Any], message: str | None) -> 
     assert figures["20x: offered"] == f"{(WELL | found)['sent'] / 100:.2f}x"
 
 
-def test_requests_sent_at_a_rate_are_counted(alone: Process) -> None:
-    target = Target(f"{alone.address}/embed")
+def test_requests_sent_at_a_rate_are_counted(service_process: Process) -> None:
+    target = Target(f"{service_process.address}/embed")
     figures = press_from(2, target, [BODY], connections=8, rate=40.0, seconds=1.0)
     assert 2 <= figures.sent <= 40  # a busy machine may send fewer, and none sends more
     assert sum(figures.statuses.values()) == figures.sent
     assert len(figures.waited) == figures.statuses["200"]
 
 
-def test_clients_time_out(alone: Process) -> None:
-    figures = asyncio.run(press(Target(f"{alone.address}/embed"), [BODY], connections=2, requests=6, longest=0.0))
+def test_clients_time_out(service_process: Process) -> None:
+    figures = asyncio.run(
+        press(Target(f"{service_process.address}/embed"), [BODY], connections=2, requests=6, longest=0.0)
+    )
     assert (figures.sent, figures.statuses, figures.seconds) == (6, {"timeout": 6}, [])
-    assert httpx.get(f"{alone.address}/health").status_code == 200
+    assert httpx.get(f"{service_process.address}/health").status_code == 200
 
 
 def test_figures_of_several_clients_are_joined() -> None:
@@ -189,8 +191,8 @@ def test_figures_of_several_clients_are_joined() -> None:
     assert joined.summary()["per_second"] == 0.75
 
 
-def test_soak(alone: Process) -> None:
-    outcome = soak(alone, SoakSettings(seconds=2.5, every=0.25, connections=4, most_memory=0.5), Silent())
+def test_soak(service_process: Process) -> None:
+    outcome = soak(service_process, SoakSettings(seconds=2.5, every=0.25, connections=4, most_memory=0.5), Silent())
     assert outcome.failures == []
     assert int(outcome.figures["answered"]) > 10
     assert int(outcome.figures["left"]) > 0
@@ -215,16 +217,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
 def test_responses_are_not_swapped(precision: PrecisionName, pair: dict[str, str]) -> None:
-    alone = ask_alone(pair, precision, SOME)
+    service_process = ask_alone(pair, precision, SOME)
     with running(ServiceSettings(pair), precision=precision) as service, listening(service) as address:
         assert {one.description["precision"] for one in service.service.models.served.values()} == {precision}
-        tally = compare(address, alone, 100, SOME, Silent())
+        tally = compare(address, service_process, 100, SOME, Silent())
         assert tally.failures == []
         assert (tally.done, tally.answered, tally.swapped) == (100, 100, 0)
         # For every route, the vectors of 90 requests and the labels of 10 belong to other texts.
         for model, count in (("base", 90), ("labels", 10)):
-            answers = {**alone.answers, model: alone.answers[model][::-1]}
-            swapped = compare(address, replace(alone, answers=answers), 100, SOME, Silent())
+            answers = {**service_process.answers, model: service_process.answers[model][::-1]}
+            swapped = compare(address, replace(service_process, answers=answers), 100, SOME, Silent())
             assert swapped.swapped == count
             assert f"{precision}: " in swapped.failures[0]
 
@@ -232,11 +234,11 @@ def test_responses_are_not_swapped(precision: PrecisionName, pair: dict[str, str
 def test_indistinguishable_texts_are_detected(pair: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torture.swaps._WORDS", ["cat"])
     few = replace(SOME, texts=30)
-    alone = ask_alone(pair, "fp32", few)
-    assert 5 < len(alone.texts) < 30  # one per length
+    service_process = ask_alone(pair, "fp32", few)
+    assert 5 < len(service_process.texts) < 30  # one per length
     with running(ServiceSettings(pair)) as service, listening(service) as address:
-        tally = compare(address, alone, 10, few, Silent())
-    assert tally.failures == [f"fp32: {len(alone.texts)} texts of 30 have distinguishable results"]
+        tally = compare(address, service_process, 10, few, Silent())
+    assert tally.failures == [f"fp32: {len(service_process.texts)} texts of 30 have distinguishable results"]
 
 
 def test_swaps_are_tried_in_every_precision() -> None:

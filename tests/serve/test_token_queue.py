@@ -17,7 +17,7 @@ def job(*lengths: int, kind: BatchKey = EMBED, seconds: float = 60, client: str 
     return Job(kind, texts, lengths, time.monotonic() + seconds, client)
 
 
-def taken(queue: TokenQueue, budget: int = 100) -> list[int]:
+def taken_lengths(queue: TokenQueue, budget: int = 100) -> list[int]:
     return [item.length for item in queue.take(budget, wait=0)]
 
 
@@ -28,17 +28,17 @@ def test_bound_is_in_tokens_and_jobs_are_whole() -> None:
         queue.put(job(3, 2))
     queue.put(job(4))
     assert queue.tokens == 20
-    assert sorted(taken(queue)) == [4, 8, 8]
-    assert (queue.tokens, taken(queue)) == (0, [])
+    assert sorted(taken_lengths(queue)) == [4, 8, 8]
+    assert (queue.tokens, taken_lengths(queue)) == (0, [])
 
 
 def test_batches_are_of_like_lengths_within_the_budget() -> None:
     queue = TokenQueue(bound=1000)
     queue.put(job(10, 90, 11, 50, 9, 12))
-    assert taken(queue, budget=40) == [10, 11, 9]  # a fourth would make them 42
-    assert taken(queue, budget=40) == [90]  # the oldest job, although it is too long for any budget
-    assert taken(queue, budget=60) == [50]
-    assert taken(queue, budget=60) == [12]
+    assert taken_lengths(queue, budget=40) == [10, 11, 9]  # a fourth would make them 42
+    assert taken_lengths(queue, budget=40) == [90]  # the oldest job, although it is too long for any budget
+    assert taken_lengths(queue, budget=60) == [50]
+    assert taken_lengths(queue, budget=60) == [12]
 
 
 def test_padding_is_bounded() -> None:
@@ -82,9 +82,9 @@ def test_partly_taken_jobs_can_be_discarded() -> None:
     queue = TokenQueue(bound=100)
     half = job(10, 50)
     queue.put(half)
-    assert taken(queue, budget=20) == [10]
+    assert taken_lengths(queue, budget=20) == [10]
     queue.discard(half)
-    assert (queue.tokens, taken(queue)) == (0, [])
+    assert (queue.tokens, taken_lengths(queue)) == (0, [])
 
 
 def test_asking_and_leaving_does_not_grow_the_queue() -> None:
@@ -119,8 +119,8 @@ def test_a_closed_queue_rejects_jobs_and_drains() -> None:
     queue.close()
     with pytest.raises(QueueFullError):
         queue.put(job(10))
-    assert taken(queue) == [10]
-    assert taken(queue) == []
+    assert taken_lengths(queue) == [10]
+    assert taken_lengths(queue) == []
 
 
 def test_cancelled_futures_are_removed() -> None:
@@ -130,7 +130,7 @@ def test_cancelled_futures_are_removed() -> None:
     queue.put(staying)
     leaving.future.cancel()  # like a client's task, without notifying the queue
     assert [item.job for item in queue.take(100, wait=0)] == [staying]
-    assert taken(queue) == []
+    assert taken_lengths(queue) == []
 
 
 def names(queue: TokenQueue, budget: int = 100, **how: Any) -> list[str]:

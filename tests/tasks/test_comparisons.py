@@ -31,7 +31,7 @@ def right_or_wrong(right: list[int]) -> MetricRows:
     return MetricRows(("accuracy", "f1"), [1] * len(right), right)
 
 
-def made(score: float, values: list[float], rows: int = 11) -> Resamples:
+def make_resamples(score: float, values: list[float], rows: int = 11) -> Resamples:
     return Resamples("accuracy", rows, score, np.asarray(values))
 
 
@@ -74,11 +74,11 @@ def test_a_run_that_diverged_scores_zero_on_every_resample(tmp_path: Path) -> No
 def test_rows_and_seeds_by_hand() -> None:
     # Between seeds: variance 0.02 of the scores, 0.01 of their mean. Over rows: variance 0.01 of the means over seeds,
     # 0.7, 0.8 and 0.9.
-    runs = [made(0.7, [0.6, 0.7, 0.8]), made(0.9, [0.8, 0.9, 1.0])]
+    runs = [make_resamples(0.7, [0.6, 0.7, 0.8]), make_resamples(0.9, [0.8, 0.9, 1.0])]
     freedom = 0.02**2 / (0.01**2 / 10 + 0.01**2 / 1)
     reach = float(t.ppf(0.975, freedom)) * 0.02**0.5
     assert mean_interval(runs) == pytest.approx([max(0.0, 0.8 - reach), 1.0])
-    baseline = [made(0.1, [0.1, 0.1, 0.1]), made(0.1, [0.1, 0.1, 0.1])]
+    baseline = [make_resamples(0.1, [0.1, 0.1, 0.1]), make_resamples(0.1, [0.1, 0.1, 0.1])]
     found = runs_difference(runs, baseline)
     assert (found.value, found.low, found.high) == pytest.approx((0.7, 0.7 - reach, 0.7 + reach))
 
@@ -87,8 +87,8 @@ def test_paired_seeds_cancel_shared_effects() -> None:
     """Effects of seeds and of resamples that both models share cancel out."""
     generator = np.random.default_rng(0)
     luck, ease = generator.normal(0, 0.1, 4), generator.normal(0, 0.05, 1000)
-    second = [made(0.5 + one, list(0.5 + one + ease), 100) for one in luck]
-    first = [made(run.score + 0.01, list(run.values + 0.01), 100) for run in second]
+    second = [make_resamples(0.5 + one, list(0.5 + one + ease), 100) for one in luck]
+    first = [make_resamples(run.score + 0.01, list(run.values + 0.01), 100) for run in second]
     found = runs_difference(first, second)
     assert (found.value, found.low, found.high) == pytest.approx((0.01, 0.01, 0.01))
     shuffled = runs_difference(first, second[1:] + second[:1])
@@ -131,7 +131,7 @@ def test_equal_models_are_seldom_called_different() -> None:
 
 
 def test_runs_that_cannot_be_paired_are_refused() -> None:
-    one, other = made(0.5, [0.5, 0.5]), made(0.5, [0.5, 0.5], rows=12)
+    one, other = make_resamples(0.5, [0.5, 0.5]), make_resamples(0.5, [0.5, 0.5], rows=12)
     with pytest.raises(DataError, match=r"^2 runs against 1; a paired comparison needs the same seeds in both"):
         runs_difference([one, one], [one])
     with pytest.raises(DataError, match=r"^accuracy of 11 rows and accuracy of 12 rows; a paired comparison needs the"):
@@ -155,7 +155,7 @@ def test_evaluations_of_other_rows_are_not_paired() -> None:
 
 
 def test_results_of_a_mean() -> None:
-    runs = [made(0.7, [0.7, 0.7, 0.7]), made(0.8, [0.8, 0.8, 0.8])]
+    runs = [make_resamples(0.7, [0.7, 0.7, 0.7]), make_resamples(0.8, [0.8, 0.8, 0.8])]
     over_runs = [0.75 - 12.7062 * 0.05, 1.0]  # t(0.975, 1) = 12.7062; accuracy is bounded by 1
     seeds = summarize([0.7, 0.8], None, "accuracy", "seeds")
     assert seeds["interval_over_runs"] == pytest.approx([max(0.0, over_runs[0]), 1.0], abs=1e-4)

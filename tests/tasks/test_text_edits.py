@@ -18,7 +18,7 @@ def generator(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def many(text: str, similar: dict[str, list[str]], count: int = 300) -> list[str | None]:
+def edits(text: str, similar: dict[str, list[str]], count: int = 300) -> list[str | None]:
     editor = Editor(similar)
     return [editor.edit(text, generator(seed)) for seed in range(count)]
 
@@ -28,8 +28,8 @@ def words(text: str) -> list[str]:
 
 
 def test_same_generator_same_text() -> None:
-    assert many(TEXT, SIMILAR, 40) == many(TEXT, SIMILAR, 40)
-    assert len(set(many(TEXT, SIMILAR, 40))) > 20
+    assert edits(TEXT, SIMILAR, 40) == edits(TEXT, SIMILAR, 40)
+    assert len(set(edits(TEXT, SIMILAR, 40))) > 20
 
 
 def test_every_change_is_small_and_of_one_kind() -> None:
@@ -38,7 +38,7 @@ def test_every_change_is_small_and_of_one_kind() -> None:
     allowed = changes_of(total, 0.1)
     assert allowed == 2
     kinds = Counter[str]()
-    for text in many(TEXT, SIMILAR):
+    for text in edits(TEXT, SIMILAR):
         assert text is not None
         assert text != TEXT
         lost, new = before - Counter(words(text)), Counter(words(text)) - before
@@ -58,7 +58,7 @@ def test_every_change_is_small_and_of_one_kind() -> None:
 
 def test_share_of_a_long_text() -> None:
     text = " ".join(f"word{number}" for number in range(200))
-    for edited in many(text, {}, 60):
+    for edited in edits(text, {}, 60):
         assert edited is not None
         kept = set(words(edited)) & set(words(text))
         assert len(kept) in (180, 200)
@@ -69,32 +69,32 @@ def test_share_of_a_long_text() -> None:
 
 @pytest.mark.parametrize("text", ["river", "a", "old river", "?!", "", "  ", "a a", "...", "don't", "12"])
 def test_edited_texts_are_changed_and_not_empty(text: str) -> None:
-    for edited in many(text, SIMILAR, 50):
+    for edited in edits(text, SIMILAR, 50):
         if edited is not None:
             assert words(edited)
             assert edited != text
     if not words(text):
-        assert set(many(text, SIMILAR, 5)) == {None}
+        assert set(edits(text, SIMILAR, 5)) == {None}
     if text == "river":
-        assert set(many(text, SIMILAR, 50)) == {"stream", "brook", "river river"}
+        assert set(edits(text, SIMILAR, 50)) == {"stream", "brook", "river river"}
 
 
 def test_words_are_whole() -> None:
     assert Editor({}).words("Don't stop: well-known 3rd _x_, ok?") == ["Don't", "stop", "well-known", "3rd", "x", "ok"]
     assert Editor({}).words("我喜欢北京, really") == ["我", "喜欢", "北京", "really"]
-    assert {edited for edited in many("我喜欢北京", {"喜欢": ["爱"]}) if edited and " " in edited} == set()
-    assert "我爱北京" in many("我喜欢北京", {"喜欢": ["爱"]})
+    assert {edited for edited in edits("我喜欢北京", {"喜欢": ["爱"]}) if edited and " " in edited} == set()
+    assert "我爱北京" in edits("我喜欢北京", {"喜欢": ["爱"]})
 
 
 def test_capitals_stay() -> None:
     assert cased_like("River", "stream") == "Stream"
     assert cased_like("river", "stream") == "stream"
-    edited = set(many("River", SIMILAR, 50))
+    edited = set(edits("River", SIMILAR, 50))
     assert edited == {"Stream", "Brook", "River River"}
 
 
 def test_no_double_space_after_a_deleted_word() -> None:
-    edited = set(many("one, two three.", {}, 200))
+    edited = set(edits("one, two three.", {}, 200))
     assert {"one, three.", "one, two.", ", two three."} <= edited
 
 

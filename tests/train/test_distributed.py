@@ -21,7 +21,7 @@ def command(data: Path, out: Path, *more: str) -> list[str]:
     return ["pretrain", str(data), "--out", str(out), *SETTINGS, "--save-every", "7", *EXACT, *more]
 
 
-def alone(data: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def run_alone(data: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "cloze", *command(data, out, *more)], capture_output=True, text=True)
 
 
@@ -45,7 +45,7 @@ def losses(out: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def one(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("one") / "run"
-    assert alone(data, out, "--dropout", "0").returncode == 0
+    assert run_alone(data, out, "--dropout", "0").returncode == 0
     return out
 
 
@@ -119,13 +119,13 @@ os._exit(0)  # as cloze does: PyTorch's threads may abort a process that ends ot
 
 
 def test_parts_of_a_batch_are_the_batch(data: Path, tmp_path: Path, one: Path) -> None:
-    assert alone(data, tmp_path / "run", "--dropout", "0", "--accumulate", "2").returncode == 0
+    assert run_alone(data, tmp_path / "run", "--dropout", "0", "--accumulate", "2").returncode == 0
     assert losses(tmp_path / "run") == pytest.approx(losses(one), abs=1e-6)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_with_dropout_two_ranks_equal_one_with_two_parts(data: Path, tmp_path: Path, parallel: str) -> None:
-    assert alone(data, tmp_path / "one", "--dropout", "0.1", "--accumulate", "2").returncode == 0
+    assert run_alone(data, tmp_path / "one", "--dropout", "0.1", "--accumulate", "2").returncode == 0
     done = together(data, tmp_path / "two", "--dropout", "0.1", "--parallel", parallel)
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-4)

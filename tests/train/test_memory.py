@@ -59,7 +59,7 @@ def test_idle_memory_is_returned() -> None:
     assert 150 < int(done.stdout) < 250  # MB; the program used 200
 
 
-def given_back(resident: list[int]) -> list[int]:
+def steps_with_trimming(resident: list[int]) -> list[int]:
     """Return the steps after which memory is returned, given the resident memory after each step."""
     found: list[int] = []
     steps = iter(enumerate(resident))
@@ -70,33 +70,33 @@ def given_back(resident: list[int]) -> list[int]:
         now, value = next(steps)
         return value
 
-    def give_back() -> bool:
+    def trim() -> bool:
         found.append(now)
         return True
 
-    idle = MemoryTrimmer(measure, give_back)
+    idle = MemoryTrimmer(measure, trim)
     for _ in resident:
         idle.after_step()
     return found
 
 
 def test_idle_memory_is_given_back_when_it_has_grown() -> None:
-    assert given_back([50, 100, 101, 102, 106, 90, 100, 102, 107, 100]) == [4, 8]
+    assert steps_with_trimming([50, 100, 101, 102, 106, 90, 100, 102, 107, 100]) == [4, 8]
 
 
 def test_a_step_that_takes_more_by_itself_is_no_idle_memory() -> None:
     # After the first return, a step is known to need 120, so memory is idle only well above that.
-    assert given_back([100, 100, 110, 120, 120, 122, 127]) == [2, 6]
+    assert steps_with_trimming([100, 100, 110, 120, 120, 122, 127]) == [2, 6]
 
 
 def test_varying_batches_raise_the_limit_until_trimming_is_rare() -> None:
     growing = [100, 110, 120, 130, 140] * 20  # every fifth step starts again from 100
     # 110 exceeds the first limit, then 130 two steps later; after that, a step is known to need 140.
-    assert given_back([100, 100, *growing]) == [3, 5]
+    assert steps_with_trimming([100, 100, *growing]) == [3, 5]
 
 
 def test_memory_is_not_returned_without_measurements() -> None:
-    assert given_back([0] * 6) == []
+    assert steps_with_trimming([0] * 6) == []
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux reports the resident memory")

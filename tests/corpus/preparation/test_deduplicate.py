@@ -9,7 +9,7 @@ from cloze.corpus.preparation.deduplicate import ExactHasher, NearHasher, keep_e
 WORDS = [f"word{number}" for number in range(2000)]
 
 
-def made(count: int, length: int, seed: int) -> list[list[str]]:
+def random_texts(count: int, length: int, seed: int) -> list[list[str]]:
     draw = random.Random(seed)
     return [draw.choices(WORDS, k=length) for _ in range(count)]
 
@@ -44,7 +44,7 @@ def test_exact_duplicates_differ_in_case_and_spaces_alone() -> None:
 
 
 def test_near_duplicates_are_found_and_others_are_not() -> None:
-    originals, others = made(200, 300, seed=0), made(200, 300, seed=1)
+    originals, others = random_texts(200, 300, seed=0), random_texts(200, 300, seed=1)
     near = [changed(words, 4, seed) for seed, words in enumerate(originals)]
     far = [changed(words, 25, seed) for seed, words in enumerate(others)]
     assert min(similarity(*pair) for pair in zip(originals, near, strict=True)) > 0.85
@@ -56,7 +56,7 @@ def test_near_duplicates_are_found_and_others_are_not() -> None:
 
 
 def test_estimates_follow_the_similarity() -> None:
-    (words,) = made(1, 2000, seed=3)
+    (words,) = random_texts(1, 2000, seed=3)
     hasher = NearHasher()
     others = [changed(words, changes, seed) for seed, changes in enumerate((0, 20, 80, 200, 500))]
     for each in (words, *others):
@@ -68,14 +68,14 @@ def test_estimates_follow_the_similarity() -> None:
 
 
 def test_similarity_is_transitive() -> None:
-    (first,) = made(1, 400, seed=5)
+    (first,) = random_texts(1, 400, seed=5)
     second = changed(first, 7, seed=1)
     third = changed(second, 7, seed=2)
     assert kept([[" ".join(words)] for words in (first, second, third)], near=True) == [True, False, False]
 
 
 def test_paragraphs_and_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    (words,) = made(1, 1000, seed=6)
+    (words,) = random_texts(1, 1000, seed=6)
     whole, parts = [" ".join(words)], [" ".join(words[start : start + 7]) for start in range(0, 1000, 7)]
     assert kept([whole, parts], near=False) == [True, False]
     signatures = []

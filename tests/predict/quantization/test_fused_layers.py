@@ -54,7 +54,7 @@ def without_fused_layers(model: Model) -> Model:
     return model
 
 
-def both(config: BertConfig) -> tuple[Model, Model]:
+def fused_and_plain(config: BertConfig) -> tuple[Model, Model]:
     """Return a model with fused layers and one without."""
     fast, plain = (Model(model_folder(["mlm", "nsp"], config=config), precision="int8") for _ in range(2))
     return fast, without_fused_layers(plain)
@@ -69,7 +69,7 @@ def assert_same(found: NDArray[numpy.float32], expected: NDArray[numpy.float32],
 
 
 def test_the_same_answers(way: str, config: BertConfig) -> None:
-    fast, plain = both(config)
+    fast, plain = fused_and_plain(config)
     assert isinstance(fast.bert.encoder.fused_layers, FusedLayers)
     assert type(fast.bert.encoder.fused_layers.call) is CALLS[way]
     for texts in (TEXTS, TEXTS[:1], TEXTS[1:3]):
@@ -117,7 +117,7 @@ def test_adapters_take_effect(name: str, way: str, config: BertConfig, tmp_path:
 
 
 def test_heads_can_be_left_out(way: str, config: BertConfig) -> None:
-    fast, plain = both(config)
+    fast, plain = fused_and_plain(config)
     whole = fast.embed(TEXTS)
     with without_heads(fast.bert, [(1, 0)]), without_heads(plain.bert, [(1, 0)]):
         gated = fast.embed(TEXTS)
@@ -154,7 +154,7 @@ def test_training_hooks_and_copies_use_the_separate_layers(config: BertConfig) -
 
 
 def test_one_shared_layer_is_fused(way: str, config: BertConfig) -> None:
-    fast, plain = both(replace(config, shared_layers=True, embedding_size=8))
+    fast, plain = fused_and_plain(replace(config, shared_layers=True, embedding_size=8))
     assert_same(fast.embed(TEXTS), plain.embed(TEXTS), way)
     assert_same(fast.hidden("the cat", layer=None), plain.hidden("the cat", layer=None), way)
 

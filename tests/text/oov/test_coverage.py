@@ -100,11 +100,11 @@ def test_lines_without_end_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) ->
     sizes = []
     encode = Tokenizer.encode_pieces
 
-    def watched(tokenizer: Tokenizer, texts: list[str]) -> object:
+    def recording(tokenizer: Tokenizer, texts: list[str]) -> object:
         sizes.append(sum(map(len, texts)))
         return encode(tokenizer, texts)
 
-    monkeypatch.setattr(Tokenizer, "encode_pieces", watched)
+    monkeypatch.setattr(Tokenizer, "encode_pieces", recording)
     monkeypatch.setattr(coverage, "_BATCH_CHARACTERS", MAX_WINDOW)
     assert measure_coverage([text], PLAIN) == expected
     assert max(sizes) <= 2 * MAX_WINDOW

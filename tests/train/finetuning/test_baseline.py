@@ -42,12 +42,12 @@ def fits(monkeypatch: pytest.MonkeyPatch) -> list[TaskData]:
     fitted: list[TaskData] = []
     fit: Callable[[TaskData], list[Baseline]] = baselines_module.fit_baselines
 
-    def watched(data: TaskData) -> list[Baseline]:
+    def recording(data: TaskData) -> list[Baseline]:
         fitted.append(data)
         return fit(data)
 
     for module in ("finetune", "search"):
-        monkeypatch.setattr(f"cloze.train.finetuning.{module}.fit_baselines", watched)
+        monkeypatch.setattr(f"cloze.train.finetuning.{module}.fit_baselines", recording)
     return fitted
 
 

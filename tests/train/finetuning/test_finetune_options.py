@@ -55,7 +55,11 @@ def several(path: Path, count: int, seed: int = 0) -> Path:
 
 @pytest.mark.parametrize("ending", [".jsonl", ".csv"])
 def test_any_number_of_labels_is_learned(base: Path, tmp_path: Path, ending: str) -> None:
-    source = Source("multilabel", several(tmp_path / f"a{ending}", 300), several(tmp_path / f"b{ending}", 60, 1))
+    source = Source(
+        "multilabel",
+        several(tmp_path / f"a{ending}", 300),
+        several(tmp_path / f"b{ending}", 60, 1),
+    )
     run = run_finetuning(source, base, tmp_path / "run", settings=replace(LEARNING, epochs=40, learning_rate=2e-3))
     assert results(run)["micro_f1"] > 0.85
     model = load(run)
@@ -155,11 +159,13 @@ def test_calibration_of_numbers_is_refused(base: Path, tmp_path: Path) -> None:
 def test_windows_cover_text_that_truncation_loses(base: Path, tmp_path: Path) -> None:
     """Windows see a decisive word beyond the maximum length; truncation loses it."""
 
-    def late(rows: list[dict[str, str]]) -> list[dict[str, str]]:
+    def with_late_word(rows: list[dict[str, str]]) -> list[dict[str, str]]:
         return [{"text": " ".join(["the"] * 30 + [row["label"]]), "label": row["label"]} for row in rows]
 
     source = Source(
-        "classify", write(tmp_path / "a.csv", late(make_rows(80))), write(tmp_path / "b.csv", late(make_rows(20, 1)))
+        "classify",
+        write(tmp_path / "a.csv", with_late_word(make_rows(80))),
+        write(tmp_path / "b.csv", with_late_word(make_rows(20, 1))),
     )
     listener = Listener()
     scores = {}
