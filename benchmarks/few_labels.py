@@ -44,7 +44,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "auto": {},
 }
 METHODS = ("tfidf", *SETTINGS)
-SCORED_BY_RUNS = 20  # Dev rows that a run evaluates after every epoch; the final score uses all of them.
+SCORED_BY_RUNS = 20  # Dev rows for the evaluation after every epoch; the final score uses all of them.
 
 Rows = list[dict[str, str]]
 

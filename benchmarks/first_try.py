@@ -319,7 +319,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/first_try"))
     parser.add_argument("--kept", action="store_true", help="only print stored results")
     parser.add_argument("--no-archive", action="store_true", help="ignore the archive next to this file")
-    parser.add_argument("--archive", action="store_true", help="add all measured cells to the archive next to this file")
+    parser.add_argument(
+        "--archive", action="store_true", help="add all measured cells to the archive next to this file"
+    )
     arguments = parser.parse_args()
     if str(arguments.data) != SMALL and not arguments.no_archive:
         unpack(arguments.out)

@@ -1,4 +1,4 @@
-"""Short versions of the torture campaign, and tests that each check detects what it is for."""
+"""Short versions of the torture campaign, and tests that each of its checks can fail."""
 
 import errno
 import json

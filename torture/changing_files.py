@@ -64,7 +64,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
 
 
 def run(settings: ChangeSettings, progress: Progress) -> Outcome:
-    """Damage every file in every way, and compare the responses after each damage."""
+    """Apply every kind of damage to every file, and compare the responses after each."""
     failures: list[str] = []
     damages = 0
     for precision in settings.precisions:

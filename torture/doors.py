@@ -32,7 +32,7 @@ class AccessSettings:
 
 
 def run(settings: AccessSettings, progress: Progress) -> Outcome:
-    """Request every route with every kind of credentials."""
+    """Request every route with all credentials."""
     with made_service(key=settings.key) as service:
         routes = set(every_route(app_routes(service)))
         tried, failures = request_all(service, settings.key)
@@ -84,7 +84,7 @@ def uncovered(routes: Iterable[Endpoint], tried: Iterable[Endpoint]) -> list[End
 
 
 def request_all(service: Running, key: str) -> tuple[int, list[str]]:
-    """Request every route in every way; return the number of requests and the wrong responses."""
+    """Request every route with all credentials; return the number of requests and the wrong responses."""
     right = {"authorization": f"Bearer {key}"}
     seen = service.post(f"{INSPECT}/view", {"text": "cat", "model": "base"}, headers=right).json()["id"]
     routes = list(every_route(app_routes(service)))

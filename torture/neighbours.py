@@ -1,6 +1,6 @@
-"""T26: files beside an output, or at its path, are neither deleted nor followed; modes respect the umask.
+"""T26: files next to an output, or at its path, are neither deleted nor followed; modes respect the umask.
 
-Each command writes beside the user's files, folders and links with names typical of temporary files, and onto targets
+Each command writes next to the user's files, folders and links with names typical of temporary files, and onto targets
 that are links, devices, pipes, sockets, write-protected or owned by others. Everything except the output must stay
 unchanged: content, mode and owner.
 """

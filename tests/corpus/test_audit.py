@@ -56,7 +56,7 @@ def test_a_million_tokens_are_as_asked_for(corpus: Corpus, masking: Masking) -> 
     assert found.tokens >= 1_000_000
     assert wrong(found) == set()
     checks = named(found)
-    assert checks["chosen"].measured == pytest.approx(0.15, rel=0.02)  # there is space for whole words
+    assert checks["chosen"].measured == pytest.approx(0.15, rel=0.02)  # whole words fit into the budget
     assert checks["chosen"].expected is not None
     assert checks["chosen"].measured <= checks["chosen"].expected
     assert checks["replaced"].low is not None

@@ -1,4 +1,4 @@
-"""Predictive tokens compared with a plain computation by ``transformers``, mask by mask."""
+"""Predictive tokens compared with a plain computation by ``transformers``, one mask at a time."""
 
 from pathlib import Path
 

@@ -44,7 +44,7 @@ def test_losses_are_those_of_transformers(base: Path, tmp_path: Path, options: t
 
 
 def their_loss(model: BertForMultipleChoice, batch: TaskBatch) -> torch.Tensor:
-    """Compute rows one by one if they have different numbers of options, which transformers cannot batch."""
+    """Return the loss, row by row if rows have different numbers of options, which transformers cannot batch."""
     tensors = inputs_of(batch)
     if len(set(batch.sizes)) == 1:
         shaped = {name: tensor.view(len(batch.sizes), batch.sizes[0], -1) for name, tensor in tensors.items()}

@@ -501,7 +501,7 @@ prepare([sys.argv[1]], sys.argv[2], sys.argv[3], settings=PrepareSettings(0.2, s
 
 @pytest.mark.parametrize(("limit", "size"), [(4000, 1.0), (9000, 0.005), (20_000, 0.0002)])
 def test_every_write_may_fail(text: Path, vocabulary: Path, tmp_path: Path, limit: int, size: float) -> None:
-    """Write errors at the ids, the vocabulary or the manifest are reported; a file-size limit causes them."""
+    """Write errors at the ids, the vocabulary or the manifest are reported; a file-size limit simulates them."""
     words = [str(text), str(vocabulary), str(tmp_path / "data"), str(limit), str(size)]
     done = subprocess.run([sys.executable, "-c", LIMITED, *words], capture_output=True, text=True)
     assert "ClozeError" in done.stderr.splitlines()[-1]
