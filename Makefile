@@ -55,7 +55,7 @@ torture: $(VENV)/.installed-dev  ## Run the torture campaign, or ONLY="T9 T10" o
 
 # The variable turns off an advertisement of the theme; the build itself is strict.
 docs: $(VENV)/.installed-docs  ## Build the documentation site into site/, and check its links
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	$(BIN)/python scripts/check_site.py site
 
 wheel: $(VENV)/.installed-dev  ## Build the wheel into dist/

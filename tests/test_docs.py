@@ -15,6 +15,7 @@ import pytest
 
 import cloze
 from cloze.cli import COMMANDS
+from cloze.models import PACKAGED_MODELS, SHIPPED_MODELS
 from tests.test_architecture import MAY_IMPORT
 
 ROOT = Path(__file__).parent.parent
@@ -127,7 +128,7 @@ def test_blocks_that_are_not_run_are_known_by_their_tags() -> None:
 
 
 def test_readme_is_short() -> None:
-    assert len(README.read_text("utf-8").splitlines()) < 200
+    assert len(README.read_text("utf-8").splitlines()) <= 150
 
 
 def test_chinese_readme_is_the_same_document() -> None:
@@ -166,7 +167,13 @@ def broken_anchors(path: Path, text: str) -> list[str]:
     for target in LINK.findall(FENCE.sub("", text)):
         place, _, anchor = target.partition("#")
         goal = path.parent / place if place else path
-        if anchor and "://" not in target and goal.suffix == ".md" and goal.exists() and anchor not in anchors(goal.read_text("utf-8")):
+        if (
+            anchor
+            and "://" not in target
+            and goal.suffix == ".md"
+            and goal.exists()
+            and anchor not in anchors(goal.read_text("utf-8"))
+        ):
             broken.append(target)
     return broken
 
@@ -199,6 +206,14 @@ def test_every_command_is_told_of() -> None:
     assert [name for name in COMMANDS if f"cloze {name}" not in text and f"`{name}`" not in text] == []
 
 
+@pytest.mark.parametrize("path", [README, ROOT / "docs" / "models.md"], ids=name_of)
+def test_every_named_model_is_documented(path: Path) -> None:
+    """The shipped and the packaged models are listed, each packaged one with its installation."""
+    text = path.read_text("utf-8")
+    assert [model.name for model in SHIPPED_MODELS if model.name not in text] == []
+    assert [one.name for one in PACKAGED_MODELS if one.name not in text or one.distribution not in text] == []
+
+
 PAGES = [path for path in EXPERIMENTS if path.name[0].isdigit()]
 
 
@@ -206,6 +221,9 @@ PAGES = [path for path in EXPERIMENTS if path.name[0].isdigit()]
 def test_an_experiment_has_its_four_sections_and_is_short(path: Path) -> None:
     text = path.read_text("utf-8")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Question", "Setup", "Result", "Decision"]
+    assert all(part.strip() for part in re.split(r"^## .*$", text, flags=re.MULTILINE)[1:])
+    for name in ("Command", "Machine", "Commit", "Data"):
+        assert f"\n- {name}: " in text, f"Setup lacks {name}"
     assert len(text.splitlines()) < 80
 
 
@@ -224,7 +242,7 @@ def test_every_result_names_its_command_machine_and_commit() -> None:
         assert machine in ("Zen 4", "Xeon", "AVX2", "-"), figure
         assert re.fullmatch(r"[0-9a-f]{7}", commit), figure
         assert re.fullmatch(r"\d+|-", seeds), figure
-        assert interval, figure
+        assert interval not in ("", "-"), f"{figure}: an interval, or 'no interval recorded'"
 
 
 def test_architecture_names_every_package_and_root_module() -> None:

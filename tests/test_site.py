@@ -18,6 +18,7 @@ from check_site import problems
 from cloze.cli import COMMANDS
 from docs_site import api_pages, command_pages, navigation, public_homes, resolve_link, rewrite_links, sklearn_names
 
+ROOT = Path(__file__).parent.parent
 SECTION = re.compile(r"^(Args|Attributes|Returns|Raises|Example|Examples):$", re.MULTILINE)
 PUBLIC = {
     **{f"cloze.{name}": getattr(cloze, name) for name in public_homes()},
@@ -165,6 +166,13 @@ def test_navigation_leads_with_index_pages() -> None:
     reference = next(section["Reference"] for section in navigation(pages) if "Reference" in section)
     assert reference[0] == {"Commands": ["commands/index.md", "commands/embed.md"]}
     assert navigation([*pages, "zh/quickstart.md"])[-1] == {"中文": ["zh/quickstart.md"]}
+
+
+def test_site_asks_no_host() -> None:
+    """Fonts are local, and no repository is named, of which the theme would ask GitHub for the number of stars."""
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert "\n  font: false\n" in settings
+    assert "\nrepo_url" not in settings
 
 
 def test_site_check_finds_broken_links_and_remote_resources(tmp_path: Path) -> None:
