@@ -73,7 +73,7 @@ def test_stopped_preparation_goes_on_by_the_same_command(
     process.send_signal(number)
     _, told = process.communicate(timeout=60)
     assert process.returncode == code
-    assert told.splitlines()[-1].endswith("shards are finished and kept; the same command goes on")
+    assert told.splitlines()[-1].endswith("shards are finished and saved; run the same command to resume")
     assert told.splitlines()[-1].startswith("cloze: note: stopped; ")
     assert len(children) == 2
     assert not [child for child in children if Path(f"/proc/{child}").exists()]

@@ -152,7 +152,7 @@ def test_prepared_text_knows_its_ladder(run: Cloze, way: Way, text: Path, entiti
     assert "the text was prepared with another vocabulary; prepare it with --vocab" in result.complaint
     assert run("prepare", text, "--vocab", way.pretrained / "model", "--out", data, "--held-out", 0).code == 0
     again = run("prepare", text, "--vocab", more, "--out", data, "--held-out", 0)
-    assert (again.code, "was prepared otherwise (vocabulary differ)" in again.complaint) == (2, True)
+    assert (again.code, "was prepared with other settings (vocabulary differ)" in again.complaint) == (2, True)
     assert run("prepare", text, "--vocab", more, "--out", tmp_path / "other", "--held-out", 0).code == 0
     assert Tokenizer.from_folder(tmp_path / "other").settings.ladder == load_folder(more).tokenizer.settings.ladder
 

@@ -205,7 +205,7 @@ def cache_frozen_states(bert: Backbone, items: Sequence[Item], pad_id: int, prog
     device = next(bert.parameters()).device
     # The order depends on the rows only: a resumed run computes bit-identical states.
     states = run_batched(list(encodings.values()), pad_id, torch.device(device), step)
-    reader.kept = dict(zip(encodings, states, strict=True))
+    reader.cache = dict(zip(encodings, states, strict=True))
 
 
 # -- settings that fit the task and the model --------------------------------------------------------------------------
@@ -214,7 +214,17 @@ def cache_frozen_states(bert: Backbone, items: Sequence[Item], pad_id: int, prog
 # The settings that training without labels (similarity, correction) supports.
 _LABEL_FREE_SETTINGS = {
     *("epochs", "batch_size", "max_length", "learning_rate", "warmup", "weight_decay", "dropout"),
-    *("patience", "freeze_layers", "layer_decay", "precision", "accumulate", "checkpointing", "save_every", "seed"),
+    *(
+        "baseline",
+        "patience",
+        "freeze_layers",
+        "layer_decay",
+        "precision",
+        "accumulate",
+        "checkpointing",
+        "save_every",
+        "seed",
+    ),
 }
 
 
