@@ -33,7 +33,7 @@ def test_table_ends_in_a_verdict(data: Path, run: Cloze) -> None:
     result = run("audit", data, *SMALL)
     assert (result.code, result.err) == (0, "")
     rows = [line.split("\t") for line in result.out.splitlines()]
-    assert rows[0] == ["", "measured", "95 % bounds", "expected", ""]
+    assert rows[0] == ["", "measured", "95 % interval", "expected", ""]
     hidden = next(row for row in rows if row[0] == "hidden")
     low, _, high = hidden[2].split()
     assert float(low) < float(hidden[1]) < float(high)

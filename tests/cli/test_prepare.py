@@ -37,7 +37,7 @@ def test_summary_counts_everything(run: Cloze, way: Way, tmp_path: Path) -> None
 def test_folder_is_verified(run: Cloze, way: Way, tmp_path: Path) -> None:
     data = shutil.copytree(way.data, tmp_path / "data")
     size = sum(path.stat().st_size for path in data.rglob("*.bin"))
-    assert run("prepare", "--verify", data).out == f"{data}: {size:,} bytes are as they were written\n"
+    assert run("prepare", "--verify", data).out == f"{data}: {size:,} bytes verified, unchanged\n"
     assert json.loads(run("prepare", "--verify", data, "--json").out) == {"folder": str(data), "bytes": size}
     path = data / "shards" / "00000" / "train-tokens.bin"
     path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])

@@ -493,7 +493,7 @@ def test_refused_tasks(embedder: Path, tmp_path: Path) -> None:
             tmp_path / "run",
             settings=FinetuneSettings(few=True),
         )
-    with pytest.raises(ConfigError, match="contrastive trains vectors for the head of few labels; give few too"):
+    with pytest.raises(ConfigError, match="contrastive trains the vectors of few; set few as well"):
         FinetuneSettings(contrastive=True)
 
 
