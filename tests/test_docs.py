@@ -15,6 +15,7 @@ import pytest
 
 import cloze
 from cloze.cli import COMMANDS
+from cloze.models import PACKAGED_MODELS, SHIPPED_MODELS
 from tests.test_architecture import MAY_IMPORT
 
 ROOT = Path(__file__).parent.parent
@@ -127,7 +128,7 @@ def test_blocks_that_are_not_run_are_known_by_their_tags() -> None:
 
 
 def test_readme_is_short() -> None:
-    assert len(README.read_text("utf-8").splitlines()) < 200
+    assert len(README.read_text("utf-8").splitlines()) <= 150
 
 
 def test_chinese_readme_is_the_same_document() -> None:
@@ -149,6 +150,47 @@ def test_links_and_pictures_lead_somewhere(path: Path) -> None:
     assert [target for target in relative if not (path.parent / target).exists()] == []
 
 
+def slug(heading: str) -> str:
+    """Return the anchor that GitHub and the site give a heading."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+    return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a Markdown text."""
+    return {slug(match[1]) for match in re.finditer(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)}
+
+
+def broken_anchors(path: Path, text: str) -> list[str]:
+    """Return the links of a document that lead to no heading."""
+    broken = []
+    for target in LINK.findall(FENCE.sub("", text)):
+        place, _, anchor = target.partition("#")
+        goal = path.parent / place if place else path
+        if (
+            anchor
+            and "://" not in target
+            and goal.suffix == ".md"
+            and goal.exists()
+            and anchor not in anchors(goal.read_text("utf-8"))
+        ):
+            broken.append(target)
+    return broken
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_anchors_of_links_exist(path: Path) -> None:
+    """A link with an anchor leads to a heading of its document."""
+    assert broken_anchors(path, path.read_text("utf-8")) == []
+
+
+def test_check_of_anchors_can_fail() -> None:
+    """A link to a heading that does not exist is reported."""
+    text = "[2](docs/results.md#results) [3](docs/results.md#nowhere)\n\n```text\n[4](docs/results.md#here)\n```\n"
+    assert broken_anchors(README, text) == ["docs/results.md#nowhere"]
+    assert anchors("# A `b`, [c](d)!\n") == {"a-b-c"}
+
+
 @pytest.mark.parametrize("path", ALL, ids=name_of)
 def test_documents_name_no_place_of_one_machine(path: Path) -> None:
     assert MACHINE_PATH.findall(path.read_text("utf-8")) == []
@@ -164,6 +206,14 @@ def test_every_command_is_told_of() -> None:
     assert [name for name in COMMANDS if f"cloze {name}" not in text and f"`{name}`" not in text] == []
 
 
+@pytest.mark.parametrize("path", [README, ROOT / "docs" / "models.md"], ids=name_of)
+def test_every_named_model_is_documented(path: Path) -> None:
+    """The shipped and the packaged models are listed, each packaged one with its installation."""
+    text = path.read_text("utf-8")
+    assert [model.name for model in SHIPPED_MODELS if model.name not in text] == []
+    assert [one.name for one in PACKAGED_MODELS if one.name not in text or one.distribution not in text] == []
+
+
 PAGES = [path for path in EXPERIMENTS if path.name[0].isdigit()]
 
 
@@ -171,6 +221,9 @@ PAGES = [path for path in EXPERIMENTS if path.name[0].isdigit()]
 def test_an_experiment_has_its_four_sections_and_is_short(path: Path) -> None:
     text = path.read_text("utf-8")
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == ["Question", "Setup", "Result", "Decision"]
+    assert all(part.strip() for part in re.split(r"^## .*$", text, flags=re.MULTILINE)[1:])
+    for name in ("Command", "Machine", "Commit", "Data"):
+        assert f"\n- {name}: " in text, f"Setup lacks {name}"
     assert len(text.splitlines()) < 80
 
 
@@ -189,7 +242,7 @@ def test_every_result_names_its_command_machine_and_commit() -> None:
         assert machine in ("Zen 4", "Xeon", "AVX2", "-"), figure
         assert re.fullmatch(r"[0-9a-f]{7}", commit), figure
         assert re.fullmatch(r"\d+|-", seeds), figure
-        assert interval, figure
+        assert interval not in ("", "-"), f"{figure}: an interval, or 'no interval recorded'"
 
 
 def test_architecture_names_every_package_and_root_module() -> None:
@@ -209,7 +262,7 @@ def test_import_table_is_the_one_that_is_held() -> None:
 
 PYTHON_FILE = re.compile(r"(?<![\w/.*-])((?:\w+/)*\w+\.py)\b")
 # These documents name files that may no longer exist.
-HISTORIES = {"CHANGELOG.md", "findings.md", *(path.name for path in EXPERIMENTS)}
+HISTORIES = {"CHANGELOG.md", *(path.name for path in EXPERIMENTS)}
 
 
 # Scripts of the original BERT code, and a module name that is deliberately not used here.
