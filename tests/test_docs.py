@@ -149,6 +149,41 @@ def test_links_and_pictures_lead_somewhere(path: Path) -> None:
     assert [target for target in relative if not (path.parent / target).exists()] == []
 
 
+def slug(heading: str) -> str:
+    """Return the anchor that GitHub and the site give a heading."""
+    text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
+    return re.sub(r"[^\w\- ]", "", text.strip().lower()).replace(" ", "-")
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of a Markdown text."""
+    return {slug(match[1]) for match in re.finditer(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)}
+
+
+def broken_anchors(path: Path, text: str) -> list[str]:
+    """Return the links of a document that lead to no heading."""
+    broken = []
+    for target in LINK.findall(FENCE.sub("", text)):
+        place, _, anchor = target.partition("#")
+        goal = path.parent / place if place else path
+        if anchor and "://" not in target and goal.suffix == ".md" and anchor not in anchors(goal.read_text("utf-8")):
+            broken.append(target)
+    return broken
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_anchors_of_links_exist(path: Path) -> None:
+    """A link with an anchor leads to a heading of its document."""
+    assert broken_anchors(path, path.read_text("utf-8")) == []
+
+
+def test_check_of_anchors_can_fail() -> None:
+    """A link to a heading that does not exist is reported."""
+    text = "[2](docs/results.md#results) [3](docs/results.md#nowhere)\n\n```text\n[4](docs/results.md#here)\n```\n"
+    assert broken_anchors(README, text) == ["docs/results.md#nowhere"]
+    assert anchors("# A `b`, [c](d)!\n") == {"a-b-c"}
+
+
 @pytest.mark.parametrize("path", ALL, ids=name_of)
 def test_documents_name_no_place_of_one_machine(path: Path) -> None:
     assert MACHINE_PATH.findall(path.read_text("utf-8")) == []
