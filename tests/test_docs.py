@@ -202,7 +202,7 @@ def broken_anchors(path: Path, text: str) -> list[str]:
     for target in LINK.findall(FENCE.sub("", text)):
         place, _, anchor = target.partition("#")
         goal = path.parent / place if place else path
-        if anchor and "://" not in target and goal.suffix == ".md" and anchor not in anchors(goal.read_text("utf-8")):
+        if anchor and "://" not in target and goal.suffix == ".md" and goal.exists() and anchor not in anchors(goal.read_text("utf-8")):
             broken.append(target)
     return broken
 
@@ -280,7 +280,7 @@ def test_import_table_is_the_one_that_is_held() -> None:
 
 PYTHON_FILE = re.compile(r"(?<![\w/.*-])((?:\w+/)*\w+\.py)\b")
 # Histories name files as they were.
-HISTORIES = {"CHANGELOG.md", "findings.md", *(path.name for path in EXPERIMENTS)}
+HISTORIES = {"CHANGELOG.md", *(path.name for path in EXPERIMENTS)}
 
 
 # Scripts of the original BERT code, and the name that no module here has.

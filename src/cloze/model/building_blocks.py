@@ -28,7 +28,7 @@ class Dropout(nn.Module):
 
     PyTorch's dropout draws one random number per element, which on a CPU takes longer than the softmax before it.
     Sixteen random bits are enough: four elements share one 64-bit draw. The mask is stored as a factor per element
-    (zero, or the scale), because a CPU multiplies several times faster than it selects (docs/findings.md).
+    (zero, or the scale), because a CPU multiplies several times faster than it selects (docs/experiments/13).
     """
 
     def __init__(self, probability: float) -> None:

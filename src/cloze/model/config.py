@@ -109,7 +109,7 @@ DEEPEST_SHARED = 256
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu")
 
 # The paper's 0.02 belongs to a hidden size of 768. Narrower models that start with it hardly attend to anything for
-# their first thousands of steps; with projections of the same size they find out sooner (docs/findings.md).
+# their first thousands of steps; with projections of the same size they find out sooner (docs/experiments/11).
 _PAPER_DEVIATION, _PAPER_WIDTH = 0.02, 768
 
 # (layers, hidden size); heads are 64 wide and the feed-forward layer is four times the hidden size, as in the paper.

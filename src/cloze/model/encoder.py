@@ -23,7 +23,7 @@ from cloze.model.packing import Group, Packing, gather_states, scatter_states
 Visibility = Tensor | tuple[Group, ...] | None
 
 # PyTorch's bfloat16 softmax processes this many numbers at a time on a CPU, and the rest one by one: for other row
-# lengths the detour through float32 is about twice as fast (docs/findings.md).
+# lengths the detour through float32 is about twice as fast (docs/experiments/13).
 _SOFTMAX_LANES = 32
 
 
@@ -111,7 +111,7 @@ class SelfAttention(nn.Module):
         if projected.device.type != "cpu":
             return False
         # The CPU's fused kernel has no dropout and falls back to these same steps, with a slower dropout; and its
-        # bfloat16 backward pass takes four times as long as that of plain products (docs/findings.md).
+        # bfloat16 backward pass takes four times as long as that of plain products (docs/experiments/13).
         drops = self.training and self.dropout.probability > 0
         return drops or (projected.dtype == torch.bfloat16 and torch.is_grad_enabled())
 

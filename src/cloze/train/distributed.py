@@ -6,7 +6,7 @@ tensors, so that a run may resume with another number of processes or with the o
 
 On CPUs, FSDP's collectives are point-to-point messages: gloo's own all-gather and reduce-scatter pass small pieces
 around a ring, which takes two to three times as long for 20 MB between two processes of one machine
-(docs/findings.md). Sums are formed in the order of the ranks, so that they are the same on every run.
+(docs/experiments/17). Sums are formed in the order of the ranks, so that they are the same on every run.
 """
 
 import ctypes

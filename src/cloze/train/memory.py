@@ -1,7 +1,7 @@
 """The C library's allocator in training: reuse the memory that a step frees, and trim what lies idle.
 
 glibc maps large blocks and unmaps them as soon as they are freed. The pages of every step are then faulted in again,
-which takes a tenth of the time of a small model's step (docs/findings.md). Kept, they are reused. Where memory is
+which takes a tenth of the time of a small model's step (docs/experiments/12). Kept, they are reused. Where memory is
 scarce, as with gradient checkpointing, unmapping is right. The allocators of other systems are left alone.
 
 No two batches have the same number of tokens: a freed block is often a little too small for the next one, and the heap

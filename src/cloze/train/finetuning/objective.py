@@ -3,7 +3,7 @@
 The items of a task are shuffled into batches in a new order every epoch. The rows of a batch are drawn at random and
 sorted by length: most padding is not computed (``model/packing.py``), except a little in attention. Batches of rows of
 similar length would need no padding at all, but train worse: short texts often differ in kind from long ones, which
-biases the gradient of such a batch (one point of F1 on CoNLL, docs/findings.md).
+biases the gradient of such a batch (one point of F1 on CoNLL, docs/experiments/29).
 
 Dimensions: B rows of a batch, T tokens, N items.
 """

@@ -141,7 +141,7 @@ def make_trainable(bert: Backbone, settings: FinetuneSettings) -> Attachment | N
 
     An adapter whose head reads [CLS] has its own copy of the pooler, which is trained with the head. Houlsby's code
     leaves the pooler frozen, which only works if it was trained: many models were pre-trained without a sentence
-    objective, and a pooler with small random weights then hides the hidden states from the head (docs/findings.md).
+    objective, and a pooler with small random weights then hides the hidden states from the head (docs/experiments/28).
 
     Args:
         bert: A model with the head of the task.
