@@ -65,34 +65,34 @@ def run_finetuning(
     fresh: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Fine-tune a model folder on a task; the same call resumes a run that was stopped.
+    """Fine-tune a model folder on a task; the same call resumes an unfinished run.
 
-    With few rows of labels or numbers (30 to 499), and no setting that says how to train, fine-tuning is compared with
-    a linear head on sentence vectors on held-out training rows, and the better way is used (``few_labels.py``).
+    With few rows of labels or numbers (30 to 499) and no setting about the training, fine-tuning is compared with a
+    linear head on sentence vectors on held-out training rows, and the better method is used (``few_labels.py``).
 
     Args:
         source: The task and its files.
         model: The model folder to start from, a run, or a hub name.
         out: The run's folder, which is created.
-        settings: How to train.
+        settings: The training settings.
         similarity: Settings of contrastive training, for the task ``similarity``.
-        device: Where to train; the fastest device by default.
-        fresh: Delete a run that is there, and start over.
-        progress: Where progress is reported.
+        device: Where to train; by default an accelerator if there is one.
+        fresh: Delete an existing run and start over.
+        progress: Receives messages and progress.
 
     Returns:
-        The run's folder. Its model is in ``model``, its scores in ``eval_results.json``.
+        The run's folder, with the model in ``model`` and its scores in ``eval_results.json``.
 
     Raises:
-        ConfigError: If settings do not fit the task or the model, or the run was started with other settings.
+        ConfigError: If settings do not fit the task or the model, or differ from those of the run to resume.
         DataError: If rows cannot be read.
 
     Example:
-        >>> run = cloze.finetune(cloze.Source("classify", "train.csv", "dev.csv"), "MODEL", "runs/mood")
+        >>> run = run_finetuning(cloze.Source("classify", "train.csv", "dev.csv"), "MODEL", "runs/mood")
         >>> cloze.load(run).classify(["What a day!"])
     """
     check_similarity_settings(source.task, similarity or SimilaritySettings())
-    # Kinds that are trained without labels have their own training.
+    # Kinds without labels have a training of their own.
     trainers: dict[str, Callable[..., Path]] = {
         SIMILARITY.name: partial(finetune_similarity, similarity=similarity),
         CORRECTION.name: finetune_correction,
@@ -122,19 +122,19 @@ def finetune_rows(
     fit: bool = True,
     baselines: Callable[[], Sequence[Baseline]] | None = None,
 ) -> Path:
-    """Fine-tune on rows that have been read already.
+    """Fine-tune on rows that have already been read.
 
     Args:
         data: The rows.
-        source: Where they are from, as ``Source.recorded`` returns it; compared when the run is resumed.
+        source: Their origin, as returned by ``Source.recorded``; compared when the run is resumed.
         model: The model folder to start from.
         out: The run's folder.
-        settings: How to train.
+        settings: The training settings.
         device: Where to train.
-        fresh: Delete a run that is there.
-        progress: Where progress is reported.
-        fit: Fit on the dev rows what the kind of task fits there: for answering, the score from which a question has no
-            answer. False where the dev rows stand for unseen ones, as in cross-validation.
+        fresh: Delete an existing run first.
+        progress: Receives messages and progress.
+        fit: Whether to fit the values that this kind of task fits on the dev rows, such as the no-answer threshold of
+            answering. False if the dev rows stand for unseen rows, as in cross-validation.
         baselines: Returns the baselines, for a search that fits them once; by default, they are fitted on these rows.
 
     Returns:
@@ -154,7 +154,7 @@ def finetune_rows(
 
 @dataclass(frozen=True)
 class _Finetuning:
-    """Builds the parts of a fine-tuning, or of the few-label path."""
+    """Builds the training parts of fine-tuning, or of the few-label method."""
 
     data: TaskData
     base: ModelFolder
@@ -194,7 +194,7 @@ class _Finetuning:
         return batches
 
     def few_labels(self) -> TrainingParts:
-        """Return the parts of the few-label path: pairs of rows are trained on, if at all, and the head is fitted."""
+        """Return the parts of the few-label method: optional contrastive training, then a fitted linear head."""
         tuned, few = self._start_few()
         data, model, settings = self.data, few.model, self.settings
         pool = find_pool(few.pooling, model.bert, model.tokenizer)
@@ -275,7 +275,7 @@ class _Finetuning:
         return tuned, Model(tuned, device=self.device)
 
     def _start_few(self) -> tuple[ModelFolder, FewLabels]:
-        """Return the model with a head on sentence vectors: means of token states, unless settings say otherwise."""
+        """Return the model with a linear head on sentence vectors: mean pooling unless the settings or pairs differ."""
         usual: HeadPooling = "separate" if has_pairs(self.data) and not self.settings.contrastive else "mean"
         tuned, wrapped = self._start(replace(self.settings, pooling=self.settings.pooling or usual))
         return tuned, FewLabels(self.data, wrapped, self.settings)
@@ -341,9 +341,9 @@ def _batches(
     device: str | None,
     progress: Progress,
 ) -> TaskBatches:
-    """Augment and encode the training rows; for a frozen model, compute its states."""
+    """Augment and encode the training rows; for a frozen model, also compute its states."""
     rows = augment_rows(data, base, settings, device, progress)
-    assert data.kind.items is not None, "a kind with labels makes items"
+    assert data.kind.items is not None, "kinds with labels have items"
     tokenizer = wrapped.tokenizer
     report_unknown(tokenizer, [text for texts in data.train.documents() for text in texts], progress)
     items = data.kind.items(rows, tokenizer, settings, progress)
@@ -359,15 +359,15 @@ def _objective(data: TaskData, wrapped: Model, settings: ResolvedSettings) -> nn
 
 
 def _recorded(source: Mapping[str, Any], model: str | Path, data: TaskData) -> dict[str, Any]:
-    """Return the facts that a resumed run is compared by."""
-    # A file that has changed meanwhile would change what is learned, or the size of the head.
+    """Return the facts that must be the same when the run is resumed."""
+    # By content: a changed file would change what is learned, or the size of the head.
     labels = None if data.labels is None else list(data.labels.names)
     facts = {"rows": len(data.train), "labels": labels, "content": fingerprint(data.train, data.dev)}
     return {"command": "finetune", "model": str(Path(model)), "base": base_files(model), **source, **facts}
 
 
 def _with_task(model: Model, tuned: ModelFolder) -> Model:
-    """Return the model with values that were fitted on the dev rows; what was warned of before is not repeated."""
+    """Return the model with values fitted on the dev rows; warnings that were given before are not repeated."""
     fitted = Model(tuned, device=str(model.device))
     fitted.warnings = model.warnings
     return fitted
@@ -376,10 +376,10 @@ def _with_task(model: Model, tuned: ModelFolder) -> Model:
 def finetuning_card(
     tuned: ModelFolder, evaluation: Evaluation, method: str, data: TaskData, recorded: Mapping[str, Any]
 ) -> str:
-    """Return the model card of a fine-tuned model; ``method`` is how it was trained, ``recorded`` the run's facts."""
+    """Return the model card of a fine-tuned model; ``method`` describes the training, ``recorded`` is from the run."""
     assert tuned.task is not None
-    # After cross-validation there are no other rows to score.
-    scored = "training rows, which tell little of others" if data.dev is data.train else "dev rows"
+    # After cross-validation, the model on all rows has no other rows for an evaluation.
+    scored = "training rows, which say little about new ones" if data.dev is data.train else "dev rows"
     labels, loading = ", ".join(tuned.task.names) or data.kind.answers, loading_note(tuned.model)
     return (
         f"# BERT, fine-tuned to {tuned.task.kind}\n\n"
