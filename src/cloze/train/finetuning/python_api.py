@@ -83,12 +83,8 @@ class FinetuneRun(os.PathLike[str]):
 
     @property
     def baseline(self) -> dict[str, Any] | None:
-        """The scores of a simple model on the same rows, and the paired difference; None without one.
-
-        Of a search, the difference is that of its best run.
-        """
-        results = self.results
-        found: dict[str, Any] | None = results.get("best_results", results).get("baseline")
+        """The scores of a simple model on the same rows, and the paired difference (of a search, for its best run)."""
+        found: dict[str, Any] | None = self.results.get("best_results", self.results).get("baseline")
         return found
 
     @property
