@@ -31,6 +31,7 @@ from task_samples import TASKS, find_model, read_sample  # in this folder
 
 ROOT = Path(__file__).parents[1]
 VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
     "full": {"few": False},
     "linear-start": {"few": False, "linear_start": True},
     "random-start": {"few": False, "linear_start": False},
