@@ -7,8 +7,9 @@ with a status of 500 or above, and every answer of JSON must be JSON.
 import asyncio
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 from schemathesis import GenerationMode
 
+from cloze.options import PrecisionName
 from cloze.progress import Progress
 from torture.campaign import Outcome
 from torture.services import Running, made_service
@@ -80,19 +82,24 @@ BODIES: Sequence[bytes] = list(_bodies())
 
 @dataclass(frozen=True)
 class BodySettings:
-    """How many requests are made, and of which routes if not of all."""
+    """How many requests are made, of which routes if not of all, and by services of which precisions in turn."""
 
     cases: int = 50_000
     paths: tuple[str, ...] = ()
+    precisions: tuple[PrecisionName, ...] = ("int8", "fp32")
 
 
 def run(asked: BodySettings, progress: Progress) -> Outcome:
-    """Send them all to a service with a model of every kind."""
+    """Send them all to services with a model of every kind."""
     failures: list[str] = []
-    with made_service() as service:
-        odd = asyncio.run(_send_odd(service, service.post_paths(), failures))
-        made = send_generated(service, asked, failures, progress)
+    odd, made = 0, Counter[int]()
+    share = replace(asked, cases=asked.cases // len(asked.precisions))
+    for precision in asked.precisions:
+        with made_service(precision=precision) as service:
+            odd += asyncio.run(_send_odd(service, service.post_paths(), failures))
+            made.update(send_generated(service, share, failures, progress))
     figures: dict[str, str | int | float] = {
+        "precisions": ", ".join(asked.precisions),
         "odd bodies": odd,
         "generated": sum(made.values()),
         "answered": made.get(200, 0),
@@ -148,7 +155,7 @@ def send_generated(service: Running, asked: BodySettings, failures: list[str], p
             for strategy in strategies:
                 _try_cases(strategy, share, turn, ask, statuses, failures)
                 sent = sum(statuses.values())
-                progress.advance("T14: requests, of all routes", min(sent, asked.cases), asked.cases)
+                progress.advance("T14: requests to all routes", min(sent, asked.cases), asked.cases)
     return statuses
 
 
