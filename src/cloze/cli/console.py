@@ -1,4 +1,4 @@
-"""Terminal output: progress bars (plain lines where there is no terminal), tables, JSON; and the machine options."""
+"""Terminal output: progress bars (plain lines without a terminal), tables and JSON; and the options for the device."""
 
 import json
 import os
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
     from cloze.predict import Model
 
-# Characters of a text that a table shows on a terminal.
+# Number of characters of a text that a table shows on a terminal.
 SHOWN_CHARACTERS = 80
 
 
-# Control characters but tab and newline, and those that change the direction of text: on a terminal, a label or a text
-# could hide or forge lines with them, or set the window's title.
+# Control characters (except tab and newline) and characters that change the direction of text. On a terminal, a label
+# or a text could use them to hide or forge lines, or to set the window title.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def escape_controls(text: str) -> str:
-    r"""Return a text whose control characters are written as escapes, such as ``\x1b``."""
+    r"""Return a text with its control characters replaced by escapes, such as ``\x1b``."""
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -149,7 +149,7 @@ class Reporter:
             self._bar = None
 
     def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
-        """Show how far a stage is."""
+        """Show the progress of a stage."""
         if self._bar is None:
             self._lines.advance(stage, done, total, **figures)
             return
@@ -157,7 +157,7 @@ class Reporter:
             self._bar.remove_task(self._tasks.pop(stage))
         if stage not in self._tasks:
             self._tasks[stage] = self._bar.add_task(stage, total=total, figures="", left="")
-        # The bar's own estimate covers half a minute and is lost with a new total.
+        # The bar's own estimate covers only half a minute and is lost when the total changes.
         left = self._clock.seconds_left(stage, done, total)
         time_left = "" if left is None else f"{timedelta(seconds=round(left))} left"
         self._bar.update(
@@ -226,14 +226,14 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]], title: 
 
 
 def shorten(text: str) -> str:
-    """Return the start of a text, marked by an ellipsis where it was cut; the whole text where there is no terminal."""
+    """Return a text, shortened with an ellipsis on a terminal."""
     if len(text) <= SHOWN_CHARACTERS or not sys.stdout.isatty():
         return text
     return text[: SHOWN_CHARACTERS - 1] + "…"
 
 
 def format_figure(value: float | None, digits: int) -> str:
-    """Return a number for a table; a dash if there is none."""
+    """Format a number for a table; None becomes a dash."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
@@ -245,12 +245,12 @@ def _plain(cell: object) -> Any:
 
 @dataclass(frozen=True)
 class Machine:
-    """Device and threads. The text under a field is its help."""
+    """Device and threads. The docstring of a field is its flag's help."""
 
     device: str | None = None
-    """cpu, cuda or mps; by default, the best available."""
+    """Device: cpu, cuda or mps; by default, the best available."""
     threads: int | None = None
-    """Threads per operation; by default, at most one per core, and fewer while other processes use the cores."""
+    """Number of threads per operation; by default, at most one per core, and fewer while other processes run."""
 
     def use(self) -> str | None:
         """Set the threads and return the device."""
@@ -269,7 +269,7 @@ class InferenceMachine(Machine):
     """Device, threads and precision of a prediction."""
 
     precision: PrecisionName = "fp32"
-    """fp32 (same results as other libraries), bf16, int8 (CPUs), or auto: the fastest that is close enough."""
+    """Precision: fp32 (same results as other libraries), bf16, int8 (CPU only), or auto (fastest accurate enough)."""
 
     def load(self, model: str) -> "Model":
         """Load a model for prediction."""
@@ -279,7 +279,7 @@ class InferenceMachine(Machine):
 
 
 def print_scores(results: Mapping[str, Any]) -> None:
-    """Print scores with intervals and baselines, after a line that says so if the model is behind the baseline."""
+    """Print scores with intervals and baselines; if the model is worse than the baseline, a first line warns of it."""
     from cloze.tasks.reports import headline, label_table, score_table, summary_lines
 
     if (first := headline(results)) is not None:

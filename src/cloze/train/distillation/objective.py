@@ -1,4 +1,4 @@
-"""Distillation loss: distance from the labels and from the teacher's logits, hidden states and attention.
+"""Distillation loss: distance to the labels and to the teacher's logits, hidden states and attention.
 
 Logits are compared at a temperature (Hinton et al., 2015), hidden states and attention layer by layer (Sun et al.,
 2019, "Patient knowledge distillation"; Jiao et al., 2020, "TinyBERT").
@@ -43,7 +43,7 @@ class DistillBatch:
 
     @property
     def predicted(self) -> Tensor:
-        """True where the model predicts, with a label or without; in the shape of the targets."""
+        """True at the targets that the model predicts, with or without a label; has the shape of the targets."""
         targets = self.task.targets
         # One label per token, or start and end of an answer. Other targets are predicted for unlabelled items too.
         if targets.ndim == 2 and not targets.is_floating_point():
@@ -58,7 +58,7 @@ class DistillBatch:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """The numbers of targets, predictions and tokens that the losses are averaged over."""
+        """The numbers of targets, predictions and tokens over which the losses are averaged."""
         return {
             "targets": count_targets(self.task.targets[self.labelled]),
             "predicted": int(self.predicted.sum()),
@@ -72,7 +72,7 @@ class DistillBatch:
 
 
 class DistillBatches:
-    """The batches of a task, for a student."""
+    """The batches of a task for distillation."""
 
     def __init__(self, batches: TaskBatches) -> None:
         self._batches = batches
@@ -94,7 +94,7 @@ class DistillObjective(nn.Module):
     def __init__(self, student: Backbone, teacher: Backbone, head: HeadName, settings: DistillSettings) -> None:
         super().__init__()
         self.model, self.head, self.settings = student, head, settings
-        # A tuple hides the teacher from PyTorch: it is neither trained nor part of a checkpoint.
+        # The tuple hides the teacher from PyTorch, so that it is neither trained nor saved in checkpoints.
         self._teacher = (teacher.eval(),)
         self._states = settings.states_weight > 0
         self._attention = compares_attention(student, teacher, settings)
@@ -103,7 +103,7 @@ class DistillObjective(nn.Module):
         self.to_teacher = nn.Linear(*widths) if self._states and widths[0] != widths[1] else None
         if self.to_teacher is not None:
             generator = torch.Generator().manual_seed(settings.seed)
-            # This standard deviation keeps the scale of the states.
+            # With this standard deviation, the mapped states have the scale of the originals.
             initialise(self.to_teacher, widths[0] ** -0.5, generator)
 
     def forward(self, batch: DistillBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
@@ -130,7 +130,7 @@ class DistillObjective(nn.Module):
         return ObjectiveOutput(torch.stack(weighted).sum(), {f"{name}_loss": loss for name, loss in losses.items()})
 
     def _run(self, model: Backbone, task: TaskBatch) -> tuple[Tensor, EncoderOutput]:
-        """Return the logits, and the hidden states and attention where they are compared."""
+        """Return the logits and the encoder's output, with hidden states and attention if they are compared."""
         inputs, reader = task.inputs, model.reader
         output: EncoderOutput = model.encoder(
             inputs.ids,
@@ -139,7 +139,7 @@ class DistillObjective(nn.Module):
             keep_states=self._states or (reader is not None and reader.needs_states),
             keep_attentions=self._attention,
         )
-        # A teacher may read frozen states: those that are compared are the very ones that it reads.
+        # The head of a teacher may be on frozen states; the states that are compared are the ones it uses.
         read = output.last if reader is None else reader.read(reader.choose(output), inputs.real)
         return task_logits(model, self.head, read, task.sizes, inputs.real), output
 
@@ -209,9 +209,10 @@ def match_layers(student: int, teacher: int) -> list[int]:
 
 
 def logits_loss(logits: Tensor, teacher_logits: Tensor, batch: DistillBatch, total: int, temperature: float) -> Tensor:
-    """Return a part's share of the distance between the logits, in a batch with ``total`` predictions.
+    """Return a part's share of the distance between the logits, for a batch with ``total`` predictions.
 
-    The square of the temperature compensates for gradients that shrink with it (Hinton et al., 2015, section 2).
+    Gradients shrink with the square of the temperature, so the loss is multiplied by it (Hinton et al., 2015, section
+    2).
     """
     targets, predicted = batch.task.targets, batch.predicted
     logits, teacher_logits = logits.float(), teacher_logits.float()
