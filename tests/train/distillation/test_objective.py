@@ -308,12 +308,12 @@ def test_memory_of_a_step_covers_the_teacher(
     widths: tuple[int, int], weights: tuple[float, float], checkpointing: bool
 ) -> None:
     """The estimate is that of the profiler, within a fifth; without the teacher it would be a fraction of it."""
-    shapes = [
+    small, large = (
         replace(CONFIG, hidden_size=width, layers=layers, heads=width // 16, feedforward_size=4 * width, positions=64)
         for width, layers in zip(widths, (6, 12), strict=True)
-    ]
+    )
     settings = DistillSettings(states_weight=weights[0], attention_weight=weights[1], checkpointing=checkpointing)
-    student, teacher = (Bert.fresh(shape, ("sequence",), labels=3).train() for shape in shapes)
+    student, teacher = (Bert.fresh(shape, [head_of("classify")], labels=3).train() for shape in (small, large))
     student.encoder.checkpointing = checkpointing
     objective = DistillObjective(student, teacher, "sequence", settings)
     for parameter in objective.parameters():
@@ -325,5 +325,5 @@ def test_memory_of_a_step_covers_the_teacher(
     def step() -> None:
         objective(batch, batch.counts).loss.backward()
 
-    expected = count_step_activations(*shapes, settings, 8, 64)
+    expected = count_step_activations(small, large, settings, 8, 64)
     assert 0.9 < expected / peak_memory(step) < 1.25
