@@ -89,7 +89,7 @@ def stale(folder: Path) -> Path:
     return folder
 
 
-OTHER_WEIGHTS = "rounded from other weights than the model's; run 'cloze quantize' again, or delete the file"
+OTHER_WEIGHTS = "quantized from other weights than the model's; run 'cloze quantize' again, or delete the file"
 
 
 def test_a_file_of_other_weights_is_refused(stale: Path) -> None:
@@ -163,5 +163,5 @@ def test_damaged_tensors(harm: str, folder: Path) -> None:
             harmed[0, 0] = -128
         tensors[f"{NAME}.values"] = harmed
     save_file(tensors, path, metadata=facts)
-    with pytest.raises(CheckpointError, match=f"{NAME} does not fit the model's; run 'cloze quantize' again$"):
+    with pytest.raises(CheckpointError, match=f"{NAME} does not fit the model; run 'cloze quantize' again$"):
         load(folder, precision="int8")

@@ -207,7 +207,7 @@ def test_notes_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     folder = saved(model_folder(["mlm"]), tmp_path / "model")
     with caplog.at_level(logging.WARNING, logger="cloze"):
         load(folder, device="cpu")
-    assert caplog.messages == [f"{folder}: no pooler in the weights: [CLS] is used as it is"]
+    assert caplog.messages == [f"{folder}: no pooler in the weights: the state of [CLS] is used without one"]
 
 
 def test_cut_texts_are_logged(pretrained: Model, caplog: pytest.LogCaptureFixture) -> None:

@@ -57,7 +57,7 @@ def test_the_model_that_a_run_starts_from_is_not_deleted(tmp_path: Path) -> None
 
 def test_a_run_that_is_trained_is_held_against_others(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "run", {})
-    busy = r"run: another process is training this; wait for it to end$"
+    busy = r"run: another process is training this run; wait for it to end$"
     with run.store.held():
         with pytest.raises(CheckpointError, match=busy), Run(tmp_path / "run").store.held():
             pass

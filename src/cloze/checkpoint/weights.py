@@ -1,7 +1,7 @@
-"""Weight files: read and write safetensors, read ``pytorch_model.bin``; neither can execute code.
+"""Weight files: read and write safetensors, and read ``pytorch_model.bin`` without executing code.
 
-Tensors are copied into memory of the process. A mapped file would change under a running service when somebody
-overwrites it, and kill the process when somebody truncates it.
+Tensors are copied into the memory of the process. With a memory-mapped file, overwriting it would change the weights of
+a running service, and truncating it would crash the process.
 """
 
 import pickle
@@ -21,12 +21,12 @@ from cloze.hardware import is_out_of_memory
 
 SAFETENSORS = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
-# Heads that only cloze has and only pre-training needs: a separate file, so that other libraries report no unknown
+# Pre-training heads that exist only in cloze are in a separate file, so that other libraries do not report unknown
 # tensors.
 PRETRAINING_HEADS = "pretraining_heads.safetensors"
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
-# safetensors itself allows 100 MB; a header of BERT-large has 50 kB.
+# Maximum size of a header. safetensors allows 100 MB; the header of BERT-large has 50 kB.
 HEADER_LIMIT = 2**20
 
 
@@ -38,7 +38,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder holds weights in a format of PyTorch."""
+    """Return whether a folder has PyTorch weights (safetensors or pickle)."""
     return any((folder / name).is_file() for name in (SAFETENSORS, SAFETENSORS_INDEX, PICKLE, PICKLE_INDEX))
 
 
@@ -53,12 +53,12 @@ def _read_model(folder: Path) -> dict[str, Tensor]:
         return _read_parts(folder / PICKLE_INDEX)
     raise CheckpointError(
         f"{folder}: holds neither {SAFETENSORS} nor {PICKLE}; is this a model folder? "
-        "(a TensorFlow checkpoint is read by 'cloze convert')"
+        "(convert a TensorFlow checkpoint with 'cloze convert')"
     )
 
 
 def _read_parts(index: Path) -> dict[str, Tensor]:
-    """Read sharded weights by their index file."""
+    """Read sharded weights listed in an index file."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict):
         raise CheckpointError(f"{index}: lacks weight_map; fetch the file again")
@@ -70,7 +70,7 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file into memory."""
+    """Load all tensors of a safetensors file into memory."""
     return read_safetensors_with_metadata(path)[0]
 
 
@@ -79,14 +79,14 @@ def read_safetensors_with_metadata(path: Path) -> tuple[dict[str, Tensor], dict[
     _check_header(path)
     try:
         with safe_open(path, framework="pt") as file:
-            # safetensors returns views of a mapping of the file; see the module docstring.
+            # clone: safetensors returns views of the memory-mapped file; see the module docstring.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118 (not a dictionary)
             return tensors, file.metadata() or {}
     except (SafetensorError, ValueError, OverflowError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
         raise CheckpointError(
-            f"{path}: not a whole safetensors file ({str(error)[:120]}); it may be truncated: fetch or save it again"
+            f"{path}: damaged or truncated safetensors file ({str(error)[:120]}); fetch or save it again"
         ) from error
 
 
@@ -99,18 +99,19 @@ def _check_header(path: Path) -> None:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     if size < 8 or length > min(HEADER_LIMIT, size - 8):
         raise CheckpointError(
-            f"{path}: {size} bytes with a header of {length}; not a whole safetensors file: fetch or save it again"
+            f"{path}: {size} bytes with a header of {length}; damaged or truncated safetensors file: fetch or save it "
+            "again"
         )
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
-    """Read a PyTorch file with the loader that only builds tensors; any other content is an error."""
+    """Read a PyTorch file with the restricted loader, which only builds tensors; any other content is an error."""
     _check_archive(path)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path}: holds more than tensors, or is damaged, and was not opened, since loading it could run code; "
+            f"{path}: holds more than tensors, or is damaged; not loaded, because this could execute code: "
             "fetch it again, or ask its author for model.safetensors"
         ) from error
     # A damaged archive can raise almost any exception, including failed assertions of the reader.
@@ -118,7 +119,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         if is_out_of_memory(error):
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{path}: not a whole PyTorch file ({reason[:120]}); fetch it again") from error
+        raise CheckpointError(f"{path}: damaged or truncated PyTorch file ({reason[:120]}); fetch it again") from error
     if not isinstance(loaded, dict) or not all(_is_plain(tensor) for tensor in loaded.values()):
         raise CheckpointError(f"{path}: a dictionary of plain tensors was expected; convert it to model.safetensors")
     return {str(name): tensor for name, tensor in loaded.items()}
@@ -127,20 +128,21 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
 def _check_archive(path: Path) -> None:
     """Raise an error if the entries of the archive would unpack to more bytes than the file has.
 
-    PyTorch writes stored entries only. A compressed one can unpack to a thousand times its size, and entries that
-    overlap share their bytes.
+    PyTorch does not compress entries. A compressed entry can unpack to a thousand times its size, and overlapping
+    entries share bytes of the file.
     """
     try:
         size = path.stat().st_size
         if not zipfile.is_zipfile(path):
-            return  # the format before PyTorch 1.6, whose tensors are stored as they are
+            return  # the format before PyTorch 1.6, whose tensors are not compressed
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     # A damaged directory can raise almost any exception.
     except Exception as error:
-        raise CheckpointError(f"{path}: not a whole PyTorch file ({str(error)[:120]}); fetch it again") from error
+        reason = str(error)[:120]
+        raise CheckpointError(f"{path}: damaged or truncated PyTorch file ({reason}); fetch it again") from error
     compressed = next((entry for entry in entries if entry.compress_type != zipfile.ZIP_STORED), None)
     if compressed is not None:
         raise CheckpointError(
@@ -156,18 +158,18 @@ def _check_archive(path: Path) -> None:
 
 
 def check_finite(name: str, tensor: Tensor, path: Path) -> None:
-    """Raise an error if a tensor holds NaN or infinity, with which every prediction would be NaN."""
-    # A sum that is finite proves it in one pass without a copy; finite values may still sum to infinity.
+    """Raise an error if a tensor has NaN or infinite values, which would make every prediction NaN."""
+    # A finite sum proves that all values are finite, in one pass without a copy. Finite values may overflow the sum.
     if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
         count = int((~torch.isfinite(tensor)).sum())
         raise CheckpointError(
             f"{path}: {name} holds {count} of {tensor.numel()} values that are NaN or infinite; "
-            "finite weights were expected: fetch or save it again, or go back to an earlier checkpoint"
+            "finite weights were expected: fetch or save it again, or use an earlier checkpoint"
         )
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether this is a dense CPU tensor with all its values in the file (not sparse, meta, or expanded)."""
+    """Return whether this is a dense CPU tensor with all its values in the file (not sparse, meta or expanded)."""
     return (
         isinstance(value, Tensor)
         and value.layout is torch.strided
@@ -177,10 +179,10 @@ def _is_plain(value: object) -> bool:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors, with the mode of any other file and flushed to disk; ``save_file`` alone does neither."""
+    """Write tensors with the usual file mode and flush them to disk; ``save_file`` alone does neither."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     path.touch()
-    mode = stat.S_IMODE(path.stat().st_mode)  # as the umask says
+    mode = stat.S_IMODE(path.stat().st_mode)  # follows the umask
     try:
         save_file(contiguous, path, metadata={"format": "pt", **(metadata or {})})
     except SafetensorError as error:  # raised for a full disk
