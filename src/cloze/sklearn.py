@@ -1,7 +1,7 @@
 """Estimators for scikit-learn: ``TextClassifier``, ``TextRegressor`` and ``TextEmbedder``.
 
-They take a list, an array or a series of texts, and work in ``Pipeline``, ``GridSearchCV`` and ``cross_val_score``. A
-fitted estimator holds its model folder as bytes (the weights as safetensors), so that it can be pickled and leaves no
+They accept a list, an array or a series of texts, and work with ``Pipeline``, ``GridSearchCV`` and ``cross_val_score``.
+A fitted estimator stores its model folder as bytes (the weights as safetensors), so it can be pickled and leaves no
 files behind.
 """
 
@@ -23,17 +23,17 @@ from cloze.tasks.classification.kind import CLASSIFY, REGRESS
 from cloze.tasks.in_memory import texts_of
 from cloze.train.finetuning.python_api import finetune
 
-# Training rows that are scored after every epoch: a run has dev rows, which an estimator does not use.
+# Number of training rows used as dev rows: a run requires dev rows, but an estimator does not use their scores.
 _SCORED = 32
 _CACHE = "_loaded"
 
 
 class InputError(DataError, ValueError):
-    """Texts or targets cannot be used; a ``ValueError`` as well, which scikit-learn expects."""
+    """Invalid texts or targets; also a ``ValueError``, as scikit-learn expects."""
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
-    """Fine-tunes a model on texts and targets; the subclasses say for which task."""
+    """Fine-tunes a model on texts and targets; subclasses define the task."""
 
     def __init__(
         self,
@@ -49,10 +49,20 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
         device: str | None = None,
         progress: bool = False,
     ) -> None:
-        """``model`` is a folder, a run or a name; the other settings are those of ``cloze.FinetuneSettings``.
+        """Store the settings.
 
-        With ``few=True``, only a linear head on sentence vectors is fitted, which takes seconds. ``None`` compares it
-        with fine-tuning below 500 rows in every ``fit``, which makes cross-validation slower.
+        Args:
+            model: Model folder, folder of a run, or name of a model.
+            epochs: Number of epochs; like the following, see ``cloze.FinetuneSettings``.
+            batch_size: Rows per optimizer step.
+            learning_rate: Peak learning rate.
+            max_length: Maximum number of tokens per text.
+            pooling: Input of the head.
+            few: True fits only a linear head on sentence vectors, which takes seconds. None compares it with
+                fine-tuning in every ``fit`` with fewer than 500 rows, which makes cross-validation slower.
+            random_state: Seed of all random numbers.
+            device: Device to compute on (default: the fastest available).
+            progress: Whether to show a progress bar.
         """
         self.model = model
         self.epochs = epochs
@@ -105,12 +115,12 @@ class _TextEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
-    """Classifies texts; fine-tunes a BERT model.
+    """A text classifier that fine-tunes a BERT model.
 
     Attributes:
         classes_: The labels, sorted.
         model_: The fine-tuned ``cloze.Model``.
-        history_: The measurements of the training.
+        history_: The metrics recorded during training.
 
     Example:
         >>> from cloze.sklearn import TextClassifier
@@ -140,7 +150,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         return np.array([[result.probabilities[name] for name in self._names()] for result in results])
 
     def _names(self) -> dict[str, Any]:
-        """Return label name -> class; numbers are used where two classes would have one name."""
+        """Return a mapping from label names to classes; the names are numbers if two classes have the same name."""
         check_is_fitted(self, "classes_")
         classes = self.classes_.tolist()
         names = [str(label).strip() for label in classes]
@@ -149,41 +159,47 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
 
 
 class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
-    """Predicts a number for each text; fine-tunes a BERT model.
+    """A text regressor that fine-tunes a BERT model.
 
     Attributes:
         model_: The fine-tuned ``cloze.Model``.
-        history_: The measurements of the training.
+        history_: The metrics recorded during training.
     """
 
     def fit(self, X: Any, y: Any) -> "TextRegressor":  # noqa: N803
-        """Fine-tune the model on texts and their numbers."""
+        """Fine-tune the model on texts and their target values."""
         texts = _read_texts(X)
         values = _read_targets(y, len(texts)).astype(np.float64)
-        # The head starts at outputs around zero: standardized targets need no longer training than others.
+        # The outputs of a new head are close to zero, so standardized targets are learned faster.
         self.mean_, self.scale_ = float(values.mean()), float(values.std()) or 1.0
         return self._fit(REGRESS.name, texts, ((values - self.mean_) / self.scale_).tolist())
 
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
-        """Return the number of each text."""
+        """Return the predicted value of each text."""
         return self.model_.regress(_read_texts(X)).astype(np.float64) * self.scale_ + self.mean_
 
 
 class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Turns texts into vectors, for any estimator that follows in a pipeline.
+    """A transformer that converts texts to vectors, for the next estimator in a pipeline.
 
     Example:
         >>> make_pipeline(TextEmbedder("MODEL"), LogisticRegression(max_iter=1000)).fit(texts, labels)
     """
 
     def __init__(self, model: str = SHIPPED_MODEL, *, pooling: str | None = None, device: str | None = None) -> None:
-        """``pooling``: cls, mean, max, mean_max, mean_words or pooler; that of the model folder by default."""
+        """Store the settings.
+
+        Args:
+            model: Model folder, folder of a run, or name of a model.
+            pooling: cls, mean, max, mean_max, mean_words or pooler (default: that of the model folder).
+            device: Device to compute on (default: the fastest available).
+        """
         self.model = model
         self.pooling = pooling
         self.device = device
 
     def fit(self, X: Any, y: Any = None) -> "TextEmbedder":  # noqa: ARG002, N803
-        """Load the model; nothing is learned from the texts."""
+        """Load the model. The texts are only checked; nothing is learned from them."""
         _read_texts(X)
         self.__dict__[_CACHE] = load(self.model, device=self.device)
         self.n_features_out_ = self.transform(["a"]).shape[1]
@@ -214,13 +230,13 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
 
 def _take_texts(tags: Any) -> Any:
-    """Return scikit-learn's tags of an estimator of texts."""
+    """Return scikit-learn's tags for an estimator whose input is texts."""
     tags.input_tags.one_d_array, tags.input_tags.two_d_array, tags.input_tags.string = True, False, True
     return tags
 
 
 def _read_texts(data: Any) -> list[str]:
-    """Return texts as a list; a table of one column is taken as its column."""
+    """Return texts as a list; a table with one column is accepted too."""
     shape: tuple[int, ...] = getattr(data, "shape", ())
     if len(shape) == 2:
         if shape[1] != 1:
@@ -236,7 +252,7 @@ def _read_texts(data: Any) -> list[str]:
 
 
 def _read_targets(y: Iterable[Any], rows: int) -> NDArray[Any]:
-    """Return the targets as an array; refuse another number of them, and missing ones."""
+    """Return the targets as an array, or raise ``InputError`` if their number is wrong or some are missing."""
     values = np.asarray(y)
     if values.ndim == 2 and values.shape[1] == 1:
         values = column_or_1d(values, warn=True)
@@ -244,7 +260,7 @@ def _read_targets(y: Iterable[Any], rows: int) -> NDArray[Any]:
         raise InputError(f"y has the shape {values.shape}, but X has {rows} texts; expected one target per text")
     for number, value in enumerate(values.tolist(), start=1):
         if value is None or value != value:
-            raise InputError(f"y row {number}: {value} is no target; label the row, or leave it out")
+            raise InputError(f"y row {number}: {value} is not a target; label the row, or remove it")
     return values
 
 

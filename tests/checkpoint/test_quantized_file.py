@@ -104,7 +104,7 @@ def test_auto_goes_on_without_a_file_of_other_weights(
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)
     monkeypatch.setattr(precision_module, "_is_faster", lambda *_: True)
     assert load(stale, precision="auto").precision == "fp32"
-    expected = f"{stale / INT8}: {OTHER_WEIGHTS}; until then, auto goes on without int8"
+    expected = f"{stale / INT8}: {OTHER_WEIGHTS}; auto does not use int8 until then"
     assert [record.getMessage() for record in caplog.records if "int8" in record.getMessage()] == [expected]
 
 

@@ -187,7 +187,7 @@ def test_missing_heads_name_those_that_are_there(pretrained: Model) -> None:
 def test_unknown_devices(device: str, pretrained_folder: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"^device '{device}' is not available on this machine; use 'cpu', or leave out device \(--device\)$",
+        match=rf"^device '{device}' is not available on this machine; use 'cpu', or omit device \(--device\)$",
     ):
         load(pretrained_folder, device=device)
 

