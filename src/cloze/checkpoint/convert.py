@@ -43,7 +43,7 @@ def convert(source: str | Path, destination: str | Path, *, half: bool = False) 
     Example:
         >>> import cloze
         >>> cloze.convert("cloze-mini", "mini-half", half=True).tokenizer.max_length
-        512
+        128
     """
     contents = load_any(find_source(source))
     save_folder(contents, Path(destination), dtype=torch.float16 if half else torch.float32)

@@ -38,17 +38,17 @@ class VocabularySettings:
     keep_accents: bool = False
     """Lowercase, but keep accents and vowel signs (combining marks), as needed for Hindi, Thai or Vietnamese."""
     minimum_frequency: int = 2
-    """Minimum frequency of a pair of pieces to be merged."""
+    """Minimum number of occurrences of a pair of pieces to be merged."""
     layout: Literal["compact", "published"] = "compact"
-    """compact: special tokens first; published: special tokens where the published English vocabularies have them."""
+    """Positions of the special tokens: compact (the first five) or published (as in BERT's English vocabularies)."""
     unused: int | None = None
-    """Reserved entries for words that are added later (default: 99 with the published layout, otherwise 0)."""
+    """Number of unused entries for words added later; by default 99 in the published layout, else none."""
     workers: int | None = None
-    """Processes that count words (default: one per core). The result does not depend on it."""
+    """Number of worker processes; by default, one per core. It does not affect the result."""
     text: str = "text"
     """Column with the texts in JSONL and Parquet files."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """Stop at an unreadable JSONL or Parquet row, or skip it. Plain text that is not UTF-8 always stops."""
+    """On a malformed row of JSONL or Parquet: stop, or skip it. Plain text that is not UTF-8 is always an error."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -83,21 +83,21 @@ class PrepareSettings:
     """
 
     held_out: float = 0.01
-    """Fraction of documents held out from training, for evaluation."""
+    """Fraction of the documents that is held out from training."""
     seed: int = 0
-    """Seed of the selection of held-out documents."""
+    """Random seed for choosing the held-out documents."""
     text: str = "text"
     """Column with the texts in JSONL and Parquet files."""
     on_bad_row: Literal["stop", "skip"] = "stop"
-    """Stop at an unreadable JSONL or Parquet row, or skip and count it. Plain text that is not UTF-8 always stops."""
+    """On a malformed row of JSONL or Parquet: stop, or skip and count it. Text that is not UTF-8 is always an error."""
     words: Path | None = None
     """File of Chinese words, one per line, to add to the segmenter's dictionary."""
     lines: Literal["paragraphs", "sentences"] = "paragraphs"
-    """Content of a line: paragraphs are split into sentences, sentences are not."""
+    """Content of a line: paragraphs (which are split into sentences) or sentences."""
     duplicates: Literal["keep", "exact", "near"] = "keep"
-    """keep all; exact: drop repeated documents, ignoring case and spaces; near: drop near-duplicates as well."""
+    """Duplicate documents: keep them, drop exact copies (ignoring case and spaces), or drop near-duplicates too."""
     shard_size: float = 32.0
-    """Approximate megabytes of text per shard (Parquet: at least a row group). A killed worker repeats its shard."""
+    """Approximate megabytes of text per shard, the unit of work that is repeated if a worker fails."""
 
     def __post_init__(self) -> None:
         check_types(self)
