@@ -103,7 +103,7 @@ def write_data(folder: Path, source: Path) -> None:
 
 
 class Version:
-    """A process that runs the workloads with the code of one source tree."""
+    """A process that runs the workloads with one version of the code."""
 
     def __init__(self, source: Path, work: Path, data: Path) -> None:
         work.mkdir()
@@ -118,7 +118,7 @@ class Version:
         self.jobs: list[str] = json.loads(self._read())
 
     def time(self, job: str) -> float:
-        """Seconds of one run of a workload."""
+        """Return the duration of one run of a workload in seconds."""
         assert self._process.stdin is not None
         print(job, file=self._process.stdin, flush=True)
         return float(self._read())
@@ -137,7 +137,7 @@ class Version:
 
 
 def check_out(revision: str | None, folder: Path) -> Path:
-    """The sources of a revision, with the compiled kernels of this one."""
+    """Return the sources of a revision, with the compiled kernels of the working tree."""
     if revision is None:
         return ROOT
     subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "-q", "--detach", folder, revision], check=True)
@@ -146,7 +146,7 @@ def check_out(revision: str | None, folder: Path) -> Path:
 
 
 def main() -> None:
-    """Take turns, and print the ratios."""
+    """Alternate between the versions and print the ratios."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("before", help="a Git revision")
     parser.add_argument("after", nargs="?", help="a Git revision; the working tree if left out")

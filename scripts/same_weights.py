@@ -39,7 +39,7 @@ NOUNS = ["river", "doctor", "garden", "ship", "letter", "teacher", "mountain", "
 VERBS = ["sees", "finds", "leaves", "likes", "paints", "follows", "remembers", "builds", "sells", "hears"]
 PLACES = ["in London", "near Paris", "at home", "by the sea", "in the rain"]
 
-# Name of the folder that a command writes -> its words; {data} is the folder of generated files, {out} that of results.
+# Folder that a command writes -> its arguments; {data} is the folder of generated files, {out} that of results.
 COMMANDS = {
     "vocabulary": "vocab {data}/text.txt --out {out}/vocabulary --size 200 --workers 1",
     "corpus": "prepare {data}/text.txt --vocab {out}/vocabulary --out {out}/corpus",
@@ -121,7 +121,7 @@ def _tag(word: str) -> str:
 
 
 def run(source: Path, data: Path, out: Path) -> dict[str, str]:
-    """Run all commands with the code of a source tree; return path -> SHA-256 of what they wrote."""
+    """Run all commands with the code of a source tree; return path -> SHA-256 of each written file."""
     out.mkdir()
     environment = os.environ | {"PYTHONPATH": str(source / "src"), "OMP_NUM_THREADS": "1"}
     for name, words in COMMANDS.items():
