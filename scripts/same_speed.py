@@ -2,7 +2,7 @@
 
     python scripts/same_speed.py BEFORE [AFTER] [--rounds 7] [--only TEXT]
 
-BEFORE and AFTER are Git revisions (AFTER: the working tree if left out). Each version runs in a process of its own,
+BEFORE and AFTER are Git revisions (AFTER: the working tree by default). Each version runs in a process of its own,
 and the two take turns, so that whatever else the machine does is the same for both: embedding with the MiniLM weights
 of the dev extra (fp32 and int8; mixed lengths, and one text at a time), pre-training and fine-tuning steps at the size
 of the shipped model. Prints the ratio of the best times and of the medians, before / after: above 1 the new version is
@@ -149,7 +149,7 @@ def main() -> None:
     """Alternate between the versions and print the ratios."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("before", help="a Git revision")
-    parser.add_argument("after", nargs="?", help="a Git revision; the working tree if left out")
+    parser.add_argument("after", nargs="?", help="a Git revision; the working tree by default")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="", help="jobs whose name has this text")
     options = parser.parse_args()

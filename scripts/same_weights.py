@@ -2,7 +2,7 @@
 
     python scripts/same_weights.py BEFORE [AFTER]
 
-BEFORE and AFTER are Git revisions (AFTER: the working tree if left out). Both versions run the same commands with fixed
+BEFORE and AFTER are Git revisions (AFTER: the working tree by default). Both versions run the same commands with fixed
 seeds on a small generated corpus: a vocabulary, a prepared corpus, pre-training with several objectives and masking
 strategies, every kind of fine-tuning, and distillation. The SHA-256 of everything they write that is not a log is
 compared, and the exit code is 1 if any file differs.
@@ -140,7 +140,7 @@ def main() -> None:
     """Compare two versions."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("before", help="a Git revision")
-    parser.add_argument("after", nargs="?", help="a Git revision; the working tree if left out")
+    parser.add_argument("after", nargs="?", help="a Git revision; the working tree by default")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
