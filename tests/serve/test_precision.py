@@ -182,7 +182,7 @@ def test_model_that_int8_changes_too_much(
         assert model.precision == chosen.name == ("bf16" if bf16 else "fp32")
         assert chosen.reason == (
             f"as int8 changes the vectors too much: least cosine {chosen.least_cosine:.4f} to fp32, at least 0.9999999 "
-            f"was expected ({origin}); --precision int8 takes it all the same"
+            f"was expected ({origin}); --precision int8 selects it anyway"
         )
         if not bf16:
             np.testing.assert_array_equal(model.embed(TEXTS), expected)

@@ -733,7 +733,7 @@ def test_a_place_needs_a_name(text: Path, vocabulary: Path, tmp_path: Path, monk
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     for place in (".", ".."):
-        with pytest.raises(ConfigError, match=r"^\.+: a folder with a name of its own was expected, such as \.*/?new$"):
+        with pytest.raises(ConfigError, match=r"^\.+: a path with a folder name was expected, such as \.*/?new$"):
             prepare([text], vocabulary, place)
 
 
