@@ -36,10 +36,11 @@ browser:
 		$$as_root apt-get update -qq && $$as_root apt-get install -qq -y chromium >/dev/null; }; } \
 		|| echo "no chromium, and no way to install it: tests of pages will be skipped"
 
-check: $(VENV)/.installed-dev  ## Check style and types
+check: $(VENV)/.installed-dev  ## Check style, types and wording
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python scripts/word_lint.py
 
 format: $(VENV)/.installed-dev  ## Put the code into shape
 	$(BIN)/ruff format .

@@ -45,12 +45,13 @@ def main() -> None:
     for name in [*given.models, str(minilm())]:
         report = report_embeddings(load(name), *pairs, fit_on=lines)
         if given.json:
-            print(json.dumps({"model": name, "ways": [way.row() for way in report.ways], "advice": report.advice}))
+            rows = [method.row() for method in report.methods]
+            print(json.dumps({"model": name, "ways": rows, "advice": report.advice}))
             continue
         print(f"\n{name}, {len(pairs[0]):,} pairs\n{'vectors':<22}{'size':>6}{'spearman':>10}{'cosine':>9}{'first':>8}")
-        for way in report.ways:
-            score, lie = 100 * (way.spearman or 0.0), way.geometry
-            print(f"{way.name:<22}{way.size:>6}{score:>10.2f}{lie.anisotropy:>9.3f}{lie.first_share:>8.3f}")
+        for method in report.methods:
+            score, lie = 100 * (method.spearman or 0.0), method.geometry
+            print(f"{method.name:<22}{method.size:>6}{score:>10.2f}{lie.anisotropy:>9.3f}{lie.first_share:>8.3f}")
         print(report.advice)
 
 

@@ -234,7 +234,7 @@ def test_what_parquet_cannot_keep_is_known_before_the_work(
     path.write_text(f'{{"text": "the cat", "kept": {value}}}\n', encoding="utf-8")
     monkeypatch.setattr("cloze.predict.Model.embed", lambda *_, **__: pytest.fail("the work has begun"))
     result = run("embed", "--input", path, "--model", folder, "--output", output)
-    assert (result.code, "v.parquet: Parquet cannot keep a column as it is (" in result.complaint) == (2, True)
+    assert (result.code, "v.parquet: Parquet cannot store a column unchanged (" in result.complaint) == (2, True)
     assert not output.exists()
 
 

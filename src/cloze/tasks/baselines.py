@@ -3,7 +3,7 @@
 Every kind of task may have two (``TaskKind.baseline`` and ``TaskKind.floor``). One learns from the words (TF-IDF with
 logistic or ridge regression, the most frequent tag per word, overlapping words). The other ignores the texts (the
 majority label, the mean, chance). A run is compared with the better one, by the main metric, with a paired bootstrap
-over the dev rows.
+over the dev rows. Text vectors are compared with those of TF-IDF.
 
 Time is bounded: at most 20,000 training rows, 5,000 characters per text and 50,000 features are used. scikit-learn is
 imported only when it is used.
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from cloze.progress import Progress
     from cloze.tasks.registry import TaskData
     from cloze.tasks.reports import Evaluation
+    from cloze.tasks.similarity.kind import QuestionAnswers, ScoredPairs
 
 MOST_ROWS = 20_000
 _MOST_CHARACTERS = 5_000  # per text
@@ -144,7 +145,7 @@ def fit_tfidf(
 ) -> Baseline:
     """Fit a linear model to TF-IDF features."""
     assert train.targets is not None
-    vectorizer = _fit_vectorizer(train, labels)
+    vectorizer = _fit_vectorizer([*train.texts, *(train.pairs or ())], 0 if labels is None else len(labels))
     features = [_text_features(rows, vectorizer) for rows in (train, dev)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # labels without rows and unfinished optimization are fine for a baseline
@@ -166,12 +167,12 @@ def _fit_linear(targets: TextTargets, train: Any, values: Any, dev: Any) -> list
     return [tuple(map(float, row)) for row in predicted] if targets == "flags" else list(predicted.tolist())
 
 
-def _fit_vectorizer(train: LabelledTexts, labels: LabelSet | None) -> Any:
-    """Learn the words and word pairs of the training rows; for text without spaces, character n-grams up to three."""
+def _fit_vectorizer(texts: Sequence[str], labels: int = 0) -> Any:
+    """Learn the words and word pairs of the texts; for text without spaces, character n-grams up to three."""
     from sklearn.feature_extraction.text import TfidfVectorizer
 
-    texts = _shortened([*train.texts, *(train.pairs or ())])
-    most = min(_MOST_FEATURES, _MOST_WEIGHTS // max(1, 0 if labels is None else len(labels)))
+    texts = _shortened(texts)
+    most = min(_MOST_FEATURES, _MOST_WEIGHTS // max(1, labels))
     units: dict[str, Any] = {"analyzer": "char", "ngram_range": (1, 3)}
     if has_spaces(texts):
         units = {"token_pattern": _TOKEN, "ngram_range": (1, 2)}
@@ -235,6 +236,16 @@ def fit_constant(
         names = ", ".join(labels.names[int(index)] for index in chosen) or "none"
         name = f"majority label ({names})" if targets == "index" else f"most frequent labels ({names})"
     return Baseline(name, _text_rows(dev, [value] * len(dev), labels, metrics))
+
+
+# -- vectors -----------------------------------------------------------------------------------------------------------
+
+
+def score_cosines(rated: "ScoredPairs | QuestionAnswers") -> Baseline:
+    """Score the cosines of TF-IDF vectors on rated pairs or on questions with answers; they need no training rows."""
+    vectorizer = _fit_vectorizer([*rated.firsts, *rated.seconds])
+    firsts, seconds = (vectorizer.transform(_shortened(texts)) for texts in (rated.firsts, rated.seconds))
+    return Baseline("TF-IDF cosine", rated.sparse_rows(firsts, seconds))
 
 
 # -- tags --------------------------------------------------------------------------------------------------------------

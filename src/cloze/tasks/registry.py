@@ -38,6 +38,18 @@ KINDS: dict[str, TaskKind] = {
     kind.name: kind for kind in (CLASSIFY, MULTILABEL, REGRESS, TAG, ANSWER, CHOOSE, SIMILARITY, CORRECTION)
 }
 
+# Names of tasks in transformers and elsewhere, with spaces between words: the kinds of the same meaning.
+TASKS_ELSEWHERE = {
+    **dict.fromkeys(("ner", "pos", "chunking", "token classification", "sequence labeling"), "tag"),
+    **dict.fromkeys(("classification", "text classification", "sequence classification", "sentiment"), "classify"),
+    **dict.fromkeys(("sentiment analysis", "nli", "text pair classification", "topic"), "classify"),
+    **dict.fromkeys(("multi label", "multi label classification"), "multilabel"),
+    **dict.fromkeys(("qa", "question answering", "mrc", "reading comprehension"), "answer"),
+    **dict.fromkeys(("multiple choice", "mc"), "choose"),
+    **dict.fromkeys(("sts", "embedding", "embeddings", "sentence similarity", "feature extraction"), "similarity"),
+    **dict.fromkeys(("spelling", "csc", "grammar"), "correction"),
+}
+
 
 @contextmanager
 def registered(kind: TaskKind) -> Iterator[TaskKind]:
@@ -168,7 +180,9 @@ def find_task(name: str) -> TaskSpec:
         return PUBLISHED[key]
     kind = KINDS.get(key)
     if kind is None:
-        raise ConfigError(f"unknown task {name!r}{did_you_mean(name, [*map(str, labelled_kinds()), *PUBLISHED])}")
+        meant = TASKS_ELSEWHERE.get(key.replace("-", " ").replace("_", " "))
+        known = [*map(str, KINDS), *PUBLISHED]
+        raise ConfigError(f"unknown task {name!r}{did_you_mean(meant or name, known)}")
     if not kind.labelled or kind.read is None:
         raise ConfigError(kind.unlabelled_note)
     return TaskSpec(kind, kind.metrics, kind.read, published=False)

@@ -75,6 +75,14 @@ class Evaluation:
         """Precision, recall, F1 and support of each label, entity type or tag; empty if there are none."""
         return {} if self.rows is None else self.rows.by_label()
 
+    def __str__(self) -> str:
+        return text_report("Scores", self.results())
+
+    def _repr_html_(self) -> str:
+        confusion = self.confusion
+        matrix = None if confusion is None else {"labels": confusion.labels, "counts": confusion.counts}
+        return html_report("Scores", self.results(), (), matrix)
+
     def gain_over(self, other: "Evaluation") -> "Difference | None":
         """Return by how much the main metric exceeds another model's on the same rows; None without ``rows``.
 

@@ -57,6 +57,8 @@ class TrainingParts:
         score: Evaluates the model on the dev set.
         finish: Writes the results and the model; it receives the settings with the precision that was used.
         choose: Returns the parts to train with instead, for a choice that is recorded in the run.
+        activations: Returns the peak bytes of a step's activations for a number of rows and their length; by default
+            those of the model alone.
     """
 
     recorded: Mapping[str, Any]
@@ -68,6 +70,7 @@ class TrainingParts:
     score: Callable[[], Mapping[str, float]]
     finish: Callable[[Run, ResolvedSettings], None]
     choose: "Callable[[Run], TrainingParts] | None" = None
+    activations: Callable[[int, int], int] | None = None
 
 
 def run_training(parts: TrainingParts, out: str | Path, *, fresh: bool, progress: Progress) -> Path:
@@ -106,12 +109,16 @@ def _train_in_steps(
         require_bert(bert, "checkpointing").encoder.checkpointing = True
     return_freed_memory() if settings.checkpointing else keep_freed_memory()
     batches, objective = make_batches(), parts.objective()
-    require_step_memory(objective, bert, batches, settings)
+    require_step_memory(objective, bert, batches, settings, parts.activations)
     return train_with_evaluation(objective, batches, parts, run, progress)
 
 
 def require_step_memory(
-    objective: nn.Module, bert: Backbone, batches: EpochBatches, settings: ResolvedSettings
+    objective: nn.Module,
+    bert: Backbone,
+    batches: EpochBatches,
+    settings: ResolvedSettings,
+    activations: Callable[[int, int], int] | None = None,
 ) -> None:
     """Check that the largest step fits into memory, before the first step.
 
@@ -122,12 +129,14 @@ def require_step_memory(
         return  # an accelerator's allocator reports the failure itself; a CPU machine would swap or kill the process
     tokens, longest = batches.largest_part(settings.accumulate)
     trained = sum(parameter.numel() for parameter in objective.parameters() if parameter.requires_grad)
-    states = 0
-    if bert.reader is None:  # frozen states need no backward pass
+    states, rows = 0, -(-tokens // longest)
+    if activations is not None:
+        states = activations(rows, longest)
+    elif bert.reader is None:  # frozen states need no backward pass
         states = count_activations(
             bert.config,
             bert.head_names,
-            -(-tokens // longest),
+            rows,
             longest,
             chosen=1.0,
             explicit=bert.config.attention_dropout > 0 or settings.precision == "bf16",

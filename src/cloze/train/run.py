@@ -31,6 +31,7 @@ SETTINGS = "run.json"
 METRICS = "metrics.jsonl"
 RESULTS = "eval_results.json"
 BEST = "best.safetensors"  # the best weights so far, with early stopping
+COMPARISON = "comparison"  # the run of part of the rows from which fine-tuning continues on all of them
 CURVES = "curves.png"
 _OTHER_OUT = f"choose another {format_option('out')}"
 _LONGEST_SHOWN = 100  # characters of a value in a message
@@ -179,6 +180,7 @@ class Run:
         """Delete the files that only training needs; errors are ignored, since a later call can delete them."""
         with suppress(OSError):
             (self.folder / BEST).unlink(missing_ok=True)
+        shutil.rmtree(self.folder / COMPARISON, ignore_errors=True)
         self.store.clear()
 
     def log(self, step: int, **metrics: float) -> None:

@@ -11,11 +11,13 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer, BertForSequenceClassification
 
-from cloze.checkpoint import ModelFolder, TaskLabels, load_any, load_folder, save_folder
+from cloze.checkpoint import ModelFolder, TaskLabels, find_source, load_any, load_folder, save_folder
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError, RequestError
 from cloze.files import RowError
+from cloze.hardware import AvailableMemory
 from cloze.interrupts import Interrupted
 from cloze.model import Bert, HeadName
+from cloze.model.cost import count_activations
 from cloze.options import AdapterKind, Features
 from cloze.predict import evaluate, load
 from cloze.tasks.classification.examples import LabelledTexts
@@ -501,3 +503,17 @@ def test_texts_that_the_vocabulary_does_not_fit_are_told(teacher: Path, tmp_path
     source = Source("classify", write(tmp_path / "train.csv", rows))
     distill(source, teacher, tmp_path / "run", settings=QUICK, progress=listener)
     assert any(line.startswith("training texts: ") and "of the tokens are [UNK]" in line for line in listener.said)
+
+
+def test_distillation_that_does_not_fit_into_memory_is_refused(
+    teacher: Path, rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory for the student alone is not enough: the teacher computes beside it."""
+    settings = replace(QUICK, layers=1)
+    student = make_student(load_any(find_source(teacher)), settings)
+    alone = count_activations(student.config, student.head_names, settings.batch_size, 16, chosen=1.0, explicit=False)
+    size = round(1.1 * (12 * student.parameter_count() + alone))
+    monkeypatch.setattr("cloze.hardware.available_memory", lambda: AvailableMemory(size, "a made limit"))
+    with pytest.raises(ConfigError, match=r"a step of .* needs about .* \(a made limit\);"):
+        distill(rows, teacher, tmp_path / "run", settings=settings)
+    distill(rows, teacher, tmp_path / "parts", settings=replace(settings, accumulate=settings.batch_size))

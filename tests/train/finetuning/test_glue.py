@@ -91,7 +91,7 @@ def test_a_tuned_model_answers_the_test_rows_of_its_task(base: Path, glue: Path,
     test.write_text("index\tsentence1\tsentence2\n0\ta river\t\n1\ta river\tb\n", encoding="utf-8")
     (path,) = answer_test_rows(run, Source("rte", glue), tmp_path / "out")
     assert [line.split("\t")[0] for line in path.read_text(encoding="utf-8").splitlines()] == ["index", "0", "1"]
-    with pytest.raises(RequestError, match="the labels of mrpc are 0, 1; this model says entailment, not_entailment"):
+    with pytest.raises(RequestError, match="the labels of mrpc are 0, 1; this model has entailment, not_entailment"):
         answer_test_rows(run, Source("mrpc", glue), tmp_path / "none")
     test.unlink()
     with pytest.raises(DataError, match="no test file of rte is there"):

@@ -21,6 +21,7 @@ CORRECTION = TaskKind(
     operation="correct",
     head="mlm",
     metrics=("correction_f1",),
+    columns=("text", "label"),
     labelled=False,
     unlabelled_note="correction has no labels to learn; it is only for cloze finetune (one run) and cloze evaluate",
 )

@@ -9,6 +9,7 @@ Dimensions: N pairs, Q questions, A answers, D vector size.
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -103,6 +104,10 @@ class ScoredPairs:
             rows=MetricRows(self.metrics, self.scores, found.tolist()),
         )
 
+    def sparse_rows(self, firsts: Any, seconds: Any) -> MetricRows:
+        """Return the cosines of sparse vectors of length 1, (N, F) each, as metrics need them."""
+        return MetricRows(self.metrics, self.scores, np.asarray(firsts.multiply(seconds).sum(1)).ravel().tolist())
+
 
 @dataclass(frozen=True)
 class QuestionAnswers:
@@ -124,11 +129,11 @@ class QuestionAnswers:
 
     def score(self, firsts: Vectors, seconds: Vectors) -> dict[str, float]:
         """Return the metrics for vectors of the questions, (Q, D), and of the answers, (A, D)."""
-        return _retrieval_scores(self._ranks(firsts, seconds)[0])
+        return _retrieval_scores(self._ranks(_unit(firsts), _unit(seconds))[0])
 
     def evaluation(self, firsts: Vectors, seconds: Vectors) -> Evaluation:
         """Return the metrics for the vectors, and the nearest answer to each question."""
-        ranks, nearest = self._ranks(firsts, seconds)
+        ranks, nearest = self._ranks(_unit(firsts), _unit(seconds))
         expected = [best if best in right else right[0] for best, right in zip(nearest, self.right, strict=True)]
         return Evaluation(
             _retrieval_scores(ranks),
@@ -140,13 +145,20 @@ class QuestionAnswers:
             rows=MeanRows(_row_scores(ranks)),
         )
 
-    def _ranks(self, firsts: Vectors, seconds: Vectors) -> tuple[list[list[int]], list[int]]:
-        """Return the ranks of each question's right answers (from 1, best first), and its nearest answer."""
-        questions, answers = _unit(firsts), _unit(seconds)
+    def sparse_rows(self, firsts: Any, seconds: Any) -> MeanRows:
+        """Return the metrics of each question for sparse vectors of length 1, (Q, F) and (A, F)."""
+        return MeanRows(_row_scores(self._ranks(firsts, seconds)[0]))
+
+    def _ranks(self, questions: Any, answers: Any) -> tuple[list[list[int]], list[int]]:
+        """Return the ranks of each question's right answers (from 1, best first), and its nearest answer.
+
+        Vectors have length 1, and are dense or sparse.
+        """
         ranks: list[list[int]] = []
         nearest: list[int] = []
-        for start in range(0, len(questions), _QUESTIONS_AT_ONCE):
+        for start in range(0, questions.shape[0], _QUESTIONS_AT_ONCE):
             found = questions[start : start + _QUESTIONS_AT_ONCE] @ answers.T
+            found = found if isinstance(found, np.ndarray) else found.toarray()
             nearest += found.argmax(1).tolist()
             for row, right in zip(found, self.right[start : start + _QUESTIONS_AT_ONCE], strict=True):
                 ranks.append(_right_ranks(row, right))

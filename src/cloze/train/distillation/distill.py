@@ -8,6 +8,7 @@ and student.
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,12 @@ from cloze.tasks.in_memory import RowsInMemory, TableSource
 from cloze.tasks.kind import column_names
 from cloze.tasks.registry import TaskData, find_kind, find_task, read_task
 from cloze.tasks.rows import Source
-from cloze.train.distillation.objective import DistillBatches, DistillObjective, compares_attention
+from cloze.train.distillation.objective import (
+    DistillBatches,
+    DistillObjective,
+    compares_attention,
+    count_step_activations,
+)
 from cloze.train.distillation.settings import DistillSettings
 from cloze.train.distillation.students import make_student, read_unlabelled
 from cloze.train.driver import TrainingParts, run_training
@@ -110,6 +116,7 @@ def distill(
         metric=data.metrics[0],
         score=lambda: evaluate_examples(student_model, data.kind, data.dev, data.metrics).metrics,
         finish=lambda run, used: _finish(run, teacher_model, student_model, student, data, used, recorded),
+        activations=partial(count_step_activations, student_model.bert.config, teacher_model.bert.config, settings),
     )
     return run_training(parts, out, fresh=fresh, progress=progress)
 

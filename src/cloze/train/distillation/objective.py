@@ -8,13 +8,15 @@ Dimensions: B sequences, T tokens, H hidden size, A heads, L layers; N items.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cloze.model import Backbone, EncoderOutput, HeadName
+from cloze.model import Backbone, BertConfig, EncoderOutput, HeadName
 from cloze.model.building_blocks import initialise
+from cloze.model.cost import count_activations
 from cloze.model.losses import task_logits, task_loss
 from cloze.options import IGNORED
 from cloze.train.distillation.settings import DistillSettings
@@ -23,6 +25,7 @@ from cloze.train.loop import ObjectiveOutput
 
 # Lower bound of attention weights: they are exactly 0 at padding, which has no logarithm.
 _MIN_ATTENTION = 1e-9
+_FLOAT = 4  # bytes
 
 
 @dataclass(frozen=True)
@@ -159,6 +162,40 @@ class DistillObjective(nn.Module):
             difference = wanted.clamp(min=_MIN_ATTENTION).log() - attention.clamp(min=_MIN_ATTENTION).log()
             total = total + (wanted * difference).sum() / wanted.shape[1]
         return total / len(self._teacher_layers)
+
+
+def count_step_activations(
+    student: BertConfig, teacher: BertConfig, settings: DistillSettings, batch: int, length: int
+) -> int:
+    """Return the peak bytes of a step's activations: the student's, the teacher's, and those of the comparisons.
+
+    The teacher needs no gradients: it holds one layer, and the states and attention that are compared.
+    """
+    tokens = batch * length
+    square = _FLOAT * batch * length * length
+    attention = settings.attention_weight > 0 and student.heads == teacher.heads
+    widest = max(2 * _FLOAT * tokens * teacher.feedforward_size, 2 * square * teacher.heads)
+    teacher_layer = 5 * _FLOAT * tokens * teacher.hidden_size + widest
+    shown = compared = 0
+    if settings.states_weight > 0:
+        shown += _FLOAT * tokens * teacher.hidden_size * (teacher.layers + 1)
+        # The teacher's states and the student's, and these before they are mapped to the teacher's width.
+        mapped = student.hidden_size if student.hidden_size != teacher.hidden_size else 0
+        compared += student.layers * _FLOAT * tokens * (2 * teacher.hidden_size + mapped)
+    if attention:
+        shown += square * teacher.heads * teacher.layers
+        # Both distributions, the clamped one of the student, and the difference of logarithms; in the backward pass,
+        # three gradients.
+        compared += (4 * student.layers + 3) * square * teacher.heads
+    beside = shown + max(teacher_layer, compared)
+    # No heads: every state of the last layer may be compared.
+    count = partial(count_activations, student, (), batch, length, explicit=attention or student.attention_dropout > 0)
+    if not settings.checkpointing:
+        return count() + beside
+    between = _FLOAT * tokens * student.hidden_size * (student.layers + 2)
+    return max(
+        count(checkpointing=True), between + (square * student.heads * student.layers if attention else 0) + beside
+    )
 
 
 def compares_attention(student: Backbone, teacher: Backbone, settings: DistillSettings) -> bool:

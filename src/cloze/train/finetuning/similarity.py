@@ -24,7 +24,7 @@ from cloze.model.surgery import with_heads
 from cloze.predict import Model, write_report
 from cloze.predict.embeddings.pooling import Pool, find_pool
 from cloze.predict.embeddings.whitening import geometry
-from cloze.predict.evaluation import embed_both
+from cloze.predict.evaluation import embed_both, evaluate_vectors
 from cloze.progress import Progress, Silent
 from cloze.tasks.examples import DEV_SHARE, Item, fingerprint, split_dev
 from cloze.tasks.reports import card_scores
@@ -386,7 +386,7 @@ def _finish(
         run.write_results({**scored, "rows": len(data.texts)})
         scores = "\n".join(f"- {name}: {value:.4f}" for name, value in scored.items())
     else:
-        evaluation = data.dev.evaluation(*embed_both(wrapped, data.dev))
+        evaluation = evaluate_vectors(wrapped, data.dev, baseline=settings.baseline, progress=progress)
         write_report(evaluation, run.folder)
         scores = card_scores(evaluation)
     # Without scored pairs, no dev score shows whether more training would help.

@@ -205,16 +205,26 @@ def cache_frozen_states(bert: Backbone, items: Sequence[Item], pad_id: int, prog
     device = next(bert.parameters()).device
     # The batches depend only on the rows, so a resumed run computes bit-identical states.
     states = run_batched(list(encodings.values()), pad_id, torch.device(device), step)
-    reader.kept = dict(zip(encodings, states, strict=True))
+    reader.cache = dict(zip(encodings, states, strict=True))
 
 
 # -- checks of the settings against the task and the model -------------------------------------------------------------
 
 
 # The settings that training without labels (similarity, correction) supports.
-_LABEL_FREE_SETTINGS = {
+LABEL_FREE_SETTINGS = {
     *("epochs", "batch_size", "max_length", "learning_rate", "warmup", "weight_decay", "dropout"),
-    *("patience", "freeze_layers", "layer_decay", "precision", "accumulate", "checkpointing", "save_every", "seed"),
+    *(
+        "baseline",
+        "patience",
+        "freeze_layers",
+        "layer_decay",
+        "precision",
+        "accumulate",
+        "checkpointing",
+        "save_every",
+        "seed",
+    ),
 }
 
 
@@ -247,7 +257,7 @@ def check_label_free_settings(settings: FinetuneSettings, task: str) -> None:
     """Reject settings that training without labels would silently ignore."""
     for field in fields(settings):
         value = getattr(settings, field.name)
-        if field.name not in _LABEL_FREE_SETTINGS and value != field.default:
+        if field.name not in LABEL_FREE_SETTINGS and value != field.default:
             raise ConfigError(f"{field.name} is {value!r}, which training for {task} does not support; leave it out")
 
 
