@@ -374,7 +374,7 @@ def choose_few(
 
 
 def remaining_epochs(epochs: int) -> int:
-    """Return the epochs on all rows after ``epochs`` epochs on two thirds: a third, as many updates as in a plain run."""
+    """Return the epochs on all rows after ``epochs`` on two thirds: a third, as many updates as in a plain run."""
     return max(1, round(epochs / COMPARED_FOLDS))
 
 
