@@ -163,7 +163,7 @@ def test_settings_that_the_kind_does_not_have_are_refused(base: Path, rows: Path
 
 
 def test_registration_ends_with_its_block_and_names_are_unique() -> None:
-    with pytest.raises(ConfigError, match="a task called 'stars' exists already"), registered(STARS):
+    with pytest.raises(ConfigError, match="a task named 'stars' already exists"), registered(STARS):
         pass
     del KINDS["stars"]
     try:
