@@ -48,11 +48,13 @@ def main() -> None:
         report = report_embeddings(load(name), *pairs, fit_on=lines)
         if arguments.json:
             print(
-                json.dumps({"model": name, "ways": [variant.row() for variant in report.ways], "advice": report.advice})
+                json.dumps(
+                    {"model": name, "ways": [variant.row() for variant in report.methods], "advice": report.advice}
+                )
             )
             continue
         print(f"\n{name}, {len(pairs[0]):,} pairs\n{'vectors':<22}{'size':>6}{'spearman':>10}{'cosine':>9}{'first':>8}")
-        for variant in report.ways:
+        for variant in report.methods:
             score, lie = 100 * (variant.spearman or 0.0), variant.geometry
             print(f"{variant.name:<22}{variant.size:>6}{score:>10.2f}{lie.anisotropy:>9.3f}{lie.first_share:>8.3f}")
         print(report.advice)

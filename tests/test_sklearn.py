@@ -176,12 +176,12 @@ def test_estimator_checks(kind: type[Any], model: str) -> None:
 @pytest.mark.parametrize(
     ("texts", "labels", "message"),
     [
-        (["a", None], [0, 1], "X row 2: None is no text"),
-        (np.zeros((2, 1)), [0, 1], "X row 1: 0.0 is no text"),
+        (["a", None], [0, 1], "X row 2: None is not a text"),
+        (np.zeros((2, 1)), [0, 1], "X row 1: 0.0 is not a text"),
         (np.zeros((2, 3)), [0, 1], "X has 3 columns; expected a list of texts, or one column of them"),
         ([], [], "X has no texts; expected at least one"),
         (["a", "b"], [0], "y has the shape (1,), but X has 2 texts; expected one target per text"),
-        (["a", "b"], [0.0, np.nan], "y row 2: nan is no target"),
+        (["a", "b"], [0.0, np.nan], "y row 2: nan is not a target"),
         (["a", "b"], ["x", "x"], "y has one class, "),
     ],
 )

@@ -167,7 +167,7 @@ class _SpikeTrials:
         self.bad += 1
         lines = [line for line in child.output.splitlines() if line.startswith("step ")]
         expected = f"step {step}: {_POISONS[kind]}" if kind != "tenfold" else f"step {step}: the loss is"
-        ending = "; this batch was left out, the weights are as before"
+        ending = "; batch skipped, weights unchanged"
         if code == 0 and len(lines) == 1 and lines[0].startswith(expected) and lines[0].endswith(ending):
             self.told += 1
         else:

@@ -21,8 +21,8 @@ _MOST_FAILURES = 10
 _REFUSALS = (
     "another process is",
     "settings differ",
-    "was prepared otherwise",
-    "holds unfinished work of another kind",
+    "was prepared with other settings",
+    "holds unfinished work with other settings",
     "belongs to a job with other settings",
 )
 

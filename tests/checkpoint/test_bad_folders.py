@@ -14,7 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cloze.checkpoint import TaskLabels, load_folder
+from cloze.checkpoint import TaskLabels, load_folder, weights
+from cloze.checkpoint.weights import read_safetensors_with_metadata
 from cloze.errors import CheckpointError, ClozeError
 from cloze.text import write_vocabulary
 from tests.model.made import SMALL, model_folder, saved, vocabulary
@@ -161,6 +162,64 @@ def test_header_too_large(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes((2**20 + 1).to_bytes(8, "little") + bytes(2**20 + 100))
     assert "bytes with a header of 1048577; not a whole safetensors file" in refusal(folder)
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        (b"[" * 50_000, "maximum recursion depth"),
+        (b"[]", "its header is not a JSON object"),
+        (b'{"a": {"dtype": "F32", "shape": [2]}}', "lacks 'data_offsets'"),
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "its tensors have 4 bytes, but 8 follow"),
+        (
+            b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 8]}}',
+            "a starts at byte 4 of the tensors, not at 0",
+        ),
+        (b'{"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}', "a: 8 bytes do not make [3] of F32"),
+        (b'{"a": {"dtype": "F32", "shape": [-2], "data_offsets": [0, 8]}}', "a: [-2] is no shape"),
+        (b'{"a": {"dtype": "F32", "shape": [true, 2], "data_offsets": [0, 8]}}', "a: [True, 2] is no shape"),
+        (b'{"a": {"dtype": "F3", "shape": [2], "data_offsets": [0, 8]}}', "lacks 'F3'"),
+        (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8.0]}}', "data_offsets are no whole numbers"),
+        (
+            b'{"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]},'
+            b' "b": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}}',
+            "b starts at byte 0 of the tensors, not at 8",
+        ),
+    ],
+)
+def test_malformed_safetensors_headers(header: bytes, reason: str, folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    assert f"not a whole safetensors file ({reason}" in refusal(folder)
+
+
+def test_safetensors_are_read_as_by_the_library(tmp_path: Path) -> None:
+    tensors = {
+        "scalar": torch.tensor(3.5),
+        "none": torch.zeros(0, 4),
+        "flags": torch.tensor([True, False, True]),
+        "odd": torch.arange(5, dtype=torch.uint8),
+        **{str(dtype): torch.randn(3, 5).to(dtype) for dtype in (torch.float16, torch.bfloat16, torch.float64)},
+        **{str(dtype): torch.arange(7).to(dtype) for dtype in (torch.int8, torch.int16, torch.int32, torch.int64)},
+    }
+    save_file(tensors, tmp_path / "a.safetensors", metadata={"name": "ü"})
+    found, metadata = read_safetensors_with_metadata(tmp_path / "a.safetensors")
+    assert (found.keys(), metadata) == (tensors.keys(), {"name": "ü"})
+    assert all(
+        found[name].dtype == tensor.dtype and torch.equal(found[name], tensor) for name, tensor in tensors.items()
+    )
+
+
+def test_weights_that_shrink_while_they_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mapping of the file would end the process with SIGBUS."""
+    path, read = folder / "model.safetensors", weights._read_tensor
+
+    def read_shrinking(file: Any, name: str, entry: Any) -> torch.Tensor:
+        tensor = read(file, name, entry)
+        os.truncate(path, file.tell())
+        return tensor
+
+    monkeypatch.setattr(weights, "_read_tensor", read_shrinking)
+    assert "not a whole safetensors file (it ends within " in refusal(folder)
 
 
 @pytest.mark.parametrize(

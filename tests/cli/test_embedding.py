@@ -193,7 +193,7 @@ def test_a_way_out_that_this_command_has(folder: Path, run: Cloze, tmp_path: Pat
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": " "}\n', encoding="utf-8")
     told = run("embed", "--input", path, "--model", folder, "--output", tmp_path / "v.npy").complaint
-    assert told == f"{path}:1: 'text' is empty; fill it in, or take the row out"
+    assert told == f"{path}:1: 'text' is empty; fill it in, or remove the row"
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
@@ -234,7 +234,7 @@ def test_what_parquet_cannot_keep_is_known_before_the_work(
     path.write_text(f'{{"text": "the cat", "kept": {value}}}\n', encoding="utf-8")
     monkeypatch.setattr("cloze.predict.Model.embed", lambda *_, **__: pytest.fail("the work has begun"))
     result = run("embed", "--input", path, "--model", folder, "--output", output)
-    assert (result.code, "v.parquet: Parquet cannot keep a column as it is (" in result.complaint) == (2, True)
+    assert (result.code, "v.parquet: Parquet cannot store a column unchanged (" in result.complaint) == (2, True)
     assert not output.exists()
 
 

@@ -79,7 +79,7 @@ def test_stopped_training_goes_on_by_the_same_command(
     monkeypatch.setattr(PretrainingBatches, "at", disturbed)
     stopped = run(*words, "--out", tmp_path / "run")
     assert stopped.code == code
-    assert stopped.err.splitlines()[-1] == "cloze: note: stopped and saved at step 13; the same command goes on"
+    assert stopped.err.splitlines()[-1] == "cloze: note: stopped and saved at step 13; run the same command to resume"
     monkeypatch.undo()
     assert run(*words, "--out", tmp_path / "run").code == 0
     weights = [folder / "model" / "model.safetensors" for folder in (tmp_path / "run", way.pretrained)]
@@ -101,7 +101,7 @@ def test_process_that_is_told_to_end_saves(way: Way, tmp_path: Path) -> None:
         process.terminate()
         *_, last = process.stderr.read().splitlines()
     assert process.returncode == 143
-    stopped = re.fullmatch(r"cloze: note: stopped and saved at step (\d+); the same command goes on", last)
+    stopped = re.fullmatch(r"cloze: note: stopped and saved at step (\d+); run the same command to resume", last)
     assert stopped is not None
     assert {path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")} == {f"step-{int(stopped[1]):08d}"}
 

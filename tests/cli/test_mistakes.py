@@ -62,7 +62,7 @@ def hostile_pickle(way: Way, folder: Path) -> tuple[Words, str]:
 def empty_corpus(way: Way, folder: Path) -> tuple[Words, str]:
     (folder / "blank.txt").write_text("\n\n", encoding="utf-8")
     words = ["prepare", folder / "blank.txt", "--vocab", way.vocabulary, "--out", folder / "run"]
-    return words, "blank.txt: no text in it; expected a sentence or a paragraph a line"
+    return words, "blank.txt: no text in it; expected a sentence or a paragraph per line"
 
 
 def unfinished_run(way: Way, folder: Path) -> tuple[Words, str]:
@@ -89,8 +89,8 @@ MADE: dict[str, Mistake] = {
 TYPED = {
     "vocab {folder}/none.txt --out {folder}/run": "none.txt: no such file",
     "vocab {text}": "--out",
-    "vocab {rows} --out {folder}/run": "rows.tsv: is a table of rows; expected",
-    "prepare {rows} --vocab {pretrained} --out {folder}/run": "rows.tsv: is a table of rows; expected",
+    "vocab {rows} --out {folder}/run": "rows.tsv: is a table; expected",
+    "prepare {rows} --vocab {pretrained} --out {folder}/run": "rows.tsv: is a table; expected",
     "pretrain {data} --preset tiny --length 1000000 --out {folder}/run": "length is 1000000; at most 32,768 tokens",
     "evaluate classify {rows} --model {tuned} --length 64": "--max-length is 64, which is for mlm; leave it out",
     "evaluate mlm {text} --split test": "--split is 'test', which is for published tasks; leave it out",
@@ -98,7 +98,7 @@ TYPED = {
     "pretrian {data}": "unknown command 'pretrian'; did you mean 'pretrain'?",
     "distill --out {folder}/run": "is missing; 'cloze distill --help' explains it",
     "pretrain {folder} --out {folder}/run --mask-mix 0.8 0.2": "--mask-mix is 0.8 0.2; 3 values were expected",
-    "pretrain {folder}/none --out {folder}/run": "none: not a prepared corpus (no manifest.json); make one with",
+    "pretrain {folder}/none --out {folder}/run": "none: not a prepared corpus (no manifest.json); create one with",
     "pretrain {data} --preset tinny --out {folder}/run": "unknown preset 'tinny'; did you mean 'tiny'?",
     "pretrain {data} --step 3 --out {folder}/run": "Unknown option: --step. Did you mean --steps?",
     "pretrain {data} --steps many --out {folder}/run": 'Invalid value for --steps: unable to convert "many" into int.',

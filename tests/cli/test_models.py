@@ -80,7 +80,7 @@ def test_the_shipped_model_is_left_as_it_is(run: Cloze) -> None:
     result = run("quantize")
     assert result.code == 2
     report = result.err
-    assert "cloze-mini belongs to an installed package and is left as it is; give --out FOLDER for a copy" in report
+    assert "cloze-mini belongs to an installed package and is not changed; give --out FOLDER for a copy" in report
 
 
 def test_texts_of_ours_are_of_several_kinds(run: Cloze, tuned: Path, tmp_path: Path) -> None:
@@ -98,13 +98,13 @@ def test_texts_of_ours_are_of_several_kinds(run: Cloze, tuned: Path, tmp_path: P
 
 def test_inaccurate_odd_texts_are_reported(run: Cloze, tuned: Path, tmp_path: Path) -> None:
     words = ("quantize", "--model", tuned, "--out")
-    assert "odd texts" not in run(*words, tmp_path / "a").out, "all are near"
+    assert "unusual texts" not in run(*words, tmp_path / "a").out, "all are near"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(QuantizeReport, "far", {"signs": 0.97, "numbers": 0.98})
         patch.setattr(QuantizeReport, "near", True)
         *_, last = run(*words, tmp_path / "b").out.splitlines()
     expected = (
-        "int8 changes odd texts more than others (signs, numbers); if yours are like them, give some with --input"
+        "int8 changes unusual texts more than others (signs, numbers); if yours are similar, give some with --input"
     )
     assert last == expected
 
@@ -146,7 +146,7 @@ def test_models_are_listed_with_their_purpose(run: Cloze, tmp_path: Path, monkey
     assert rows["owner/other"]["not_for"] == "cloze: its model_type is 'gpt2', not bert"
     assert rows["owner/broken"]["not_for"] == "config.json cannot be read"
     lines = run("models").out.splitlines()
-    assert lines[0] == "cloze-mini (shipped; used where --model is left out)"
+    assert lines[0] == "cloze-mini (shipped; the default of --model)"
     assert lines[1].startswith("  for: English up to 128 tokens: trying every command offline")
     assert lines[2].startswith("  not for: sentence vectors and search")
 

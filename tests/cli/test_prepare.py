@@ -37,7 +37,7 @@ def test_summary_counts_everything(run: Cloze, way: Way, tmp_path: Path) -> None
 def test_folder_is_verified(run: Cloze, way: Way, tmp_path: Path) -> None:
     data = shutil.copytree(way.data, tmp_path / "data")
     size = sum(path.stat().st_size for path in data.rglob("*.bin"))
-    assert run("prepare", "--verify", data).out == f"{data}: {size:,} bytes are as they were written\n"
+    assert run("prepare", "--verify", data).out == f"{data}: {size:,} bytes verified, unchanged\n"
     assert json.loads(run("prepare", "--verify", data, "--json").out) == {"folder": str(data), "bytes": size}
     path = data / "shards" / "00000" / "train-tokens.bin"
     path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
@@ -73,7 +73,7 @@ def test_stopped_preparation_goes_on_by_the_same_command(
     process.send_signal(number)
     _, told = process.communicate(timeout=60)
     assert process.returncode == code
-    assert told.splitlines()[-1].endswith("shards are finished and kept; the same command goes on")
+    assert told.splitlines()[-1].endswith("shards are finished and saved; run the same command to resume")
     assert told.splitlines()[-1].startswith("cloze: note: stopped; ")
     assert len(children) == 2
     assert not [child for child in children if Path(f"/proc/{child}").exists()]

@@ -21,7 +21,7 @@ def test_plan_prints_the_cost_of_a_run(run: Cloze, way: Way) -> None:
         report[f"{name}_bytes"] for name in ("weight", "gradient", "optimizer", "activation")
     )
     table = run(*words).out.splitlines()
-    names = ["plan", "parameters", "memory", "a step", "the run", "text", "held-out masked-word loss"]
+    names = ["plan", "parameters", "memory", "per step", "whole run", "text", "held-out masked-word loss"]
     assert [line.split("\t")[0] for line in table] == names
     assert table[1].split("\t")[1] == f"{report['parameters']:,}"
     assert (report["expected_bound"], report["expected_mlm_loss"] > 6) == ("lower", True)
@@ -32,9 +32,9 @@ def test_plan_does_not_extrapolate_the_loss(run: Cloze, way: Way) -> None:
     words = ("plan", way.data, *SMALL, "--steps")
     (within, beyond) = (run(*words, steps).out.splitlines()[-1].split("\t")[1] for steps in (20_000, 10**6))
     assert within.startswith("about ")
-    assert within.endswith(" had it after as many tokens")
+    assert within.endswith(" after the same number of tokens")
     assert beyond.startswith("at most about 4.49, which tiny ")
-    assert beyond.endswith(" had at its end, after fewer tokens")
+    assert beyond.endswith(", after fewer tokens")
 
 
 def test_recipe_is_a_few_flags_and_a_flag_wins(run: Cloze, way: Way, tmp_path: Path) -> None:

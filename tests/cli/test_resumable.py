@@ -144,7 +144,7 @@ def test_somebodys_folder_is_not_taken_for_parts(fresh: bool, tmp_path: Path) ->
     folder = tmp_path / "out.txt.parts"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work", encoding="utf-8")
-    with pytest.raises(DataError, match=r"out\.txt\.parts: holds 'thesis.txt', which is none of ours"):
+    with pytest.raises(DataError, match=r"out\.txt\.parts: contains 'thesis.txt', which cloze did not write"):
         Work().run(tmp_path / "out.txt", fresh=fresh)
     folder.rename(tmp_path / "elsewhere")
     folder.symlink_to(tmp_path / "elsewhere")

@@ -196,8 +196,8 @@ def test_a_changed_list_of_similar_words_is_other_work(
 
 
 BAD = {
-    "correct": ({"text": ""}, "'text' is empty; fill it in, or take the row out"),
-    "tag": ({"text": ""}, "'text' is empty; fill it in, or take the row out"),
+    "correct": ({"text": ""}, "'text' is empty; fill it in, or remove the row"),
+    "tag": ({"text": ""}, "'text' is empty; fill it in, or remove the row"),
     "tag lists": ({"text": "words"}, "'text' is 'words'; expected a list"),
     "answer": ({"question": "a", "context": 3}, "'context' is 3; expected text in quotes"),
     "choose": ({"text": "a", "options": ["one"]}, "1 options; expected at least 2"),
@@ -271,7 +271,7 @@ def test_columns_with_a_bad_line(run: Cloze, folders: dict[str, Path], tmp_path:
     words = ("tag", "--input", source, "--model", folders["tag"], "--output", output)
     assert f"error: {source}:2: 1 columns, but the lines before have 2" in run(*words).err
     source.write_text("\n\n", encoding="utf-8")
-    assert f"error: {source}: no sentence in it; expected a word and its tag a line\n" in run(*words).err
+    assert f"error: {source}: no sentence in it; expected a word and its tag per line\n" in run(*words).err
 
 
 def test_the_input_is_not_overwritten(run: Cloze, folders: dict[str, Path], tmp_path: Path) -> None:

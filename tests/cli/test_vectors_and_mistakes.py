@@ -47,7 +47,7 @@ def test_layers_and_words(run: Cloze, way: Way) -> None:
 def test_report(run: Cloze, way: Way, lines: Path, tmp_path: Path) -> None:
     out = run("embed", "--input", lines, "--model", way.pretrained, "--report").out.splitlines()
     assert out[0].split("\t") == ["vectors", "size", "anisotropy", "first_share", "first_ten_share", "uniformity"]
-    assert out[-1].startswith("Two texts at random have a cosine of ")
+    assert out[-1].startswith("Two random texts have a cosine of ")
     rows = "".join(f"{one}\t{other}\t{number}\n" for number, (one, other) in enumerate(pairwise(LINES)))
     (tmp_path / "pairs.tsv").write_text("one\ttwo\tscore\n" + rows, encoding="utf-8")
     columns = ("--text", "one", "--pair", "two", "--label", "score")

@@ -17,7 +17,7 @@ def test_vocabulary_is_reported(run: Cloze, way: Way, tmp_path: Path) -> None:
     result = run("vocab", way.text, "--out", tmp_path / "again", "--size", 500)
     first, second = result.out.splitlines()
     assert first == f"{tmp_path / 'again'}: 500 pieces, uncased"
-    assert "pieces a word" in second
+    assert "pieces per word" in second
     assert (tmp_path / "again" / "vocab.txt").read_bytes() == (way.vocabulary / "vocab.txt").read_bytes()
 
 

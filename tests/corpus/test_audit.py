@@ -62,7 +62,7 @@ def test_a_million_tokens_are_as_asked_for(corpus: Corpus, masking: Masking) -> 
     assert checks["replaced"].low is not None
     assert checks["replaced"].low < 0.101
     assert ("words split" in checks) == (masking != "token")
-    assert ("words of a run as drawn" in checks) == (masking in ("ngram", "span", "correction"))
+    assert ("words per run as drawn" in checks) == (masking in ("ngram", "span", "correction"))
 
 
 def test_lengths_are_those_of_the_batches(corpus: Corpus) -> None:
@@ -78,7 +78,7 @@ def test_lengths_are_those_of_the_batches(corpus: Corpus) -> None:
 def test_other_objectives_are_as_asked_for(corpus: Corpus, objective: Objective) -> None:
     found = audit(make_batches(corpus, objective, "word"), 300_000)
     assert found.ok
-    assert ("pairs swapped where chance decides" in named(found)) == (objective == "sop")
+    assert ("swapped pairs among unforced pairs" in named(found)) == (objective == "sop")
 
 
 def test_static_examples_are_counted_once(corpus: Corpus) -> None:
@@ -175,21 +175,21 @@ def ask_for_another(batch: PretrainingBatch) -> PretrainingBatch:
     return replace(batch, targets=targets)
 
 
-NOT_SIMILAR = "words that are not the similar ones that are known"
+NOT_SIMILAR = "words not replaced by a known similar word"
 DAMAGES: list[tuple[str, Masking, Callable[[PretrainingBatch], PretrainingBatch]]] = [
     ("sequences over their budget", "token", choose_beside),
     ("words split", "word", choose_beside),
     ("sequences with room for another word", "word", choose_nothing),
     ("chosen", "token", choose_nothing),
     ("special tokens chosen", "token", choose_start),
-    ("targets that are not what stood there", "token", ask_for_another),
-    ("random words that are no ordinary ones", "token", write_special),
-    ("random words that are what stood there", "token", leave_some_replaced),
-    ("random words that are what stood there", "correction", leave_some_replaced),
+    ("targets that differ from the text", "token", ask_for_another),
+    ("random words outside the ordinary ones", "token", write_special),
+    ("random words equal to the original", "token", leave_some_replaced),
+    ("random words equal to the original", "correction", leave_some_replaced),
     (NOT_SIMILAR, "correction", leave_one_similar),
     (NOT_SIMILAR, "correction", write_unlike),
     (NOT_SIMILAR, "correction", deny_similar),
-    ("tokens that are not what their fate says", "token", change_unchosen),
+    ("tokens that contradict their fate", "token", change_unchosen),
     (
         "hidden",
         "token",
@@ -201,9 +201,9 @@ DAMAGES: list[tuple[str, Masking, Callable[[PretrainingBatch], PretrainingBatch]
         lambda batch: replace(batch, fates=np.where(batch.fates == 2, 1, batch.fates).astype(np.uint8)),
     ),
     ("runs drawn of 2 words", "ngram", lambda batch: replace(batch, units=np.minimum(batch.units, [10**9, 1]))),
-    ("words of a run as drawn", "span", lambda batch: replace(batch, units=np.minimum(batch.units, [10**9, 7]))),
-    ("pairs whose label is not so", "token", lambda batch: replace(batch, labels=1 - batch.labels)),
-    ("pairs random where chance decides", "token", lambda batch: replace(batch, labels=np.zeros_like(batch.labels))),
+    ("words per run as drawn", "span", lambda batch: replace(batch, units=np.minimum(batch.units, [10**9, 7]))),
+    ("pairs with a wrong label", "token", lambda batch: replace(batch, labels=1 - batch.labels)),
+    ("random pairs among unforced pairs", "token", lambda batch: replace(batch, labels=np.zeros_like(batch.labels))),
 ]
 
 
@@ -226,7 +226,7 @@ def test_what_is_wrong_is_found(
 
 @pytest.mark.parametrize("masking", ["token", "correction"])
 def test_random_words_are_what_stood_there_as_often_as_chance_has_it(corpus: Corpus, masking: Masking) -> None:
-    stayed = named(audit(make_batches(corpus, masking=masking), 1_000_000))["random words that are what stood there"]
+    stayed = named(audit(make_batches(corpus, masking=masking), 1_000_000))["random words equal to the original"]
     assert stayed.expected is not None
     # About one in 900 words, or in 600 words and 300 endings: the count must be positive in a sample of this size.
     assert 10 < stayed.expected < 1_000
@@ -266,4 +266,4 @@ def test_long_words_that_cannot_fill_the_budget_are_no_fault() -> None:
 def test_number_of_tokens_that_makes_no_sense_is_refused(corpus: Corpus) -> None:
     with pytest.raises(ConfigError, match="tokens is 0; at least 1 was expected"):
         audit(make_batches(corpus), 0)
-    assert named(audit(make_batches(corpus), 1))["tokens made a second"].measured < inf
+    assert named(audit(make_batches(corpus), 1))["tokens built per second"].measured < inf

@@ -70,7 +70,7 @@ def test_a_stream_goes_forward_and_back(tmp_path: Path, ending: str) -> None:
             stream.go_to(12 * number)
             assert stream.readline(100) == b"line %06d\n" % number
         with pytest.raises(
-            DataError, match=r"text\.txt.*: ends at byte [34],[06]00,000, but had 4,000,00[01] when the work began"
+            DataError, match=r"text\.txt.*: ends at byte [34],[06]00,000, but had 4,000,00[01] when the work started"
         ):
             list(read_text(stream, FileRange(4_000_000, 4_000_001, 1)))
 

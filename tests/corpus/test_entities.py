@@ -93,7 +93,7 @@ def test_entities_are_read_as_ids(reader: Tokenizer, tmp_path: Path) -> None:
 def test_entities_that_nobody_can_read_are_told(reader: Tokenizer, tmp_path: Path) -> None:
     path = tmp_path / "entities.txt"
     path.write_text("Atlantis\nThule\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"entities\.txt: the vocabulary can read none of its 2 entities; give others"):
+    with pytest.raises(DataError, match=r"entities\.txt: the vocabulary can encode none of its 2 entities; use other"):
         read_entity_table(path, reader)
     path.write_text("\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"entities\.txt: no word in it"):

@@ -246,7 +246,9 @@ def test_other_settings_that_make_no_sense_are_refused() -> None:
         with pytest.raises(ConfigError, match=r"ngrams is \(.*\); shares that add up to 1 were expected, as 0.4 0.3"):
             MaskSettings(ngrams=ngrams)
     for chance in (0.0, 1.0):
-        with pytest.raises(ConfigError, match=f"geometric is {chance}; a chance between 0 and 1 was expected, as 0.2"):
+        with pytest.raises(
+            ConfigError, match=f"geometric is {chance}; a probability between 0 and 1 was expected, as 0.2"
+        ):
             MaskSettings(geometric=chance)
     with pytest.raises(ConfigError, match="longest is 0; at least 1 word was expected"):
         MaskSettings(longest=0)

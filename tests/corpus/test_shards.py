@@ -88,7 +88,7 @@ def test_no_more_files_are_mapped_than_allowed(several: Path, monkeypatch: pytes
 
 
 def test_folder_without_manifest_is_no_corpus(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"not a prepared corpus \(no manifest.json\); make one with 'cloze prepare'"):
+    with pytest.raises(DataError, match=r"not a prepared corpus \(no manifest.json\); create one with 'cloze prepare'"):
         Corpus.open(tmp_path)
 
 
@@ -100,7 +100,7 @@ def alter(folder: Path, change: Callable[[dict[str, object]], object]) -> None:
 
 def test_other_format_is_refused(copy: Path) -> None:
     alter(copy, lambda manifest: manifest.update(format=99))
-    with pytest.raises(DataError, match="prepared in format 99, but 2 is read; prepare it again"):
+    with pytest.raises(DataError, match="prepared in format 99, but 2 is supported; prepare it again"):
         Corpus.open(copy)
 
 

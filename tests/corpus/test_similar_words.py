@@ -81,7 +81,7 @@ def test_neither_rare_nor_special_words_are_learned() -> None:
 def test_too_little_text_to_learn_from_is_told() -> None:
     for corpus in (Corpus.from_documents([]), make_text(1)):
         with pytest.raises(
-            DataError, match=r"has 0 words that come 20 times; .* use more text, or name a file with --sim"
+            DataError, match=r"has 0 words that occur 20 times, .* use more text, or name a file with --sim"
         ):
             learn_similar_table(corpus, TOKENIZER, seed=0)
 
@@ -89,7 +89,7 @@ def test_too_little_text_to_learn_from_is_told() -> None:
 def test_text_without_any_order_teaches_nothing() -> None:
     words = np.random.default_rng(0).integers(len(SPECIAL), ENDING, (300, 40)).tolist()
     with pytest.raises(
-        DataError, match=r"none of the 48 frequent words .* keeps the same company as another; use more te"
+        DataError, match=r"none of the 48 frequent words .* occurs in the same contexts as another; use more te"
     ):
         learn_similar_table(Corpus.from_documents([words]), TOKENIZER, seed=0)
 
@@ -110,7 +110,7 @@ def test_similar_words_are_read_as_ids(tmp_path: Path) -> None:
 def test_line_without_similar_words_is_told(line: str, tmp_path: Path) -> None:
     path = tmp_path / "similar.tsv"
     path.write_text(f"t0w0\tt0w1\n{line}\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"similar\.tsv:2: '.*'; expected a word, a tab, and words with spaces between"):
+    with pytest.raises(DataError, match=r"similar\.tsv:2: '.*'; expected a word, a tab, and words separated by spaces"):
         read_similar_table(path, TOKENIZER)
 
 
@@ -118,6 +118,6 @@ def test_file_without_words_of_equal_size_is_told(tmp_path: Path) -> None:
     path = tmp_path / "similar.tsv"
     path.write_text("t0w0\tt0w1x\n", encoding="utf-8")
     with pytest.raises(
-        DataError, match=r"similar\.tsv: none of its 1 words has a similar one .*; give words of equal size"
+        DataError, match=r"similar\.tsv: none of its 1 words has a similar word .*; list similar words of equal length"
     ):
         read_similar_table(path, TOKENIZER)

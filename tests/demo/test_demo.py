@@ -96,7 +96,7 @@ def test_page_needs_nothing_from_outside(demo: tuple[Path, DemoResults]) -> None
         "Filled blanks",
         "Are these words in order?",
         "Examples",
-        "Second chapter: a model with hours behind it",
+        "Second chapter: a model with hours of training",
         "What to try next",
     ):
         assert f"<h2>{part}</h2>" in page

@@ -1,6 +1,6 @@
 """Small random models and vocabularies."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +93,15 @@ EVERY_HEADS: list[list[HeadName]] = [
     ["span"],
     ["choice"],
 ]
+
+
+def peak_memory(work: Callable[[], object]) -> int:
+    """Return the peak bytes of the tensors that a function allocates, by the profiler's list of allocations."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        work()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    total = peak = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        total += event.nbytes()
+        peak = max(peak, total)
+    return peak

@@ -15,7 +15,7 @@ from cloze.model.losses import (
     next_sentence_loss,
     span_boundary_logits,
 )
-from tests.model.made import EVERY_HEADS
+from tests.model.made import EVERY_HEADS, peak_memory
 
 SHAPE = BertConfig(vocab_size=500, hidden_size=64, layers=3, heads=4, feedforward_size=256, positions=64)
 CONFIGS = {
@@ -84,15 +84,7 @@ def highest(config: BertConfig, heads: list[HeadName], checkpointing: bool) -> i
     model.encoder.checkpointing = checkpointing
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        step(model)
-    results = profile.profiler.kineto_results
-    events = [event for event in results.events() if event.name() == "[memory]"]
-    total = peak = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        total += event.nbytes()
-        peak = max(peak, total)
-    return peak
+    return peak_memory(lambda: step(model))
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])

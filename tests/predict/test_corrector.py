@@ -133,7 +133,7 @@ def test_confusion_lists_as_people_have_them(chinese: Model, tmp_path: Path, cap
     caplog.clear()
     path.write_text("平:苹龘\n", encoding="utf-8")
     Corrector(chinese, CorrectionSettings(similar=path))
-    message = "1 of its 3 characters and words are no pieces of the vocabulary and are never suggested: 龘"
+    message = "1 of its 3 characters and words are not in the vocabulary and are never suggested: 龘"
     assert f"{path}: {message}" in caplog.messages
 
 

@@ -90,7 +90,7 @@ def test_invalid_input_is_rejected(pretrained: Model) -> None:
 
 def test_a_pooling_that_we_do_not_have() -> None:
     contents = replace(model_folder(), embedding=EmbeddingSettings(unsupported="modules.json pools by lasttoken"))
-    message = "^modules.json pools by lasttoken, which cloze does not do; pass pooling= to choose another$"
+    message = "^modules.json pools by lasttoken, which cloze does not support; pass pooling= to choose another$"
     with pytest.raises(RequestError, match=message):
         Model(contents).embed(["a"])
     expected = Model(model_folder()).embed(["a"], pooling="cls")

@@ -91,8 +91,8 @@ def test_no_blank_is_filled_with_a_blank(model: Model) -> None:
     assert all(math.isfinite(way.log_probability) for way in ways)
 
 
-def test_invalid_input_is_rejected(model: Model) -> None:
-    with pytest.raises(RequestError, match=r"^rounds is -1; a number was expected, or 0 to ask no blank again$"):
+def test_what_is_refused(model: Model) -> None:
+    with pytest.raises(RequestError, match=r"^rounds is -1; at least 0 was expected \(0: predict no blank again\)$"):
         model.fill_together("[MASK]", rounds=-1)
     with pytest.raises(RequestError, match=r"^top is 0; at least 1 was expected$"):
         model.fill_together("[MASK]", top=0)

@@ -195,7 +195,7 @@ def test_unknown_devices(device: str, pretrained_folder: Path) -> None:
 def test_pairs_need_two_segments() -> None:
     model = Model(model_folder(["nsp"], config=replace(SMALL, segments=1)))
     assert model.embed([TEXT]).shape == (1, 16)
-    message = r"^this model tells no second text from a first \(it has one segment\); give single texts$"
+    message = r"^this model has one segment and does not support pairs of texts; give single texts$"
     for ask in (model.follows, model.hidden, model.attend):
         with pytest.raises(RequestError, match=message):
             ask(TEXT, PAIR)

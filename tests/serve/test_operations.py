@@ -84,7 +84,7 @@ def test_service_follows_the_load_with_its_threads(folders: dict[str, str], monk
 
 def test_labels_that_mean_nothing_are_refused() -> None:
     unnamed = Model(model_folder(["sequence"]))
-    message = "^this model's folder does not say what its labels mean; fine-tune it with cloze$"
+    message = "^this model's folder does not define its labels; fine-tune it with cloze$"
     with pytest.raises(RequestError, match=message):
         run_operation(unnamed, BatchKey("classify"), [("a cat", read_texts(unnamed.tokenizer, ["a cat"])[0])])
 

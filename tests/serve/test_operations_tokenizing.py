@@ -134,7 +134,7 @@ def test_windows_are_weighed_as_they_are_computed(others: tuple[Running, Path]) 
 
 def test_pairs_for_a_model_of_single_texts(others: tuple[Running, Path]) -> None:
     answer = others[0].post("/embed", {"texts": "a", "pairs": "b", "model": "single"})
-    message = "this model tells no second text from a first (it has one segment); give single texts"
+    message = "this model has one segment and does not support pairs of texts; give single texts"
     assert error_of(answer) == (400, "unanswerable", message)
 
 

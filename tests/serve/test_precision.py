@@ -141,8 +141,8 @@ def test_cache_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch:
     (note,) = said[2:]  # once for all models
     place = re.escape(str(tmp_path / "file"))
     assert re.fullmatch(
-        rf"int8 weights cannot be kept: {place}/cloze/int8/[0-9a-f]+\.safetensors: cannot be written \(.+\); .+; "
-        r"set XDG_CACHE_HOME to a folder that can be written, or every start measures anew",
+        rf"int8 weights cannot be cached: {place}/cloze/int8/[0-9a-f]+\.safetensors: cannot be written \(.+\); .+; "
+        r"set XDG_CACHE_HOME to a writable folder, or every start repeats the measurement",
         note,
     )
     assert (tmp_path / "file").read_text(encoding="utf-8") == ""

@@ -12,7 +12,7 @@ import pytest
 from torture.floods import KEY, FloodSettings, Patience, forms, hold_on
 from torture.services import Running, listening, running
 
-from cloze.serve import protocol
+from cloze.serve import protocol, server
 from cloze.serve.protocol import MAX_HEAD, TimeoutProtocol
 from cloze.serve.settings import Limits, ServiceSettings
 
@@ -225,6 +225,42 @@ def test_held_input_is_bounded_together(client: Client, monkeypatch: pytest.Monk
     assert 1 <= len(statuses) < 1000
     assert set(statuses) == {200}
     assert TimeoutProtocol.held == 0
+
+
+def test_idle_connections_make_room_for_new_ones(service: Running) -> None:
+    """Those that have waited longest for a request are closed; one whose request is at work is not."""
+
+    class Crowded(TimeoutProtocol):
+        most_connections = 5
+
+    with listening(service, Crowded, idle=20) as address:
+        port = int(address.rpartition(":")[2])
+        busy = Client(port)
+        busy.send(b"POST /embed HTTP/1.1\r\n" + HOST + b"Content-Length: 17\r\n\r\n")
+        idle = [Client(port) for _ in range(12)]
+        assert [client.read() for client in idle[:6]] == [[]] * 6
+        late = Client(port)
+        late.send(HEALTH)
+        assert late.read_until(1) == [200]
+        busy.send(b'{"texts": ["cat"]}'[:17])
+        assert busy.read_until(1) == [400]
+        assert TimeoutProtocol.connected <= 5
+        for client in (busy, late, *idle):
+            client.socket.close()
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "most"),
+    [(1024, 4096, 2000), (1024, 1024, 924), (50_000, 50_000, 2000), (-1, -1, 2000), (64, 64, 1)],
+)
+def test_connections_fit_into_the_limit_of_open_files(
+    soft: int, hard: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [(soft, hard)]
+    monkeypatch.setattr(server.resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(server.resource, "setrlimit", lambda _, pair: limits.append(pair))
+    assert server.allow_connections(1000) == most
+    assert limits[-1] == ((2100, 4096) if hard == 4096 else (soft, hard))
 
 
 def test_an_upgrade_is_answered_and_ends(client: Client) -> None:

@@ -74,5 +74,5 @@ def test_rows_without_one_label_are_parted_at_no_regular_distance(tmp_path: Path
 
 
 def test_too_few_rows_to_keep_some() -> None:
-    with pytest.raises(DataError, match=r"19 rows are too few to keep some for scoring: 20 at the least; give dev \("):
+    with pytest.raises(DataError, match=r"19 rows are too few to hold some out: at least 20 are needed; give dev \("):
         split_dev(rows([number % 2 for number in range(19)]))

@@ -288,8 +288,8 @@ def test_differences_within_noise_are_level_and_others_ahead() -> None:
 
 def test_a_wide_interval_is_no_level() -> None:
     assert verdict(results_with(-0.233, -0.467, 0.0)) == (
-        "too few rows to tell it from TF-IDF: the difference of -23.3 points of accuracy may be -46.7 to +0.0 (95 % "
-        "interval); score on more rows, with a dev file or folds"
+        "too few rows to distinguish it from TF-IDF: the difference of -23.3 points of accuracy may be -46.7 to +0.0 "
+        "(95 % interval); score on more rows, with a dev file or folds"
     )
 
 

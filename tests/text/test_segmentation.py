@@ -92,8 +92,8 @@ HIGHEST = "expected a whole number from 1 to 1,000,000,000"
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("云计算 5 n x", "'x' is too much; expected a word, its frequency and its tag"),
-        ("云计算 n 5", "'5' is too much; expected a word, its frequency and its tag"),
+        ("云计算 5 n x", "unexpected 'x'; expected a word, its frequency and its tag"),
+        ("云计算 n 5", "unexpected '5'; expected a word, its frequency and its tag"),
         ("云计算 many5", f"'many5' is no frequency; {HIGHEST}"),
         ("云计算 -1", f"'-1' is no frequency; {HIGHEST}"),
         ("云计算 0", f"'0' is no frequency; {HIGHEST}"),
@@ -101,7 +101,7 @@ HIGHEST = "expected a whole number from 1 to 1,000,000,000"
         ("云计算 ３", f"'３' is no frequency; {HIGHEST}"),
         (
             "卡尔·马克思 3",
-            "'卡尔·马克思' can never be found, for texts are cut at its marks first; "
+            "'卡尔·马克思' can never be found, because texts are split at its punctuation first; "
             "expected ideographs, letters a to z, digits and +#&._%-",
         ),
     ],
@@ -134,7 +134,7 @@ def test_word_numbers() -> None:
     with pytest.raises(DataError) as error:
         word_indices([*offsets, (10, 12)], iter(spans))
     assert str(error.value) == (
-        "a token ends at character 12, after the last word; give the offsets and the words of the same text"
+        "a token ends at character 12, after the last word; pass the offsets and the words of the same text"
     )
 
 

@@ -45,8 +45,12 @@ def test_the_longest_texts_lose_their_ends() -> None:
 @pytest.mark.parametrize(
     ("texts", "length", "message"),
     [
-        (["a"] * 3, None, "3 texts, but this model tells 1 to 2 apart; join some, or add segments with 'cloze extend"),
-        ([], None, "0 texts, but this model tells 1 to 2 apart"),
+        (
+            ["a"] * 3,
+            None,
+            "3 texts, but this model distinguishes 1 to 2; join some, or add segments with 'cloze extend",
+        ),
+        ([], None, "0 texts, but this model distinguishes 1 to 2"),
         ("a", None, "one text was given where a list of texts was expected; put it into a list"),
         (["a", "b"], 2, "max_length is 2; expected room for 3 special tokens"),
     ],

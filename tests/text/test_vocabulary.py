@@ -34,7 +34,7 @@ def test_small_flaws_are_forgiven(content: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("\n".join([*SPECIAL, "a", "b", "a"]), "line 8: 'a' has the line 6 already"),
+        ("\n".join([*SPECIAL, "a", "b", "a"]), "line 8: 'a' already has the line 6"),
         ("\n".join([*SPECIAL, "a", "", "b"]), "line 7: '' is not a piece"),
         ("[PAD]\n[UNK]\n[CLS]\n[SEP]\na", r"\[MASK\] missing"),
         ("", r"\[PAD\], \[UNK\], \[CLS\], \[SEP\], \[MASK\] missing"),
@@ -109,7 +109,7 @@ def test_words_left_out_are_told() -> None:
     assert "##c" in pieces
     assert messages == [
         "4 different words, 8 characters and 0 ideographs",
-        "pieces are learned from the 3 most frequent of them, down to a count of 2; the others are left out",
+        "pieces are learned from the 3 most frequent words, with counts of 2 or more; the others are ignored",
     ]
 
 

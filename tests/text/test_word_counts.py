@@ -160,7 +160,9 @@ def test_full_disk_is_reported(tight: None, monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    with pytest.raises(ClozeError, match=r"cannot be kept there .*\(No space left on device\); free some space or set"):
+    with pytest.raises(
+        ClozeError, match=r"cannot be written there .*\(No space left on device\); free some space or set"
+    ):
         _count(TEXTS)
 
 

@@ -62,7 +62,7 @@ def test_signal_saves_and_stops(
 ) -> None:
     training = Training(data, tmp_path / "run")
     before = signal.getsignal(number)
-    with pytest.raises(Interrupted, match="stopped and saved at step 5; the same command goes on") as caught:
+    with pytest.raises(Interrupted, match="stopped and saved at step 5; run the same command to resume") as caught:
         training.go(Disturbed(training.source, 4, lambda: os.kill(os.getpid(), number)))
     assert caught.value.exit_code == code
     assert signal.getsignal(number) is before
@@ -80,7 +80,7 @@ def test_signal_between_the_parts_of_a_batch_leaves_the_step_undone(
     expected = fingerprint(whole.go()), whole.losses()
     done = interrupt_in_forward(forward, monkeypatch)
     training = Training(data, tmp_path / "run", settings)
-    with pytest.raises(Interrupted, match=f"stopped and saved at step {step}; the same command goes on"):
+    with pytest.raises(Interrupted, match=f"stopped and saved at step {step}; run the same command to resume"):
         training.go()
     assert len(done) == forward  # none of the later parts ran
     monkeypatch.undo()
@@ -310,7 +310,7 @@ def test_a_bad_batch_costs_its_own_step_and_nothing_more(tmp_path: Path, poison:
     settings = replace(LOOP, save_every=1, steps=30, log_every=1, learning_rate=1e-6)
     train(objective, Numbers(poison, range(25, 27)), settings, run, listener)
     assert [line.partition(":")[0] for line in listener.said] == ["step 26", "step 27"]
-    assert all(line.endswith("this batch was left out, the weights are as before") for line in listener.said)
+    assert all(line.endswith("batch skipped, weights unchanged") for line in listener.said)
     assert float(objective.weight.detach()) == pytest.approx(2.0, abs=1e-3)
     assert run.metrics()[-1]["tokens_seen"] == 28
 
@@ -353,7 +353,7 @@ def test_signal_in_an_evaluation_leaves_it_for_the_next_time(
         train(objective, training.source, training.settings, training.run, training.listener, evaluate)
         return objective
 
-    with pytest.raises(Interrupted, match="stopped and saved at step 4; the same command goes on") as caught:
+    with pytest.raises(Interrupted, match="stopped and saved at step 4; run the same command to resume") as caught:
         go()
     assert caught.value.exit_code == 143
     objective = go()
@@ -376,7 +376,9 @@ def test_hours_end_a_run_properly(data: Path, tmp_path: Path) -> None:
 def test_measurements_that_cannot_be_written_are_told(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "run", {})
     (run.folder / "metrics.jsonl").mkdir()
-    message = r"metrics\.jsonl: cannot be written \(Is a directory\); free some space, and the same command goes on$"
+    message = (
+        r"metrics\.jsonl: cannot be written \(Is a directory\); free some space and run the same command to resume$"
+    )
     with pytest.raises(ClozeError, match=message):
         run.log(1, loss=2.0)
 
@@ -407,7 +409,7 @@ def test_a_run_killed_at_its_very_start_is_begun_again(tmp_path: Path) -> None:
     (tmp_path / "others").mkdir()
     for name in (f".run.json.{'0' * 16}.cloze-tmp", "run.json.tmp"):
         (tmp_path / "others" / name).touch()
-    with pytest.raises(ConfigError, match="exists and holds no run; choose another out"):
+    with pytest.raises(ConfigError, match="exists but is not a run; choose another out"):
         Run.open(tmp_path / "others", {}, fresh=True)
 
 
@@ -431,7 +433,7 @@ def test_a_stop_after_a_bad_batch_loses_nothing(tmp_path: Path) -> None:
     run, source = Run.open(tmp_path / "run", {}), Numbers(-1.0, range(7, 9))
     settings = replace(LOOP, save_every=50, steps=30)
     disturbed = Disturbed(source, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Interrupted, match="stopped and saved at step 8; the same command goes on"):
+    with pytest.raises(Interrupted, match="stopped and saved at step 8; run the same command to resume"):
         train(Poisoned(), disturbed, settings, run, Listener())
     state = run.store.newest()
     assert state is not None

@@ -110,7 +110,7 @@ def test_answers_are_learned(learned: tuple[Path, Source]) -> None:
     assert task is not None
     assert task.kind == "answer"
     assert task.threshold is not None
-    assert "answers: a stretch of the text" in (run / "model" / "README.md").read_text("utf-8")
+    assert "answers: a span of the text" in (run / "model" / "README.md").read_text("utf-8")
     assert evaluate(run, source).metrics == scores_of(results)
 
 
@@ -129,7 +129,7 @@ def test_answers_that_are_trained_as_none_are_told(base: Path, tmp_path: Path) -
     listener = Listener()
     settings = FinetuneSettings(epochs=1, batch_size=8, max_length=20)
     run_finetuning(source, base, tmp_path / "run", settings=settings, progress=listener)
-    told = [one for one in listener.said if "no window of 20 tokens holds whole" in one]
+    told = [one for one in listener.said if "no window of 20 tokens contains" in one]
     assert [one.split(" have ")[0] for one in told] == ["1 of 13 training questions"]
 
 

@@ -91,14 +91,14 @@ def test_jobs_make_the_same_corpus(text: Path, vocabulary: Path, tmp_path: Path,
     there = prepare([text], vocabulary, tmp_path / "there", settings=SHARDS, engine=SLURM, progress=ear)
     assert contents(there) == contents(here)
     assert len(read_manifest(there)["shards"]) > 2
-    assert "waiting for Slurm's job 17; Ctrl-C ends the waiting, not the job" in ear.said
+    assert "waiting for Slurm job 17; Ctrl-C stops waiting but does not cancel the job" in ear.said
 
 
 @needs_datatrove
 @ours_alone
 def test_lost_job_is_told_and_the_command_goes_on(text: Path, vocabulary: Path, tmp_path: Path, slurm: Path) -> None:
     write_sbatch(slurm, lost=1)
-    message = r"the jobs have ended, but 1 of \d+ shards are missing \(the first is 00001\);.*the same command goes on"
+    message = r"the jobs have ended, but 1 of \d+ shards are missing \(the first is 00001\);.*run the same command"
     with pytest.raises(ClozeError, match=message):
         prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=SLURM)
     write_sbatch(slurm)
@@ -113,7 +113,7 @@ def test_lost_job_is_told_and_the_command_goes_on(text: Path, vocabulary: Path, 
 @ours_alone
 def test_refused_jobs_are_told(text: Path, vocabulary: Path, tmp_path: Path, slurm: Path) -> None:
     write_sbatch(slurm, refuse="yes")
-    with pytest.raises(ClozeError, match=r"sbatch has refused the jobs \(.*exit status 1"):
+    with pytest.raises(ClozeError, match=r"sbatch rejected the jobs \(.*exit status 1"):
         prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=SLURM)
 
 
@@ -144,9 +144,7 @@ def test_missing_extra_is_named(engine: str, monkeypatch: pytest.MonkeyPatch) ->
 def test_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "find_spec", lambda _: object())
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(
-        ConfigError, match="engine is slurm, but there is no sbatch here; give the command on a machine"
-    ):
+    with pytest.raises(ConfigError, match="engine is slurm, but sbatch was not found; run the command on a machine"):
         check_engine(SLURM)
 
 
@@ -155,7 +153,7 @@ def test_machine_without_slurm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"workers": 0}, "workers is 0; at least 1 was expected"),
         ({"memory": 0}, "memory is 0; at least 1 gigabyte was expected"),
-        ({"engine": "slurm"}, "engine is slurm, but partition is missing; 'sinfo' lists those of the cluster"),
+        ({"engine": "slurm"}, "engine is slurm, but partition is missing; 'sinfo' lists the partitions of the cluster"),
         ({"sbatch": ("account",)}, "sbatch is 'account'; name=value was expected, as in account=physics"),
     ],
 )

@@ -215,7 +215,7 @@ def test_attention_that_the_model_would_no_longer_have_is_shown_alone(model: Mod
 def test_notebooks_are_spared_what_is_too_large(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cloze.inspect.views.page._MAX_NOTEBOOK_SIZE", 10)
     output = cloze.show(model.attend("the cat"))._repr_html_()
-    assert "are too much for a notebook" in output
+    assert "are too large for a notebook" in output
 
 
 def test_command(folder: Path, tmp_path: Path, run: Cloze) -> None:
@@ -227,7 +227,7 @@ def test_command(folder: Path, tmp_path: Path, run: Cloze) -> None:
     assert facts["texts"] == ["I went to the store.", "At the store, I bought fresh strawberries."]
     assert facts["model"] == "model"
     long = run("inspect", "the cat " * 40, "--model", folder, "--out", page).out
-    assert re.search(r": \d+ tokens \(\d+ more are beyond the model's length and were cut\), ", long)
+    assert re.search(r": \d+ tokens \(\d+ more exceed the maximum length and were truncated\), ", long)
     output = json.loads(run("inspect", "the [MASK]", "--model", folder, "--out", page, "--json").out)
     assert output == {"page": str(page), "bytes": page.stat().st_size, "tokens": 4, "cut": 0}
     assert json.loads(Parts(page.read_text("utf-8")).scripts[0][1])["tokens"] == ["[CLS]", "the", "[MASK]", "[SEP]"]

@@ -153,17 +153,17 @@ def test_weights_that_do_not_fit(tensors: dict[str, torch.Tensor], message: str,
 
 def test_texts_that_do_not_suffice() -> None:
     model = Model(model_folder())
-    with pytest.raises(RequestError, match=r"^1 texts to fit whitening on; some hundreds at the least were expected$"):
+    with pytest.raises(RequestError, match=r"^1 texts to fit whitening on; at least some hundreds were expected$"):
         model.whiten(["the cat"])
     with pytest.raises(RequestError, match=r"^all of the 3 texts to fit whitening on have one vector; give different"):
         model.whiten(["the cat"] * 3)
     with pytest.raises(RequestError, match=r"^dimensions is 17; 1 to 16, the size of a vector, was expected$"):
         model.whiten(MADE, 17)
-    message = r"^4 texts spread in 3 directions, fewer than the 8 that are wanted; give more texts, or 3 dimensions or"
+    message = r"^4 texts vary in 3 directions, fewer than the 8 requested; give more texts, or 3 dimensions or"
     with pytest.raises(RequestError, match=message):
         model.whiten(["the", "cat", "sat", "on"], 8)
     with pytest.raises(
-        RequestError, match=r"^4 texts spread in 3 directions, which would be all that is left of the 16"
+        RequestError, match=r"^4 texts vary in 3 directions, so that only these would be kept of the 16"
     ):
         model.whiten(["the", "cat", "sat", "on"])
     assert model.whiten(["the", "cat", "sat", "on"], 3).embed(["a"]).shape == (1, 3)

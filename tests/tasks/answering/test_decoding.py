@@ -275,7 +275,7 @@ def test_bad_requests_are_told() -> None:
     with pytest.raises(RequestError, match="this model has no 'span' head"):
         Model(model_folder(["sequence"])).answer("a", "b")
     alone = model_folder(["span"], config=replace(FOLDER.model.config, segments=1), task=TaskLabels("answer"))
-    with pytest.raises(RequestError, match="this model tells no context from a question"):
+    with pytest.raises(RequestError, match="this model cannot separate context and question"):
         Model(alone).answer("a", "b")
 
 

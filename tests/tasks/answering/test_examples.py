@@ -129,8 +129,8 @@ def test_answers_that_no_window_holds_are_counted() -> None:
     held = [any(item.target != NOWHERE for item in group) for group in groups]
     assert held == [True, True, False, False]
     assert listener.said == [
-        "1 of 4 training questions have an answer that no window of 40 tokens holds whole; they are trained as if they "
-        "had none: a larger length or a smaller stride holds more"
+        "1 of 4 training questions have an answer that no window of 40 tokens contains; they are trained as "
+        "unanswerable: use a larger max_length or a smaller stride"
     ]
     answer_items(rows.select([0, 1, 3]), TOKENIZER.with_max_length(40), 4, listener)
     assert len(listener.said) == 1

@@ -126,7 +126,7 @@ def test_questions_without_answers(tmp_path: Path) -> None:
     rows = read("squad2", path).rows
     assert [(row.answers, row.span) for row in rows[2:]] == [((), None), ((), None)]
     assert complaint("squad", path) == (
-        "a.json:q3: this question has no answer; squad2 and answer take such, or pass on_bad_row='skip' "
+        "a.json:q3: this question has no answer; use squad2 or answer for such questions, or pass on_bad_row='skip' "
         "(--on-bad-row skip)"
     )
     kept = read("squad", path, on_bad_row="skip")
@@ -170,11 +170,11 @@ def test_answers_that_stand_nowhere(tmp_path: Path) -> None:
     path = write(tmp_path / "train-v1.1.json", as_squad([*QAS, wrong, second]))
     write(tmp_path / "dev-v1.1.json", as_squad([wrong, second]))
     expected = (
-        "train-v1.1.json:q4: the answer 'slowly' does not stand at character 7 of the context, nor nearby; "
+        "train-v1.1.json:q4: the answer 'slowly' does not occur at character 7 of the context, nor nearby; "
         "correct it, or pass on_bad_row='skip' (--on-bad-row skip)"
     )
     assert complaint("answer", path) == expected
-    with pytest.raises(DataError, match="does not stand at character 7"):
+    with pytest.raises(DataError, match="does not occur at character 7"):
         read_task(Source("squad", tmp_path))
     data = read_task(Source("squad", tmp_path, on_bad_row="skip"))
     assert data.notes == ("1 bad training rows were skipped",)
@@ -190,15 +190,15 @@ def test_answers_that_stand_nowhere(tmp_path: Path) -> None:
     ("value", "expected"),
     [
         ("{", "a.json: not JSON (Expecting property name"),
-        ("[]", "a.json: 'data' is None; expected a list, in the form of SQuAD"),
-        ({"data": [{"paragraphs": 5}]}, "a.json: data[0]: 'paragraphs' is 5; expected a list, in the form of SQuAD"),
+        ("[]", "a.json: 'data' is None; expected a list, as in the format of SQuAD"),
+        ({"data": [{"paragraphs": 5}]}, "a.json: data[0]: 'paragraphs' is 5; expected a list, as in the form"),
         ({"data": [{"paragraphs": [{"context": "c"}]}]}, "a.json: data[0].paragraphs[0]: 'qas' is None; expected"),
         (as_squad(["x"]), "a.json: data[0].paragraphs[0].qas[0] is 'x'; expected an object with a question"),  # type: ignore[list-item]
         (as_squad([{**QAS[0], "question": 4}]), "a.json:q1: 'question' is 4; expected text in quotes"),
         (as_squad([{**QAS[0], "question": " "}]), "a.json:q1: 'question' is empty; fill it in"),
         (as_squad(QAS, None), "a.json:q1: 'context' is None; expected text in quotes"),
         (as_squad([{**QAS[0], "answers": "x"}]), "a.json:q1: 'answers' is 'x'; expected a list of objects with text"),
-        (as_squad([{**QAS[0], "answers": [{}]}]), "a.json:q1: an answer is None; expected a text that stands in"),
+        (as_squad([{**QAS[0], "answers": [{}]}]), "a.json:q1: an answer is None; expected a text that occurs in"),
         (
             as_squad([{**QAS[0], "answers": [{"text": "a", "answer_start": "x"}]}]),
             "a.json:q1: 'answer_start' is 'x'; expected the number of characters before the answer",
@@ -224,7 +224,7 @@ def test_damaged_and_endless_files_are_told(tmp_path: Path, monkeypatch: pytest.
     assert complaint("squad", path).startswith("a.json.xz: cannot be decompressed (")
     monkeypatch.setattr(squad, "LARGEST_JSON", 100)
     assert complaint("squad", write(tmp_path / "b.json", as_squad(QAS))) == (
-        "b.json: more than 0 MB; expected a file in the form of SQuAD"
+        "b.json: more than 0 MB; expected a file in the format of SQuAD"
     )
 
 
@@ -289,7 +289,7 @@ def test_tables_as_datasets_have_them(tmp_path: Path) -> None:
         ),
         (
             {"question": "Who?", "context": "c", "answer": "d"},
-            "a.jsonl:1: the answer 'd' does not stand in the context; correct it, or pass on_bad_row='skip' "
+            "a.jsonl:1: the answer 'd' does not occur in the context; correct it, or pass on_bad_row='skip' "
             "(--on-bad-row skip)",
         ),
         ({"question": "Who?", "context": "c", "answer": 5}, "a.jsonl:1: an answer is 5; expected a text that stands"),

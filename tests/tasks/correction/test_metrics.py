@@ -96,7 +96,7 @@ def test_sighans_training_files(tmp_path: Path) -> None:
     found = read_corrections(tmp_path, training=True)
     assert found.targets == ["我跟朋友去玩", "你好！"]
     assert found.select([1]).documents() == [["你好！"]]
-    with pytest.raises(DataError, match=r"has no TestInput.txt and TestTruth.txt; give a folder of SIGHAN's, or a tab"):
+    with pytest.raises(DataError, match=r"has no TestInput.txt and TestTruth.txt; give a folder with SIGHAN's"):
         read_corrections(tmp_path)
     # A folder with only test files may be used for training.
     (tmp_path / "other").mkdir()
@@ -132,13 +132,13 @@ def test_threshold_with_few_false_alarms() -> None:
 @pytest.mark.parametrize(
     ("sentences", "truth", "message"),
     [
-        ("(pid=A1)\t你好", "A2, 0", "TestTruth.txt: says nothing of 'A1', which TestInput.txt has; fetch it again$"),
+        ("(pid=A1)\t你好", "A2, 0", "TestTruth.txt: has no entry for 'A1' of TestInput.txt; download it again$"),
         ("你好", "A1, 0", r"TestInput.txt:1: '你好'; expected \(pid=NAME\), a tab, and a sentence$"),
         ("(pid=A1)\t你好", "A1, x", r"TestTruth.txt:1: 'A1, x'; expected NAME, PLACE, CHARACTER, ... or NAME, 0$"),
         (
             "(pid=A1)\t你好",
             "A1, 3, 号",
-            "TestInput.txt:1: character 3 of 2 is to be corrected; the files do not match$",
+            "TestInput.txt:1: a correction is for character 3 of 2; the files do not match$",
         ),
     ],
 )

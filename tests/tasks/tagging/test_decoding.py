@@ -149,7 +149,7 @@ def test_scores_that_are_no_numbers_are_no_answer() -> None:
 def test_a_text_that_is_too_long_to_be_read_is_told(tagger: Model, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("WARNING", "cloze"):
         tagger.tag([" \u0301" * 600_000 + " cat"])
-    assert caplog.messages == ["1 of 1 texts are longer than can be read at once; give them in parts"]
+    assert caplog.messages == ["1 of 1 texts are too long and were cut; give them in parts"]
 
 
 # -- legal sequences ---------------------------------------------------------------------------------------------------

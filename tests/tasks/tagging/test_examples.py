@@ -110,7 +110,7 @@ def test_a_tag_without_prefix_among_entities(tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         read(path)
     assert str(caught.value) == (
-        f"{path}:4: tag 'PER' is neither O nor a type behind a prefix, as the others are; expected one such as B-PER"
+        f"{path}:4: tag 'PER' is neither O nor a prefix with a type, as the others are; expected one such as B-PER"
     )
     examples = read(path, on_bad_row="skip")
     assert (examples.words, examples.skipped) == ([["x"]], 1)
@@ -220,7 +220,7 @@ def test_published_folders_that_are_not_there(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{tmp_path} has no eng.testa or valid.txt or dev.txt (nor one of them compressed); check the folder"
     )
-    with pytest.raises(DataError, match=r"nowhere is not a folder; expected one with eng.train or train.txt in it"):
+    with pytest.raises(DataError, match=r"nowhere is not a folder; expected one that contains eng.train or train.txt"):
         read_published_tags(CONLL, Source("conll", tmp_path / "nowhere"), "train", None)
     with pytest.raises(ConfigError, match="conll has no split 'test2'; did you mean 'test'"):
         read_published_tags(CONLL, Source("conll", tmp_path), "test2", None)
@@ -256,7 +256,7 @@ def test_sentences_in_csv_have_spaces_between_words(tmp_path: Path) -> None:
 
 def test_columns_of_a_word_a_line_have_no_names(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "word\tpos\nAnn\tNN\n")
-    complaint = r"^label is 'pos', but .*a\.tsv is read as a word a line, whose columns have no names; give a number"
+    complaint = r"^label is 'pos', but .*a\.tsv has one word per line and columns without names; give a number"
     with pytest.raises(ConfigError, match=complaint):
         read_task(Source("tag", path, label="pos"))
     with pytest.raises(ConfigError, match=r"^text is '0', but .*give a number, 1 for the first or -1 for the last"):
@@ -276,7 +276,7 @@ A_LIST = 'expected a list such as ["a", "b"]: name it by text (--text) or label 
 MISTAKES = {
     '{"words": ["a", "b"], "tags": ["O"]}': "2 words in 'words', but 1 tags in 'tags'; give one each",
     '{"words": "a b", "tags": ["O"]}': f"'words' is 'a b'; {A_LIST}",
-    '{"words": ["a"]}': f"'tags' is not there; {A_LIST}",
+    '{"words": ["a"]}': f"'tags' is missing; {A_LIST}",
     '{"words": [], "tags": []}': f"'words' is []; {A_LIST}",
     '{"words": ["a", " "], "tags": ["O", "O"]}': "item 2 of 'words' is ' '; expected a text",
     '{"words": ["a"], "tags": [null]}': "item 1 of 'tags' is None; expected a text",
@@ -299,7 +299,7 @@ def test_bad_lists(tmp_path: Path, line: str) -> None:
 
 
 def test_lists_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no rows in it; expected one"):
+    with pytest.raises(DataError, match="no rows; expected some"):
         read(write(tmp_path / "a.jsonl", "\n"))
 
 
@@ -331,7 +331,7 @@ def test_a_file_without_documents_is_one_and_told_once(tmp_path: Path, caplog: p
         assert caplog.messages == []
         tag_items(examples, TOKENIZER, context=True)
         tag_items(examples, TOKENIZER, context=True)
-    assert caplog.messages == [f"{examples.path} has no -DOCSTART- lines: all of it is taken as one document"]
+    assert caplog.messages == [f"{examples.path} has no -DOCSTART- lines: all of it is treated as one document"]
 
 
 # -- sequences ---------------------------------------------------------------------------------------------------------

@@ -110,11 +110,11 @@ def test_same_entity_twice_is_one() -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("\u200b", r"^list:2: '\\u200b' has no character that a text could have$"),
-        ("##s", r"^list:2: '##s' begins with ##, as pieces inside a word do; give whole words$"),
-        ("[MASK]", r"^list:2: '\[MASK\]' is an entry with a meaning of its own; give words of a text$"),
-        ("[unused3]", r"^list:2: '\[unused3\]' is an entry with a meaning of its own"),
-        ("[UNUSED3]", r"^list:2: '\[UNUSED3\]' is an entry with a meaning of its own"),
+        ("\u200b", r"^list:2: '\\u200b' consists of characters that the tokenizer removes; use other words$"),
+        ("##s", r"^list:2: '##s' begins with ##, like pieces inside a word; use whole words$"),
+        ("[MASK]", r"^list:2: '\[MASK\]' is a special or reserved entry; use ordinary words$"),
+        ("[unused3]", r"^list:2: '\[unused3\]' is a special or reserved entry"),
+        ("[UNUSED3]", r"^list:2: '\[UNUSED3\]' is a special or reserved entry"),
         ("x" * 101, r"^list:2: 'x{50}' has 101 characters; at most 100 were expected$"),
     ],
 )
@@ -126,10 +126,13 @@ def test_refused_words(word: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("entries", "message"),
     [
-        ([("\u200b", "city")], r"^map:1: '\\u200b' has no character that a text could have$"),
-        ([("x", "☃")], r"^map:1: '☃' is not spelled by this vocabulary; give words that it knows$"),
-        ([("x", "city ☃")], r"^map:1: 'city ☃' is not spelled by this vocabulary"),
-        ([("x", "\u200b")], r"^map:1: '\\u200b' is not spelled by this vocabulary"),
+        (
+            [("\u200b", "city")],
+            r"^map:1: '\\u200b' consists of characters that the tokenizer removes; use another surface",
+        ),
+        ([("x", "☃")], r"^map:1: '☃' is not in this vocabulary; use known words$"),
+        ([("x", "city ☃")], r"^map:1: 'city ☃' is not in this vocabulary"),
+        ([("x", "\u200b")], r"^map:1: '\\u200b' is not in this vocabulary"),
         (
             [("New York", "city"), ("a", "b"), ("new york", "town")],
             r"^map:3: 'new york' stands for 'town' here, and for 'city' in map:1; keep one of them$",

@@ -11,11 +11,13 @@ import torch
 from safetensors import safe_open
 from transformers import AutoTokenizer, BertForSequenceClassification
 
-from cloze.checkpoint import ModelFolder, TaskLabels, load_any, load_folder, save_folder
+from cloze.checkpoint import ModelFolder, TaskLabels, find_source, load_any, load_folder, save_folder
 from cloze.errors import CheckpointError, ClozeError, ConfigError, DataError, RequestError
 from cloze.files import RowError
+from cloze.hardware import AvailableMemory
 from cloze.interrupts import Interrupted
 from cloze.model import Bert, HeadName
+from cloze.model.cost import count_activations
 from cloze.options import AdapterKind, Features
 from cloze.predict import evaluate, load
 from cloze.tasks.classification.examples import LabelledTexts
@@ -227,12 +229,12 @@ def test_students_that_cannot_be_are_refused(data: Path, teacher: Path, tmp_path
             make_student(contents, DistillSettings(student=str(tmp_path / "other")))
 
     cased = Tokenizer.from_vocabulary(tokenizer.pieces, lowercase=False)
-    refused("has another vocabulary than the teacher .* or reads texts otherwise", Bert.fresh(config), cased)
+    refused("has another vocabulary than the teacher .* or tokenizes texts differently", Bert.fresh(config), cased)
     fewer = Tokenizer.from_vocabulary(tokenizer.pieces[:-1], lowercase=True)
     refused("another vocabulary", Bert.fresh(replace(config, vocab_size=fewer.size)), fewer)
     short = tokenizer.with_max_length(8)
-    refused("reads at most 8 tokens, but the teacher reads 16", Bert.fresh(replace(config, positions=8)), short)
-    refused("tells 1 segments apart, but the teacher 2", Bert.fresh(replace(config, segments=1)), tokenizer)
+    refused("accepts at most 8 tokens, but the teacher accepts 16", Bert.fresh(replace(config, positions=8)), short)
+    refused("supports 1 segments, but the teacher 2", Bert.fresh(replace(config, segments=1)), tokenizer)
     with pytest.raises(CheckpointError, match="no such folder"):
         make_student(contents, DistillSettings(student=str(tmp_path / "nowhere")))
 
@@ -403,7 +405,7 @@ def test_rows_without_labels_are_learned_from(teacher: Path, rows: Source, tmp_p
         distill(few, teacher, tmp_path / f"run{path.suffix}", unlabelled=path, settings=QUICK, progress=listener)
         for path in (tmp_path / "more.txt", table)
     ]
-    assert "100 rows without labels are read as well" in listener.said
+    assert "100 rows without labels are used as well" in listener.said
     assert weights(runs[0]) == weights(runs[1])
     alone = distill(few, teacher, tmp_path / "alone", settings=QUICK)
     assert weights(runs[0]) != weights(alone)
@@ -411,7 +413,7 @@ def test_rows_without_labels_are_learned_from(teacher: Path, rows: Source, tmp_p
     table.write_text('text\nthe river\n" "\nthe garden\n', encoding="utf-8")
     skipping = replace(few, on_bad_row="skip")
     distill(skipping, teacher, tmp_path / "some", unlabelled=table, settings=QUICK, progress=listener)
-    assert "2 rows without labels are read as well; 1 bad ones were skipped" in listener.said
+    assert "2 rows without labels are used as well; 1 bad ones were skipped" in listener.said
     (step,) = [json.loads(line) for line in (alone / "metrics.jsonl").read_text("utf-8").splitlines()[:1]]
     assert step["step"] == 1, "eight rows are one batch"
 
@@ -424,7 +426,7 @@ def test_rows_without_labels_that_teach_nothing_are_refused(
     with pytest.raises(ConfigError, match="logits_weight is 0, but rows without labels teach nothing else"):
         distill(rows, teacher, tmp_path / "run", unlabelled=tmp_path / "more.txt", settings=settings)
     (tmp_path / "empty.txt").write_text("\n \n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"empty.txt has no text in it; expected a text a line"):
+    with pytest.raises(DataError, match=r"empty.txt has no text in it; expected one text per line"):
         distill(rows, teacher, tmp_path / "run", unlabelled=tmp_path / "empty.txt", settings=QUICK)
     tuning = FinetuneSettings(epochs=1, batch_size=8, max_length=16)
     tags = make_source("tag", tmp_path)
@@ -464,7 +466,7 @@ def test_teacher_of_another_task_is_refused(base: Path, teacher: Path, rows: Sou
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"layers": 2, "preset": "mini"}, "layers and preset exclude each other; each says who the student is"),
+        ({"layers": 2, "preset": "mini"}, "layers and preset exclude each other; each defines the student"),
         ({"student": "x", "preset": "mini"}, "preset and student exclude each other"),
         ({"take": "first", "preset": "mini"}, "take is 'first', but a preset takes no layers of the teacher"),
         ({"take": "first", "student": "x"}, "take is 'first', but a student takes no layers"),
@@ -501,3 +503,17 @@ def test_texts_that_the_vocabulary_does_not_fit_are_told(teacher: Path, tmp_path
     source = Source("classify", write(tmp_path / "train.csv", rows))
     distill(source, teacher, tmp_path / "run", settings=QUICK, progress=listener)
     assert any(line.startswith("training texts: ") and "of the tokens are [UNK]" in line for line in listener.said)
+
+
+def test_distillation_that_does_not_fit_into_memory_is_refused(
+    teacher: Path, rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory for the student alone is not enough: the teacher computes beside it."""
+    settings = replace(QUICK, layers=1)
+    student = make_student(load_any(find_source(teacher)), settings)
+    alone = count_activations(student.config, student.head_names, settings.batch_size, 16, chosen=1.0, explicit=False)
+    size = round(1.1 * (12 * student.parameter_count() + alone))
+    monkeypatch.setattr("cloze.hardware.available_memory", lambda: AvailableMemory(size, "a made limit"))
+    with pytest.raises(ConfigError, match=r"a step of .* needs about .* \(a made limit\);"):
+        distill(rows, teacher, tmp_path / "run", settings=settings)
+    distill(rows, teacher, tmp_path / "parts", settings=replace(settings, accumulate=settings.batch_size))

@@ -77,7 +77,7 @@ def test_loss_that_rose(rate: float, lower: str) -> None:
     ],
 )
 def test_one_label_for_all_rows(settings: dict[str, Any], targets: str, remedy: str) -> None:
-    expected = f"the model answers 'a' for 8 of 8 dev rows: try {remedy}"
+    expected = f"the model predicts 'a' for 8 of 8 dev rows: try {remedy}"
     assert advice(FALLING, "aaaaaaaa", targets, **settings) == [expected]
 
 

@@ -112,7 +112,7 @@ def test_what_is_asked(base: Path) -> None:
     examples = Corrections([f"{one} {one} xq .", f"{one} {one}"], [f"{one} {other} xq .", one], ["", ""])
     listener = Listener()
     (item,) = correction_items(examples, tokenizer, listener)
-    assert listener.said == ["1 of 2 training rows have not as many words as they should: left out"]
+    assert listener.said == ["1 of 2 training rows differ from their correction in the number of words: skipped"]
     said = [None if number == IGNORED else tokenizer.piece(number) for number in item.target]  # type: ignore[union-attr,arg-type]
     assert said[:3] == [None, one, other]
     assert said[-2:] == [".", None]
@@ -177,7 +177,7 @@ def test_dev_rows_get_some_without_a_mistake(tmp_path: Path) -> None:
     listener = Listener()
     data = read_correction_data(Source("correction", path), listener)
     assert (len(data.train), data.dev.sources) == (36, ["a c", "a b", "a c", "a b"])
-    assert "hardly a dev row is without a mistake: every other one is put right, to count false alarms" in listener.said
+    assert "almost every dev row has a mistake: every other row is corrected, to count false alarms" in listener.said
     with path.open("a", encoding="utf-8") as file:
         file.write("[]\n")
     read_correction_data(Source("correction", path, path, on_bad_row="skip"), listener)
@@ -196,13 +196,15 @@ def test_what_is_refused(base: Path, rows: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "run").exists()
 
     refused("^adapter is 'lora', which training for correction does not support; leave", ConfigError, adapter="lora")
-    refused(r"^max_length is 5000, but the model reads at most \d+ tokens; use that", ConfigError, max_length=5000)
+    refused(r"^max_length is 5000, but the model accepts at most \d+ tokens; use that", ConfigError, max_length=5000)
     clean = write_rows(tmp_path / "clean.jsonl", [("a", "a")] * 30)
     refused("clean.jsonl: no row has a mistake; expected texts with mistakes", DataError, clean)
     few = write_rows(tmp_path / "few.jsonl", [("a", "b")] * 3)
-    refused(r"^3 rows are too few to keep some for scoring: 20 at the least; give dev \(--dev\)$", DataError, few)
+    refused(r"^3 rows are too few to hold some out: at least 20 are needed; give dev \(--dev\)$", DataError, few)
     uneven = write_rows(tmp_path / "uneven.jsonl", [("a b", "a")] * 30)
-    refused("uneven.jsonl:1: this row and all others have not as many words as they should", DataError, uneven)
+    refused(
+        "uneven.jsonl:1: this row and all others differ from their correction in the number of words", DataError, uneven
+    )
     folder = load_folder(base)
     save_folder(replace(folder, model=with_heads(folder.model, (), keep=False, seed=0)), tmp_path / "headless")
     refused("headless: no masked-word head; train one with", CheckpointError, model=tmp_path / "headless")

@@ -175,7 +175,7 @@ def test_without_dev_file_a_tenth_of_the_rows_is_kept(base: Path, tmp_path: Path
     listener = Listener()
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     run = run_finetuning(source, base, tmp_path / "run", settings=FAST, progress=listener)
-    assert "no dev (--dev) file: 4 of the training rows, a tenth, are kept for scoring" in listener.said
+    assert "no dev (--dev) file: 4 of the training rows, a tenth, are held out" in listener.said
     assert json.loads((run / "eval_results.json").read_text(encoding="utf-8"))["rows"] == 4
 
 
@@ -317,7 +317,7 @@ def test_mistakes_are_found_before_the_folder_is_made(base: Path, tmp_path: Path
     for source, model, message in mistakes:
         with pytest.raises((DataError, ConfigError, CheckpointError), match=message):
             run_finetuning(source, model, tmp_path / "run", settings=FAST)
-    with pytest.raises(ConfigError, match="max_length is 65, but the model reads at most 64 tokens"):
+    with pytest.raises(ConfigError, match="max_length is 65, but the model accepts at most 64 tokens"):
         run_finetuning(Source("classify", good), base, tmp_path / "run", settings=FinetuneSettings(max_length=65))
     assert not (tmp_path / "run").exists()
 
@@ -337,7 +337,7 @@ def test_length_beyond_what_the_base_reads_is_told(base: Path, tmp_path: Path) -
     source = Source("classify", write(tmp_path / "train.csv", make_rows(40)))
     listener = Listener()
     run = run_finetuning(source, tmp_path / "short", tmp_path / "run", settings=FAST, progress=listener)
-    assert "the model reads at most 12 tokens" in listener.said
+    assert "the model accepts at most 12 tokens" in listener.said
     assert load_folder(run).tokenizer.max_length == 12
 
 

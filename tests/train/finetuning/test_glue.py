@@ -91,7 +91,7 @@ def test_a_tuned_model_answers_the_test_rows_of_its_task(base: Path, glue: Path,
     test.write_text("index\tsentence1\tsentence2\n0\ta river\t\n1\ta river\tb\n", encoding="utf-8")
     (path,) = answer_test_rows(run, Source("rte", glue), tmp_path / "out")
     assert [line.split("\t")[0] for line in path.read_text(encoding="utf-8").splitlines()] == ["index", "0", "1"]
-    with pytest.raises(RequestError, match="the labels of mrpc are 0, 1; this model says entailment, not_entailment"):
+    with pytest.raises(RequestError, match="the labels of mrpc are 0, 1; this model has entailment, not_entailment"):
         answer_test_rows(run, Source("mrpc", glue), tmp_path / "none")
     test.unlink()
     with pytest.raises(DataError, match="no test file of rte is there"):
@@ -104,7 +104,7 @@ def test_a_tuned_model_answers_the_test_rows_of_its_task(base: Path, glue: Path,
 def test_what_cannot_be_is_refused(base: Path, glue: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no GLUE task with train and dev files is there"):
         finetune_glue(Source("glue", glue / "RTE"), base, tmp_path / "run")
-    with pytest.raises(ConfigError, match="every task of GLUE has dev rows of its own; leave out --dev"):
+    with pytest.raises(ConfigError, match="every task of GLUE has its own dev rows; leave out --dev"):
         finetune_glue(Source("glue", glue, glue / "RTE" / "dev.tsv"), base, tmp_path / "run")
     with pytest.raises(ConfigError, match="calibrate is for labels of texts; this task is to regress"):
         finetune_glue(Source("glue", glue), base, tmp_path / "run", settings=FinetuneSettings(calibrate=True))

@@ -90,8 +90,8 @@ def test_rows_are_found_in_documents_of_every_kind(tmp_path: Path, name: str) ->
         ("a:2", ["speaks of other things it has nothing to"]),
         ("a:3", ["at all. 患者在治疗"]),
     ]
-    assert list(find_overlap([path], rows)) == ["a:1", "a:2"], "each row is a separate document"
-    with pytest.raises(DataError, match=r"1 rows that are to be scored .*\(a:1\)"):
+    assert list(find_overlap([path], rows)) == ["a:1", "a:2"], "each row is a document, and ends where it ends"
+    with pytest.raises(DataError, match=r"1 evaluation rows occur .*\(a:1\)"):
         refuse_overlap([path], rows[:1])
     kept = tmp_path / "kept.txt"
     assert write_without_overlap([path], rows[:1], kept) == 1

@@ -136,7 +136,7 @@ def test_what_cannot_be_made_is_refused(base: Path, source: Source, tmp_path: Pa
     ("changes", "message"),
     [
         ({"augment": "edits", "augment_copies": 0}, "augment_copies is 0; at least 1 was expected"),
-        ({"augment_copies": 2}, "augment_copies is 2, but no rows are made; choose contextual or edits as augment"),
+        ({"augment_copies": 2}, "augment_copies is 2, but augment is none; choose contextual or edits as augment"),
         ({"synonyms": "x.txt"}, "synonyms are for edits; augment is none"),
     ],
 )

@@ -140,7 +140,7 @@ def test_folds_score_every_row_once_and_leave_a_model_of_all(base: Path, tmp_pat
     run = search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(folds=3))
     rows = table(run)
     assert [row["results"]["rows"] for row in rows] == [11, 10, 10]  # type: ignore[index]
-    assert "On 31 training rows, which tell little of others:" in (run / "model" / "README.md").read_text(
+    assert "On 31 training rows, which say little about new ones:" in (run / "model" / "README.md").read_text(
         encoding="utf-8"
     )
     recorded = json.loads((run / "cells" / "all-rows" / "run.json").read_text(encoding="utf-8"))
@@ -180,7 +180,7 @@ def test_a_failed_run_is_not_the_best_however_it_scores(
         result = read_cell_result(cell, folder)
         if cell.settings.seed:
             return replace(result, failed=None)
-        return replace(result, score=2.0, failed="says 'winter' of every row")
+        return replace(result, score=2.0, failed="predicts 'winter' for every row")
 
     monkeypatch.setattr(search_module, "read_cell_result", first_says_one_thing)
     run = search(source, base, tmp_path / "run", settings=FAST, search_settings=SearchSettings(seeds=2))
@@ -204,7 +204,7 @@ def test_a_diverging_run_is_named_and_the_others_go_on(
     if len(diverging) == 2:
         with pytest.raises(
             DivergedError,
-            match=r"run: every one of 2 trainings diverged; lower learning_rate \(--learning-rate\), with fresh=True",
+            match=r"run: all 2 trainings diverged; lower learning_rate \(--learning-rate\), with fresh=True",
         ):
             asked(progress=listener)
         return
@@ -349,7 +349,7 @@ def test_folds_need_rows_and_no_dev_set(base: Path, source: Source, tmp_path: Pa
 @pytest.mark.parametrize("looking", [{"patience": 1}, {"calibrate": True}])
 def test_folds_are_not_looked_at_before_they_are_scored(base: Path, tmp_path: Path, looking: dict[str, Any]) -> None:
     rows = Source("classify", write(tmp_path / "rows.csv", make_rows(12)))
-    with pytest.raises(ConfigError, match=rf"has not looked at it; leave out {next(iter(looking))} \(--.*\) or folds"):
+    with pytest.raises(ConfigError, match=rf"has not used it; leave out {next(iter(looking))} \(--.*\) or folds"):
         search(rows, base, tmp_path / "run", settings=replace(FAST, **looking), search_settings=SearchSettings(folds=2))
 
 

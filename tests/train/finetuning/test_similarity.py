@@ -160,7 +160,7 @@ def test_labels_are_never_taken_as_positives(tmp_path: Path) -> None:
         "similarity", write_pairs(tmp_path / "scored.jsonl", [(*row[:2], 3.5) for row in rows]), pair="pair"
     )
     assert read_similarity(scored, "contrastive").notes == (
-        "objective contrastive: every pair is taken as belonging together; 'label' is not used",
+        "objective contrastive: every pair is treated as matching; 'label' is not used",
     )
     with pytest.raises(DataError, match=r"every label in 'label' is 3.5, so there is no order to learn; expected sco"):
         read_similarity(scored)
@@ -168,7 +168,7 @@ def test_labels_are_never_taken_as_positives(tmp_path: Path) -> None:
     other.write_text("text,pair,score\na,b,1\nc,d,0\n", encoding="utf-8")
     unnamed = read_similarity(Source("similarity", other, pair="pair"))
     assert unnamed.notes == (
-        "every pair is taken as belonging together; not read: score; label (--label) names a column with scores or "
+        "every pair is treated as matching; columns not used: score; label (--label) names a column with scores or "
         "0/1 labels",
     )
     assert read_similarity(Source("similarity", other, other, pair="pair", label="score")).scores == [1.0, 0.0]
@@ -277,8 +277,8 @@ def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
     refused("^adapter is 'lora', which training for similarity does not support; leave it out$", adapter="lora")
     refused("^calibrate is True, which training for similarity does not support; leave it out$", calibrate=True)
     refused(r"^patience is 2, but there is no dev \(--dev\) file of scored pairs, or of pairs that bel", patience=2)
-    refused(r"^max_length is 5000, but the model reads at most \d+ tokens; use that", max_length=5000)
-    refused(r"^dropout is 0, but without it a text read twice is the same; use 0.1, or rows with pairs$", dropout=0.0)
+    refused(r"^max_length is 5000, but the model accepts at most \d+ tokens; use that", max_length=5000)
+    refused(r"^dropout is 0, but both encodings of a text are then equal; use 0.1, or rows with pairs$", dropout=0.0)
     refused("^unknown pooling 'clss'; did you mean 'cls'", similarity=SimilaritySettings(vectors="clss"))
     contents = load_folder(base)
     bare = saved(
@@ -290,7 +290,7 @@ def test_what_is_refused(base: Path, text: Path, tmp_path: Path) -> None:
             source, bare, tmp_path / "run", settings=QUICK, similarity=SimilaritySettings(vectors="pooler")
         )
     (tmp_path / "one.txt").write_text("alone\n", encoding="utf-8")
-    message = r"one.txt: 1 different texts; some hundreds at the least were expected$"
+    message = r"one.txt: 1 different texts; at least a few hundred were expected$"
     refused(message, DataError, Source("similarity", tmp_path / "one.txt"))
     refused(r"one.txt: pair \(--pair\) is missing; name the column", given=replace(source, dev=tmp_path / "one.txt"))
     with pytest.raises(ConfigError, match=r"^temperature is 0; a number above 0 was expected, such as 0.05$"):
@@ -339,7 +339,7 @@ def test_maximum_length_of_the_folder_is_kept(base: Path, text: Path, tmp_path: 
     assert longest > 24
     short = replace(QUICK, max_length=6)
     run = run_finetuning(Source("similarity", text), base, tmp_path / "run", settings=short, progress=listener)
-    assert f"trained with the first 6 tokens; the model still reads up to {longest}" in listener.said
+    assert f"trained on the first 6 tokens; the model still accepts up to {longest}" in listener.said
     assert any("training texts are longer than 6 tokens and are cut" in line for line in listener.said)
     assert load(run).tokenizer.max_length == longest
     assert SentenceTransformer(str(run / "model"), device="cpu").max_seq_length == longest

@@ -273,7 +273,9 @@ def test_more_frozen_layers_than_there_are_is_refused() -> None:
     with pytest.raises(ConfigError, match="freeze_layers is 4, but the model has 3 layers"):
         make_trainable(random_bert(SMALL, ["sequence"]), FinetuneSettings(freeze_layers=4))
     shared = replace(SMALL, embedding_size=8, shared_layers=True)
-    with pytest.raises(ConfigError, match="freeze_layers is 1, but all layers of this model are one; leave it out"):
+    with pytest.raises(
+        ConfigError, match="freeze_layers is 1, but all layers of this model share their weights; leave it out"
+    ):
         make_trainable(random_bert(shared, ["sequence"]), FinetuneSettings(freeze_layers=1))
 
 

@@ -97,7 +97,7 @@ def test_a_model_without_the_head_is_named(base: Path, text: Path, tmp_path: Pat
 
 def test_more_tokens_than_the_model_reads_are_refused(base: Path, text: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"max_length is 9999, but the model reads at most (\d+) tokens; use --max-length \1"
+        ConfigError, match=r"max_length is 9999, but the model accepts at most (\d+) tokens; use --max-length \1"
     ):
         evaluate_masked_words([text], base, settings=MlmEvaluationSettings(max_length=9999))
     with pytest.raises(ConfigError, match="tokens is 0; at least 1"):

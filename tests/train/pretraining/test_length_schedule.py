@@ -120,7 +120,7 @@ def test_too_little_held_out_text_for_long_sequences_is_told_of(data: Path) -> N
     assert short.name == "held_out"
     assert listener.said == [
         f"{data}: too little text is held out for sequences of 30000 tokens; "
-        "prepare it with a larger --held-out to see more"
+        "prepare it with a larger --held-out to evaluate on more"
     ]
 
 

@@ -119,7 +119,7 @@ def test_changed_settings_are_refused_until_fresh(data: Path, tmp_path: Path, mo
 def test_folder_of_others_is_left_alone(data: Path, tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear all", encoding="utf-8")
     for place in (tmp_path, tmp_path / "letter.txt"):
-        with pytest.raises(ConfigError, match="exists and holds no run; choose another out"):
+        with pytest.raises(ConfigError, match="exists but is not a run; choose another out"):
             pretrain(data, place, settings=SETTINGS, fresh=True)
     assert (tmp_path / "letter.txt").read_text(encoding="utf-8") == "dear all"
 
@@ -222,7 +222,7 @@ def test_longest_input_is_what_was_trained(finished: Path, data: Path, tmp_path:
 def test_fresh_is_heard_once(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """--fresh is applied once: a launcher that restarts a dead process uses the same command."""
     interrupt_at(3, monkeypatch)
-    message = r"stopped and saved at step 4; the same command, without fresh=True \(--fresh\), goes on"
+    message = r"stopped and saved at step 4; run the same command, without fresh=True \(--fresh\), to resume"
     with pytest.raises(Interrupted, match=message):
         pretrain(data, tmp_path / "run", settings=SETTINGS, fresh=True)
     monkeypatch.undo()
@@ -263,7 +263,7 @@ def test_what_a_training_does_not_take_over_is_told(data: Path, finished: Path, 
     listener = Listener()
     settings = replace(SETTINGS, objective="none", steps=1)
     run = pretrain(data, tmp_path / "run", model=tmp_path / "base", settings=settings, progress=listener)
-    assert f"{tmp_path / 'base'}: its heads nsp have no part in this training and are left out" in listener.said
+    assert f"{tmp_path / 'base'}: its heads nsp are not used by this objective and are dropped" in listener.said
     found = load_folder(run)
     assert found.model.head_names == ("mlm",)
     assert found.embedding == EmbeddingSettings("cls", normalize=True)
@@ -277,6 +277,7 @@ def test_a_text_without_anything_held_out_is_told_of(tmp_path: Path) -> None:
     listener = Listener()
     run = pretrain(data, tmp_path / "run", settings=replace(SETTINGS, steps=1), progress=listener)
     assert listener.said == [
-        f"{data}: too little text is held out to look at; prepare it with a larger --held-out to see more"
+        f"{data}: too little text is held out for an evaluation; "
+        "prepare it with a larger --held-out to evaluate on more"
     ]
     assert "- none: too little text was held out" in (run / "model" / "README.md").read_text("utf-8")
