@@ -225,18 +225,18 @@ from pathlib import Path
 from cloze.corpus.preparation.shard_maker import PreparationRunner, ShardMaker
 from cloze.workers import serve
 make = ShardMaker.make
-def deadly(maker, part, told):
+def killing_make(maker, part, report):
     mark = Path({str(tmp_path / "deaths")!r})
     deaths = len(mark.read_text()) if mark.exists() else 0
     if part == 3 and deaths < {times}:
         mark.write_text("x" * (deaths + 1))
-        ruin = maker._folder / "shards" / f"00003.{{os.getpid()}}.tmp"
-        ruin.mkdir()
-        ruin.joinpath("half").write_text("a shard")
-        told(300_000)
+        partial = maker._folder / "shards" / f"00003.{{os.getpid()}}.tmp"
+        partial.mkdir()
+        partial.joinpath("half").write_text("a shard")
+        report(300_000)
         os.kill(os.getpid(), signal.SIGKILL)
-    make(maker, part, told)
-ShardMaker.make = deadly
+    make(maker, part, report)
+ShardMaker.make = killing_make
 serve(PreparationRunner())
 """
         monkeypatch.setattr(module, "PROGRAM", program)

@@ -508,7 +508,7 @@ def test_texts_that_the_vocabulary_does_not_fit_are_told(teacher: Path, tmp_path
 def test_distillation_that_does_not_fit_into_memory_is_refused(
     teacher: Path, rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory for the student alone is not enough: the teacher computes beside it."""
+    """Distillation that does not fit into memory is rejected, even if the student alone would fit."""
     settings = replace(QUICK, layers=1)
     student = make_student(load_any(find_source(teacher)), settings)
     alone = count_activations(student.config, student.head_names, settings.batch_size, 16, chosen=1.0, explicit=False)

@@ -307,7 +307,7 @@ def test_temperature_of_a_large_number_compares_the_logits_themselves() -> None:
 def test_memory_of_a_step_covers_the_teacher(
     widths: tuple[int, int], weights: tuple[float, float], checkpointing: bool
 ) -> None:
-    """The estimate is that of the profiler, within a fifth; without the teacher it would be a fraction of it."""
+    """The estimate is close to the peak measured by the profiler, including the teacher."""
     shapes = [
         replace(CONFIG, hidden_size=width, layers=layers, heads=width // 16, feedforward_size=4 * width, positions=64)
         for width, layers in zip(widths, (6, 12), strict=True)

@@ -361,7 +361,7 @@ def test_fitted_head_of_the_comparison_is_that_of_the_setting(
 def test_fine_tuning_continues_from_the_comparison(
     embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The comparison costs no updates: its model is trained on, with all rows, for the last third of them."""
+    """Fine-tuning continues from the model of the comparison, on all rows, for the last third of the updates."""
     choose(False, monkeypatch)
     listener = Listener()
     settings = FinetuneSettings(max_length=16, precision="fp32")
@@ -386,7 +386,7 @@ def test_fine_tuning_continues_from_the_comparison(
 def test_comparison_without_a_model_falls_back_to_all_rows(
     embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of an earlier version, whose comparison was deleted, is trained on all rows from the start."""
+    """A run of an earlier version, whose comparison model was deleted, trains on all rows from the start."""
     monkeypatch.setattr("cloze.train.finetuning.finetune.choose_few", lambda *_: False)
     settings = FinetuneSettings(max_length=16)
     run = run_finetuning(source, embedder, tmp_path / "auto", settings=settings)
