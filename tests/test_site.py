@@ -169,7 +169,7 @@ def test_navigation_leads_with_index_pages() -> None:
 
 
 def test_site_asks_no_host() -> None:
-    """Fonts are local, and no repository is named, of which the theme would ask GitHub for the number of stars."""
+    """Fonts are local, and no repository is named, since the theme would query GitHub for its stars."""
     settings = (ROOT / "mkdocs.yml").read_text("utf-8")
     assert "\n  font: false\n" in settings
     assert "\nrepo_url" not in settings

@@ -210,7 +210,7 @@ def test_safetensors_are_read_as_by_the_library(tmp_path: Path) -> None:
 
 
 def test_weights_that_shrink_while_they_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mapping of the file would end the process with SIGBUS."""
+    """A file that shrinks while it is read is reported; a memory-mapped one would end the process with SIGBUS."""
     path, read = folder / "model.safetensors", weights._read_tensor
 
     def read_shrinking(file: Any, name: str, entry: Any) -> torch.Tensor:
