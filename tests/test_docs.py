@@ -1,6 +1,6 @@
 """The documents: what they tell to run runs, what they link to is there, and what there is they tell.
 
-The numbered tutorials go on from each other and so share a folder; the README and the others have one each.
+The numbered tutorials build on each other and so share a folder; the README and the others have one each.
 """
 
 import os
@@ -253,7 +253,7 @@ def test_architecture_names_every_package_and_root_module() -> None:
 
 
 def test_import_table_is_the_one_that_is_held() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text("utf-8").partition("## Who may import whom")[2]
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8").partition("## Permitted imports")[2]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
     documented = {name: set(re.findall(r"`(\w+)`", allowed)) for name, allowed in rows if not allowed.startswith("all")}
     assert documented == {name: MAY_IMPORT[name] for name in MAY_IMPORT.keys() - {"demo", "cli"}}
