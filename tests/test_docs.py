@@ -1,6 +1,6 @@
-"""The documents: what they tell to run runs, what they link to is there, and what there is they tell.
+"""The documents: their commands run, their links resolve, and they cover everything they should.
 
-The numbered tutorials build on each other and so share a folder; the README and the others have one each.
+The numbered tutorials build on each other and share a folder; the README and the others have one each.
 """
 
 import os
@@ -24,10 +24,13 @@ README, CHINESE = ROOT / "README.md", ROOT / "README.zh.md"
 DOCUMENTS = sorted((ROOT / "docs").glob("*.md"))
 TUTORIALS = [path for path in DOCUMENTS if path.name[0].isdigit()]
 EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
-# Whatever a visitor may read.
-ALL = [README, CHINESE, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCUMENTS, *EXPERIMENTS]
-# Everything whose commands are run.
-RUNNABLE = [README, *DOCUMENTS]
+# The guides that have a Chinese page, which has the same file name.
+TRANSLATED = [path for path in DOCUMENTS if path in TUTORIALS or path.name in ("python.md", "quickstart.md")]
+TRANSLATIONS = sorted((ROOT / "docs" / "zh").glob("*.md"))
+# All documents for users.
+ALL = [README, CHINESE, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCUMENTS, *TRANSLATIONS, *EXPERIMENTS]
+# All documents whose commands are run.
+RUNNABLE = [README, *DOCUMENTS, *TRANSLATIONS]
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -40,11 +43,11 @@ class Block:
 
     tag: str
     text: str
-    line: int  # of its first line
+    line: int  # number of its first line
 
 
 def blocks(text: str, *tags: str) -> list[Block]:
-    """The blocks with these tags, in order."""
+    """Return the blocks with these tags, in order."""
     found = (Block(match[1], match[2], text.count("\n", 0, match.start()) + 2) for match in FENCE.finditer(text))
     return [block for block in found if block.tag in tags]
 
@@ -71,13 +74,13 @@ def run(path: Path, text: str, folder: Path, chdir: Callable[[Path], None]) -> N
     chdir(folder)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(text, "python"):
-        # Lines before it, so that a traceback points into the document.
+        # Preceding newlines, so that line numbers in a traceback are those of the document.
         exec(compile("\n" * (block.line - 1) + block.text, str(path), "exec"), namespace)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The service keeps int8 weights, which must not be in the user's cache."""
+    """Use a temporary cache for the int8 weights of the service."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -85,15 +88,20 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, Callable[[Path], None]], None]:
-    """Run a document, once; a tutorial after those before it, in the same folder."""
+    """Run a document once, and a guide after the English guides before it, in the same folder.
+
+    A Chinese guide has the commands of the English one. It runs in the same folder, where their results exist, so that
+    the trainings are finished already and only the rest takes time.
+    """
     shared = tmp_path_factory.mktemp("tutorials")
     done: set[Path] = set()
 
     def walked(path: Path, chdir: Callable[[Path], None]) -> None:
-        before = TUTORIALS[: TUTORIALS.index(path)] if path in TUTORIALS else []
+        is_guide = path.name[0].isdigit()
+        before = [guide for guide in TUTORIALS if is_guide and guide.name <= path.name and guide != path]
         for one in [*before, path]:
             if one not in done:
-                folder = shared if one in TUTORIALS else tmp_path_factory.mktemp("document")
+                folder = shared if is_guide else tmp_path_factory.mktemp("document")
                 run(one, one.read_text("utf-8"), folder, chdir)
                 done.add(one)
 
@@ -131,16 +139,44 @@ def test_readme_is_short() -> None:
     assert len(README.read_text("utf-8").splitlines()) <= 150
 
 
-def test_chinese_readme_is_the_same_document() -> None:
-    def headings(path: Path) -> int:
-        return len(re.findall(r"^## ", path.read_text("utf-8"), re.MULTILINE))
+def code(path: Path) -> list[str]:
+    """Return the blocks that are run, without their comments, which are translated."""
+    found = blocks(path.read_text("utf-8"), "sh", "python")
+    return [re.sub(r"(?:^| +)# .*", "", block.text, flags=re.MULTILINE) for block in found]
 
-    def code(path: Path) -> list[str]:
-        """What is run, without its comments, which are translated."""
-        return [re.sub(r" +# .*", "", block.text) for block in blocks(path.read_text("utf-8"), "sh", "python")]
 
-    assert headings(CHINESE) == headings(README)
-    assert code(CHINESE) == code(README)
+def outline(path: Path) -> list[str]:
+    """Return the marks of the headings, such as ``##``, in order."""
+    return re.findall(r"^(#+) ", FENCE.sub("", path.read_text("utf-8")), re.MULTILINE)
+
+
+def test_every_guide_has_a_chinese_page() -> None:
+    """Each guide has a Chinese page with its file name, and the index lists all of them."""
+    assert [path.name for path in TRANSLATIONS if path.name != "README.md"] == [path.name for path in TRANSLATED]
+    index = (ROOT / "docs" / "zh" / "README.md").read_text("utf-8")
+    assert [path.name for path in TRANSLATED if f"({path.name})" not in index] == []
+
+
+PAIRS = [(CHINESE, README), *((ROOT / "docs" / "zh" / path.name, path) for path in TRANSLATED)]
+
+
+@pytest.mark.parametrize(("chinese", "english"), PAIRS, ids=[name_of(chinese) for chinese, _ in PAIRS])
+def test_chinese_page_has_the_sections_and_code_of_the_english_one(chinese: Path, english: Path) -> None:
+    """A Chinese page has the headings and commands of the English page, and each links to the other at the top."""
+    assert outline(chinese) == outline(english)
+    assert code(chinese) == code(english)
+    for page, other in ((chinese, english), (english, chinese)):
+        beginning = "\n".join(page.read_text("utf-8").splitlines()[:5])
+        targets = [page.parent / target for target in LINK.findall(beginning)]
+        assert other.resolve() in [target.resolve() for target in targets], name_of(page)
+
+
+@pytest.mark.parametrize("path", [CHINESE, *TRANSLATIONS], ids=name_of)
+def test_chinese_page_links_to_chinese_pages(path: Path) -> None:
+    """Apart from the link to its own English page, a Chinese page links to the Chinese page where there is one."""
+    body = "\n".join(path.read_text("utf-8").splitlines()[5:])
+    targets = [(path.parent / target.partition("#")[0]).resolve() for target in LINK.findall(body)]
+    assert [target.name for target in targets if target in TRANSLATED] == []
 
 
 @pytest.mark.parametrize("path", ALL, ids=name_of)
@@ -261,11 +297,11 @@ def test_import_table_is_the_one_that_is_held() -> None:
 
 
 PYTHON_FILE = re.compile(r"(?<![\w/.*-])((?:\w+/)*\w+\.py)\b")
-# Histories name files as they were.
+# These documents name files that may no longer exist.
 HISTORIES = {"CHANGELOG.md", *(path.name for path in EXPERIMENTS)}
 
 
-# Scripts of the original BERT code, and the name that no module here has.
+# Scripts of the original BERT code, and a module name that is deliberately not used here.
 ELSEWHERE = {"run_classifier.py", "run_squad.py", "utils.py"}
 
 

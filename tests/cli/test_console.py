@@ -1,4 +1,4 @@
-"""What is printed to a terminal: control characters of labels and texts are shown, and not obeyed."""
+"""Terminal output: control characters in labels and texts are displayed, not executed."""
 
 import io
 import os
@@ -17,7 +17,7 @@ SHOWN = "a\\x1b]0;t\\x07\\r\\x9bm\\u202eb"
 
 
 class Terminal(io.StringIO):
-    """A terminal that keeps what it is sent."""
+    """A terminal that records its output."""
 
     def isatty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""``cloze audit``: what it prints, and that what is wrong ends with code 1."""
+"""``cloze audit``: its output, and exit code 1 for a failed check."""
 
 import json
 import lzma
@@ -63,7 +63,7 @@ def test_similar_words_are_learned_where_no_file_is_named(run: Cloze, data: Path
     result = run("audit", tmp_path / "books", *SMALL, "--masking", "correction")
     assert (result.code, result.err) == (0, "")
     assert "for lack of a similar word" in result.out
-    # Words of made-up text keep no company.
+    # Words of synthetic text have no typical context.
     assert "occurs in the same contexts as another" in run("audit", data, *SMALL, "--masking", "correction").complaint
 
 

@@ -1,4 +1,4 @@
-"""How a command ends when it is not its user's fault."""
+"""Exit codes of a command for causes other than a user error."""
 
 import os
 import re
@@ -71,7 +71,7 @@ def test_stopped_training_goes_on_by_the_same_command(
     at = PretrainingBatches.at
 
     def disturbed(batches: PretrainingBatches, step: int, part: int = 0, parts: int = 1) -> PretrainingBatch:
-        if step == 12 and batches.seed == 0:  # not one of those for evaluation
+        if step == 12 and batches.seed == 0:  # not a batch for evaluation
             os.kill(os.getpid(), number)
         return at(batches, step, part, parts)
 
@@ -125,4 +125,4 @@ def test_reader_that_has_seen_enough_is_no_error(way: Way) -> None:
         process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-    assert process.returncode == 141  # as of a process that SIGPIPE ended
+    assert process.returncode == 141  # like a process ended by SIGPIPE

@@ -1,4 +1,4 @@
-"""Whatever a person can get wrong: code 2, one line that helps, no traceback, nothing left behind."""
+"""User errors: exit code 2, one helpful line, no traceback, nothing left behind."""
 
 import json
 import pickle
@@ -43,7 +43,7 @@ def foreign_vocabulary(way: Way, folder: Path) -> tuple[Words, str]:
 
 
 class Payload:
-    """Would write a file, were it ever unpickled."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = marker
@@ -85,7 +85,7 @@ MADE: dict[str, Mistake] = {
     "empty corpus": empty_corpus,
     "folder of others": folder_of_others,
 }
-# Commands, with the folders of the way by name, and what is said of them.
+# Commands with the names of pipeline folders, and the expected error messages.
 TYPED = {
     "vocab {folder}/none.txt --out {folder}/run": "none.txt: no such file",
     "vocab {text}": "--out",

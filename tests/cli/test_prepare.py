@@ -1,4 +1,4 @@
-"""``cloze prepare`` as a person uses it."""
+"""``cloze prepare`` on the command line."""
 
 import json
 import os
@@ -60,7 +60,7 @@ def test_missing_word_is_named(run: Cloze, way: Way, tmp_path: Path, missing: st
 def test_stopped_preparation_goes_on_by_the_same_command(
     run: Cloze, way: Way, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    """A real process with workers of its own; none of them outlives it."""
+    """A stopped preparation is resumed by the same command; its worker processes end with it."""
     big = tmp_path / "big.txt"
     big.write_bytes(way.text.read_bytes() * 30)
     words = ["prepare", big, "--vocab", way.vocabulary, "--shard-size", 0.3, "--workers", 2]

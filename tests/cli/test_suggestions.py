@@ -1,4 +1,4 @@
-"""Names of settings in other libraries get the right suggestion, from the command line and from Python."""
+"""Setting names of other libraries get the right suggestion, on the command line and in Python."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""``cloze tag``, and the commands that lead to it."""
+"""``cloze tag``, and the commands that produce its model."""
 
 import csv
 import json

@@ -56,7 +56,7 @@ def test_a_million_tokens_are_as_asked_for(corpus: Corpus, masking: Masking) -> 
     assert found.tokens >= 1_000_000
     assert wrong(found) == set()
     checks = named(found)
-    assert checks["chosen"].measured == pytest.approx(0.15, rel=0.02)  # whole words find room
+    assert checks["chosen"].measured == pytest.approx(0.15, rel=0.02)  # whole words fit into the budget
     assert checks["chosen"].expected is not None
     assert checks["chosen"].measured <= checks["chosen"].expected
     assert checks["replaced"].low is not None
@@ -95,7 +95,7 @@ def test_bounds_are_those_of_wilson() -> None:
 
 
 def choose_beside(batch: PretrainingBatch) -> PretrainingBatch:
-    """Choose the token behind another one too, whatever that is."""
+    """Also select the token after a selected one."""
     taken = {*batch.positions.tolist()}
     place = next(one for one in batch.positions.tolist() if one + 1 not in taken)
     index = batch.positions.tolist().index(place) + 1
@@ -123,7 +123,7 @@ def choose_nothing(batch: PretrainingBatch) -> PretrainingBatch:
 
 def write_special(batch: PretrainingBatch) -> PretrainingBatch:
     ids = batch.ids.copy().reshape(-1)
-    ids[batch.positions[batch.fates == 1]] = FIRST_WORD - 1  # an entry that waits for a word
+    ids[batch.positions[batch.fates == 1]] = FIRST_WORD - 1  # an unused entry of the vocabulary
     return replace(batch, ids=ids.reshape(batch.ids.shape))
 
 
@@ -138,7 +138,7 @@ def choose_start(batch: PretrainingBatch) -> PretrainingBatch:
 
 
 def leave_some_replaced(batch: PretrainingBatch) -> PretrainingBatch:
-    """Leave every tenth token as it was, of those that are said to be replaced."""
+    """Leave every tenth token unchanged among those marked as replaced."""
     some = np.flatnonzero(batch.fates == 1)[::10]
     ids = batch.ids.copy().reshape(-1)
     ids[batch.positions[some]] = batch.targets[some]
@@ -146,7 +146,7 @@ def leave_some_replaced(batch: PretrainingBatch) -> PretrainingBatch:
 
 
 def leave_one_similar(batch: PretrainingBatch) -> PretrainingBatch:
-    """Leave the first word as it was, of those that are said to have become similar ones."""
+    """Leave the first word unchanged among those marked as replaced by a similar one."""
     (place,) = np.flatnonzero(batch.fates == 0)[:1]
     ids = batch.ids.copy().reshape(-1)
     ids[batch.positions[place]] = batch.targets[place]
@@ -154,7 +154,7 @@ def leave_one_similar(batch: PretrainingBatch) -> PretrainingBatch:
 
 
 def write_unlike(batch: PretrainingBatch) -> PretrainingBatch:
-    """Write another word in the place of a similar one."""
+    """Write an unrelated word in place of a similar one."""
     (place,) = np.flatnonzero(batch.fates == 0)[:1]
     ids = batch.ids.copy().reshape(-1)
     ids[batch.positions[place]] = batch.targets[place] + 2
@@ -162,7 +162,7 @@ def write_unlike(batch: PretrainingBatch) -> PretrainingBatch:
 
 
 def deny_similar(batch: PretrainingBatch) -> PretrainingBatch:
-    """Say that a word has no similar one, though it has."""
+    """Mark a word as having no similar one, although it has."""
     (place,) = np.flatnonzero(batch.fates == 0)[:1]
     fates = batch.fates.copy()
     fates[place] = 3
@@ -228,7 +228,7 @@ def test_what_is_wrong_is_found(
 def test_random_words_are_what_stood_there_as_often_as_chance_has_it(corpus: Corpus, masking: Masking) -> None:
     stayed = named(audit(make_batches(corpus, masking=masking), 1_000_000))["random words equal to the original"]
     assert stayed.expected is not None
-    # Of some 900 words, or 600 words and 300 endings: more than none in as many as these.
+    # About one in 900 words, or in 600 words and 300 endings: the count must be positive in a sample of this size.
     assert 10 < stayed.expected < 1_000
     assert abs(stayed.measured - stayed.expected) < 4 * sqrt(stayed.expected)
 
@@ -239,7 +239,7 @@ def test_what_is_rarer_than_chance_is_no_rarer_than_that() -> None:
             if not is_plausible(count, expected, 1e-5):
                 assert poisson.sf(count - 1, expected) < 1e-5
                 break
-        # The bound is not so wide that what is wrong goes through.
+        # The bound is narrow enough to detect errors.
         assert poisson.sf(count - 1, expected) > 1e-9
     assert is_plausible(1, 0.001, 1e-5)  # once in a thousand times
     assert is_plausible(0, 0.0, 1e-5)
@@ -255,7 +255,7 @@ def test_one_character_of_a_word_may_be_mistaken() -> None:
 
 
 def test_long_words_that_cannot_fill_the_budget_are_no_fault() -> None:
-    # Nearly everything is one word a sentence.
+    # Nearly every sentence is a single word.
     found = audit(make_batches(make_word_corpus(100, ends=0.97), "none", "word"), 100_000)
     chosen = named(found)["chosen"]
     assert chosen.expected is not None

@@ -1,4 +1,4 @@
-"""Vocabularies and corpora of documents in memory equal those of files."""
+"""Vocabularies and corpora from in-memory documents equal those from files."""
 
 from pathlib import Path
 from typing import Any

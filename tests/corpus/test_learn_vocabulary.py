@@ -153,7 +153,7 @@ def test_only_a_vocabulary_is_replaced(text: Path, tmp_path: Path) -> None:
     folder = train_vocabulary([text], tmp_path / "out", settings=SETTINGS)
     train_vocabulary([text], folder, settings=VocabularySettings(size=120))
     assert Tokenizer.from_folder(folder).size <= 120
-    # A model has a vocabulary too, and is worth more.
+    # A folder with a model must not be overwritten by a vocabulary.
     (folder / "model.safetensors").write_bytes(b"weights")
     for place in (folder, text):
         with pytest.raises(DataError, match="exists and is not a vocabulary's folder; choose another --out"):
@@ -189,7 +189,7 @@ def test_vowel_signs_that_an_uncased_vocabulary_drops_are_told(tmp_path: Path, l
     assert note.startswith(f"{script}: an uncased vocabulary strips vowel signs together with accents")
     listener.messages.clear()
     train_vocabulary([path], tmp_path / "cased", settings=replace(SETTINGS, cased=True), progress=listener)
-    path.write_text("caf\u0065\u0301 na\u0069\u0308f\n" * 30, encoding="utf-8")  # accents, decomposed
+    path.write_text("caf\u0065\u0301 na\u0069\u0308f\n" * 30, encoding="utf-8")  # decomposed accents
     train_vocabulary([path], tmp_path / "latin", settings=SETTINGS, progress=listener)
     assert not any("vowel signs" in said for said in listener.messages)
 
@@ -264,7 +264,7 @@ def test_workers_keep_accents_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_share_of_the_words_that_lose_marks_is_told(tmp_path: Path) -> None:
     path, listener = tmp_path / "text.txt", Listener()
-    path.write_text("कु the ship sails\n" * 40, encoding="utf-8")  # one word of four
+    path.write_text("कु the ship sails\n" * 40, encoding="utf-8")  # one word in four
     train_vocabulary([path], tmp_path / "out", settings=SETTINGS, progress=listener)
     (note,) = (said for said in listener.messages if "vowel signs" in said)
     assert note == (
@@ -280,8 +280,8 @@ def test_share_of_the_words_that_lose_marks_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "scripts"),
     [
-        ("がく", ["HIRAGANA"]),  # composed, as it is usually written: the voicing mark comes off
-        ("हिन्दु", ["DEVANAGARI", "DEVANAGARI"]),  # the first sign is a spacing mark, which stays
+        ("がく", ["HIRAGANA"]),  # composed, as usual: lower-casing removes the voicing mark
+        ("हिन्दु", ["DEVANAGARI", "DEVANAGARI"]),  # the first vowel sign is a spacing mark, which is kept
         ("ที่", ["THAI", "THAI"]),
         ("Élève", []),
         ("йё", []),

@@ -17,7 +17,7 @@ PARAGRAPHS = [Paragraph(1, "One."), Paragraph(1, "Two."), Paragraph(1, "Three äº
 
 
 def read(path: Path, column: str = "text", skip: bool = False) -> tuple[list[Paragraph], int]:
-    """All paragraphs of a file, and how many rows were bad."""
+    """Return all paragraphs of a file, and the number of bad rows."""
     reader = ParagraphReader([path], column, skip)
     found = [paragraph for _, paragraph in reader.read(tuple(survey(path, 0, column, 10**6)))]
     reader.close()
@@ -100,7 +100,7 @@ def test_bad_rows_of_parquet_are_told_or_skipped(tmp_path: Path) -> None:
 def test_a_huge_cell_of_parquet_is_a_bad_row(
     tmp_path: Path, kind: pyarrow.DataType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Compressed, it takes next to nothing in the file."""
+    """A huge Parquet cell is a bad row, even if it takes almost no space when compressed."""
     monkeypatch.setattr(module, "LONGEST_ROW", 100)
     path = write_parquet(tmp_path / "a.parquet", pyarrow.array(["First.", "x" * 101, "y" * 100]).cast(kind))
     with pytest.raises(DataError, match=r"a.parquet, row 2: the column 'text' holds 101 bytes; at most 100 were"):

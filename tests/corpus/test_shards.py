@@ -18,7 +18,7 @@ Ids = NDArray[np.int64]
 
 @pytest.fixture(scope="session")
 def several(text: Path, vocabulary: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same text as ``prepared``, in many shards; not to be written to."""
+    """The same text as ``prepared``, in many shards; read-only."""
     folder = tmp_path_factory.mktemp("several") / "data"
     return prepare([text], vocabulary, folder, settings=PrepareSettings(0.2, shard_size=0.005))
 
@@ -153,7 +153,7 @@ def test_damage_is_found_on_opening(copy: Path, name: str) -> None:
     DAMAGES[name](copy / "shards" / "00002")
     with pytest.raises(DataError, match=r"the train part is damaged.*prepare the text again"):
         Corpus.open(copy)
-    Corpus.open(copy, "held_out")  # the other part is whole
+    Corpus.open(copy, "held_out")  # the other split is intact
 
 
 @pytest.mark.parametrize("missing", ["tokens", "sentences", "documents"])

@@ -1,4 +1,4 @@
-"""Frozen states and what reads them."""
+"""Frozen states and the heads that use them."""
 
 from dataclasses import replace
 from typing import get_args

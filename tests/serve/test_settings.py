@@ -1,4 +1,4 @@
-"""``cloze serve`` and what it is told: names, hosts, keys, limits; mistakes are one line."""
+"""The settings of ``cloze serve``: names, hosts, keys and limits; every error is one line."""
 
 import socket
 import subprocess
@@ -12,7 +12,7 @@ from cloze.errors import ConfigError
 from cloze.models import SHIPPED_MODEL
 from cloze.serve.settings import Limits, ServiceSettings, is_local, name_adapters, name_models
 from tests.cli.conftest import Cloze
-from tests.cli.conftest import run as run  # the fixture
+from tests.cli.conftest import run as run  # a fixture
 
 KEY = "0123456789abcdef"
 
@@ -104,7 +104,7 @@ def test_a_port_that_is_taken(run: Cloze, folders: dict[str, str]) -> None:
 
 
 def test_a_host_that_is_not_known(run: Cloze, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object, **__: object) -> None:  # as the resolver does, whose numbers are none of the system's
+    def refuse(*_: object, **__: object) -> None:  # like the resolver, whose error numbers are not the system's
         raise OSError(-2, "Name or service not known (while attempting to bind on address ('nowhere', 8000))")
 
     monkeypatch.setattr(socket, "create_server", refuse)

@@ -1,4 +1,4 @@
-"""Made files in the form in which CLUE publishes its tasks."""
+"""Synthetic files in the format of the published CLUE tasks."""
 
 import json
 from dataclasses import replace

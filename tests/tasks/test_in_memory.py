@@ -1,4 +1,4 @@
-"""Rows in memory are read as the rows of a file are."""
+"""In-memory rows are read like the rows of a file."""
 
 import math
 import subprocess
@@ -30,7 +30,7 @@ ROWS = [dict(zip(COLUMNS, cells, strict=True)) for cells in zip(*COLUMNS.values(
 
 
 class Interchange:
-    """A frame of a library that knows only the older protocol."""
+    """A data frame that only supports the older interchange protocol."""
 
     def __dataframe__(self, **options: Any) -> Any:
         return pa.table(COLUMNS).__dataframe__(**options)

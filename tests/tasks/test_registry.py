@@ -1,4 +1,4 @@
-"""Tasks by name: what is asked of published files and of anybody's own, and what is refused."""
+"""Tasks by name: what published and custom files need, and what is rejected."""
 
 import gzip
 import json
@@ -123,7 +123,7 @@ def test_other_splits_are_read_without_their_labels(folder: Path) -> None:
 
 
 def test_a_single_file_has_no_other_splits(folder: Path) -> None:
-    # Its training rows are no rows to be scored.
+    # Training rows must not be used as rows to evaluate.
     train = folder / "conll" / "train.txt"
     assert read_other_splits(Source("conll", train, folder / "conll" / "valid.txt")) == []
     assert read_other_splits(Source("classify", folder / "a.csv")) == []

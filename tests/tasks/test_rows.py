@@ -27,7 +27,7 @@ def lines_of(file: RowFile) -> list[int]:
 
 
 def message(path: Path, **columns: str) -> str:
-    """The complaint about a file, read to its end, without the folder it lies in."""
+    """Return the error message about a file, without its folder."""
     with pytest.raises(DataError) as caught:
         list(read_rows(path, **({"text": "text"} | columns)))  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
@@ -38,7 +38,7 @@ def test_csv_with_quotes_commas_and_line_ends(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", 'text,pair,label\n"one, two",b,x\n"say ""hi""\nthere",c,y\nplain,d,x\n')
     file = read_rows(path, text="text", pair="pair", label="label")
     assert triples(file) == [("one, two", "b", "x"), ('say "hi"\nthere', "c", "y"), ("plain", "d", "x")]
-    assert lines_of(file) == [2, 3, 5]  # a record's place is the line on which it begins
+    assert lines_of(file) == [2, 3, 5]  # the place of a record is its first line
     assert file.skipped == 0
 
 
@@ -376,7 +376,7 @@ def test_a_first_row_of_data_is_no_header(first: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no column 'text'; it has: body, class; name one of these"):
         read_classes(tmp_path / "a.csv", "body,class\nb,c\n")
     (tmp_path / "a.csv").write_text(f"{first}\n", encoding="utf-8")
-    if first != "1,1":  # commands that predict have no --columns
+    if first != "1,1":  # prediction commands have no --columns
         with pytest.raises(DataError, match="has no column 'text'; it has: "):
             list(read_rows(tmp_path / "a.csv", text="text", skippable=False))
 

@@ -1,4 +1,4 @@
-"""``ladder.json``: written where there is something to say, read back to the letter, and refused in one line."""
+"""``ladder.json``: written only if there is something to store, restored exactly, and rejected in one line."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refusal(folder: Path, content: Any) -> str:
-    """The message with which a folder is refused: one line, and the file at its beginning."""
+    """Return the one-line error message for a folder, which starts with the file."""
     raw = content if isinstance(content, bytes) else json.dumps(content).encode()
     (folder / "ladder.json").write_bytes(raw)
     with pytest.raises(CheckpointError) as caught:
@@ -50,7 +50,7 @@ def test_nothing_is_written_where_nothing_is_on(folder: Path, tmp_path: Path) ->
     assert Tokenizer.from_folder(folder).settings.ladder == Ladder()
     FULL.save(folder)
     assert (folder / "ladder.json").exists()
-    PLAIN.save(folder)  # over a folder that had one
+    PLAIN.save(folder)  # overwrites a folder that had one
     assert Tokenizer.from_folder(folder).settings == PLAIN.settings
 
 

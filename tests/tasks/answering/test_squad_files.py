@@ -1,4 +1,4 @@
-"""Files of questions as published and as anybody has them, and the scores of the published scripts."""
+"""Published and custom question files, and the scores of the published scripts."""
 
 import gzip
 import json
@@ -178,7 +178,7 @@ def test_answers_that_stand_nowhere(tmp_path: Path) -> None:
         read_task(Source("squad", tmp_path))
     data = read_task(Source("squad", tmp_path, on_bad_row="skip"))
     assert data.notes == ("1 bad training rows were skipped",)
-    # To be scored on, it need not be known where an answer stands; another answer's place will do to be trained on.
+    # Evaluation does not need the position of an answer; training needs the position of at least one.
     assert isinstance(data.dev, Questions)
     assert [(row.answers, row.span) for row in data.dev.rows] == [
         (("slowly",), None),
@@ -336,7 +336,7 @@ def make_cases(seed: int, *, always: bool) -> list[reference.Case]:
     for number in range(60):
         answers = [make_text(draw) or "x" for _ in range(draw.randint(int(always), 3))]
         said = draw.choice([make_text(draw), "", *answers])
-        # No two are the same, since the official search goes through equals one by one.
+        # All scores differ, because the official search orders ties arbitrarily.
         cases.append((answers, said, draw.gauss(0, 5) + number * 1e-6))
     return cases
 
@@ -383,7 +383,7 @@ def test_threshold_lies_between_two_questions() -> None:
     ]
     best = best_threshold(cases, [word_f1(one) for one in cases])
     assert (best.score, best.official, best.between) == (1.0, -1.0, 0.0)
-    # Where it is best to say nothing at all, the official search names 0.
+    # If no answer is always best, the official search reports threshold 0.
     nothing = [AnswerPrediction((), "x", -3.0), AnswerPrediction((), "y", -2.0)]
     best = best_threshold(nothing, [word_f1(one) for one in nothing])
     assert (best.score, best.official) == (1.0, 0.0)
@@ -396,7 +396,7 @@ def test_threshold_lies_between_two_questions() -> None:
     ("answers", "said", "exact", "f1"),
     [
         (["The Old Captain!"], "old  captain", 1, 1),
-        (["a"], "the", 1, 1),  # nothing is left of either
+        (["a"], "the", 1, 1),  # both normalize to nothing
         ([], "", 1, 1),
         ([], "x", 0, 0),
         ([], "the", 1, 1),
@@ -405,7 +405,7 @@ def test_threshold_lies_between_two_questions() -> None:
         (["another"], "an other", 0, 0),
         (["10,000"], "10000", 1, 1),
         (["naïve"], "naive", 0, 0),
-        (["it’s"], "its", 0, 0),  # punctuation is what ASCII has
+        (["it’s"], "its", 0, 0),  # only ASCII punctuation is removed
     ],
 )
 def test_edges_of_the_second_version(answers: list[str], said: str, exact: float, f1: float) -> None:
@@ -435,7 +435,7 @@ def test_scores_of_chinese_answers(seed: int) -> None:
         return "".join(draw.choices(parts, k=draw.randint(0, 7)))
 
     cases = [([make() for _ in range(draw.randint(1, 3))], make()) for _ in range(50)]
-    # What is half Latin and half mark is cut by the script of its own; not compared here.
+    # CMRC's script splits texts with Latin letters and "…" in a way of its own, which is not compared here.
     cases = [(answers, said) for answers, said in cases if "…" not in "".join(answers) + said]
     cases += [([answers[0]], answers[0]) for answers, _ in cases[:5]]
     scores = score_answers(("f1", "em", "average"), [AnswerPrediction(answers, said) for answers, said in cases])
@@ -448,7 +448,7 @@ def test_scores_of_chinese_answers(seed: int) -> None:
 
 def test_common_stretch_is_without_gaps() -> None:
     scores = score_answers(("f1", "em"), [AnswerPrediction(["猫坐在河边"], "猫在河")])
-    assert scores["f1"] == pytest.approx(2 * 2 / (5 + 3))  # 在河, though 猫 is shared as well
+    assert scores["f1"] == pytest.approx(2 * 2 / (5 + 3))  # 在河 is matched; 猫 is shared too, but not contiguous
     assert score_answers(("f1", "em"), [AnswerPrediction(["《猫》：2010年"], "猫2010年 ")])["em"] == 1
 
 

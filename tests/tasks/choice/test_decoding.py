@@ -1,4 +1,4 @@
-"""Choices: the logits of transformers, whatever the neighbours and however many options there are."""
+"""Multiple choice: the logits equal those of transformers for any batch and any number of options."""
 
 import json
 import random
@@ -40,7 +40,7 @@ def test_logits_are_those_of_transformers(tmp_path: Path) -> None:
         with torch.inference_mode():
             expected = theirs(**{name: tensor[None] for name, tensor in encoded.items()}).logits[0]
         assert_close(logits, expected)
-        assert expected.std() > 1e-3  # or any order would be the right one
+        assert expected.std() > 1e-3  # otherwise any order would be correct
 
 
 def test_options_come_best_first_with_shares() -> None:

@@ -1,4 +1,4 @@
-"""Files of choices as published and as anybody has them, and what a model reads of them."""
+"""Published and custom multiple-choice files, and their encoding."""
 
 import json
 from pathlib import Path
@@ -82,7 +82,7 @@ def test_arc_without_a_header(tmp_path: Path) -> None:
         ("How many legs has a cat?", ("2", "3", "4"), 2),
     ]
     assert found.skipped == 2
-    # Unless told otherwise.
+    # The default.
     assert complaint("arc", path, on_bad_row="stop") == (
         "arc_easy_dev.csv:3: label 'E' is none of the 4 options; expected A, B, C, D"
     )

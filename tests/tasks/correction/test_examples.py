@@ -1,4 +1,4 @@
-"""Confusion lists as people have them."""
+"""Confusion lists in common formats."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Detection and correction as SIGHAN counts them, and files with mistakes."""
+"""SIGHAN's detection and correction metrics, and files with misspellings."""
 
 import lzma
 from pathlib import Path
@@ -11,7 +11,7 @@ from cloze.tasks.correction.examples import Corrections, read_corrections
 from cloze.tasks.correction.kind import CorrectionSettings
 from cloze.tasks.correction.metrics import applied, choose_threshold, find_edits, score_corrections
 
-# Of two sentences without a mistake one is changed; of two with mistakes both are found, and one is put right.
+# One of two correct sentences is changed; both misspelled ones are detected, and one is corrected.
 SOURCES = ["他们那么好玩", "生活作息很不建康康", "在这里有很多人", "我仿别很高兴"]
 TARGETS = ["他们那么好玩", "生活作息很不健康康", "在这里有很多人", "我仿佛很高兴"]
 TOLD = ["他们那么好完", "生活作息很不键康康", "在这里有很多人", "我仿佛很高兴"]
@@ -24,7 +24,7 @@ def test_sighans_figures_by_hand() -> None:
     assert figures["detection_recall"] == 1
     assert figures["detection_f1"] == pytest.approx(0.8)
     assert (figures["correction_precision"], figures["correction_recall"], figures["correction_f1"]) == (0.5, 0.5, 0.5)
-    # Over all flagged sentences, the wrongly corrected one counts against it as well.
+    # Over all flagged sentences, so the wrongly corrected one counts as well.
     assert figures["flagged_correction_precision"] == pytest.approx(1 / 3)
     assert figures["flagged_detection_precision"] == pytest.approx(2 / 3)
     assert next(iter(figures)) == "correction_f1"
@@ -98,7 +98,7 @@ def test_sighans_training_files(tmp_path: Path) -> None:
     assert found.select([1]).documents() == [["你好！"]]
     with pytest.raises(DataError, match=r"has no TestInput.txt and TestTruth.txt; give a folder with SIGHAN's"):
         read_corrections(tmp_path)
-    # Whoever has a test alone may train on it.
+    # A folder with only test files may be used for training.
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "TestInput.txt").write_text("(pid=A1)\t你好\n", encoding="utf-8")
     (tmp_path / "other" / "TestTruth.txt").write_text("A1, 0\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Metrics of vectors against SciPy, scikit-learn and ``sentence-transformers``, and the rows they are scored on."""
+"""Vector metrics compared with SciPy, scikit-learn and ``sentence-transformers``, and their rows."""
 
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def test_constant_vectors_find_nothing() -> None:
     assert answers.score(same, same) == {"mrr": pytest.approx(1 / 30), "recall@1": 0, "recall@5": 0, "recall@10": 0}
 
 
-def test_rows_decide_what_is_scored(tmp_path: Path) -> None:
+def test_rows_determine_the_metrics(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
 
     def read(text: str, label: str = "label") -> ScoredPairs | QuestionAnswers:

@@ -48,7 +48,7 @@ def test_columns_as_published(tmp_path: Path) -> None:
     assert found.marked
     first, second, third = (sentence.order for sentence in found.sentences)
     assert second == first + 1
-    assert third > second + 1, "the end of a document leaves a number out"
+    assert third > second + 1, "the end of a document skips a number"
 
 
 @pytest.mark.parametrize("text", ["a X\nb Y\n\nc X\n", "a\tX\nb\tY\n\n\n\nc\tX", "a  X\r\n b X \r\n \t\r\nc X\r\n"])
@@ -108,8 +108,10 @@ def test_bad_lines_stop_or_cost_their_sentence(tmp_path: Path, text: str) -> Non
     found = read_columns(path, on_bad_row="skip")
     assert (words(found), found.skipped) == ([["c"], ["d"]], 1)
     path = write(tmp_path / "rows.txt", f"c X\n\n{text}")
-    assert read_columns(path, on_bad_row="skip").skipped == 1, "at the end of the file, too"
-    assert [sentence.order for sentence in found.sentences] == [0, 2], "what is around a lost sentence is not adjacent"
+    assert read_columns(path, on_bad_row="skip").skipped == 1, "also at the end of the file"
+    assert [sentence.order for sentence in found.sentences] == [0, 2], (
+        "neighbours of a skipped sentence are not adjacent"
+    )
 
 
 def test_a_line_that_is_no_text(tmp_path: Path) -> None:
@@ -144,7 +146,7 @@ def test_columns_are_written_as_they_were_read(tmp_path: Path) -> None:
 
 
 def test_a_word_with_a_space_is_written_between_tabs() -> None:
-    # An empty cell keeps its place, so that the file can be read again.
+    # An empty cell keeps its column, so that the file can be parsed again.
     assert columns_text([[["Paris", "is"], ["", "V"], ["X", "O"]], [["a"], [""], ["O"]]]) == (
         "Paris _ X\nis V O\n\na _ O\n\n"
     )
@@ -153,7 +155,7 @@ def test_a_word_with_a_space_is_written_between_tabs() -> None:
     )
 
 
-# -- columns by their numbers ------------------------------------------------------------------------------------------
+# -- columns by number -------------------------------------------------------------------------------------------------
 
 UNIVERSAL = (
     "# newdoc\n# sent_id = 1\n# text = EU rejects #\n1\tEU\tPROPN\tNNP\n2\trejects\tVERB\tVBZ\n3\t#\tSYM\t#\n\n"

@@ -41,7 +41,7 @@ from cloze.text import SPECIAL, Tokenizer
 LETTERS = [chr(ord("a") + number) for number in range(26)]
 TOKENIZER = Tokenizer.from_vocabulary([*SPECIAL, *LETTERS, *(f"##{letter}" for letter in LETTERS)], lowercase=True)
 
-# CoNLL's way to mark: B only where an entity of the same type ends right before.
+# CoNLL's scheme: B only where an entity directly follows another of the same type.
 IOB1 = "EU I-ORG\nsays O\n\nPeter I-PER\nAnn B-PER\nBonn I-LOC\nlikes O\nUS I-ORG\n"
 
 
@@ -100,7 +100,7 @@ def test_labels_of_entities_are_complete() -> None:
     assert find_tags([["B-X", "O"]]).names == ("B-X", "I-X", "O")
     assert find_tags([["S-X"]]).names == ("B-X", "E-X", "I-X", "O", "S-X")
     assert find_tags([["B-X", "E-X"]]).names == ("B-X", "E-X", "I-X", "O", "S-X")
-    # Schemes in which no entity ends in E, or a single word is B: decoding must not ask for what no row has.
+    # Schemes without E or with single-word B: decoding must not require tags that no row has.
     assert find_tags([["S-X", "B-X", "I-X"]]).names == ("B-X", "I-X", "O", "S-X")
     assert find_tags([["B-X", "E-X", "B-X"]]).names == ("B-X", "E-X", "I-X", "O")
 
@@ -129,7 +129,7 @@ def test_a_tag_that_training_lacks(tmp_path: Path) -> None:
 
 
 def chunks(sentence: Sequence[str]) -> set[tuple[str, int, int]]:
-    """The definition of CoNLL's script, in its own way: a machine over (before, now)."""
+    """The definition in CoNLL's script, reimplemented as a state machine over (previous, current)."""
     found, start = set(), None
     padded = ["O", *sentence, "O"]
     for place in range(1, len(padded)):
@@ -154,7 +154,7 @@ def defined(expected: Sequence[Sequence[str]], told: Sequence[Sequence[str]]) ->
 
 @pytest.mark.parametrize("seed", range(60))
 def test_scores_are_those_of_the_definition(seed: int) -> None:
-    """Random tags are mostly invalid: I after O, types that change midway, E alone."""
+    """Scores follow CoNLL's definition on random tags, which are mostly invalid: I after O, type changes, lone E."""
     draw = random.Random(seed)
     prefixes = "BI" if seed % 2 else "BIES"
     names = ["O", *(f"{prefix}-{kind}" for prefix in prefixes for kind in "XY")]
@@ -320,7 +320,7 @@ def test_documents_and_selections(tmp_path: Path) -> None:
     chosen = examples.select([3, 0, 2])
     assert (chosen.words, chosen.places[1], len(chosen)) == ([["e"], ["a", "b"], ["d"]], examples.places[0], 3)
     assert tags(chosen) == [["O"], ["B-X", "O"], ["O"]]
-    # What stood between two sentences is not there any more, and they are no neighbours.
+    # The sentence between two others is no longer there, so they are not neighbours.
     assert group_neighbours(examples.select([0, 2, 3]).order) == [[0], [1], [2]]
 
 
@@ -360,7 +360,7 @@ def make_sentences(draw: random.Random, count: int, longest: int) -> list[list[s
 
 @pytest.mark.parametrize("seed", range(80))
 def test_no_word_is_lost_or_told_twice(seed: int) -> None:
-    """Whatever the lengths, the room, the step and the groups: every word at its own first token, once, in order."""
+    """Every word is predicted exactly once and in order, for any lengths, window size, stride and grouping."""
     draw = random.Random(seed)
     sentences = make_sentences(draw, draw.randint(1, 12), draw.choice((3, 20, 90)))
     tokenizer = TOKENIZER.with_max_length(draw.choice((3, 4, 7, 16, 64)))
@@ -402,14 +402,17 @@ def test_a_word_is_told_where_it_has_most_context(seed: int) -> None:
 
 
 def test_a_window_serves_every_sentence_that_it_holds() -> None:
-    """Eight tokens of room: sentences of 3, 3, 3 and 12 tokens, and one of 2 in the same document; then one alone."""
+    """Eight-token windows serve every sentence that fits, with context from the same document only.
+
+    The first document has sentences of 3, 3, 3, 12 and 2 tokens, the second a single one.
+    """
     sentences = [[[letter]] * count for letter, count in zip(range(5, 11), (3, 3, 3, 12, 2, 1), strict=True)]
     groups = [[0, 1, 2, 3, 4], [5]]
     windows = tag_windows(TOKENIZER.with_max_length(10), sentences, groups)
     told = [([served.row for served in window.served], window.encoding.ids[1:-1]) for window in windows]
     a, b, c, d, e, f = range(5, 11)
-    assert told[0] == ([0, 1], [a] * 3 + [b] * 3 + [c] * 2), "the room that is left goes to what follows"
-    assert told[1] == ([2], [b] * 2 + [c] * 3 + [d] * 3), "and to what comes before"
-    assert all(rows == [3] and set(ids) == {d} for rows, ids in told[2:-2]), "a long one has windows of its own"
-    assert told[-2] == ([4], [d] * 6 + [e] * 2), "at the end, all of it goes to what comes before"
-    assert told[-1] == ([5], [f]), "nothing comes from another document"
+    assert told[0] == ([0, 1], [a] * 3 + [b] * 3 + [c] * 2), "the remaining space is filled with the following text"
+    assert told[1] == ([2], [b] * 2 + [c] * 3 + [d] * 3), "and with the preceding text"
+    assert all(rows == [3] and set(ids) == {d} for rows, ids in told[2:-2]), "a long sentence has separate windows"
+    assert told[-2] == ([4], [d] * 6 + [e] * 2), "at the end, it is filled with the preceding text only"
+    assert told[-1] == ([5], [f]), "no text comes from another document"

@@ -1,4 +1,4 @@
-"""A tokenizer that learns words: where they go, what they start from, and what is refused."""
+"""Vocabulary extension: ids of added words, their initial vectors, and rejected input."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def ids(*pieces: str, tokenizer: Tokenizer = PLAIN) -> tuple[int, ...]:
 
 def test_unused_entries_first() -> None:
     done = learn(PLAIN, "covid", "sars", "run", "Covid", "mers", "ebola", "zika")
-    # By their place, not by their number; the rest behind the last.
+    # Unused entries are taken in order of their position; further words follow the last entry.
     assert [done.tokenizer.id(word) for word in ("covid", "sars", "mers", "ebola", "zika")] == [1, 6, 7, 21, 22]
     assert (done.tokenizer.size, done.known) == (23, ("run",))
     assert list(done.added) == [1, 6, 7, 21, 22]
@@ -48,7 +48,7 @@ def test_words_start_from_what_they_were() -> None:
         ids("co", "##vid"),
         ids("co", "##vid", "##s"),
         ids("co", "##vid", "-", "19"),
-        ids("co"),  # "e", without its accent, is no piece here
+        ids("co"),  # "e" without its accent is not a piece here
         (PLAIN.unknown_id,),
         ids("a", "##b"),
     ]
@@ -88,7 +88,7 @@ def test_entities_do_not_read_each_other() -> None:
     second = extended(first, entities=[("city", "town"), ("gotham", "new york")])
     assert [entity.surface for entity in second.settings.ladder.entities] == ["new york", "big apple", "city", "gotham"]
     assert rungs(second, "new york, city gotham")[2:] == [("city", "entity", "town"), ("gotham", "entity", "new york")]
-    # Two surfaces that an old map reads alike are still two.
+    # Two surfaces with the same replacement remain separate entities.
     third = extended(first, entities=[("new york", "town"), ("big apple", "a")])
     assert [entity.words for entity in third.settings.ladder.entities] == ["town", "a"]
 

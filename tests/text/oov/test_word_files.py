@@ -1,4 +1,4 @@
-"""Files of words, entities and similar characters: what is read, and every complaint with its line."""
+"""Files of words, entities and similar characters: accepted formats, and errors with line numbers."""
 
 import gzip
 import re

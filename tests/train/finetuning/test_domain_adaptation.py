@@ -47,14 +47,14 @@ def test_every_step_is_compared_and_the_direct_model_stays_within_noise(base: Pa
         assert start["interval"][0] <= start["gain"] <= start["interval"][1]
     best = results["starts"][results["best"]]["mean"]
     assert best == max(start["mean"] for start in results["starts"].values())
-    # A few steps on made-up text bring nothing beyond noise on 16 rows and two seeds.
+    # A few steps on synthetic text give no gain beyond noise with 16 rows and two seeds.
     assert (results["kept"], results["reason"]) == ("direct", "within noise: the direct model is kept")
     assert weights(run) == weights(run / "tuned" / "direct")
     assert load(run).task is not None
-    # The task's own text is that of its training rows, and of them alone.
+    # The task text consists of the training rows only.
     text = (run / "task.txt").read_text(encoding="utf-8")
     assert text.strip().split("\n\n") == [row["text"] for row in make_rows(64)]
-    # Both readings start where they should.
+    # Both pre-training stages start from the right model.
     starts = {name: json.loads((run / name / "run.json").read_text("utf-8")) for name in ("domain", "domain-task")}
     assert starts["domain"]["model"] == str(base)
     assert starts["domain"]["precision"] == "fp32"
@@ -69,7 +69,7 @@ def test_a_start_is_kept_for_a_gain_beyond_noise() -> None:
     noise = Difference(0.04, -0.01, 0.09)
     clear, small = Difference(0.03, 0.01, 0.05), Difference(0.02, 0.005, 0.035)
     kept = choose_start(means, {"domain": noise, "task": clear, "domain + task": small})
-    # Not the best mean, but the best of those that are beyond noise.
+    # The chosen start has not the best mean, but the best gain beyond noise.
     assert kept == ("task", "task: gain +3.0 points, 95 % interval +1.0 to +5.0: beyond noise")
     assert choose_start(means, {"domain": noise, "task": noise, "domain + task": noise}) == (
         "direct",
@@ -121,7 +121,7 @@ def test_the_table_of_starts_has_gains_and_why_a_model_is_kept(
         "within noise: the direct model is kept",
         f"{tmp_path}: the model of direct",
     ]
-    # Runs that version 0.1 finished.
+    # Finished runs of version 0.1.
     early = {"direct": {**common, "brought": 0.0}, "domain": {**common, "brought": 0.02}}
     print_starts(tmp_path, {"metric": "accuracy", "starts": early, "best": "domain"})
     assert capsys.readouterr().out.splitlines()[1:] == [
@@ -199,7 +199,7 @@ def test_test_rows_without_labels_must_not_be_read_either(base: Path, tmp_path: 
 
 
 def test_text_in_json_is_read_as_text(base: Path, tmp_path: Path) -> None:
-    """Not as JSON: neither where rows are looked for, nor where documents are left out."""
+    """Rows are found in the decoded text of a JSON file, and documents are left out there too."""
     dev = make_rows(16, 1)
     dev[3] = {**dev[3], "text": "患者在治疗后六周内没有出现任何不良反应"}
     source = Source("classify", write(tmp_path / "a.csv", make_rows(64)), write(tmp_path / "b.csv", dev))

@@ -1,4 +1,4 @@
-"""The few-label path: a linear head at its optimum, pairs made from labels, and the choice against fine-tuning."""
+"""The few-label method: a linear head at its optimum, pairs built from labels, and the choice against fine-tuning."""
 
 import json
 import os
@@ -50,7 +50,7 @@ CONTRASTIVE = replace(FEW, contrastive=True, batch_size=8, learning_rate=1e-3, p
 
 
 def make_vectors(rows: int = 60, size: int = 12, labels: int = 3) -> tuple[Array, Any]:
-    """Vectors of different scales, and labels that depend on them and on chance."""
+    """Return vectors of different scales, and labels that depend on them with noise."""
     draw = np.random.default_rng(0)
     vectors = draw.normal(size=(rows, size)) * draw.uniform(0.1, 5, size) + draw.normal(size=size)
     outputs = vectors @ draw.normal(size=(size, labels)) / 5 + draw.normal(size=(rows, labels))
@@ -65,7 +65,7 @@ def source(tmp_path: Path) -> Source:
 
 @pytest.fixture
 def embedder(data: Path, tmp_path: Path) -> Path:
-    """A folder that pools by mean, with a pooler that was never trained."""
+    """A folder with mean pooling and an untrained pooler."""
     model = Bert.fresh(make_bert(data).config, pooler=True, seed=1)
     save_folder(ModelFolder(model, Tokenizer.from_folder(data)), tmp_path / "embedder")
     return tmp_path / "embedder"
@@ -89,13 +89,13 @@ def test_head_is_the_optimum_of_scikit_learn(strength: float, labels: int, balan
 
     standardized, fold = standardize(vectors)
     head = fit_head(standardized, np.eye(labels)[targets], Loss("index", label_weights), strength)
-    if labels == 2:  # scikit-learn has one vector, the difference of ours
+    if labels == 2:  # scikit-learn has one weight vector, the difference of ours
         assert head.weight[1] - head.weight[0] == pytest.approx(expected.coef_[0], abs=1e-4)
         assert head.bias[1] - head.bias[0] == pytest.approx(expected.intercept_[0], abs=1e-4)
     else:
         assert head.weight == pytest.approx(expected.coef_, abs=1e-4)
         assert head.bias - head.bias.mean() == pytest.approx(expected.intercept_ - expected.intercept_.mean(), abs=1e-4)
-    assert fold(head)(vectors) == pytest.approx(head(standardized), abs=1e-10), "the folded head is the same map"
+    assert fold(head)(vectors) == pytest.approx(head(standardized), abs=1e-10), "the folded head is equivalent"
     assert (fold(head)(vectors).argmax(1) == expected.predict(scaled)).all()
 
 
@@ -146,7 +146,7 @@ def test_strength_has_the_lowest_loss_on_held_out_rows() -> None:
         losses.append(total)
     chosen = choose_strength(vectors, np.eye(3)[targets], Loss("index", np.ones(3)), folds)
     assert chosen == few_labels.STRENGTHS[int(np.argmin(losses))]
-    assert chosen not in (few_labels.STRENGTHS[0], few_labels.STRENGTHS[-1]), "the rows have an inner optimum"
+    assert chosen not in (few_labels.STRENGTHS[0], few_labels.STRENGTHS[-1]), "the optimum is inside the range"
 
 
 # -- pairs -------------------------------------------------------------------------------------------------------------
@@ -183,8 +183,8 @@ def test_run_is_an_ordinary_folder(embedder: Path, source: Source, tmp_path: Pat
     assert line.startswith("few labels: logistic regression on sentence vectors, C ")
     assert line.endswith(" by 5-fold cross-validation of 40 rows")
     assert line.removeprefix("few labels: ") in (run / "model" / "README.md").read_text("utf-8")
-    assert not any("learning rate" in said for said in listener.said), "nothing is trained in steps"
-    # The encoder is that of the base; logits are the scores of a scikit-learn head on its vectors.
+    assert not any("learning rate" in said for said in listener.said), "there are no training steps"
+    # The encoder is that of the base; logits equal a scikit-learn head on its vectors.
     before, after = load_folder(embedder).model.state_dict(), load_folder(run).model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in after if name.startswith("encoder."))
     texts = [row["text"] for row in make_rows(40)]
@@ -441,7 +441,7 @@ def test_what_is_compared(tmp_path: Path) -> None:
         assert not is_compared(data, FinetuneSettings(**values))
     assert not is_compared(replace(data, train=data.train.select(range(29))), FinetuneSettings())
     many = read_task(Source("classify", write(tmp_path / "many.csv", make_rows(560))))
-    assert not is_compared(many, FinetuneSettings()), "with 504 rows, nothing is compared"
+    assert not is_compared(many, FinetuneSettings()), "with 504 rows, the methods are not compared"
 
 
 def test_messages_of_the_comparison_are_left_out() -> None:

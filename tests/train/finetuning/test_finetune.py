@@ -39,7 +39,7 @@ Rows = list[dict[str, str]]
 
 
 def make_rows(count: int, seed: int = 0) -> Rows:
-    """Texts with one of two words among others, which is the label."""
+    """Return texts whose label is the one of two words that they contain."""
     draw = random.Random(seed)
     rows = []
     for number in range(count):
@@ -75,7 +75,7 @@ def test_separable_labels_are_learned(learned: Path) -> None:
     assert results.keys() == {"accuracy", "macro_f1", "rows", "intervals", "by_label", "baseline"}
     assert results["rows"] == 40
     assert results["accuracy"] > 0.9
-    # Scored after every epoch of 20 steps.
+    # Evaluated after every epoch of 20 steps.
     metrics = [json.loads(line) for line in (learned / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [row["step"] for row in metrics if "dev_accuracy" in row] == [20, 40, 60, 80, 100, 120]
     assert metrics[-1]["dev_accuracy"] == results["accuracy"]
@@ -165,7 +165,7 @@ def test_published_folder_is_read_by_its_name(base: Path, tmp_path: Path) -> Non
     run = run_finetuning(Source("mrpc", tmp_path / "glue"), base, tmp_path / "run", settings=FAST)
     results = json.loads((run / "eval_results.json").read_text(encoding="utf-8"))
     assert list(results) == ["f1", "accuracy", "rows", "degenerate", "intervals", "by_label", "baseline"]
-    assert results["degenerate"].startswith("says "), "all rows are alike, and so are the answers"
+    assert results["degenerate"].startswith("says "), "equal rows have equal predictions"
     assert results["rows"] == 6
     assert load_folder(run).task is not None
     assert load_folder(run).task.names == ("0", "1")  # type: ignore[union-attr]
@@ -234,7 +234,7 @@ def test_corrected_labels_are_another_run(base: Path, tmp_path: Path) -> None:
     write(path, [rows[0] | {"label": "garden" if rows[0]["label"] == "winter" else "winter"}, *rows[1:]])
     with pytest.raises(ConfigError, match=r"content was '[0-9a-f]{32}' and is now"):
         run_finetuning(Source("classify", path), base, run, settings=FAST)
-    # A run of a version that did not write it down is gone on with.
+    # A run of an earlier version, which did not record this, is resumed.
     recorded = json.loads((run / "run.json").read_text(encoding="utf-8"))
     del recorded["content"]
     (run / "run.json").write_text(json.dumps(recorded), encoding="utf-8")

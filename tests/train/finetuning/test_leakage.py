@@ -29,7 +29,7 @@ def text(tmp_path: Path) -> Path:
     [
         "the PATIENTS were given the drug twice a day",
         "Before this: patients were given   the drug, twice a day (for six weeks!) and more.",
-        "nothing to do with",  # all of a short row
+        "nothing to do with",  # the whole of a short row
         "治疗后六周内没有出现任何",
         "complained. Another document speaks of other things; it has nothing to",
     ],
@@ -73,7 +73,7 @@ def test_nothing_left_is_no_text(text: Path, tmp_path: Path) -> None:
 
 
 def write_rows(path: Path, documents: list[str]) -> Path:
-    """Documents as rows; in JSON with every character beyond ASCII spelled in letters, as most programs write it."""
+    """Write documents as rows; JSON escapes all non-ASCII characters, as most programs do."""
     if path.suffix == ".parquet":
         parquet.write_table(pyarrow.table({"text": documents}), path)
     else:

@@ -1,4 +1,4 @@
-"""Vectors that tell texts apart: the loss against ``sentence-transformers``, and runs that learn and resume."""
+"""Contrastive training: the loss compared with ``sentence-transformers``, and runs that learn and resume."""
 
 import json
 import math
@@ -116,7 +116,7 @@ def write_pairs(path: Path, rows: list[tuple[str, str, float]]) -> Path:
 
 
 def rated_rows(most: float, seed: int = 0) -> list[tuple[str, str, float]]:
-    """Pairs that share a word are rated low, against what any model says at first."""
+    """Return pairs that share a word with a low score, the opposite of an untrained model's scores."""
     words = sorted({word for sentence in TEXTS for word in sentence.strip(".").lower().split()})[:12]
     draw = random.Random(seed)
     rows = []
@@ -207,7 +207,7 @@ def test_texts_alone_spread_the_vectors(base: Path, text: Path, tmp_path: Path) 
 
 def test_pairs_are_learned(base: Path, tmp_path: Path) -> None:
     words = sorted({word for sentence in TEXTS for word in sentence.strip(".").lower().split()})[:20]
-    couples = list(zip(words[::2], words[1::2], strict=True))  # who belongs to whom
+    couples = list(zip(words[::2], words[1::2], strict=True))  # pairs of words that belong together
     rows = [{"text": f"{one} {filler}", "pair": f"{filler} {other}"} for one, other in couples for filler in "abcde"]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     draw = random.Random(0)
@@ -223,7 +223,7 @@ def test_pairs_are_learned(base: Path, tmp_path: Path) -> None:
         source, base, tmp_path / "run", settings=settings, similarity=SimilaritySettings(vectors="cls")
     )
     assert results(run)["auc"] > 0.8
-    assert results(run)["spearman"] > 0.5  # 0.87 is the most that two kinds of scores allow
+    assert results(run)["spearman"] > 0.5  # 0.87 is the maximum with only two distinct scores
     assert load(run).embedding.pooling == "cls"
     history = [json.loads(line).get("dev_auc") for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert results(run)["auc"] == pytest.approx(max(value for value in history if value is not None))
@@ -322,7 +322,7 @@ def test_finetune_leads_here(base: Path, text: Path, tmp_path: Path) -> None:
 
 def test_maximum_length_of_training_is_chosen_from_the_texts(base: Path, tmp_path: Path) -> None:
     long, listener = save_deep(base, tmp_path / "deep"), Listener()
-    # Of half of the pairs, the second text is longer than 128 tokens; each text is a sequence of its own.
+    # In half of the pairs the second text is longer than 128 tokens; each text is a sequence of its own.
     rows = [{"text": f"{word} garden", "pair": long if number % 2 else word} for number, word in enumerate(WORDS)]
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
