@@ -26,17 +26,19 @@ PUBLIC = {
 }
 
 
-def own_methods(kind: type) -> dict[str, Any]:
-    """Return the public methods that a class of cloze defines."""
-    defined = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
-    return {name: getattr(kind, name) for name, value in defined.items() if callable(value)}
+def public_methods(kind: type) -> dict[str, Any]:
+    """Return the public methods of a class, without those of classes of other libraries."""
+    bases = [base for base in kind.__mro__ if base.__module__.partition(".")[0] == "cloze"]
+    names = {name for base in bases for name in vars(base) if not name.startswith("_")}
+    # scikit-learn adds generated methods to its estimators.
+    return {name: function for name in sorted(names) if inspect.isfunction(function := getattr(kind, name))}
 
 
 METHODS = {
     f"{name}.{method}": function
     for name, value in PUBLIC.items()
     if inspect.isclass(value) and not is_dataclass(value)  # settings: their fields are what a user passes
-    for method, function in own_methods(value).items()
+    for method, function in public_methods(value).items()
 }
 
 
