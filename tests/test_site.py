@@ -30,8 +30,11 @@ def public_methods(kind: type) -> dict[str, Any]:
     """Return the public methods of a class, without those of classes of other libraries."""
     bases = [base for base in kind.__mro__ if base.__module__.partition(".")[0] == "cloze"]
     names = {name for base in bases for name in vars(base) if not name.startswith("_")}
+    functions = {name: getattr(kind, name) for name in sorted(names) if callable(getattr(kind, name))}
     # scikit-learn adds generated methods to its estimators.
-    return {name: function for name in sorted(names) if inspect.isfunction(function := getattr(kind, name))}
+    return {
+        name: one for name, one in functions.items() if inspect.unwrap(one).__code__.co_filename.startswith(str(ROOT))
+    }
 
 
 METHODS = {
