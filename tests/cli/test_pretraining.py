@@ -25,7 +25,7 @@ def test_plan_tells_what_a_run_would_take(run: Cloze, way: Way) -> None:
     assert [line.split("\t")[0] for line in table] == names
     assert table[1].split("\t")[1] == f"{told['parameters']:,}"
     assert (told["expected_bound"], told["expected_mlm_loss"] > 6) == ("lower", True)
-    assert table[-1].split("\t")[1].startswith(f"above {told['expected_mlm_loss']:.2f}, which tiny ")
+    assert table[-1].split("\t")[1].startswith(f"above {told['expected_mlm_loss']:.2f}, the loss of tiny ")
 
 
 def test_plan_makes_up_no_loss_beyond_what_was_recorded(run: Cloze, way: Way) -> None:

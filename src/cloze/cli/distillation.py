@@ -71,7 +71,7 @@ def print_difference(report: dict[str, Any]) -> None:
 
     difference = read_difference(report.get("difference", {}))
     if difference is not None:
-        level = "" if difference.reliable else "; on par with the teacher"
+        level = "" if difference.reliable else "; level with the teacher"
         print(f"student against teacher, {report['metric']}: {difference.in_points('difference')}{level}")
 
 

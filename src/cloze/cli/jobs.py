@@ -1,8 +1,8 @@
 """The driver of the prediction commands (fill, score, follows, classify, tag, answer, choose, embed, correct).
 
-A command is a subclass of ``Prediction``: a frozen dataclass whose fields are its settings, with methods to read inputs,
-predict a part of them, and show or write the results. ``run_prediction`` does the rest: it predicts the arguments or a
-whole file at once for the terminal, or processes a file in parts into another file (see ``resumable``).
+A command is a subclass of ``Prediction``: a frozen dataclass whose fields are its settings, with methods to read
+inputs, predict a part of them, and show or write the results. ``run_prediction`` does the rest: it predicts the
+arguments or a whole file at once for the terminal, or processes a file in parts into another (see ``resumable``).
 
 Since the settings are fields of this object, all of them apply to arguments and files alike, and all are part of the
 identity of a resumable job.

@@ -242,7 +242,7 @@ def test_searches_of_version_01_are_resumed_and_shown(
     assert results["interval_of"] == "seeds"
     assert results["interval"] == bounded(t_interval(scores) or (), "accuracy")
     print_search(run, json=False)
-    assert "runs without an interval have kept no scores of rows, as those of version 0.1" in capsys.readouterr().out
+    assert "runs without an interval have no scores per row, such as those of version 0.1" in capsys.readouterr().out
     early = {name: value for name, value in results.items() if not name.startswith("interval")}
     Run(run).write_results(early)  # finished by version 0.1
     print_search(run, json=False)
