@@ -1,6 +1,6 @@
-"""The documents: what they tell to run runs, what they link to is there, and what there is they tell.
+"""The documents: their commands run, their links resolve, and they cover everything they should.
 
-The numbered tutorials go on from each other and so share a folder; the README and the others have one each.
+The numbered tutorials build on each other and share a folder; the README and the others have one each.
 """
 
 import os
@@ -23,9 +23,9 @@ README, CHINESE = ROOT / "README.md", ROOT / "README.zh.md"
 DOCUMENTS = sorted((ROOT / "docs").glob("*.md"))
 TUTORIALS = [path for path in DOCUMENTS if path.name[0].isdigit()]
 EXPERIMENTS = sorted((ROOT / "docs" / "experiments").glob("*.md"))
-# Whatever a visitor may read.
+# All documents for users.
 ALL = [README, CHINESE, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *DOCUMENTS, *EXPERIMENTS]
-# Everything whose commands are run.
+# All documents whose commands are run.
 RUNNABLE = [README, *DOCUMENTS]
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -39,11 +39,11 @@ class Block:
 
     tag: str
     text: str
-    line: int  # of its first line
+    line: int  # number of its first line
 
 
 def blocks(text: str, *tags: str) -> list[Block]:
-    """The blocks with these tags, in order."""
+    """Return the blocks with these tags, in order."""
     found = (Block(match[1], match[2], text.count("\n", 0, match.start()) + 2) for match in FENCE.finditer(text))
     return [block for block in found if block.tag in tags]
 
@@ -70,13 +70,13 @@ def run(path: Path, text: str, folder: Path, chdir: Callable[[Path], None]) -> N
     chdir(folder)
     namespace: dict[str, object] = {"__name__": "__main__"}
     for block in blocks(text, "python"):
-        # Lines before it, so that a traceback points into the document.
+        # Preceding newlines, so that line numbers in a traceback are those of the document.
         exec(compile("\n" * (block.line - 1) + block.text, str(path), "exec"), namespace)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The service keeps int8 weights, which must not be in the user's cache."""
+    """Use a temporary cache for the int8 weights of the service."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -84,7 +84,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, Callable[[Path], None]], None]:
-    """Run a document, once; a tutorial after those before it, in the same folder."""
+    """Return a function that runs a document once; a tutorial runs after its predecessors in the same folder."""
     shared = tmp_path_factory.mktemp("tutorials")
     done: set[Path] = set()
 
@@ -135,7 +135,7 @@ def test_chinese_readme_is_the_same_document() -> None:
         return len(re.findall(r"^## ", path.read_text("utf-8"), re.MULTILINE))
 
     def code(path: Path) -> list[str]:
-        """What is run, without its comments, which are translated."""
+        """Return the code that is run, without its comments, which are translated."""
         return [re.sub(r" +# .*", "", block.text) for block in blocks(path.read_text("utf-8"), "sh", "python")]
 
     assert headings(CHINESE) == headings(README)
@@ -208,11 +208,11 @@ def test_import_table_is_the_one_that_is_held() -> None:
 
 
 PYTHON_FILE = re.compile(r"(?<![\w/.*-])((?:\w+/)*\w+\.py)\b")
-# Histories name files as they were.
+# These documents name files that may no longer exist.
 HISTORIES = {"CHANGELOG.md", "findings.md", *(path.name for path in EXPERIMENTS)}
 
 
-# Scripts of the original BERT code, and the name that no module here has.
+# Scripts of the original BERT code, and a module name that is deliberately not used here.
 ELSEWHERE = {"run_classifier.py", "run_squad.py", "utils.py"}
 
 

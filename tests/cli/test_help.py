@@ -37,18 +37,18 @@ def test_each_command_tells_its_flags(command: str, run: Cloze) -> None:
     assert (result.code, result.err) == (0, "")
     assert result.out.startswith(f"Usage: cloze {command}")
     assert "--json" in result.out
-    # On by default, or with a third value.
+    # These flags are on by default or have a third value.
     assert "--no-" not in result.out.replace("--no-baseline", "").replace("--no-few", "")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_pages_are_those_of_the_flags(command: str, run: Cloze) -> None:
-    # If this fails, a flag has changed: python scripts/make_help_pages.py
+    # If this fails, a flag has changed: run python scripts/make_help_pages.py
     assert run(command, "--help").out == page(command)
 
 
 def test_page_holds_the_whole_description(run: Cloze) -> None:
-    words = " ".join(run("pretrain", "--help").out.split())  # wherever the lines are broken
+    words = " ".join(run("pretrain", "--help").out.split())  # independent of line breaks
     assert "Re-running the same command resumes it." in words
 
 

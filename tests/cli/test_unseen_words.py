@@ -1,4 +1,4 @@
-"""Words that a model does not know, through the command line: tokens, coverage, extend, and what follows from them."""
+"""Out-of-vocabulary words on the command line: tokens, coverage, extend, and their effects."""
 
 import json
 from pathlib import Path
@@ -144,7 +144,7 @@ def test_similar_characters(run: Cloze, way: Way, tmp_path: Path) -> None:
 
 
 def test_prepared_text_knows_its_ladder(run: Cloze, way: Way, text: Path, entities: Path, tmp_path: Path) -> None:
-    """What was prepared without a ladder is neither taken for, nor trained into, what was prepared with one."""
+    """Text prepared without out-of-vocabulary rungs is not reused, or trained on, by a model with them."""
     more, data = tmp_path / "more", tmp_path / "data"
     assert run("extend", "--model", way.pretrained, "--entities", entities, "--out", more).code == 0
     small = ("--preset", "tiny", "--steps", 1, "--batch", 2, "--length", 16)
@@ -152,7 +152,7 @@ def test_prepared_text_knows_its_ladder(run: Cloze, way: Way, text: Path, entiti
     assert "the text was prepared with another vocabulary; prepare it with --vocab" in result.complaint
     assert run("prepare", text, "--vocab", way.pretrained / "model", "--out", data, "--held-out", 0).code == 0
     again = run("prepare", text, "--vocab", more, "--out", data, "--held-out", 0)
-    assert (again.code, "was prepared otherwise (vocabulary differ)" in again.complaint) == (2, True)
+    assert (again.code, "was prepared with other settings (vocabulary differ)" in again.complaint) == (2, True)
     assert run("prepare", text, "--vocab", more, "--out", tmp_path / "other", "--held-out", 0).code == 0
     assert Tokenizer.from_folder(tmp_path / "other").settings.ladder == load_folder(more).tokenizer.settings.ladder
 

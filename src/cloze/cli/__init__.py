@@ -6,7 +6,6 @@ interrupted, with the work saved; 141 the output pipe was closed; 1 a bug in clo
 """
 
 import logging
-import os
 import select
 import sys
 import traceback
@@ -97,15 +96,20 @@ _SAVING_FLAGS = ("batch-size", "accumulate", "checkpointing", "max-length", "pre
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit."""
+    from cloze.cli.console import OutputError, guard_outputs
+
     words = list(sys.argv[1:] if arguments is None else arguments)
-    try:
-        code = _dispatch(words)
-        sys.stdout.flush()  # now, because at exit the interpreter would report a closed pipe as an error
-    except BrokenPipeError:
-        if not _reader_is_gone():
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = CLOSED_PIPE
+    with guard_outputs():
+        try:
+            code = _dispatch(words)
+            sys.stdout.flush()  # here, not at the end of the interpreter, which reports a closed pipe as an error
+        except OutputError as error:
+            _print_message(str(error))
+            code = 2
+        except BrokenPipeError:
+            if not _reader_is_gone():
+                raise
+            code = CLOSED_PIPE
     sys.exit(code)
 
 
@@ -166,11 +170,10 @@ def overview() -> str:
 
 
 def _run(command: str, words: list[str], debug: bool) -> int:
-    from cloze.cli.console import protect_terminal
+    from cloze.cli.console import OutputError
     from cloze.locks import command_locks
     from cloze.threads import shorten_spinning
 
-    protect_terminal()
     shorten_spinning()
     flags: Collection[str] = ()
     try:
@@ -185,7 +188,7 @@ def _run(command: str, words: list[str], debug: bool) -> int:
         _print_message("interrupted")
         return 130
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _reader_is_gone():
+        if isinstance(error, OutputError) or (isinstance(error, BrokenPipeError) and _reader_is_gone()):
             raise
         return _report(error, command, words, flags, debug)
     return 0

@@ -1,20 +1,22 @@
 """Terminal output: progress bars (plain lines without a terminal), tables and JSON; and the options for the device."""
 
 import json
+import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from cloze.errors import ClozeError
 from cloze.options import PrecisionName
 from cloze.progress import PlainLines, StageClock, format_figures
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
@@ -34,16 +36,24 @@ def escape_controls(text: str) -> str:
     return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
-class TerminalStream:
-    """A terminal stream that escapes control characters in everything written to it."""
+class OutputError(ClozeError):
+    """Standard output cannot be written, for example because the disk is full."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.rich_proxied_file = stream  # rich writes its color codes here; its cells are escaped before
+
+class GuardedStream:
+    """A standard stream whose failed writes are no defect.
+
+    Those of standard output raise ``OutputError``. Messages on standard error are dropped: a training must not end
+    because its log cannot be written. A closed pipe remains a ``BrokenPipeError``.
+    """
+
+    def __init__(self, stream: TextIO, *, drops: bool) -> None:
+        self._stream, self._drops = stream, drops
 
     def write(self, text: str) -> int:
         """Write a text, and return its length."""
-        self._stream.write(escape_controls(text))
+        with self._guarded():
+            self._stream.write(text)
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -51,16 +61,68 @@ class TerminalStream:
         for line in lines:
             self.write(line)
 
+    def flush(self) -> None:
+        """Write what is buffered."""
+        with self._guarded():
+            self._stream.flush()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if self._drops:
+                return
+            if isinstance(error, BrokenPipeError):
+                raise
+            raise OutputError(
+                f"standard output cannot be written ({error.strerror}); free some space, or write elsewhere"
+            ) from error
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
 
-def protect_terminal() -> None:
-    """Escape control characters in everything printed to a terminal, since labels and texts are not trusted."""
-    if sys.stdout.isatty():
-        sys.stdout = cast("TextIO", TerminalStream(sys.stdout))
-    if sys.stderr.isatty():
-        sys.stderr = cast("TextIO", TerminalStream(sys.stderr))
+class TerminalStream(GuardedStream):
+    """A terminal to which texts are written with their control characters escaped."""
+
+    def __init__(self, stream: TextIO, *, drops: bool) -> None:
+        super().__init__(stream, drops=drops)
+        self.rich_proxied_file = stream  # rich writes its colors to this one; its cells are escaped before
+
+    def write(self, text: str) -> int:
+        """Write a text, and return its length."""
+        super().write(escape_controls(text))
+        return len(text)
+
+
+@contextmanager
+def guard_outputs() -> Iterator[None]:
+    """Guard the standard streams, and escape control characters on terminals: texts may come from anybody."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = _guard(sys.stdout, drops=False), _guard(sys.stderr, drops=True)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
+        for stream in filter(None, streams):
+            _flush_or_discard(stream)
+
+
+def _guard(stream: TextIO | None, *, drops: bool) -> TextIO:
+    if stream is None:  # closed by whoever started the command
+        stream = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (open to the end of the command)
+    kind = TerminalStream if stream.isatty() else GuardedStream
+    return cast("TextIO", kind(stream, drops=drops))
+
+
+def _flush_or_discard(stream: TextIO) -> None:
+    """Write what is buffered; if that fails, write it to the null device, or the interpreter would report it again."""
+    try:
+        stream.flush()
+    except OSError:
+        with suppress(OSError):  # a stream without a file, as in a notebook
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @dataclass
@@ -137,8 +199,8 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, ensure_ascii=False, default=str))
 
 
-def print_written(output: "Path", rows: int, json: bool, **counts: int) -> None:
-    """Report an output file with its number of rows and further counts."""
+def print_written(output: Path, rows: int, json: bool, **counts: int) -> None:
+    """Report an output file: its number of rows, and further counts."""
     if json:
         print_json({"file": str(output), "rows": rows, **counts})
     else:
@@ -228,7 +290,7 @@ def print_scores(results: Mapping[str, Any]) -> None:
         print_table(*labels)
 
 
-def print_results(run: "Path", json: bool) -> None:
+def print_results(run: Path, json: bool) -> None:
     """Print the results of a finished run."""
     from cloze.train.run import Run
 

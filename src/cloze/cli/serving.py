@@ -2,14 +2,13 @@
 
 import os
 import sys
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from cloze.cli.console import Machine, print_json
+from cloze.cli.console import Machine, OutputError, print_json
 from cloze.cli.inputs import bundled_paragraphs
 from cloze.errors import ConfigError
 from cloze.options import PrecisionName
@@ -106,13 +105,12 @@ def serve(
             else:
                 print(message)
             sys.stdout.flush()
-        except OSError as error:  # a full disk or a closed pipe; the service works without standard output
+        except (OutputError, BrokenPipeError):  # a full disk, or a reader that has gone: the service works without
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            print(f"cloze: note: standard output cannot be written ({error.strerror}); {message}", file=sys.stderr)
+            print(f"cloze: note: standard output cannot be written; {message}", file=sys.stderr)
 
     def say(line: str) -> None:
-        with suppress(OSError):  # the service works without standard error
-            print(f"cloze: {line}", file=sys.stderr, flush=True)
+        print(f"cloze: {line}", file=sys.stderr, flush=True)
 
     run(
         settings,

@@ -14,8 +14,9 @@ from cloze.errors import ConfigError, DataError, RequestError
 from cloze.files import replaced_file
 from cloze.predict.loading import load
 from cloze.predict.model import Model
+from cloze.progress import Progress, Silent
 from cloze.tasks.answering.decoding import check_longest
-from cloze.tasks.baselines import compare_with_floor
+from cloze.tasks.baselines import baseline_scores, compare_with_floor, score_cosines
 from cloze.tasks.classification.decoding import predicted_classes
 from cloze.tasks.classification.published import PublishedTask, find_glue_task, find_split, read_unlabelled_split
 from cloze.tasks.correction.examples import correction_columns, read_corrections
@@ -124,7 +125,25 @@ def _evaluate_similarity(model: Any, source: Source, split: str, device: str | N
         raise RequestError(f"longest is {longest}, which is for answers in texts; leave it out for {source.task}")
     rated = read_rated(source, source.rows_of("dev"))
     loaded = model if isinstance(model, Model) else load(model, device=device)
-    return rated.evaluation(*embed_both(loaded, rated))
+    return evaluate_vectors(loaded, rated)
+
+
+def evaluate_vectors(
+    model: Model, rated: ScoredPairs | QuestionAnswers, *, baseline: bool = True, progress: Progress | None = None
+) -> Evaluation:
+    """Score a model's vectors on pairs with labels, or on questions with their answers.
+
+    Args:
+        model: The model.
+        rated: The rows.
+        baseline: Whether to compare with TF-IDF vectors.
+        progress: Where it is reported that they cannot be compared.
+    """
+    evaluation = rated.evaluation(*embed_both(model, rated))
+    if not baseline:
+        return evaluation
+    scores = baseline_scores(evaluation, lambda: [score_cosines(rated)], progress or Silent())
+    return replace(evaluation, baseline=scores)
 
 
 def embed_both(model: Model, rated: ScoredPairs | QuestionAnswers) -> tuple[Vectors, Vectors]:

@@ -4,7 +4,7 @@ Uvicorn creates one ``TimeoutProtocol`` per connection. Slow, endless or malform
 """
 
 import asyncio
-from typing import Any
+from typing import Any, ClassVar
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -28,15 +28,21 @@ class TimeoutProtocol(HttpToolsProtocol):
     a response that the client does not read   ``read_within``
     =========================================  =================================================
 
-    The deadline of a state is set when the state is entered; further bytes do not extend it. Requests are parsed one at
-    a time: pipelined requests are held unparsed until the earlier ones are answered, within a bound for all connections
-    together. Uvicorn's own class does not limit trailers, pipelined requests, or input after a response.
+    The deadline of a state is set when it is entered; bytes that change nothing do not move it. Requests are parsed one
+    at a time: what a client sends while an earlier answer is pending is held unparsed, and bounded for all connections
+    together. Uvicorn's own class applies no limits to trailers, to pipelined requests, or to input after an answer.
+
+    Beyond ``most_connections``, each new connection closes the one that has waited longest for a request, so that idle
+    connections of many addresses cannot keep others out.
     """
 
     headers_within = 10.0  # seconds
     finish_within = 2.0
     read_within = 30.0
-    held = 0  # bytes of held input over all connections (a class attribute)
+    most_connections = 2000
+    held = 0  # bytes of held input, of all connections (a class attribute, like the two below)
+    connected = 0
+    waiting: ClassVar[dict["TimeoutProtocol", None]] = {}  # without a complete head, in the order of that state's start
 
     def connection_made(self, transport: Any) -> None:
         """Set the deadline for the first request."""
@@ -50,7 +56,10 @@ class TimeoutProtocol(HttpToolsProtocol):
         self._state: tuple[str, int] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._read_timer: asyncio.TimerHandle | None = None
+        TimeoutProtocol.connected += 1
         self._update_deadline()
+        if TimeoutProtocol.connected > self.most_connections:
+            next(iter(TimeoutProtocol.waiting))._close()
 
     def data_received(self, data: bytes) -> None:
         """Parse the input as far as possible now, and hold the rest."""
@@ -61,6 +70,8 @@ class TimeoutProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all timers."""
         self._end_input()
+        TimeoutProtocol.connected -= 1
+        TimeoutProtocol.waiting.pop(self, None)
         for timer in (self._timer, self._read_timer):
             if timer is not None:
                 timer.cancel()
@@ -200,6 +211,9 @@ class TimeoutProtocol(HttpToolsProtocol):
         if self._timer is not None:
             self._timer.cancel()
         self._timer = None if state is None else self.loop.call_later(seconds, self._close)
+        TimeoutProtocol.waiting.pop(self, None)
+        if state is not None and state[0] != "discarding":
+            TimeoutProtocol.waiting[self] = None
 
     def _find_state(self) -> tuple[tuple[str, int] | None, float]:
         if self._unanswered or self.transport.is_closing():
@@ -211,6 +225,7 @@ class TimeoutProtocol(HttpToolsProtocol):
         return ("head", self._requests), self.headers_within
 
     def _close(self) -> None:
+        TimeoutProtocol.waiting.pop(self, None)
         self._end_input()
         self.transport.close()
 

@@ -7,6 +7,7 @@ signal arrives, answers every accepted request and returns.
 import asyncio
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -35,8 +36,12 @@ DRAIN_SECONDS = 4.0
 # default of 5 ms, it would often wait longer for a busy event loop than an operation takes.
 SWITCH_INTERVAL = 0.0005
 BACKLOG = 2048
-# Seconds after a signal in which requests are still accepted, since requests that were already sent may not have been
-# read yet. Each of these responses closes its connection.
+# Open connections per request in flight: most of them are kept alive and idle.
+CONNECTIONS_PER_REQUEST = 2
+# Descriptors besides those of connections: files, the listener, and connections that are being closed.
+OTHER_FILES = 100
+# Seconds after a signal in which requests are still accepted, each response closing its connection: requests that
+# clients have sent may not have been read yet.
 GRACE = 0.5
 
 
@@ -129,9 +134,24 @@ def serve(
         os._exit(1)  # a normal exit while a thread is inside PyTorch would end in SIGABRT
 
 
+def allow_connections(requests: int) -> int:
+    """Return how many connections to keep open for so many requests in flight; raise the limit of open files to it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = CONNECTIONS_PER_REQUEST * requests + OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        wanted = soft
+    return max(1, wanted - OTHER_FILES)
+
+
 def _config(service: Service) -> uvicorn.Config:
     timeout = service.settings.limits.timeout
-    patience = {"headers_within": min(timeout, TimeoutProtocol.headers_within), "read_within": timeout}
+    patience = {
+        "headers_within": min(timeout, TimeoutProtocol.headers_within),
+        "read_within": timeout,
+        "most_connections": allow_connections(service.settings.limits.connections),
+    }
     return uvicorn.Config(
         make_app(service),
         http=type("Connection", (TimeoutProtocol,), patience),

@@ -1,4 +1,4 @@
-"""How vectors lie, against NumPy and scikit-learn; and the report with its advice."""
+"""Geometry of embeddings compared with NumPy and scikit-learn; and the report with its advice."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_cosines_and_agreement() -> None:
     assert cosines(numpy.zeros((1, 3), numpy.float32), numpy.ones((1, 3), numpy.float32))[0] == 0
 
 
-def test_every_way_is_what_it_says(pretrained: Model) -> None:
+def test_every_variant_is_computed_as_named(pretrained: Model) -> None:
     scores = [float(number) for number in range(30)]
     report = report_embeddings(pretrained, TEXTS[:30], TEXTS[30:], scores)
     ways = {way.name: way for way in report.methods}
@@ -53,7 +53,7 @@ def test_every_way_is_what_it_says(pretrained: Model) -> None:
         *("as the folder says", "cls", "mean", "second-to-last", "first and last"),
         *("whitened, 15", "static (own table)"),
     ]
-    asked = {
+    expected_vectors = {
         "as the folder says": pretrained.embed(TEXTS),
         "cls": pretrained.embed(TEXTS, pooling="cls"),
         "mean": pretrained.embed(TEXTS, pooling="mean"),
@@ -61,13 +61,13 @@ def test_every_way_is_what_it_says(pretrained: Model) -> None:
         "first and last": pretrained.embed(TEXTS, layer=(1, -1)),
         "static (own table)": static_vectors(pretrained, TEXTS),
     }
-    for name, vectors in asked.items():
+    for name, vectors in expected_vectors.items():
         assert ways[name].spearman == pytest.approx(agreement(vectors[:30], vectors[30:], scores), abs=1e-6)
         assert ways[name].geometry.anisotropy == pytest.approx(geometry(vectors).anisotropy, abs=1e-5)
 
 
-def test_a_direction_that_a_layer_norm_has_taken_is_not_missed(pretrained: Model) -> None:
-    """With many texts for each of its 16 numbers a vector is whitened in the 15 directions that there are."""
+def test_whitening_omits_the_direction_removed_by_layer_norm(pretrained: Model) -> None:
+    """Vectors of 16 dimensions are whitened to the 15 that layer normalization leaves."""
     many = [f"word{number % 38} word{number * 7 % 37} the cat word{number * 11 % 36}" for number in range(200)]
     report = report_embeddings(pretrained, many, fit_on=many)
     assert "whitened, 15" in [way.name for way in report.methods]

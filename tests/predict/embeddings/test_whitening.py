@@ -1,4 +1,4 @@
-"""Whitened vectors: by hand, in a folder, and the same from ``sentence-transformers``."""
+"""Whitened vectors: computed explicitly, saved in a folder, and loaded by ``sentence-transformers``."""
 
 import json
 from dataclasses import replace
@@ -31,16 +31,16 @@ def test_mean_and_covariance_are_those_of_noise() -> None:
     vectors = whitening(torch.from_numpy(mixed)).numpy().astype(float)
     numpy.testing.assert_allclose(vectors.mean(0), 0, atol=1e-3)
     numpy.testing.assert_allclose(numpy.cov(vectors, rowvar=False, bias=True), numpy.eye(12), atol=1e-3)
-    # Fewer dimensions are the first of all: those with the most variance.
+    # Fewer dimensions are the leading ones, those with the most variance.
     few = fit_whitening(mixed, 5)(torch.from_numpy(mixed))
     assert_close(few, vectors[:, :5])
 
 
 @pytest.mark.parametrize("pooling", [pooling for pooling in POOLINGS if pooling != "mean_words"])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_sentence_transformers_gives_the_same(pooling: PoolingName, normalize: bool, tmp_path: Path) -> None:
+def test_sentence_transformers_gives_equal_vectors(pooling: PoolingName, normalize: bool, tmp_path: Path) -> None:
     base = Model(replace(model_folder(pooler=True), embedding=EmbeddingSettings(pooling, normalize)))
-    whitened = base.whiten(MADE, 3)  # what is scaled up more differs by more than 1e-5
+    whitened = base.whiten(MADE, 3)  # scaled-up dimensions differ by more than 1e-5
     ours = whitened.embed(MADE[:20])
     assert ours.shape == (20, 3)
     whitened.save(tmp_path / "model")
@@ -69,7 +69,7 @@ def test_published_model(minilm_folder: Path, tmp_path: Path) -> None:
     theirs = SentenceTransformer(str(tmp_path / "model"), device="cpu").encode(TEXTS[:40])
     assert theirs.shape == (40, 96)
     assert_close(whitened.embed(TEXTS[:40]), theirs)
-    assert model.embed(TEXTS[:2]).shape == (2, 384), "the model itself is as it was"
+    assert model.embed(TEXTS[:2]).shape == (2, 384), "the model itself is unchanged"
 
 
 def test_dense_modules_of_others(tmp_path: Path) -> None:
@@ -93,8 +93,8 @@ def test_dense_modules_of_others(tmp_path: Path) -> None:
 def test_other_poolings_and_layers_are_not_whitened() -> None:
     base = Model(model_folder())
     whitened = base.whiten(MADE, 6)
-    for asked in ({"pooling": "max"}, {"layer": 1}, {"layer": (1, -1)}):
-        numpy.testing.assert_array_equal(whitened.embed(MADE[:5], **asked), base.embed(MADE[:5], **asked))
+    for options in ({"pooling": "max"}, {"layer": 1}, {"layer": (1, -1)}):
+        numpy.testing.assert_array_equal(whitened.embed(MADE[:5], **options), base.embed(MADE[:5], **options))
     numpy.testing.assert_array_equal(whitened.embed(MADE[:5], pooling="mean"), whitened.embed(MADE[:5]))
     assert whitened.embed([]).shape == (0, 6)
 

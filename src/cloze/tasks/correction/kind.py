@@ -1,7 +1,6 @@
 """The task kind ``correction`` and its settings.
 
-Imports nothing heavy: the command line loads this for ``--help``. The docstring below a settings field is its help
-text.
+Imports nothing heavy, because the command line loads it for ``--help``. The docstring of a field is its flag's help.
 """
 
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ CORRECTION = TaskKind(
     metrics=("correction_f1",),
     columns=("text", "label"),
     labelled=False,
-    unlabelled_note="correction has no labels to learn; it is for cloze finetune and evaluate, and one run",
+    unlabelled_note="correction has no labels to learn; it is only for cloze finetune (one run) and cloze evaluate",
 )
 
 
@@ -52,7 +51,7 @@ class CorrectionSettings:
             raise ConfigError(f"reading is {self.reading!r}; hidden or seen was expected")
 
     def completed(self, correcting: float | None) -> "CorrectionSettings":
-        """Fill in what was left out; ``correcting`` is the threshold of a model fine-tuned to correct, else None."""
+        """Fill in missing values; ``correcting`` is the threshold of a model trained for correction, else None."""
         reading = self.reading or ("hidden" if correcting is None else "seen")
         threshold = DEFAULT_THRESHOLD if correcting is None or reading == "hidden" else correcting
         return replace(self, reading=reading, threshold=threshold if self.threshold is None else self.threshold)

@@ -16,7 +16,18 @@ WEIGHTS = ("labels_weight", "logits_weight", "states_weight", "attention_weight"
 
 @dataclass(frozen=True)
 class DistillSettings:
-    """Settings of distillation: the student, the weights of the losses, and the training loop."""
+    """Settings of ``cloze distill`` and ``cloze.distill``: the student, the weights of the losses, and the training.
+
+    Each attribute's docstring describes it, and is also the help text of its flag.
+
+    Raises:
+        ConfigError: If a value is out of range or two settings contradict each other.
+
+    Example:
+        >>> settings = cloze.DistillSettings(layers=2, epochs=3)
+        >>> settings.temperature
+        2.0
+    """
 
     layers: int | None = None
     """Number of layers of the student, which are initialized from the teacher; by default, half of its layers."""
@@ -63,7 +74,7 @@ class DistillSettings:
         check_types(self)
         chosen = [name for name in ("layers", "preset", "student") if getattr(self, name) is not None]
         if len(chosen) > 1:
-            raise ConfigError(f"{' and '.join(chosen)} exclude each other; each says who the student is: choose one")
+            raise ConfigError(f"{' and '.join(chosen)} exclude each other; each defines the student: choose one")
         if self.take is not None and chosen in (["preset"], ["student"]):
             raise ConfigError(f"take is {self.take!r}, but a {chosen[0]} takes no layers of the teacher; leave one out")
         if self.layers is not None and self.layers < 1:
@@ -78,7 +89,7 @@ class DistillSettings:
         self.training(SHORTEST, "cut", context=False)
 
     def training(self, length: int, long_texts: LongTexts, *, context: bool) -> ResolvedSettings:
-        """The same training as that of any model, of texts as the teacher reads them."""
+        """Return the settings of the training; texts are encoded as the teacher encodes them."""
         return ResolvedSettings(
             epochs=self.epochs,
             batch_size=self.batch_size,
@@ -92,7 +103,7 @@ class DistillSettings:
             warmup=self.warmup,
             weight_decay=self.weight_decay,
             dropout=self.dropout,
-            precision="fp32",  # states and attention are compared by what bfloat16 rounds off
+            precision="fp32",  # bfloat16 would round off the differences in states and attention that are compared
             save_every=self.save_every,
             seed=self.seed,
         )

@@ -1,6 +1,6 @@
-"""Settings of fine-tuning, of contrastive training, of a search over runs and of domain adaptation.
+"""Settings of fine-tuning, contrastive training, hyperparameter search and domain adaptation.
 
-Imports nothing heavy: the command line loads this for ``--help``. The text under a field is the help of its flag.
+Imports nothing heavy, because the command line loads it for ``--help``. The docstring of a field is its flag's help.
 """
 
 from collections.abc import Iterable
@@ -15,26 +15,36 @@ from cloze.train.settings import LoopSettings, PrecisionName, PretrainSettings, 
 Augment = Literal["none", "contextual", "edits"]
 SimilarityObjective = Literal["contrastive", "cosent", "cosine"]
 
-# Settings of the training loop, and of which layers it trains: a head that is fitted at once has none of them.
+# Settings of the training loop and of the layers it trains; a head that is fitted in closed form ignores them.
 LOOP_SETTINGS = (
     *("epochs", "batch_size", "learning_rate", "warmup", "weight_decay", "dropout", "patience"),
     *("freeze_layers", "layer_decay"),
 )
-# Settings of what is trained in place of the whole model, of where the head starts, of a second target, and of changed
-# rows.
+# Settings of what is trained instead of the whole model, of the head's initial weights, and of the mean teacher.
 TRAINABLE_SETTINGS = (
     *("adapter", "adapter_size", "frozen", "feature_head", "linear_start"),
     *("mean_teacher", "teacher_decay"),
 )
 AUGMENTATION_SETTINGS = ("augment", "augment_copies", "synonyms")
 
-# The shortest sequence: [CLS], one token, [SEP].
+# The shortest possible sequence: [CLS], one token, [SEP].
 SHORTEST = 3
 
 
 @dataclass(frozen=True)
 class FinetuneSettings:
-    """Settings of ``cloze finetune``. ``None``: chosen from model and rows (``defaults.py``)."""
+    """Settings of ``cloze finetune`` and ``cloze.finetune``. ``None``: chosen from model and rows (``defaults.py``).
+
+    Each attribute's docstring describes it, and is also the help text of its flag.
+
+    Raises:
+        ConfigError: If a value is out of range or two settings contradict each other.
+
+    Example:
+        >>> settings = cloze.FinetuneSettings(epochs=3, learning_rate=2e-5, patience=1)
+        >>> settings.batch_size is None  # chosen later, by the number of rows
+        True
+    """
 
     epochs: int | None = None
     """Passes over the training rows; by default 3, and up to 20 with few rows."""
@@ -43,7 +53,7 @@ class FinetuneSettings:
     accumulate: int = 1
     """Gradient-accumulation steps per batch; more steps need less memory and give the same result."""
     max_length: int | None = None
-    """Maximum sequence length in tokens; by default the first of 128, 256 and 512 that holds 95 % of the rows."""
+    """Maximum sequence length in tokens; by default the smallest of 128, 256 and 512 that fits 95 % of the rows."""
     long_texts: LongTexts = "cut"
     """For classify, multilabel and regress: truncate long texts (cut), keep both ends (head-tail), or use windows."""
     stride: int = 128
@@ -129,8 +139,8 @@ class FinetuneSettings:
         self._check_mean_teacher()
         self._check_augmentation()
         if self.contrastive and not self.few:
-            raise ConfigError("contrastive trains vectors for the head of few labels; give few too, or leave it out")
-        # Checks the ranges of the other values, with stand-ins for what is not chosen yet.
+            raise ConfigError("contrastive trains the vectors of few; set few as well, or leave it out")
+        # Checks the ranges of the other values, with placeholders for those that are not chosen yet.
         LoopSettings(
             steps=1,
             learning_rate=1e-4 if self.learning_rate is None else self.learning_rate,
@@ -142,7 +152,7 @@ class FinetuneSettings:
         )
 
     def _check_trainable(self) -> None:
-        """Refuse values out of range, and combinations of which one part would be ignored."""
+        """Refuse values out of range, and combinations in which one setting would be ignored."""
         if self.freeze_layers < 0:
             raise ConfigError(f"freeze_layers is {self.freeze_layers}; a number of layers was expected, or 0 for none")
         if not 0 < self.layer_decay <= 1:
@@ -170,15 +180,16 @@ class FinetuneSettings:
             )
         if self.pooling == "separate" and self.contrastive:
             raise ConfigError(
-                "pooling is 'separate', but contrastive trains on pairs of rows, read as one sequence each; leave out "
-                "one of them"
+                "pooling is 'separate', but contrastive trains on pairs of rows, each encoded as one sequence; leave "
+                "out one of them"
             )
         chosen = [name for name in ("adapter", "frozen") if getattr(self, name) is not None]
         chosen += ["freeze_layers"] if self.freeze_layers else []
         chosen += ["layer_decay"] if self.layer_decay != 1 else []
-        # freeze_layers and layer_decay go together; with an adapter or frozen states there is nothing left to freeze.
+        # freeze_layers and layer_decay can be combined; with an adapter or frozen states there is nothing left to
+        # freeze.
         if len(chosen) > 1 and chosen[0] in ("adapter", "frozen"):
-            raise ConfigError(f"{' and '.join(chosen)} exclude each other; each says what is trained: choose one")
+            raise ConfigError(f"{' and '.join(chosen)} exclude each other; each sets what is trained: choose one")
 
     def _check_mean_teacher(self) -> None:
         if not 0 <= self.mean_teacher < float("inf"):
@@ -188,31 +199,31 @@ class FinetuneSettings:
         if self.mean_teacher and self.frozen is not None:
             raise ConfigError("mean_teacher and frozen exclude each other; a frozen model has nothing to average")
         if self.teacher_decay != FinetuneSettings.teacher_decay and not self.mean_teacher:
-            raise ConfigError(f"teacher_decay is {self.teacher_decay}, but nothing is averaged; give mean_teacher too")
+            raise ConfigError(f"teacher_decay is {self.teacher_decay}, but there is no teacher; set mean_teacher too")
 
     def _check_augmentation(self) -> None:
         if self.augment_copies < 1:
             raise ConfigError(f"augment_copies is {self.augment_copies}; at least 1 was expected")
         if self.augment_copies > 1 and self.augment == "none":
             raise ConfigError(
-                f"augment_copies is {self.augment_copies}, but no rows are made; choose contextual or edits as augment"
+                f"augment_copies is {self.augment_copies}, but augment is none; choose contextual or edits as augment"
             )
         if self.synonyms is not None and self.augment != "edits":
             raise ConfigError(f"synonyms are for edits; augment is {self.augment}")
 
     def chosen(self, names: Iterable[str]) -> list[str]:
-        """Return those of the settings that differ from their defaults."""
+        """Return which of the given settings differ from their defaults."""
         return [name for name in names if getattr(self, name) != getattr(FinetuneSettings, name)]
 
     @property
     def trains_all(self) -> bool:
-        """Whether the model itself is trained, and not only what is added to it."""
+        """Whether the model's own weights are trained, rather than an adapter or a head only."""
         return self.adapter is None and self.frozen is None
 
 
 @dataclass(frozen=True)
 class ResolvedSettings(FinetuneSettings):
-    """Settings of fine-tuning in which every value is set, as a run records them."""
+    """Fine-tuning settings with every value set, as a run records them."""
 
     epochs: int = 3
     batch_size: int = 32
@@ -222,7 +233,7 @@ class ResolvedSettings(FinetuneSettings):
 
     @property
     def summary(self) -> str:
-        """One line for the model card."""
+        """The main settings in one line, for the model card."""
         return (
             f"{self.epochs} epochs, batch size {self.batch_size}, learning rate {self.learning_rate:g}, "
             f"seed {self.seed}, computed in {self.precision}"
@@ -244,7 +255,7 @@ class ResolvedSettings(FinetuneSettings):
 
 @dataclass(frozen=True)
 class SimilaritySettings:
-    """Settings of training for similarity, besides those of fine-tuning."""
+    """Additional settings of training for similarity."""
 
     objective: SimilarityObjective | None = None
     """For similarity: contrastive, or cosent or cosine for pairs with scores or 0/1 labels; by default, by the rows."""
@@ -263,8 +274,8 @@ class SimilaritySettings:
 
 
 def check_similarity_settings(task: str, similarity: SimilaritySettings) -> None:
-    """Refuse settings of contrastive training for another task, which would ignore them."""
-    from cloze.tasks.similarity.kind import SIMILARITY  # imports numpy, which help must not
+    """Refuse settings of training for similarity in another task, which would ignore them."""
+    from cloze.tasks.similarity.kind import SIMILARITY  # deferred: it imports numpy, which --help must not load
 
     for field in fields(similarity):
         value = getattr(similarity, field.name)
@@ -274,7 +285,17 @@ def check_similarity_settings(task: str, similarity: SimilaritySettings) -> None
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """One run, or a search over several."""
+    """Settings of ``cloze.search``: several fine-tuning runs over a grid, seeds or folds.
+
+    Each attribute's docstring describes it, and is also the help text of its flag.
+
+    Raises:
+        ConfigError: If a value is out of range, or folds are combined with a grid or seeds.
+
+    Example:
+        >>> cloze.SearchSettings(seeds=3).several
+        True
+    """
 
     grid: bool = False
     """Grid search over 18 settings (batch sizes 16 and 32; three learning rates; three numbers of epochs)."""
@@ -302,7 +323,17 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class AdaptSettings:
-    """Settings of ``cloze adapt``: further pre-training on domain text and task text before fine-tuning."""
+    """Settings of ``cloze adapt`` and ``cloze.adapt``: further pre-training on domain and task text.
+
+    Each attribute's docstring describes it, and is also the help text of its flag.
+
+    Raises:
+        ConfigError: If a value is out of range or the masking is not available here.
+
+    Example:
+        >>> cloze.AdaptSettings(domain_steps=500, overlap="drop").masking
+        'word'
+    """
 
     domain_steps: int = 2000
     """Optimizer steps on the domain text."""

@@ -1,6 +1,7 @@
 """Sequence-length schedule: short sequences first, long ones at the end (appendix A.2: 90 % at 128, 10 % at 512).
 
-Also what its steps cost: operations per token, and the memory of the largest step.
+Attention costs grow with the square of the length, so most of the training uses short sequences. This module also
+computes the cost of steps: operations per token, and the memory of the largest step.
 """
 
 import os
@@ -24,7 +25,7 @@ from cloze.train.settings import PretrainSettings
 
 @dataclass(frozen=True)
 class LengthSchedule:
-    """Batches of short sequences, then, from a share ``long_from`` of the training on, of long ones."""
+    """Batches of short sequences and, from the fraction ``long_from`` of the training on, of long ones."""
 
     short: PretrainingBatches
     long: PretrainingBatches | None
@@ -51,7 +52,7 @@ class LengthSchedule:
         return cls(batches(long=False), long, 1 - settings.long_share)
 
     def check(self, processes: int, accumulate: int) -> None:
-        """Refuse settings that would fail at the first step, or hours later when the second phase begins."""
+        """Refuse settings that would fail at the first step, or hours later when the second phase starts."""
         fewest, batch = processes * accumulate, self.short.batch_size
         share = f"{processes} processes with {accumulate} parts each share"
         if fewest > batch:
@@ -65,7 +66,7 @@ class LengthSchedule:
                 f"batch_size is {batch}, which is {self.long.batch_size} of the long sequences, but {share} them; "
                 f"use a --batch-size of at least {enough}"
             )
-        copy(self.long).at(0)  # on a copy, so that its plan of an epoch is not kept in memory until the second phase
+        copy(self.long).at(0)  # on a copy, whose epoch plan need not stay in memory until the second phase
 
     def at(self, step: int, part: int = 0, parts: int = 1, progress: float = 0.0) -> PretrainingBatch:
         """Return a part of the batch of a step; steps and parts are counted from 0."""
@@ -76,7 +77,7 @@ class LengthSchedule:
 
 
 def open_tables(data: Path, tokenizer: Tokenizer, settings: PretrainSettings) -> WordTables:
-    """Open the word lists that the masking strategy needs."""
+    """Open the word tables that the masking strategy needs."""
     return open_word_tables(data, tokenizer, settings.masking, settings.entities, settings.similar, settings.seed)
 
 
@@ -89,7 +90,7 @@ def step_memory(
     bf16: bool,
     split: int = 1,
 ) -> Estimate:
-    """Estimate parameters, work and memory of the largest step, whose parts are divided into ``split`` once more."""
+    """Estimate parameters, operations and memory of the largest step; each part is divided into ``split`` once more."""
     longest = settings.longest
     rows = max(1, settings.batch_size * settings.max_length // longest) if settings.long_length else settings.batch_size
     return estimate(
@@ -99,7 +100,8 @@ def step_memory(
         length=longest,
         chosen=settings.mask_rate,
         checkpointing=settings.checkpointing,
-        # As the encoder decides: dropout and bfloat16 have them written out on a CPU; accelerators have a fused kernel.
+        # As in the encoder: on a CPU, dropout and bfloat16 need explicit attention weights; accelerators have a fused
+        # kernel.
         explicit=device.type == "cpu" and (config.attention_dropout > 0 or bf16),
     )
 
@@ -113,17 +115,17 @@ def require_step_memory(
     processes: int = 1,
     split: int = 1,
 ) -> None:
-    """Refuse a training whose step does not fit into memory, before its weights are made.
+    """Check that the largest step fits into memory, before the weights are allocated.
 
     Raises:
-        ConfigError: With the figures, and the flags that help.
+        ConfigError: If it does not; the message has the sizes and the flags that reduce them.
     """
     if device.type != "cpu":
-        return  # the accelerator's allocator fails without harm
+        return  # an accelerator's allocator reports the failure itself; a CPU machine would swap or kill the process
     bf16 = settings.precision == "bf16"
     numbers = step_memory(config, heads, settings, device, bf16=bf16, split=processes * split)
     rest = numbers.weight_bytes + numbers.gradient_bytes + numbers.optimizer_bytes
-    # Processes of this machine share its memory.
+    # Processes on the same machine share its memory.
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if processes > 1 else 1
     require_memory(
         local * numbers.total_bytes,
@@ -135,7 +137,7 @@ def require_step_memory(
 
 
 def flops_per_token(bert: Backbone, settings: PretrainSettings, long: float) -> float:
-    """Return the operations per token of a training step; ``long`` is the share of tokens in the second phase."""
+    """Return the operations per token of a training step; ``long`` is the fraction of tokens in the second phase."""
     short_cost, long_cost = (
         count_flops(
             bert.config, bert.head_names, length, chosen=settings.mask_rate, checkpointing=settings.checkpointing

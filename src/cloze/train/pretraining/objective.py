@@ -1,4 +1,9 @@
-"""The pre-training loss: masked language modelling plus, by setting, NSP or SOP (appendix A.2) and SpanBERT's SBO."""
+"""The pre-training loss: masked language modelling plus, as configured, NSP or SOP (appendix A.2) and SpanBERT's SBO.
+
+Dimensions: B sequences, T tokens, M masked tokens of all sequences, H hidden size, V vocabulary. Sequences are
+    flattened:
+``positions`` are indices into all B x T tokens.
+"""
 
 from collections.abc import Mapping
 
@@ -32,7 +37,7 @@ def pretraining_heads(settings: PretrainSettings) -> tuple[HeadName, ...]:
 
 
 class PretrainingObjective(nn.Module):
-    """The sum of the losses of the heads."""
+    """The sum of the heads' losses."""
 
     def __init__(self, model: Backbone, heads: tuple[HeadName, ...], device: torch.device) -> None:
         super().__init__()
@@ -40,18 +45,18 @@ class PretrainingObjective(nn.Module):
         self._sentence = next((name for name in heads if name in ("nsp", "sop")), None)
         self._boundary = "sbo" in heads
         if self._sentence is None and model.pooler is not None:
-            # Without a sentence objective no loss reads the pooler; weight decay must not change it either.
+            # Without a sentence objective the pooler gets no gradient; weight decay must not change it either.
             model.pooler.requires_grad_(False)
 
     def forward(self, batch: PretrainingBatch, totals: Mapping[str, int]) -> ObjectiveOutput:
-        """Return the loss and metrics of a part of a batch; ``totals`` counts the whole batch, so that parts add up."""
+        """Return the loss and metrics of a part of a batch; ``totals`` has the target counts of the whole batch."""
         ids, segments, positions, targets = (
             self._tensor(array) for array in (batch.ids, batch.segments, batch.positions, batch.targets)
         )
         mask = self._mask(batch)
         last = self.model(ids, segments, mask, self._needed(ids, positions, mask)).last
         masked = max(1, totals["masked_tokens"])
-        # Float32: the loss needs it, and argmax over the vocabulary is five times as fast on a CPU as in bfloat16.
+        # In float32: the loss needs it, and on a CPU argmax over the vocabulary is five times as fast as in bfloat16.
         logits = masked_word_logits(self.model, last, positions).float()
         loss = masked_word_loss(logits, targets, masked)
         metrics = {"mlm_loss": loss, "mlm_accuracy": _hits(logits, targets) / masked}
@@ -71,7 +76,7 @@ class PretrainingObjective(nn.Module):
         return ObjectiveOutput(loss, metrics)
 
     def _needed(self, ids: Tensor, positions: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Return the positions that the heads read; None for all, as span boundaries may be anywhere."""
+        """Return the positions whose states the heads need; None for all, since span boundaries may be anywhere."""
         if self._boundary:
             return None
         if self._sentence is None:
@@ -83,7 +88,7 @@ class PretrainingObjective(nn.Module):
         return torch.from_numpy(array).to(self.device)
 
     def _mask(self, batch: PretrainingBatch) -> Tensor | None:
-        """Return the padding mask, (B, T), True at real tokens; None, which is faster, if nothing is padded."""
+        """Return the padding mask, (B, T), True at real tokens; None, which is faster, if there is no padding."""
         length = batch.ids.shape[1]
         if int(batch.lengths.min()) == length:
             return None
