@@ -48,7 +48,9 @@ def main() -> None:
         report = report_embeddings(load(name), *pairs, fit_on=lines)
         if arguments.json:
             print(
-                json.dumps({"model": name, "ways": [variant.row() for variant in report.methods], "advice": report.advice})
+                json.dumps(
+                    {"model": name, "ways": [variant.row() for variant in report.methods], "advice": report.advice}
+                )
             )
             continue
         print(f"\n{name}, {len(pairs[0]):,} pairs\n{'vectors':<22}{'size':>6}{'spearman':>10}{'cosine':>9}{'first':>8}")

@@ -22,7 +22,7 @@ def test_student_and_table(run: Cloze, way: Way, tmp_path: Path) -> None:
         "layers",
         "parameters",
         "MiB",
-        "rows a second",
+        "rows per second",
         *report["teacher"]["scores"],
     ]
     assert table[1][1:] == ["2", "1", "0.50"]

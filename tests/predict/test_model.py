@@ -92,9 +92,9 @@ def test_fill_creates_no_other_special_token(pretrained: Model, oracle: Oracle) 
 @pytest.mark.parametrize(
     ("text", "top", "message"),
     [
-        ("the cat", 5, "no [MASK] in 'the cat'; write [MASK] where a word is to be filled in"),
-        ("", 5, "no [MASK] in ''; write [MASK] where a word is to be filled in"),
-        ("the [mask]", 5, "no [MASK] in 'the [mask]'; write [MASK] where a word is to be filled in"),
+        ("the cat", 5, "no [MASK] in 'the cat'; write [MASK] in place of the missing word"),
+        ("", 5, "no [MASK] in ''; write [MASK] in place of the missing word"),
+        ("the [mask]", 5, "no [MASK] in 'the [mask]'; write [MASK] in place of the missing word"),
         (LONG + "[MASK]", 5, "a [MASK] lies beyond the 32 tokens that this model reads"),
         ("[MASK]" + LONG + "[MASK]", 5, "a [MASK] lies beyond the 32 tokens that this model reads"),
         ("[MASK]", 0, "top is 0; at least 1 was expected"),

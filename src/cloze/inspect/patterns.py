@@ -219,7 +219,7 @@ class ScoreAccumulator:
 
     @property
     def evenness(self) -> FloatArray:
-        """Return the entropy as a share of its maximum, summed over the ordinary tokens of each sequence, (S, K)."""
+        """Return the entropy as a fraction of its maximum, summed over the ordinary tokens of each sequence, (S, K)."""
         return np.stack(self._rows)[:, 0]
 
     @property
