@@ -115,7 +115,7 @@ def check_types(settings: Any) -> None:
     """Check the types of all fields of a settings dataclass, and convert NumPy scalars to Python numbers.
 
     Raises:
-        ConfigError: If a value has another type than its field, is NaN, or is not one that its ``Literal`` lists.
+        ConfigError: If a value has another type than its field, is NaN, or is not one of the values of its ``Literal``.
     """
     for name, annotation in _annotations(settings.__class__).items():
         value = getattr(settings, name)
