@@ -105,7 +105,7 @@ NAMES_ELSEWHERE: dict[str, tuple[str, ...] | str] = {
     "no_cuda": ("device",),
 }
 
-# Settings whose values depend on more than their type, and which have messages of their own.
+# Settings whose valid values depend on more than their type; they have their own error messages.
 _CHECKED_ELSEWHERE = ("precision", "objective")
 # Names of types in messages.
 _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", Path: "a path"}
