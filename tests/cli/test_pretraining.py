@@ -33,7 +33,7 @@ def test_plan_does_not_extrapolate_the_loss(run: Cloze, way: Way) -> None:
     (within, beyond) = (run(*words, steps).out.splitlines()[-1].split("\t")[1] for steps in (20_000, 10**6))
     assert within.startswith("about ")
     assert within.endswith(" after the same number of tokens")
-    assert beyond.startswith("at most about 4.49, the loss of tiny ")
+    assert beyond.startswith("at most about 4.49, the final loss of tiny ")
     assert beyond.endswith(", after fewer tokens")
 
 

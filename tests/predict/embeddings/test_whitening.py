@@ -121,7 +121,7 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     listed = json.loads(modules.read_text())
     order = [{"type": "sentence_transformers.models.Normalize", "path": ""}, listed[2]]
     modules.write_text(json.dumps([*listed[:2], *order]))
-    with pytest.raises(RequestError, match="has a Dense after Normalize, which cloze does not do"):
+    with pytest.raises(RequestError, match="has a Dense after Normalize, which cloze does not support"):
         load(tmp_path / "model").embed(["a"])
     modules.write_text(json.dumps([*listed, listed[2]]))
     with pytest.raises(CheckpointError, match=r"^a Dense of this folder takes vectors of 16, but gets 6; its modules"):
