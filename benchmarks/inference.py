@@ -8,7 +8,9 @@ models    base has BERT-base's shape with random weights (speed only); MiniLM is
 texts     GLUE sentences of mixed length (mixed), and the shortest of them (short)
 variants  cloze fp32, int8 and, where the hardware has it, bf16; transformers fp32; sentence-transformers fp32, bf16
           and ONNX int8 (needs optimum with an older transformers, in a separate environment); onnxruntime int8
-          after its transformer optimizer; openvino bf16 or fp32. Missing libraries are reported and skipped.
+          after its transformer optimizer; openvino bf16 or fp32, and int8 after NNCF's quantization; ctranslate2
+          int8; llama.cpp Q8_0. Missing libraries are reported and skipped; install them with
+          pip install openvino nncf ctranslate2 llama-cpp-python gguf onnx onnxscript onnxruntime
 
 Speed is texts per second in the best round; variants take turns, so that other load on the machine affects all of them.
 On a busy machine, use --clock processor with one thread to measure CPU time instead. Latency is the median over
@@ -34,6 +36,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from int8_peers import INT8_PEERS, Embed, pool, sort_into_batches  # in this folder
 from minilm import minilm  # in this folder
 from public_data import add_data, find_data  # in this folder
 
@@ -44,7 +47,6 @@ CALLS = 30  # calls per latency measurement
 INT8_KERNELS = ("fbgemm", "onednn")
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
 Floats = NDArray[np.float32]
-Embed = Callable[[Sequence[str]], Floats]
 
 
 def read_texts(data: Path, count: int) -> dict[str, list[str]]:
@@ -82,25 +84,6 @@ def cloze_variants(folder: Path) -> dict[str, Embed]:
     return {f"cloze {name}": cloze.load(folder, device="cpu", precision=name).embed for name in names}  # type: ignore[arg-type]
 
 
-def pooled(states: NDArray[Any], mask: NDArray[Any]) -> Floats:
-    vectors = (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
-    return np.asarray(vectors / np.linalg.norm(vectors, axis=1, keepdims=True), np.float32)
-
-
-def sorted_batches(encode: Callable[[list[str]], Floats], size: int) -> Embed:
-    """Sort texts by length before batching, as sentence-transformers does by itself."""
-
-    def embed(texts: Sequence[str]) -> Floats:
-        order = sorted(range(len(texts)), key=lambda index: -len(texts[index]))
-        parts = [encode([texts[index] for index in order[at : at + size]]) for at in range(0, len(order), size)]
-        found = np.concatenate(parts)
-        back = np.empty_like(found)
-        back[order] = found
-        return back
-
-    return embed
-
-
 def transformers_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     from transformers import AutoModel, AutoTokenizer
 
@@ -110,9 +93,9 @@ def transformers_variants(folder: Path, batches: Sequence[int]) -> dict[str, Emb
     def encode(texts: list[str]) -> Floats:
         arguments = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="pt")
         with torch.inference_mode():
-            return pooled(model(**arguments).last_hidden_state.numpy(), arguments["attention_mask"].numpy())
+            return pool(model(**arguments).last_hidden_state.numpy(), arguments["attention_mask"].numpy())
 
-    return {f"transformers fp32, batch {size}": sorted_batches(encode, size) for size in batches}
+    return {f"transformers fp32, batch {size}": sort_into_batches(encode, size) for size in batches}
 
 
 def sentence_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
@@ -185,12 +168,12 @@ def onnx_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     def encode(texts: list[str]) -> Floats:
         batch = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
         states = session.run(None, {name: batch[name].astype(np.int64) for name in names})[0]
-        return pooled(states, batch["attention_mask"])
+        return pool(states, batch["attention_mask"])
 
-    return {f"onnxruntime int8, batch {size}": sorted_batches(encode, size) for size in batches}
+    return {f"onnxruntime int8, batch {size}": sort_into_batches(encode, size) for size in batches}
 
 
-def sentence_onnx_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
+def sentence_onnx_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
     import optimum.onnxruntime  # type: ignore[import-not-found] # noqa: F401 (what its ONNX backend needs)
     from sentence_transformers import SentenceTransformer, export_dynamic_quantized_onnx_model
 
@@ -202,8 +185,8 @@ def sentence_onnx_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]
     return {f"sentence-transformers ONNX int8, batch {size}": sentence_variant(model, size) for size in batches}
 
 
-def openvino_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
-    import openvino  # type: ignore[import-untyped, import-not-found, unused-ignore]
+def openvino_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
+    import openvino
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
@@ -214,25 +197,29 @@ def openvino_ways(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
 
     def encode(texts: list[str]) -> Floats:
         batch = tokenizer(texts, padding=True, truncation=True, max_length=256, return_tensors="np")
-        return pooled(compiled(dict(batch))[0], batch["attention_mask"])
+        return pool(compiled(dict(batch))[0], batch["attention_mask"])
 
-    return {f"openvino {precision}, batch {size}": sorted_batches(encode, size) for size in batches}
+    return {f"openvino {precision}, batch {size}": sort_into_batches(encode, size) for size in batches}
 
 
 PEERS = {
     "transformers": transformers_variants,
     "sentence-transformers": sentence_variants,
     "onnxruntime": onnx_variants,
-    "sentence-transformers ONNX": sentence_onnx_ways,
-    "openvino": openvino_ways,
+    "sentence-transformers ONNX": sentence_onnx_variants,
+    "openvino": openvino_variants,
 }
 
 
-def gather_variants(folder: Path, batches: Sequence[int]) -> dict[str, Embed]:
+def gather_variants(folder: Path, batches: Sequence[int], texts: Sequence[str]) -> dict[str, Embed]:
     variants = cloze_variants(folder)
-    for name, make in PEERS.items():
+    peers: dict[str, Callable[[], dict[str, Embed]]] = {
+        name: partial(make, folder, batches) for name, make in PEERS.items()
+    }
+    peers |= {name: partial(make, folder, batches, texts) for name, make in INT8_PEERS.items()}
+    for name, make in peers.items():
         try:
-            variants |= make(folder, batches)
+            variants |= make()
         except Exception as error:  # a failure of one library must not discard the results of the others
             print(f"skipping {name}: {type(error).__name__}: {error}")
     return variants
@@ -326,7 +313,8 @@ def peaks(clock: Callable[[], float], size: int = 1024) -> dict[str, float]:
 
 
 def measure(name: str, folder: Path, arguments: argparse.Namespace, texts: dict[str, list[str]]) -> None:
-    variants, clock = gather_variants(folder, QUICK_BATCHES if arguments.quick else BATCHES), CLOCKS[arguments.clock]
+    batches, clock = QUICK_BATCHES if arguments.quick else BATCHES, CLOCKS[arguments.clock]
+    variants = gather_variants(folder, batches, texts["mixed"])
     found = peaks(clock)
     peak_text = ", ".join(f"{kind} peak {peak / 1e9:.0f} GOP/s" for kind, peak in found.items())
     print(f"\n== {name}, {torch.get_num_threads()} threads, {arguments.clock} time, {peak_text}")

@@ -2,7 +2,7 @@
 
 A command is a subclass of ``Prediction``: a frozen dataclass whose fields are its settings, with methods to read
 inputs, predict a part of them, and show or write the results. ``run_prediction`` does the rest: it predicts the
-arguments or a whole file at once for the terminal, or processes a file in parts into another (see ``resumable``).
+arguments or a whole file at once for the terminal, or processes a file in parts into another file (see ``resumable``).
 
 Since the settings are fields of this object, all of them apply to arguments and files alike, and all are part of the
 identity of a resumable job.
