@@ -27,8 +27,9 @@ PUBLIC = {
 
 
 def own_methods(kind: type) -> dict[str, Any]:
-    """Return the public methods that a class of cloze defines."""
-    defined = {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+    """Return the public methods that a class defines, or inherits from another class of cloze."""
+    bases = [base for base in reversed(kind.__mro__) if base.__module__.partition(".")[0] == "cloze"]
+    defined = {name: value for base in bases for name, value in vars(base).items() if not name.startswith("_")}
     return {name: getattr(kind, name) for name, value in defined.items() if callable(value)}
 
 

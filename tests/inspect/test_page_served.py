@@ -58,7 +58,7 @@ def test_another_model_is_selected_by_name(served: Running) -> None:
 @pytest.mark.parametrize(
     ("name", "layer", "message"),
     [
-        ("nothing", "0", "this text is no longer kept; look at it again"),
+        ("nothing", "0", "this text is no longer cached; submit it again"),
         ("", "3", "no layer '3'; 0 to 2 were expected"),
         ("", "-1", "no layer '-1'; 0 to 2 were expected"),
         ("", "٣", "no layer '٣'; 0 to 2 were expected"),

@@ -129,7 +129,7 @@ def test_a_sentence_order_model_predicts_order(pretrained: Model) -> None:
     ordered = Model(ModelFolder(Bert.fresh(config, ("mlm", "sop")), pretrained.tokenizer))
     assert 0 < ordered.in_order(TEXT, PAIR) < 1
     with pytest.raises(
-        RequestError, match=r"whether two segments are in order \(sop\).*no command asks for that, but model\.in_order"
+        RequestError, match=r"whether two segments are in order \(sop\).*no command supports that, but model\.in_order"
     ):
         ordered.follows(TEXT, PAIR)
     with pytest.raises(RequestError, match="no 'sop' head"):

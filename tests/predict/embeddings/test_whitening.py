@@ -155,7 +155,9 @@ def test_texts_that_do_not_suffice() -> None:
     model = Model(model_folder())
     with pytest.raises(RequestError, match=r"^1 texts to fit whitening on; at least some hundreds were expected$"):
         model.whiten(["the cat"])
-    with pytest.raises(RequestError, match=r"^all of the 3 texts to fit whitening on have one vector; give different"):
+    with pytest.raises(
+        RequestError, match=r"^all of the 3 texts to fit whitening on have the same vector; give different"
+    ):
         model.whiten(["the cat"] * 3)
     with pytest.raises(RequestError, match=r"^dimensions is 17; 1 to 16, the size of a vector, was expected$"):
         model.whiten(MADE, 17)
