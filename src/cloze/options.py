@@ -29,16 +29,16 @@ HeadPooling = Literal["cls", "mean", "separate"]
 # Precision of predictions: see predict/quantization/precision.py.
 PrecisionName = Literal["auto", "fp32", "bf16", "int8"]
 
-# A target that the loss ignores, as in PyTorch.
+# The target that the loss ignores, as in PyTorch.
 IGNORED = -100
 
-# Default maximum tokens of an answer, as in the original BERT code.
+# Default maximum answer length in tokens, as in the original BERT code.
 LONGEST_ANSWER = 30
 
-# Option names of transformers, its scripts and similar libraries, with the equivalent names in cloze (a command or
-# function may have one of them), or with a sentence if no option is needed.
-_SCORED_EVERY_EPOCH = "the dev rows are scored after every epoch; leave it out"
-_ALWAYS_BOTH = "fine-tuning trains and then scores the dev rows; leave it out"
+# Settings of transformers, its scripts and similar libraries -> the names of the same setting here, of which a command
+# or function has one, or a sentence if the setting is not needed.
+_SCORED_EVERY_EPOCH = "the dev rows are evaluated after every epoch; leave it out"
+_ALWAYS_BOTH = "fine-tuning trains and then evaluates on the dev rows; leave it out"
 _LOGGED = "the loss is logged to metrics.jsonl in the run's folder; leave it out"
 _ADAMW = "the optimizer is AdamW; leave it out"
 _NO_SMOOTHING = "labels are not smoothed; leave it out"
@@ -105,7 +105,7 @@ NAMES_ELSEWHERE: dict[str, tuple[str, ...] | str] = {
     "no_cuda": ("device",),
 }
 
-# Settings whose values depend on more than their type and that are checked with their own messages.
+# Settings whose valid values depend on more than their type; they have their own error messages.
 _CHECKED_ELSEWHERE = ("precision", "objective")
 # Names of types in messages.
 _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", Path: "a path"}
@@ -130,7 +130,7 @@ def check_types(settings: Any) -> None:
 
 
 def make_settings(kinds: Sequence[type[Any]], values: Mapping[str, Any], arguments: Collection[str] = ()) -> list[Any]:
-    """Distribute values by name to several settings dataclasses.
+    """Distribute values by name over several settings dataclasses; reject names that none of them has.
 
     Args:
         kinds: The dataclasses.
@@ -153,11 +153,11 @@ def make_settings(kinds: Sequence[type[Any]], values: Mapping[str, Any], argumen
 
 
 def suggest_name(name: str, known: Collection[str], form: Callable[[str], str] = repr) -> str | None:
-    """Return ``; did you mean 'epochs'?`` for a name of another library or with other dashes; otherwise None.
+    """Return ``; did you mean 'epochs'?`` for a name of another library or with other dashes; None for other names.
 
     Args:
-        name: The unknown name.
-        known: The valid names, with underscores.
+        name: The wrong name.
+        known: The existing names, with underscores.
         form: Formats a name for the message.
     """
     plain = name.replace("-", "_").lower()
