@@ -21,7 +21,7 @@ SOURCES: tuple[Source, ...] = get_args(Source)
 # Methods and functions whose first argument is shown to the user.
 SPEAKERS = frozenset({"say", "warn", "warning", "cut", "_print_message", "print"})
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-_DIRECTIVE = re.compile(r"#\s*(?:noqa|type:|pragma|lint:|fmt:|!)")
+_DIRECTIVE = re.compile(r"#\s*(?:noqa|type:|pragma|lint:|fmt:|!|--)")  # not prose; "--" begins a section heading
 _TYPES = frozenset({"INT", "FLOAT", "STR", "PATH", "CHOICE"})
 _INDENT = 5  # of an entry in a help page; its further lines are indented more
 

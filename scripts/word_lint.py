@@ -74,7 +74,6 @@ PHRASES = {  # lint: allow
     r"\bby an? (?:update|step) of (?:its|their) own\b": "'separately'",
     r"[;:,] left out, ": "'by default, '",
     r"\bif left out\b": "'by default'",
-    r"\bof old\b": "'previously', 'existing'",
     r"\bwith (?:the )?program itself\b": "'includes the interpreter and libraries'",
     r"\bworks? its way\b": "'proceeds'",
     r"\b(?:there|here)(?:upon|of|in|from)\b": "plain words",

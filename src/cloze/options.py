@@ -1,4 +1,4 @@
-"""Literal types and constants that several packages share, and the checks of settings.
+"""Literal types and constants that several packages share, and validation of settings.
 
 Imports nothing heavy: settings and the CLI load this.
 """
@@ -13,32 +13,32 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cloze.errors import ConfigError, did_you_mean
 
-# What to do with a text longer than the model's maximum length: see text/encoding.py.
+# Treatment of texts longer than the model's maximum length: see text/encoding.py.
 LongTexts = Literal["cut", "head-tail", "windows"]
 
-# What may be trained in place of the whole model: see model/adapters.py.
+# Adapters that can be trained instead of the whole model: see model/adapters.py.
 AdapterKind = Literal["houlsby", "lora"]
-# Which frozen hidden states a head reads, and the kind of head: see model/heads.py.
+# Frozen hidden states that a head uses, and the kind of head: see model/heads.py.
 Features = Literal["last", "last4", "mix"]
 FeatureHead = Literal["linear", "lstm"]
 
-# What the head of a task reads: [CLS] through the pooler, the mean of the token states without it, or a comparison of
-# the mean vectors of a pair, whose two texts are encoded separately: see model/backbone.py.
+# Input of a task head: [CLS] through the pooler, the mean of the token states without a pooler, or a comparison of the
+# mean vectors of a pair whose two texts are encoded separately: see model/backbone.py.
 HeadPooling = Literal["cls", "mean", "separate"]
 
 # Precision of predictions: see predict/quantization/precision.py.
 PrecisionName = Literal["auto", "fp32", "bf16", "int8"]
 
-# A target that the loss ignores, as in PyTorch.
+# The target that the loss ignores, as in PyTorch.
 IGNORED = -100
 
-# Maximum tokens of an answer, as in the original BERT code, unless a model was fine-tuned with another limit.
+# Default maximum answer length in tokens, as in the original BERT code.
 LONGEST_ANSWER = 30
 
-# Names that transformers, its scripts and similar libraries use: the names of the same meaning here, of which a command
-# or a function may have one, or a sentence where nothing has to be said.
-_SCORED_EVERY_EPOCH = "the dev rows are scored after every epoch; leave it out"
-_ALWAYS_BOTH = "fine-tuning trains and then scores the dev rows; leave it out"
+# Settings of transformers, its scripts and similar libraries -> the names of the same setting here, of which a command
+# or function has one, or a sentence if the setting is not needed.
+_SCORED_EVERY_EPOCH = "the dev rows are evaluated after every epoch; leave it out"
+_ALWAYS_BOTH = "fine-tuning trains and then evaluates on the dev rows; leave it out"
 _LOGGED = "the loss is logged to metrics.jsonl in the run's folder; leave it out"
 _ADAMW = "the optimizer is AdamW; leave it out"
 _NO_SMOOTHING = "labels are not smoothed; leave it out"
@@ -105,17 +105,17 @@ NAMES_ELSEWHERE: dict[str, tuple[str, ...] | str] = {
     "no_cuda": ("device",),
 }
 
-# Settings whose values depend on more than their type, and which have messages of their own.
+# Settings whose valid values depend on more than their type; they have their own error messages.
 _CHECKED_ELSEWHERE = ("precision", "objective")
-# What a setting of each type is, in messages.
+# Names of types in messages.
 _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a text", Path: "a path"}
 
 
 def check_types(settings: Any) -> None:
-    """Check the types of all fields of a settings dataclass; scalars of NumPy become Python's.
+    """Check the types of all fields of a settings dataclass; NumPy scalars are converted to Python scalars.
 
     Raises:
-        ConfigError: If a value has another type than its field, is NaN, or is not one that its ``Literal`` lists.
+        ConfigError: If a value does not have the type of its field, is NaN, or is not listed in its ``Literal``.
     """
     for name, annotation in _annotations(settings.__class__).items():
         value = getattr(settings, name)
@@ -130,12 +130,15 @@ def check_types(settings: Any) -> None:
 
 
 def make_settings(kinds: Sequence[type[Any]], values: Mapping[str, Any], arguments: Collection[str] = ()) -> list[Any]:
-    """Distribute values by name over several settings dataclasses; refuse names that none of them has.
+    """Distribute values by name over several settings dataclasses; reject names that none of them has.
 
     Args:
         kinds: The dataclasses.
         values: The values by name.
-        arguments: Names of the caller's own arguments, which a wrong name may have meant.
+        arguments: Names of the caller's other arguments, which are suggested for similar unknown names.
+
+    Raises:
+        ConfigError: If no dataclass has a field of this name.
 
     Example:
         >>> finetuning, search = make_settings((FinetuneSettings, SearchSettings), {"epochs": 2, "seeds": 3})
@@ -150,12 +153,12 @@ def make_settings(kinds: Sequence[type[Any]], values: Mapping[str, Any], argumen
 
 
 def suggest_name(name: str, known: Collection[str], form: Callable[[str], str] = repr) -> str | None:
-    """Return ``; did you mean 'epochs'?`` for a name of another library, or spelled with other dashes; else None.
+    """Return ``; did you mean 'epochs'?`` for a name of another library or with other dashes; None for other names.
 
     Args:
         name: The wrong name.
-        known: The names that there are, with underscores.
-        form: How a name is written in the message.
+        known: The existing names, with underscores.
+        form: Formats a name for the message.
     """
     plain = name.replace("-", "_").lower()
     meant = NAMES_ELSEWHERE.get(plain, (plain,))

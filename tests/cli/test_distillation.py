@@ -22,7 +22,7 @@ def test_student_and_table(run: Cloze, way: Way, tmp_path: Path) -> None:
         "layers",
         "parameters",
         "MiB",
-        "rows a second",
+        "rows per second",
         *report["teacher"]["scores"],
     ]
     assert table[1][1:] == ["2", "1", "0.50"]
@@ -36,7 +36,7 @@ def test_student_and_table(run: Cloze, way: Way, tmp_path: Path) -> None:
     ]
     gain, ends = report["difference"]["gain"], report["difference"]["interval"]
     difference = Difference(gain, *ends)
-    level = "" if difference.reliable else "; on par with the teacher"
+    level = "" if difference.reliable else "; level with the teacher"
     assert result.out.splitlines()[-1] == (
         f"student against teacher, accuracy: {difference.in_points('difference')}{level}"
     )

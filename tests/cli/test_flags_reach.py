@@ -219,7 +219,7 @@ def spy(run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Spy:
 
     def report_embeddings(model: SpyModel, *given: object) -> object:
         model.record("report_embeddings", *given)
-        return SimpleNamespace(ways=[SimpleNamespace(row=lambda: {"vectors": "mean"})], advice="advice")
+        return SimpleNamespace(methods=[SimpleNamespace(row=lambda: {"vectors": "mean"})], advice="advice")
 
     monkeypatch.setattr("cloze.predict.load", spied.load)
     monkeypatch.setattr("cloze.tasks.tagging.decoding.tag_texts", tag_texts)

@@ -25,7 +25,7 @@ def test_plan_prints_the_cost_of_a_run(run: Cloze, way: Way) -> None:
     assert [line.split("\t")[0] for line in table] == names
     assert table[1].split("\t")[1] == f"{report['parameters']:,}"
     assert (report["expected_bound"], report["expected_mlm_loss"] > 6) == ("lower", True)
-    assert table[-1].split("\t")[1].startswith(f"above {report['expected_mlm_loss']:.2f}, which tiny ")
+    assert table[-1].split("\t")[1].startswith(f"above {report['expected_mlm_loss']:.2f}, the loss of tiny ")
 
 
 def test_plan_does_not_extrapolate_the_loss(run: Cloze, way: Way) -> None:
@@ -33,7 +33,7 @@ def test_plan_does_not_extrapolate_the_loss(run: Cloze, way: Way) -> None:
     (within, beyond) = (run(*words, steps).out.splitlines()[-1].split("\t")[1] for steps in (20_000, 10**6))
     assert within.startswith("about ")
     assert within.endswith(" after the same number of tokens")
-    assert beyond.startswith("at most about 4.49, which tiny ")
+    assert beyond.startswith("at most about 4.49, the final loss of tiny ")
     assert beyond.endswith(", after fewer tokens")
 
 

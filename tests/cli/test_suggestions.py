@@ -10,8 +10,8 @@ from cloze.errors import ConfigError
 from cloze.options import NAMES_ELSEWHERE
 
 ROWS = [{"text": "a fine day", "label": "good"}, {"text": "a dull day", "label": "bad"}] * 20
-# What fine-tuning says to each name.
-_EVERY_EPOCH = "; the dev rows are scored after every epoch; leave it out"
+# The suggestion of fine-tuning for each name.
+_EVERY_EPOCH = "; the dev rows are evaluated after every epoch; leave it out"
 _LOGGED = "; the loss is logged to metrics.jsonl in the run's folder; leave it out"
 EXPECTED = {
     "weight_decay_rate": "weight_decay",
@@ -54,8 +54,8 @@ EXPECTED = {
     "bf16": "precision",
     "evaluation_strategy": _EVERY_EPOCH,
     "eval_strategy": _EVERY_EPOCH,
-    "do_train": "; fine-tuning trains and then scores the dev rows; leave it out",
-    "do_eval": "; fine-tuning trains and then scores the dev rows; leave it out",
+    "do_train": "; fine-tuning trains and then evaluates on the dev rows; leave it out",
+    "do_eval": "; fine-tuning trains and then evaluates on the dev rows; leave it out",
     "early_stopping_patience": "patience",
     "save_steps": "save_every",
     "output_dir": "out",

@@ -285,10 +285,10 @@ def test_neighbours_and_blanks(visit: Visit, path: Path, view: View) -> None:
     page.locator("#tab-fills").click()
     blank = tokens.index("[MASK]")
     page.locator("#word").select_option(str(blank))
-    expect(page.locator("#table caption")).to_have_text("What each layer would say at “[MASK]”")
+    expect(page.locator("#table caption")).to_have_text("Predictions of each layer at “[MASK]”")
     for row, layer in zip(table(page), view.facts["fills"]["words"], strict=True):
         assert row[1].startswith(f"{layer[blank][0][0]} ")
-    expect(page.locator("#help")).to_contain_text("trained on the last layer alone")
+    expect(page.locator("#help")).to_contain_text("trained only on the last layer")
 
 
 def test_keyboard_alone(visit: Visit, path: Path, attention: Attention) -> None:

@@ -246,9 +246,9 @@ def invalid_facts(change: str) -> dict[str, Any]:
     [
         ("missing", "5 heads, but the model has 3 layers of 2; give the heads.json that 'cloze heads' wrote"),
         ("none", "0 heads, but the model has 3 layers of 2"),
-        ("form", r"a head is not as 'cloze heads' writes it \('scores'\); write the file again"),
+        ("form", r"a head has another format than 'cloze heads' writes \('scores'\); write the file again"),
         ("label", "unknown label '<b>'; the labels are next, previous"),
-        ("number", "a figure of layer 1, head 1 is no number; write the file again"),
+        ("number", "a figure of layer 1, head 1 is not a number; write the file again"),
     ],
 )
 def test_bad_surveys_are_refused(change: str, message: str, tmp_path: Path) -> None:
@@ -259,14 +259,14 @@ def test_bad_surveys_are_refused(change: str, message: str, tmp_path: Path) -> N
 
 def test_tokens_and_weights_must_fit() -> None:
     attention = steered("next")
-    with pytest.raises(ClozeError, match="7 tokens, weights of 8; a row for each was expected"):
+    with pytest.raises(ClozeError, match="7 tokens, weights of 8; one row per token was expected"):
         view_from_weights(replace(attention, tokens=attention.tokens[1:]))
 
 
 def test_models_with_one_segment(tmp_path: Path) -> None:
     single = load(saved(model_folder([], config=replace(SMALL, segments=1)), tmp_path / "one"))
     assert default_texts(single) == (EXAMPLE[0], None)
-    with pytest.raises(ClozeError, match="it has one segment"):
+    with pytest.raises(ClozeError, match="has one segment"):
         trace_forward(single, "the cat", "a dog")
     facts = build_view(trace_forward(single, "the cat")).facts
     assert facts["fills"] is None

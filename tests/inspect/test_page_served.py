@@ -58,7 +58,7 @@ def test_another_model_is_selected_by_name(served: Running) -> None:
 @pytest.mark.parametrize(
     ("name", "layer", "message"),
     [
-        ("nothing", "0", "this text is no longer kept; look at it again"),
+        ("nothing", "0", "this text is no longer cached; submit it again"),
         ("", "3", "no layer '3'; 0 to 2 were expected"),
         ("", "-1", "no layer '-1'; 0 to 2 were expected"),
         ("", "٣", "no layer '٣'; 0 to 2 were expected"),
@@ -137,7 +137,7 @@ def test_page_in_a_browser(served: Running, browser: Browser) -> None:
         page.locator("#text-a").fill(f"{TEXT} <img src=x onerror=alert(1)>")
         page.locator("#text-b").fill(PAIR)
         page.locator("#ask-model").select_option("other")
-        page.get_by_role("button", name="Look").click()
+        page.get_by_role("button", name="Show").click()
         expect(page.locator("#texts")).to_contain_text("<img src=x onerror=alert(1)>")
         expect(page.locator("#model")).to_contain_text("other")
         page.locator("#layer").select_option("2")
@@ -151,5 +151,5 @@ def test_page_in_a_browser(served: Running, browser: Browser) -> None:
         assert page.locator("#table").inner_text() == text
         assert visit.complaints == []
         page.locator("#text-a").fill("cat " * 100)
-        page.get_by_role("button", name="Look").click()
+        page.get_by_role("button", name="Show").click()
         expect(page.locator("#caption")).to_contain_text(re.compile("characters in one request"))

@@ -68,8 +68,8 @@ def test_table_and_findings(survey: Survey) -> None:
     assert [row[:3] for row in rows] == [(one.layer, one.head, one.label) for one in survey.reports]
     assert rows[1][3] == f"{survey.scores.score[0, 1]:.2f}"
     summary = "\n".join(summary_lines(survey))
-    assert "labels of 4 heads, several for some: next 1" in summary
-    assert "no head stands out from its null for: previous, same, other, predictive, separators, self" in summary
+    assert "labels of 4 heads (a head may have several): next 1" in summary
+    assert "no head is significantly above its null for: previous, same, other, predictive, separators, self" in summary
     assert "measured by the change of the last states, on 8 sequences" in summary
 
 
@@ -81,7 +81,7 @@ def test_example_in_a_line(survey: Survey) -> None:
 
 def test_place_that_cannot_be_written(survey: Survey, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
-    with pytest.raises(ClozeError, match=r"file: cannot be made \(File exists\); choose another --out"):
+    with pytest.raises(ClozeError, match=r"file: cannot be created \(File exists\); choose another --out"):
         write_survey(survey, "made", tmp_path / "file")
 
 

@@ -69,9 +69,4 @@ def test_docstring_has_a_section_for_all_arguments_and_the_result(name: str) -> 
         if argument != "self":
             assert re.search(rf"^    (\w+, )*{argument}(, \w+)*: ", described, re.MULTILINE), f"{name}: {argument}"
     returns = signature.return_annotation not in (None, "None", inspect.Signature.empty)
-    assert ("Returns:\n" in text) == (returns and not isgenerator(PUBLIC[name])), name
-
-
-def isgenerator(function: Any) -> bool:
-    """Return whether this is a context manager, which has no result to describe."""
-    return inspect.isgeneratorfunction(inspect.unwrap(function))
+    assert ("Returns:\n" in text) == returns, name

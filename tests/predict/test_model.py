@@ -92,9 +92,9 @@ def test_fill_creates_no_other_special_token(pretrained: Model, oracle: Oracle) 
 @pytest.mark.parametrize(
     ("text", "top", "message"),
     [
-        ("the cat", 5, "no [MASK] in 'the cat'; write [MASK] where a word is to be filled in"),
-        ("", 5, "no [MASK] in ''; write [MASK] where a word is to be filled in"),
-        ("the [mask]", 5, "no [MASK] in 'the [mask]'; write [MASK] where a word is to be filled in"),
+        ("the cat", 5, "no [MASK] in 'the cat'; write [MASK] in place of the missing word"),
+        ("", 5, "no [MASK] in ''; write [MASK] in place of the missing word"),
+        ("the [mask]", 5, "no [MASK] in 'the [mask]'; write [MASK] in place of the missing word"),
         (LONG + "[MASK]", 5, "a [MASK] lies beyond the 32 tokens that this model reads"),
         ("[MASK]" + LONG + "[MASK]", 5, "a [MASK] lies beyond the 32 tokens that this model reads"),
         ("[MASK]", 0, "top is 0; at least 1 was expected"),
@@ -129,7 +129,7 @@ def test_a_sentence_order_model_predicts_order(pretrained: Model) -> None:
     ordered = Model(ModelFolder(Bert.fresh(config, ("mlm", "sop")), pretrained.tokenizer))
     assert 0 < ordered.in_order(TEXT, PAIR) < 1
     with pytest.raises(
-        RequestError, match=r"whether two segments are in order \(sop\).*no command asks for that, but model\.in_order"
+        RequestError, match=r"whether two segments are in order \(sop\).*no command supports that, but model\.in_order"
     ):
         ordered.follows(TEXT, PAIR)
     with pytest.raises(RequestError, match="no 'sop' head"):
@@ -187,7 +187,7 @@ def test_missing_heads_name_those_that_are_there(pretrained: Model) -> None:
 def test_unknown_devices(device: str, pretrained_folder: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"^device '{device}' is not available on this machine; use 'cpu', or leave out device \(--device\)$",
+        match=rf"^device '{device}' is not available on this machine; use 'cpu', or omit device \(--device\)$",
     ):
         load(pretrained_folder, device=device)
 
@@ -207,7 +207,7 @@ def test_notes_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     folder = saved(model_folder(["mlm"]), tmp_path / "model")
     with caplog.at_level(logging.WARNING, logger="cloze"):
         load(folder, device="cpu")
-    assert caplog.messages == [f"{folder}: no pooler in the weights: [CLS] is used as it is"]
+    assert caplog.messages == [f"{folder}: no pooler in the weights: the state of [CLS] is used without one"]
 
 
 def test_cut_texts_are_logged(pretrained: Model, caplog: pytest.LogCaptureFixture) -> None:

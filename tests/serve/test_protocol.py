@@ -229,7 +229,7 @@ def test_held_input_is_bounded_together(client: Client, monkeypatch: pytest.Monk
 
 
 def test_idle_connections_make_room_for_new_ones(folders: dict[str, str]) -> None:
-    """Those that have waited longest for a request are closed; one whose request is at work is not."""
+    """The connections that have been idle longest are closed, but not those with a request in progress."""
 
     class Crowded(TimeoutProtocol):
         most_connections = 5

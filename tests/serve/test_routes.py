@@ -248,7 +248,7 @@ def test_concurrent_requests_get_their_own_results(served: Running, models: Mode
         ("/embed", {"texts": "a", "txts": "a"}, "unknown key 'txts'; did you mean 'texts'?"),
         ("/embed", {"texts": "a", "layer": 9}, "layer 9 of a model with 3; 0 (embeddings) to 3, or -1 for the last"),
         ("/embed", {"texts": "a", "pooling": "meen"}, "unknown pooling 'meen'; did you mean 'mean'?"),
-        ("/fill", {"texts": "a cat"}, "no [MASK] in 'a cat'; write [MASK] where a word is to be filled in"),
+        ("/fill", {"texts": "a cat"}, "no [MASK] in 'a cat'; write [MASK] in place of the missing word"),
         ("/fill", {"texts": "a cat", "top": 0}, "top: Input should be greater than or equal to 1"),
         (
             "/fill",
@@ -260,7 +260,7 @@ def test_concurrent_requests_get_their_own_results(served: Running, models: Mode
         ("/embed", {"texts": "a", "long_texts": "whole"}, "long_texts: Input should be 'cut', 'head-tail' or 'w"),
         ("/correct", {"texts": "a", "threshold": 2}, "threshold: Input should be less than or equal to 1"),
         ("/correct", {"texts": "a", "protected": ["a"] * 101}, "protected: List should have at most 100 items"),
-        ("/fill", {"texts": "a cat", "joint": True}, "no [MASK] in 'a cat'; write [MASK] where a word"),
+        ("/fill", {"texts": "a cat", "joint": True}, "no [MASK] in 'a cat'; write [MASK] in place of"),
         ("/choose", {"prompt": "a", "options": ["b"]}, "options: List should have at least 2 items"),
         ("/tag", {"texts": [["a", ""]]}, "word 2 of sentence 1 is empty; leave it out"),
         ("/embed", [], "the body: Input should be an object"),

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with guard_outputs():
         try:
             code = _dispatch(words)
-            sys.stdout.flush()  # here, not at the end of the interpreter, which reports a closed pipe as an error
+            sys.stdout.flush()  # now, because at exit the interpreter would report a closed pipe as an error
         except OutputError as error:
             _print_message(str(error))
             code = 2

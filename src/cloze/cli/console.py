@@ -41,10 +41,10 @@ class OutputError(ClozeError):
 
 
 class GuardedStream:
-    """A standard stream whose failed writes are no defect.
+    """A standard stream whose failed writes are not reported as bugs.
 
-    Those of standard output raise ``OutputError``. Messages on standard error are dropped: a training must not end
-    because its log cannot be written. A closed pipe remains a ``BrokenPipeError``.
+    Failures of standard output raise ``OutputError``. Messages on standard error are dropped, since training must not
+    fail because its log cannot be written. A closed pipe still raises ``BrokenPipeError``.
     """
 
     def __init__(self, stream: TextIO, *, drops: bool) -> None:
@@ -62,7 +62,7 @@ class GuardedStream:
             self.write(line)
 
     def flush(self) -> None:
-        """Write what is buffered."""
+        """Flush the buffer."""
         with self._guarded():
             self._stream.flush()
 
@@ -98,7 +98,7 @@ class TerminalStream(GuardedStream):
 
 @contextmanager
 def guard_outputs() -> Iterator[None]:
-    """Guard the standard streams, and escape control characters on terminals: texts may come from anybody."""
+    """Guard the standard streams, and escape control characters on terminals, since texts are not trusted."""
     streams = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _guard(sys.stdout, drops=False), _guard(sys.stderr, drops=True)
     try:
@@ -110,14 +110,14 @@ def guard_outputs() -> Iterator[None]:
 
 
 def _guard(stream: TextIO | None, *, drops: bool) -> TextIO:
-    if stream is None:  # closed by whoever started the command
-        stream = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (open to the end of the command)
+    if stream is None:  # closed before the command was started
+        stream = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 (open until the command ends)
     kind = TerminalStream if stream.isatty() else GuardedStream
     return cast("TextIO", kind(stream, drops=drops))
 
 
 def _flush_or_discard(stream: TextIO) -> None:
-    """Write what is buffered; if that fails, write it to the null device, or the interpreter would report it again."""
+    """Flush the buffer; if that fails, discard it, because the interpreter would report the error again at exit."""
     try:
         stream.flush()
     except OSError:

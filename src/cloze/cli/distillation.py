@@ -66,12 +66,12 @@ def distill(
 
 
 def print_difference(report: dict[str, Any]) -> None:
-    """Print whether the student is on par with the teacher; reports of version 0.1 do not contain this."""
+    """Print whether the student is level with the teacher; reports of version 0.1 do not contain this."""
     from cloze.tasks.comparisons import read_difference
 
     difference = read_difference(report.get("difference", {}))
     if difference is not None:
-        level = "" if difference.reliable else "; on par with the teacher"
+        level = "" if difference.reliable else "; level with the teacher"
         print(f"student against teacher, {report['metric']}: {difference.in_points('difference')}{level}")
 
 
@@ -91,7 +91,7 @@ def _rows(report: dict[str, Any]) -> list[tuple[str, str, str, str]]:
         row("layers", "layers", "{:.0f}"),
         row("parameters", "parameters", "{:,.0f}"),
         row("MiB", "bytes", "{:,.1f}", 2**20),
-        row("rows a second", "rows_per_second", "{:,.1f}"),
+        row("rows per second", "rows_per_second", "{:,.1f}"),
         *scores,
     ]
 

@@ -105,7 +105,7 @@ def serve(
             else:
                 print(message)
             sys.stdout.flush()
-        except (OutputError, BrokenPipeError):  # a full disk, or a reader that has gone: the service works without
+        except (OutputError, BrokenPipeError):  # a full disk or a closed pipe; the service works without it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             print(f"cloze: note: standard output cannot be written; {message}", file=sys.stderr)
 

@@ -1,24 +1,24 @@
 """Attention patterns, their null distributions, and the score and labels of every head.
 
-A pattern is a boolean matrix of targets, true where the row's token would attend to the column's token if a head did
-nothing else. Six patterns are those described for BERT's heads: next word, previous word, same or related words, the
-same in the other sentence, predictive words, separators. Attention of a token to itself is the seventh; without it,
-such heads would be forced into one of the six. A head's score is the attention on targets, averaged over the tokens
-that have targets: 1 if all attention goes there.
+A pattern is a boolean matrix of targets: it is true where a head that follows only this pattern would attend from the
+row's token to the column's token. Six patterns are those described for BERT's heads: next word, previous word, same or
+related words, the same in the other sentence, predictive words, and separators. Attention to the token itself is the
+seventh; without it, such heads would be forced into one of the six. The score of a head is its attention on targets,
+averaged over the tokens that have targets: 1 if all attention is on targets.
 
-The null is the score of the same attention with shuffled targets. Only the targets change, so that the null keeps
-whatever is specific to a head, such as the number of tokens it attends to or its share on special tokens:
+The null is the score of the same attention with shuffled targets. Since only the targets change, the null preserves
+other properties of a head, such as the number of tokens it attends to, or its attention on special tokens:
 
-- next, previous: permute the ordinary tokens, and with them their order;
-- same, other: permute the token identities. Sentence boundaries stay, so that attending to the other sentence as such
-  earns nothing;
-- predictive: give each token the targets of another token at the same distances, so that a head that attends to its
-  neighbours, which are often predictive, is not labelled predictive for that alone;
-- separators: take the same number of random positions as separators;
-- self: give each token another ordinary token in place of itself.
+- next, previous: permute the order of the ordinary tokens;
+- same, other: permute the identities of the tokens. Sentence boundaries do not change, so that a head gains nothing by
+  attending to the other sentence in general;
+- predictive: give each token the targets of another token at the same distances, so that a head is not labelled
+  predictive only because it attends to its neighbours, which are often predictive;
+- separators: use the same number of random positions as separators;
+- self: replace each token by another ordinary token.
 
-``ScoreAccumulator`` takes the sequences one by one and keeps only sums, so that the memory of a survey does not grow
-with the amount of attention. ``assign_labels`` decides which scores earn a label.
+``ScoreAccumulator`` adds the sequences one at a time and stores only sums, so that the memory of a survey does not grow
+with the amount of attention. ``assign_labels`` decides which scores lead to a label.
 
 Dimensions: K heads of all layers, P patterns, S sequences, R shuffles, T tokens, N ordinary tokens.
 """
@@ -36,23 +36,23 @@ from cloze.text import Encoding
 BoolArray = NDArray[np.bool_]
 Pattern = Literal["next", "previous", "same", "other", "predictive", "separators", "self"]
 PATTERNS: tuple[Pattern, ...] = get_args(Pattern)
-# "broad" and "mixed" are labels without targets: nearly uniform attention, and no label at all.
+# "broad" (nearly uniform attention) and "mixed" (no other label) are labels without targets.
 DESCRIPTIONS: dict[str, str] = {
     "next": "the next token of the sentence",
     "previous": "the token before, in the same sentence",
-    "same": "the same or related tokens, wherever they stand, the token itself aside",
+    "same": "the same or related tokens anywhere, except the token itself",
     "other": "the same or related tokens of the other sentence",
     "predictive": "the tokens that predict this one, beyond what their distance explains",
     "separators": "[CLS] and [SEP]",
     "self": "the token itself",
     "broad": "all tokens about equally",
-    "mixed": "no pattern that stands out from its null",
+    "mixed": "no pattern significantly above its null",
 }
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The structure of one sequence, from which the targets of every pattern follow."""
+    """The structure of one sequence, which determines the targets of every pattern."""
 
     ordinary: BoolArray  # (T,), false at [CLS] and [SEP]
     segments: NDArray[np.int64]  # (T,)
@@ -157,7 +157,7 @@ class Scores:
     null: FloatArray  # mean over shuffles
     null_high: FloatArray  # threshold of the null at the family-wise error rate of the survey
     uniform: FloatArray  # (P,): the score of uniform attention
-    evenness: FloatArray  # (3, K): entropy as a share of its maximum, and its interval
+    evenness: FloatArray  # (3, K): entropy as a fraction of its maximum, and the bounds of its interval
     entropy: FloatArray  # (K,), in nats
     distance: FloatArray  # (K,), mean distance of attention in tokens
 
@@ -168,7 +168,7 @@ class Scores:
 
     @property
     def strength(self) -> FloatArray:
-        """Return the excess as a share of its maximum, which is comparable across patterns."""
+        """Return the excess as a fraction of its maximum, which makes patterns comparable."""
         strength: FloatArray = self.excess / (1 - np.maximum(self.null, self.uniform[:, None]))
         return strength
 
@@ -219,7 +219,7 @@ class ScoreAccumulator:
 
     @property
     def evenness(self) -> FloatArray:
-        """Return the entropy as a share of its maximum, summed over the ordinary tokens of each sequence, (S, K)."""
+        """Return the entropy as a fraction of its maximum, summed over the ordinary tokens of each sequence, (S, K)."""
         return np.stack(self._rows)[:, 0]
 
     @property
@@ -249,24 +249,24 @@ class ScoreAccumulator:
         )
 
     def _bootstrap_counts(self, sequences: int) -> FloatArray:
-        """Draw how often each sequence occurs in each bootstrap resample, (resamples, S)."""
+        """Draw the number of times that each sequence occurs in each bootstrap resample, (resamples, S)."""
         probabilities = np.full(sequences, 1 / sequences)
         return self._generator.multinomial(sequences, probabilities, size=self.settings.resamples).astype(float)
 
     def _null_distribution(self) -> tuple[FloatArray, FloatArray]:
         """Return the mean and the threshold of the shuffled scores, (P, K) each.
 
-        The threshold is the number of standard deviations above the mean that only the given share of shuffles exceeds
-        in any head and pattern (maximum statistic; Westfall and Young, 1993): the error rate is that of the survey, not
-        of a single test. Mean and deviation come from one half of the shuffles, the threshold from the other: a
-        shuffle that contributed to the deviation it is measured by would look less extreme than the true order, which
-        did not contribute.
+        The threshold is the number of standard deviations above the mean that only the given fraction of shuffles
+        exceeds in any head and pattern (maximum statistic; Westfall and Young, 1993), so that the error rate holds for
+        the survey, not for a single test. Mean and deviation come from one half of the shuffles and the threshold from
+        the other: shuffles that contribute to the deviation would look less extreme than the true order, which does
+        not contribute.
         """
         scores = _ratio(np.asarray(self._null_masses), np.asarray(self._null_counts))  # (P, R, K)
         fitted, held_out = np.array_split(scores, 2, axis=1)
         mean, deviation = fitted.mean(1), np.maximum(fitted.std(1, ddof=1), 1e-6)
         maxima = np.nan_to_num((held_out - mean[:, None]) / deviation[:, None], nan=-np.inf).max((0, 2))  # (R / 2,)
-        # The k-th highest of n, with k / (n + 1) at most the error rate: the true order is one of the n + 1.
+        # Take the k-th highest of n, with k / (n + 1) at most the error rate, since the true order is one of n + 1.
         rank = int(self.settings.false_rate * (len(maxima) + 1) + 1e-9)
         return mean, mean + np.sort(maxima)[-rank] * deviation
 
@@ -288,7 +288,7 @@ def _bootstrap_interval(draws: FloatArray, masses: FloatArray, counts: FloatArra
     drawn = (draws @ masses.reshape(sequences, -1)).reshape(-1, patterns, heads)
     scores = _ratio(drawn, draws @ counts)
     tail = (1 - CONFIDENCE) / 2
-    # A resample may miss every sequence with a target; where no sequence has one, there is no interval.
+    # A resample may contain no sequence with a target; if the corpus has none, there is no interval.
     filled = np.where(np.isnan(scores).all(0), 0.0, scores)
     low, high = np.nanquantile(filled, [tail, 1 - tail], axis=0)
     missing = counts.sum(0) == 0
@@ -303,7 +303,7 @@ def assign_labels(scores: Scores, settings: HeadSettings) -> list[tuple[str, ...
     of uniform attention, and its excess over both is at least ``settings.effect``. "broad" is not compared with a
     null: uniform attention is one itself.
     """
-    with np.errstate(invalid="ignore"):  # NaN means not measured, hence no label
+    with np.errstate(invalid="ignore"):  # NaN means not measured, which gives no label
         holds = (
             (scores.low > scores.null_high)
             & (scores.low > scores.uniform[:, None])

@@ -1,8 +1,8 @@
 """Head pruning: the importance of each head for a task, and the score as heads are removed in some order.
 
-A score is a function without arguments that evaluates the model and returns a number, higher is better: for example
-the task's metric on the development rows. If it returns the ``Evaluation`` of labelled rows, the main metric is the
-score, and differences to the whole model have intervals, paired by row. Dimensions: B sequences, L layers, A heads.
+A score is a function without arguments that evaluates the model and returns a number (higher is better), such as the
+main metric on the dev rows. If it returns the ``Evaluation`` of labelled rows, the main metric is the score, and
+differences from the whole model have intervals, paired by row. Dimensions: B sequences, L layers, A heads.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,14 +30,17 @@ Score = Callable[[], float | Evaluation]
 class PruningCurve:
     """The score after each step of removing heads."""
 
-    shares: tuple[float, ...]  # share of all heads that is removed
+    shares: tuple[float, ...]  # fraction of all heads that is removed
     scores: tuple[float, ...]
-    # By how much each is better than the whole model; None where the score has no rows.
+    # The gain of each step over the whole model; None if the score has no rows.
     gains: tuple[Difference | None, ...] = ()
 
     @property
     def share_within_noise(self) -> float | None:
-        """The largest share that can be removed before a step is worse beyond noise; None if the score has no rows."""
+        """The largest fraction of heads that can be removed before a step is significantly worse.
+
+        None if the score has no rows.
+        """
         if not self.gains or self.gains[0] is None:
             return None
         level = 0.0
@@ -49,7 +52,7 @@ class PruningCurve:
 
 
 def removal_costs(model: Model, score: Score, progress: Progress | None = None) -> NDArray[np.float64]:
-    """Return how much the score drops when each head alone is removed, (L, A); negative where it rises."""
+    """Return the drop of the score when a single head is removed, for each head, (L, A); negative if it rises."""
     progress, full_score = progress or Silent(), _number(score())
     costs = np.zeros((model.bert.config.layers, model.bert.config.heads))
     for done, (layer, head) in enumerate(np.ndindex(costs.shape), start=1):
@@ -62,12 +65,12 @@ def removal_costs(model: Model, score: Score, progress: Progress | None = None) 
 def removal_gains(
     model: Model, evaluate: Callable[[], Evaluation], progress: Progress | None = None
 ) -> dict[Head, Difference]:
-    """Return by how much the score on labelled rows rises when each head alone is removed, with its 95 % interval.
+    """Return the gain of the score on labelled rows when a single head is removed, with its 95 % interval.
 
     Args:
         model: The model whose heads are removed.
-        evaluate: Evaluates it on the same labelled rows each time.
-        progress: Where progress is reported.
+        evaluate: Evaluates the model, on the same labelled rows each time.
+        progress: Receives the progress.
     """
     progress, whole = progress or Silent(), evaluate()
     heads = list(np.ndindex(model.bert.config.layers, model.bert.config.heads))
@@ -83,7 +86,7 @@ def removal_gains(
 
 
 def _number(found: float | Evaluation) -> float:
-    """Return a score as a number; of an evaluation, the main metric."""
+    """Return a score as a number: the main metric of an evaluation."""
     return next(iter(found.metrics.values())) if isinstance(found, Evaluation) else found
 
 
@@ -93,14 +96,14 @@ def head_importance(
     """Return the importance of each head for a task, (L, A), after Michel et al. (2019).
 
     The importance is the absolute gradient of a row's loss with respect to a gate on the head, averaged over the rows.
-    One pass gives all heads, whereas removing them one by one takes a pass per head. As in the paper, the values of a
-    layer are divided by their norm.
+    A single pass gives the importance of all heads, whereas removing them one at a time takes one pass per head. As in
+    the paper, the values of a layer are divided by their norm.
 
     Args:
-        model: A model that was fine-tuned to classify or regress.
+        model: A model fine-tuned with classify or regress.
         texts: Labelled texts.
         pairs: Their second texts, if the task has pairs.
-        targets: Label indices, or numbers for a regression.
+        targets: Label indices, or numbers for regression.
     """
     kind = model.kind
     if "sequence" not in model.heads or kind is None or kind.targets not in ("index", "number"):
@@ -114,7 +117,7 @@ def head_importance(
     for indices in batches([len(encoding.ids) for encoding in encodings]):
         batch = collate([encodings[index] for index in indices], model.tokenizer.pad_id, model.device)
         gates = torch.ones(len(indices), config.layers, config.heads, device=model.device, requires_grad=True)
-        # Where the texts of a pair are encoded separately, the same gates scale both.
+        # If the texts of a pair are encoded separately, the same gates scale both.
         with gated_heads(model.bert, gates.repeat(2, 1, 1) if model.bert.pooling == "separate" else gates):
             last = model.bert(batch.ids, batch.segments, batch.mask).last
         logits = model.bert.heads["sequence"](model.bert.pooled(last, batch.mask))
@@ -129,13 +132,13 @@ def head_importance(
 
 
 def least_important_first(importance: NDArray[np.float64]) -> list[Head]:
-    """Return the heads in ascending order of importance (L, A)."""
+    """Return the heads in ascending order of their importance, (L, A)."""
     order = np.argsort(importance, axis=None, kind="stable")
     return [(int(index) // importance.shape[1], int(index) % importance.shape[1]) for index in order]
 
 
 def random_order(model: Model, seed: int) -> list[Head]:
-    """Return the heads in random order, the baseline of a pruning curve."""
+    """Return the heads in random order, as the baseline of a pruning curve."""
     config = model.bert.config
     return least_important_first(np.random.default_rng(seed).random((config.layers, config.heads)))
 
@@ -159,7 +162,7 @@ def pruning_curve(
 
 
 def _loss(logits: torch.Tensor, targets: torch.Tensor, *, numbers: bool) -> torch.Tensor:
-    """Return the loss summed over rows, so that the gradient of each row's gates is that of its own loss."""
+    """Return the loss summed over rows, so that the gradient of each row's gates belongs to its own loss."""
     if numbers:
         return functional.mse_loss(logits[:, 0], targets.to(logits.dtype), reduction="sum")
     return functional.cross_entropy(logits, targets.long(), reduction="sum")
@@ -169,7 +172,7 @@ def draw_curves(curves: Mapping[str, Sequence[PruningCurve]], metric: str, path:
     """Plot the score over the share of removed heads.
 
     Args:
-        curves: Curves by name; of several curves under one name, the mean and the range are drawn.
+        curves: Curves by name; for several curves under one name, the mean and the range are drawn.
         metric: Label of the vertical axis.
         path: A PNG or SVG file, by its suffix.
     """

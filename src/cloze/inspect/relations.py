@@ -1,14 +1,14 @@
-"""Relations between the tokens of a sequence that patterns are built on: relatedness and predictiveness.
+"""Relations between the tokens of a sequence, on which patterns are based: relatedness and predictiveness.
 
-Two tokens are related if their input embeddings are close, or if a word list groups them. Input embeddings carry no
-context, so the measure is independent of the heads it is used to judge. Closeness is CSLS (Conneau et al., 2018): the
-cosine, corrected by the mean cosine of each token with its nearest neighbours. Without the correction, frequent tokens
-such as "of" and "the" would count as related only because they lie in a dense region.
+Two tokens are related if their input embeddings are close, or if a word list groups them. Input embeddings have no
+context, so the measure is independent of the heads that it is used to judge. Closeness is CSLS (Conneau et al., 2018):
+the cosine, corrected by the mean cosine of each token with its nearest neighbours. Without the correction, frequent
+tokens such as "of" and "the" would count as related only because they lie in a dense region.
 
-Which tokens predict a token is measured with the model itself, by masking. With a masked-word head: mask token i, then
-mask tokens i and j; the increase of the loss at i is the influence of j on i. Both directions of a pair come from one
+Predictive tokens are measured with the model itself, by masking. With a masked-word head: mask token i, then mask
+tokens i and j; the increase of the loss at i is the influence of j on i. Both directions of a pair come from one
 forward pass. Without that head: mask token j; the influence is one minus the cosine between the last states at i with
-and without the mask. This measures what the model uses, not what a prediction needs.
+and without the mask, which measures the effect on the model's states rather than on its predictions.
 
 Dimensions: B masked copies, T tokens, N ordinary tokens, V vocabulary, E embedding size, H hidden size.
 """
@@ -31,7 +31,7 @@ from cloze.predict.model import Model
 from cloze.text import Encoding
 from cloze.text.encoding import Word
 
-# The threshold of closeness is a quantile over the pairs among at most this many tokens of the corpus.
+# The threshold of closeness is a quantile over the pairs of at most this many tokens of the corpus.
 _COMPARED = 2000
 # Number of nearest neighbours in the CSLS correction.
 _NEIGHBOURS = 10
@@ -52,7 +52,7 @@ def read_related(path: Path) -> WordGroups:
             for word in words:
                 groups[word] = groups.get(word, frozenset()) | {lines.number}
     if not groups:
-        raise DataError(f"{path}: no word in it; expected words that belong together, a group a line")
+        raise DataError(f"{path}: no word in it; expected groups of related words, one group per line")
     return groups
 
 
@@ -62,8 +62,8 @@ class Relatedness:
     Args:
         vectors: The model's input embeddings, (V, E).
         encodings: The sequences of the corpus.
-        share: Share of the pairs of different tokens, closest first, that count as related.
-        groups: Words that are related in any case.
+        share: Fraction of the pairs of different tokens, closest first, that count as related.
+        groups: Words that always count as related.
         seed: Random seed for the sample of tokens that the threshold is estimated from.
     """
 
@@ -79,7 +79,7 @@ class Relatedness:
         compared = used
         if len(used) > _COMPARED:
             compared = np.sort(np.random.default_rng(seed).choice(used, _COMPARED, replace=False))
-        # Subtract the mean: embeddings share a common direction that distinguishes none of them.
+        # Subtract the mean, because embeddings share a common direction that does not distinguish them.
         centred = vectors - vectors[used].mean(0)
         self._vectors = centred / np.maximum(np.linalg.norm(centred, axis=1, keepdims=True), 1e-12)  # (V, E)
         cosines = self._vectors[used] @ self._vectors[compared].T
@@ -91,7 +91,7 @@ class Relatedness:
         self._groups = groups or {}
 
     def matrix(self, encoding: Encoding, words: Sequence[Word] = ()) -> BoolArray:
-        """Return whether each two tokens of a sequence are the same or related, (T, T).
+        """Return whether each pair of tokens of a sequence is the same or related, (T, T).
 
         Args:
             encoding: The sequence.
@@ -110,7 +110,7 @@ class Relatedness:
         return related
 
     def _closeness(self, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the CSLS similarity of each two tokens, (N,) -> (N, N)."""
+        """Return the CSLS similarity of each pair of tokens, (N,) -> (N, N)."""
         cosines = self._vectors[ids] @ self._vectors[ids].T
         closeness: NDArray[np.float32] = 2 * cosines - self._density[ids][:, None] - self._density[ids]
         return closeness
@@ -146,7 +146,7 @@ def top_influences(influence: NDArray[np.float64], top: int) -> BoolArray:
 
 
 def _loss_increases(model: Model, encoding: Encoding, positions: Tensor) -> NDArray[np.float64]:
-    """Return how much the loss at the row's token grows when the column's is masked too, (N, N)."""
+    """Return the increase of the loss at the row's token when the column's token is masked too, (N, N)."""
     count = len(positions)
     first, second = torch.triu_indices(count, count)  # every pair, and each token with itself
     targets = torch.tensor(encoding.ids)[positions].to(model.device)

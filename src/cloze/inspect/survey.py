@@ -1,7 +1,7 @@
 """Survey the attention heads of a model over a corpus: scores, null distributions, labels and examples.
 
 Sequences are drawn from documents: pairs of neighbouring sentences, as in pre-training, or single sentences for models
-with one segment. Those that illustrate a head's label best are kept as examples.
+with one segment. The sequences that illustrate a head's labels best become its examples.
 
 Layers and heads count from zero, as in ``Attention.weights``. Dimensions: B sequences, L layers, A heads, K heads of
 all layers, P patterns, S sequences, T tokens.
@@ -44,17 +44,17 @@ from cloze.progress import Progress, Silent
 from cloze.text import Encoding, Tokenizer, split_sentences
 from cloze.text.encoding import Word
 
-# Draw from this many paragraphs per requested sequence: the first page of a book does not represent the book.
+# Draw from this many paragraphs per requested sequence, since the first page of a book does not represent the book.
 _PARAGRAPHS_PER_SEQUENCE = 20
-# With fewer ordinary tokens, a head has hardly any choice of where to attend.
+# With fewer ordinary tokens, a head has too few tokens to attend to.
 _FEWEST_TOKENS = 6
-# Added to the number of targets when ranking examples: one target that is hit shows less than nine of ten.
+# Added to the number of targets when ranking examples, because one target of one is weaker evidence than nine of ten.
 _SMOOTHING = 2.0
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One encoded sequence, its words, and the texts it was made of."""
+    """One encoded sequence, its words and its texts."""
 
     text: str
     pair: str | None
@@ -107,7 +107,7 @@ def draw_samples(
 
 
 def _first_documents(documents: Iterable[Sequence[str]], count: int) -> Iterator[Sequence[str]]:
-    """Yield documents until they have enough paragraphs; truncate the last one."""
+    """Yield documents until they have enough paragraphs together; the last one is truncated."""
     remaining = count * _PARAGRAPHS_PER_SEQUENCE
     for document in documents:
         paragraphs = list(islice(document, remaining))
@@ -121,13 +121,13 @@ def _first_documents(documents: Iterable[Sequence[str]], count: int) -> Iterator
 class Example:
     """One token of a sequence and the attention of one head from it."""
 
-    pattern: str  # the label that it illustrates; for a head without labels, the pattern with the highest strength
+    pattern: str  # the illustrated label; for a head without labels, the pattern with the highest strength
     tokens: tuple[str, ...]
     segments: tuple[int, ...]
     origin: int  # index of the attending token
     weights: tuple[float, ...]  # attention from it to each token
     targets: tuple[int, ...]  # the pattern's targets; empty for broad attention
-    share: float  # share of the attention on the targets
+    share: float  # fraction of the attention on the targets
 
 
 def example_labels(labels: Sequence[tuple[str, ...]], scores: Scores) -> list[tuple[str, ...]]:
@@ -235,11 +235,11 @@ def survey_heads(
         model: The model.
         documents: Lists of paragraphs.
         settings: How heads are scored.
-        groups: Words that count as related in any case, from ``read_related``.
+        groups: Words that always count as related, from ``read_related``.
         progress: Receives the progress.
 
     Raises:
-        RequestError: The model reads frozen states of another model.
+        RequestError: The model is a head on the frozen states of another model.
         DataError: The documents have too few sequences.
     """
     settings, progress = settings or HeadSettings(), progress or Silent()
@@ -295,7 +295,7 @@ def iter_attentions(model: Model, samples: Sequence[Sample]) -> Iterator[tuple[i
 
 
 def agreement(first: Survey, second: Survey) -> float:
-    """Return the share of heads with the same label in two surveys of one model."""
+    """Return the fraction of heads with the same label in two surveys of one model."""
     pairs = zip(first.reports, second.reports, strict=True)
     return float(np.mean([report.label == other.label for report, other in pairs]))
 
@@ -328,7 +328,7 @@ def _report(
         for head, names in enumerate(example_labels(labels, scores))
     ]
     shown = sorted({index for pairs in chosen for _, index in pairs})
-    # Copies: a view would keep the attention of its whole batch in memory.
+    # Copied, because a view would keep the attention of its whole batch in memory.
     second_pass = iter_attentions(model, [samples[index] for index in shown])
     weights = {shown[rank]: attention.copy() for rank, attention in second_pass}
     reports = tuple(

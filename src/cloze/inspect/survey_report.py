@@ -1,7 +1,7 @@
 """Report a survey: ``heads.json``, a picture of all heads, table rows and summary lines for the command line.
 
-The picture has a row per layer and a column per head. The colour is the head's label, its opacity the strength;
-further labels are printed small below it.
+The picture has one row per layer and one column per head. The colour shows the head's label and the opacity its
+strength; further labels are printed below in small letters.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from cloze.inspect.survey import Example, HeadReport, Survey
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# A palette for colour-blind readers (Okabe and Ito, 2008), with greys for labels that are not patterns.
+# A palette suitable for colour-blind readers (Okabe and Ito, 2008), with greys for labels that are not patterns.
 COLOURS = {
     "next": "#0072B2",
     "previous": "#56B4E9",
@@ -36,7 +36,7 @@ HEADER = ("layer", "head", "label", "score", "null", "interval", "entropy", "dis
 
 
 def draw_heads(survey: Survey, path: Path) -> None:
-    """Draw the picture of all heads into a PNG or SVG file, by its suffix."""
+    """Write the picture of all heads as PNG or SVG, by the suffix of the file."""
     figure = _figure(survey)
     with replaced_file(path) as temporary:
         save_figure(figure, temporary, path.suffix.removeprefix("."))
@@ -51,7 +51,7 @@ def save_figure(figure: "Figure", path: Path, image_format: str) -> None:
 
 
 def label_strength(survey: Survey, number: int) -> float:
-    """Return how strongly a head shows its label, 0 to 1."""
+    """Return the strength of a head's label, from 0 to 1."""
     label = survey.reports[number].label
     if label in PATTERNS:
         return float(survey.scores.strength[PATTERNS.index(label), number])
@@ -89,7 +89,7 @@ def _figure(survey: Survey) -> "Figure":
 
 
 def survey_json(survey: Survey, model: str) -> dict[str, Any]:
-    """Return the content of ``heads.json``: indices count from 0, shares are of 1, None means not measured."""
+    """Return the content of ``heads.json``: indices are counted from 0, and None means not measured."""
     return {
         "model": model,
         "layers": survey.layers,
@@ -111,7 +111,7 @@ def write_survey(survey: Survey, model: str, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ClozeError(f"{folder}: cannot be made ({error.strerror}); choose another --out") from error
+        raise ClozeError(f"{folder}: cannot be created ({error.strerror}); choose another --out") from error
     replace_json(folder / "heads.json", survey_json(survey, model))
     for ending in ("png", "svg"):
         draw_heads(survey, folder / f"heads.{ending}")
@@ -141,23 +141,23 @@ def table_rows(survey: Survey) -> Iterator[tuple[object, ...]]:
 
 
 def summary_lines(survey: Survey) -> list[str]:
-    """Summarize a survey: heads per label, patterns without a head, patterns not measured, and how prediction was."""
+    """Summarize a survey: heads per label, patterns without a head, unmeasured patterns, and the influence measure."""
     counts, unmeasured = survey.counts, survey.unmeasured
     total = survey.layers * survey.heads
     present = [f"{name} {count}" for name, count in counts.items() if count]
     absent = [name for name in PATTERNS if not counts[name] and name not in unmeasured]
-    lines = [f"labels of {total} heads, several for some: {', '.join(present)}"]
+    lines = [f"labels of {total} heads (a head may have several): {', '.join(present)}"]
     if absent:
-        lines.append(f"no head stands out from its null for: {', '.join(absent)}")
+        lines.append(f"no head is significantly above its null for: {', '.join(absent)}")
     if unmeasured:
-        lines.append(f"not measured, for want of targets in the text: {', '.join(unmeasured)}")
+        lines.append(f"not measured, because the text has no targets: {', '.join(unmeasured)}")
     if survey.measured:
-        lines.append(f"what predicts a word was measured by the {survey.measure}, on {survey.measured} sequences")
+        lines.append(f"predictive words were measured by the {survey.measure}, on {survey.measured} sequences")
     return lines
 
 
 def example_lines(survey: Survey) -> Iterator[tuple[str, str, str]]:
-    """Yield each label, the head that shows it most strongly, and an example of it."""
+    """Yield each label with the head that shows it most strongly and an example."""
     for label in (*PATTERNS, "broad"):
         strength = survey.scores.evenness[0] if label == "broad" else survey.scores.strength[PATTERNS.index(label)]
         candidates = [number for number, report in enumerate(survey.reports) if label in report.labels]
@@ -197,6 +197,6 @@ def _head_json(survey: Survey, number: int, report: HeadReport) -> dict[str, Any
 
 
 def _by_pattern(values: FloatArray) -> dict[str, float | None]:
-    """Map patterns to values; None for what was not measured, since JSON has no NaN."""
+    """Map patterns to values; NaN (not measured) becomes None, since JSON has no NaN."""
     pairs = zip(PATTERNS, values, strict=True)
     return {name: None if np.isnan(value) else round(float(value), 4) for name, value in pairs}

@@ -358,6 +358,9 @@ class BaseModel:
             check: The function. An exception that it raises stops the computation. It may itself compute with the
                 model, in a nested block.
 
+        Returns:
+            A context manager.
+
         Example:
             >>> model = cloze.load()
             >>> with model.before_each_batch(lambda: None):

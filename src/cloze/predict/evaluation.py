@@ -131,13 +131,13 @@ def _evaluate_similarity(model: Any, source: Source, split: str, device: str | N
 def evaluate_vectors(
     model: Model, rated: ScoredPairs | QuestionAnswers, *, baseline: bool = True, progress: Progress | None = None
 ) -> Evaluation:
-    """Score a model's vectors on pairs with labels, or on questions with their answers.
+    """Evaluate a model's vectors on pairs with labels, or on questions with their answers.
 
     Args:
         model: The model.
         rated: The rows.
         baseline: Whether to compare with TF-IDF vectors.
-        progress: Where it is reported that they cannot be compared.
+        progress: Receives a note if they cannot be compared.
     """
     evaluation = rated.evaluation(*embed_both(model, rated))
     if not baseline:

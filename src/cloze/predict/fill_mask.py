@@ -54,7 +54,7 @@ def find_blanks(tokenizer: Tokenizer, text: str, top: int) -> tuple[Encoding, li
     if len(blanks) < count_blanks(text):
         raise RequestError(f"a [MASK] lies beyond the {tokenizer.max_length} tokens that this model reads")
     if not blanks:
-        raise RequestError(f"no [MASK] in {text[:60]!r}; write [MASK] where a word is to be filled in")
+        raise RequestError(f"no [MASK] in {text[:60]!r}; write [MASK] in place of the missing word")
     return encoding, blanks
 
 
@@ -258,7 +258,7 @@ def _most_probable(logs: Floats, count: int) -> list[int]:
 
 
 def _best_fillings(fillings: Sequence[_Filling], count: int) -> list[_Filling]:
-    """Return the most probable distinct fillings; of equal words in several orders, the most probable order."""
+    """Return the most probable distinct fillings; words filled in several orders count once, in the best order."""
     distinct: dict[tuple[tuple[int, int], ...], _Filling] = {}
     for filling in fillings:
         known = distinct.get(filling.key())

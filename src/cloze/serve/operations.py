@@ -97,7 +97,7 @@ class AttentionCache:
         """Return the weights of the text with this name, (L, A, T, T), and the checked number of a layer."""
         steps = self._steps.get(name)
         if steps is None:
-            raise NotFoundError("this text is no longer kept; look at it again", "forgotten")
+            raise NotFoundError("this text is no longer cached; submit it again", "forgotten")
         if not (layer.isascii() and layer.isdecimal() and len(layer) < 5 and int(layer) < len(steps)):
             raise NotFoundError(f"no layer {layer[:20]!r}; 0 to {len(steps) - 1} were expected", "unknown_layer")
         self._steps.move_to_end(name)

@@ -40,9 +40,9 @@ class TimeoutProtocol(HttpToolsProtocol):
     finish_within = 2.0
     read_within = 30.0
     most_connections = 2000
-    held = 0  # bytes of held input, of all connections (a class attribute, like the two below)
+    held = 0  # bytes of held input over all connections (a class attribute, like the two below)
     connected = 0
-    waiting: ClassVar[dict["TimeoutProtocol", None]] = {}  # without a complete head, in the order of that state's start
+    waiting: ClassVar[dict["TimeoutProtocol", None]] = {}  # connections without a complete head, oldest first
 
     def connection_made(self, transport: Any) -> None:
         """Set the deadline for the first request."""

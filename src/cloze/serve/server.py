@@ -36,12 +36,12 @@ DRAIN_SECONDS = 4.0
 # default of 5 ms, it would often wait longer for a busy event loop than an operation takes.
 SWITCH_INTERVAL = 0.0005
 BACKLOG = 2048
-# Open connections per request in flight: most of them are kept alive and idle.
+# Open connections per request in progress; most connections are idle.
 CONNECTIONS_PER_REQUEST = 2
-# Descriptors besides those of connections: files, the listener, and connections that are being closed.
+# File descriptors for other purposes: files, the listener, and connections that are being closed.
 OTHER_FILES = 100
-# Seconds after a signal in which requests are still accepted, each response closing its connection: requests that
-# clients have sent may not have been read yet.
+# Seconds after a signal in which requests are still accepted, since requests that were already sent may not have been
+# read yet. Each of these responses closes its connection.
 GRACE = 0.5
 
 
@@ -135,7 +135,7 @@ def serve(
 
 
 def allow_connections(requests: int) -> int:
-    """Return how many connections to keep open for so many requests in flight; raise the limit of open files to it."""
+    """Return the maximum number of open connections for this many requests; raise the limit of open files for them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = CONNECTIONS_PER_REQUEST * requests + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:

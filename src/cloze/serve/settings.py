@@ -81,7 +81,7 @@ class ServiceSettings:
         if self.key is None and not self.insecure and not is_local(self.host):
             raise ConfigError(
                 f"host is {self.host}, which others can reach; "
-                "give --key (or --key-file, or CLOZE_KEY), or --insecure to let in everybody"
+                "give --key (or --key-file, or CLOZE_KEY), or --insecure to allow everyone"
             )
 
 

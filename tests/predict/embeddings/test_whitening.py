@@ -121,7 +121,7 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
     listed = json.loads(modules.read_text())
     order = [{"type": "sentence_transformers.models.Normalize", "path": ""}, listed[2]]
     modules.write_text(json.dumps([*listed[:2], *order]))
-    with pytest.raises(RequestError, match="has a Dense after Normalize, which cloze does not do"):
+    with pytest.raises(RequestError, match="has a Dense after Normalize, which cloze does not support"):
         load(tmp_path / "model").embed(["a"])
     modules.write_text(json.dumps([*listed, listed[2]]))
     with pytest.raises(CheckpointError, match=r"^a Dense of this folder takes vectors of 16, but gets 6; its modules"):
@@ -134,8 +134,8 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"linear.bias": torch.zeros(3)}, "linear.weight of two dimensions was expected"),
-        ({"linear.weight": torch.zeros(4)}, "linear.weight of two dimensions was expected"),
+        ({"linear.bias": torch.zeros(3)}, "linear.weight with two dimensions was expected"),
+        ({"linear.weight": torch.zeros(4)}, "linear.weight with two dimensions was expected"),
         (
             {"linear.weight": torch.zeros(4, 16), "linear.bias": torch.zeros(3)},
             r"linear.bias has \(3,\), but linear.weight \(4, 16\); fetch or save it again",
@@ -155,7 +155,9 @@ def test_texts_that_do_not_suffice() -> None:
     model = Model(model_folder())
     with pytest.raises(RequestError, match=r"^1 texts to fit whitening on; at least some hundreds were expected$"):
         model.whiten(["the cat"])
-    with pytest.raises(RequestError, match=r"^all of the 3 texts to fit whitening on have one vector; give different"):
+    with pytest.raises(
+        RequestError, match=r"^all of the 3 texts to fit whitening on have the same vector; give different"
+    ):
         model.whiten(["the cat"] * 3)
     with pytest.raises(RequestError, match=r"^dimensions is 17; 1 to 16, the size of a vector, was expected$"):
         model.whiten(MADE, 17)

@@ -243,7 +243,7 @@ def test_searches_of_version_01_are_resumed_and_shown(
     assert results["interval_of"] == "seeds"
     assert results["interval"] == bounded(t_interval(scores) or (), "accuracy")
     print_search(run, json=False)
-    assert "runs without an interval have kept no scores of rows, as those of version 0.1" in capsys.readouterr().out
+    assert "runs without an interval have no scores per row, such as those of version 0.1" in capsys.readouterr().out
     early = {name: value for name, value in results.items() if not name.startswith("interval")}
     Run(run).write_results(early)  # as finished by version 0.1
     print_search(run, json=False)
@@ -383,11 +383,11 @@ settings = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate
 module.BATCH_SIZES, module.LEARNING_RATES, module.EPOCHS = (8,), (1e-3, 3e-3), (1,)
 at = TaskBatches.at
 
-def told(*given, **named):
+def announce(*given, **named):
     print("a batch", flush=True)
     return at(*given, **named)
 
-TaskBatches.at = told
+TaskBatches.at = announce
 search(Source("classify", train, dev), base, out, settings=settings, search_settings=SearchSettings(grid=True, seeds=2))
 """
 

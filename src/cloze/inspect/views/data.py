@@ -4,11 +4,11 @@
 
 - Facts, as JSON: tokens, thumbnails of all heads, neighbours, the logit lens.
 - A summary of each head, from a survey (``cloze heads``) if there is one. A survey compares scores with chance over
-  many sentences, which one text cannot; without it, a summary is the share of attention on the next token, the previous
-  token, itself and the separators, the entropy and the distance, and the page says so.
+  many sentences, which is impossible for one text. Without a survey, the summary has the fraction of attention on the
+  next token, the previous token, the token itself and separators, the entropy and the distance; the page says so.
 - The attention weights, quantized to one byte each and deflated layer by layer. Quantization is linear in the square
-  root: most weights are small, and readers compare small ones by their ratios. With n levels, a weight w is
-  restored within sqrt(w) / n + 1 / (4 n^2).
+  root of a weight, since most weights are small and their ratios matter. With n levels, a weight w is restored within
+  sqrt(w) / n + 1 / (4 n^2).
 
 Dimensions: L layers, A heads, T tokens, H hidden size.
 """
@@ -40,15 +40,15 @@ from cloze.predict import Attention, Model
 from cloze.predict.results import row_distance, row_entropy
 from cloze.text import Encoding
 
-# Quantization levels, from fine to coarse; the coarsest is still five bits.
+# Numbers of quantization levels, from fine to coarse; the coarsest still has five bits.
 LEVELS = (255, 127, 63, 31)
-# Maximum size of all layers together, deflated, in bytes: 56 MB as base64.
+# Maximum deflated size of all layers in bytes; this is 56 MB as base64.
 BUDGET = 42_000_000
 # A higher compression level takes three times as long and saves a few per cent.
 _COMPRESSION = 5
-# A head with this share of its attention on one kind of target is labelled by it.
+# A head with at least this fraction of its attention on one kind of target has it as its label.
 _LABEL_SHARE = 0.4
-# From this share of the maximum entropy, a head is labelled broad.
+# A head with at least this fraction of the maximum entropy is labelled broad.
 _BROAD_ENTROPY = 0.85
 _SEPARATORS = {"[CLS]", "[SEP]"}
 # Maximum side of a head's thumbnail: enough to recognize its pattern, at a kilobyte per head.
@@ -94,7 +94,7 @@ def to_levels(weights: NDArray[np.float32], levels: int) -> NDArray[np.uint8]:
 
 
 def _finest_levels(weights: NDArray[np.float32], budget: int) -> int:
-    """Return the finest levels that fit the budget, estimated from three layers: deflating all takes seconds."""
+    """Return the finest levels that fit the budget, estimated from three layers because deflating all is slow."""
     if weights.size <= budget:
         return LEVELS[0]
     sample = weights[np.unique(np.linspace(0, len(weights) - 1, 3).astype(int))]
@@ -115,13 +115,13 @@ class HeadSummary:
 
     label: str
     score: float
-    entropy: float  # as a share of its maximum
+    entropy: float  # as a fraction of its maximum
     distance: float  # mean distance of attention in tokens
 
 
 @dataclass(frozen=True)
 class HeadSummaries:
-    """The summaries of all heads, by layer, and their source: a survey, or this text alone."""
+    """The summaries of all heads, by layer, and their source: a survey, or only this text."""
 
     source: str
     surveyed: bool
@@ -129,7 +129,7 @@ class HeadSummaries:
 
 
 def summarize_heads(attention: Attention) -> HeadSummaries:
-    """Summarize each head on one text; this describes the text, not the head in general."""
+    """Summarize each head on one text, which need not be typical of the head."""
     length = len(attention.tokens)
     weights = attention.weights
     shares = {
@@ -169,9 +169,9 @@ def _label(shares: dict[str, float], entropy: float) -> tuple[str, float]:
 
 
 def _mean_entropy(weights: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Average the entropy over rows, as a share of its maximum: (L, A, T, T) -> (L, A)."""
+    """Average the entropy over rows, as a fraction of its maximum: (L, A, T, T) -> (L, A)."""
     length = weights.shape[-1]
-    # Layer by layer: the logarithms of all weights of a large model would take another half gigabyte.
+    # Computed layer by layer: the logarithms of all weights of a large model would take another 500 MB.
     rows = np.array([row_entropy(layer).mean(-1) for layer in weights], np.float64)
     return np.divide(rows, max(np.log(length), 1e-9))
 
@@ -187,7 +187,7 @@ def read_summaries(path: Path, layers: int, heads: int) -> HeadSummaries:
     try:
         value = read_json(path, DataError)
     except DataError as error:
-        raise DataError(f"{path}: cannot be read as what cloze heads writes; give its heads.json") from error
+        raise DataError(f"{path}: is not a file that cloze heads wrote; give its heads.json") from error
     rows: dict[tuple[int, int], HeadSummary] = {}
     for entry in value.get("heads", ()) if isinstance(value.get("heads"), list) else ():
         layer, head, note = _read_head(entry, path)
@@ -205,25 +205,25 @@ def read_summaries(path: Path, layers: int, heads: int) -> HeadSummaries:
 def _read_head(entry: Any, path: Path) -> tuple[int, int, HeadSummary]:
     try:
         label = str(entry["label"])
-        # Scores that were not measured are None. A head without a label shows its largest score.
+        # Unmeasured scores are None. A head without a label shows its largest score.
         scores = {name: value for name, value in entry["scores"].items() if value is not None}
         score = scores[label] if label != "mixed" else max(scores[name] for name in scores if name != "broad")
         note = HeadSummary(label, float(score), float(entry["entropy"]), float(entry["distance"]))
         place = int(entry["layer"]), int(entry["head"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(
-            f"{path}: a head is not as 'cloze heads' writes it ({str(error)[:60]}); write the file again"
+            f"{path}: a head has another format than 'cloze heads' writes ({str(error)[:60]}); write the file again"
         ) from error
     if label not in DESCRIPTIONS:
         raise DataError(f"{path}: unknown label {label[:40]!r}; the labels are {', '.join(DESCRIPTIONS)}")
     if not all(np.isfinite([note.score, note.entropy, note.distance])):
-        raise DataError(f"{path}: a figure of layer {place[0]}, head {place[1]} is no number; write the file again")
+        raise DataError(f"{path}: a figure of layer {place[0]}, head {place[1]} is not a number; write the file again")
     return *place, note
 
 
 @dataclass(frozen=True)
 class View:
-    """The data of a page: facts for JSON, and the weights, which are large and loaded layer by layer."""
+    """The data of a page: facts as JSON, and the weights, which are large and loaded layer by layer."""
 
     facts: dict[str, Any]
     weights: QuantizedWeights
@@ -247,7 +247,7 @@ class ForwardTrace:
 
 @torch.inference_mode()
 def trace_forward(model: Model, text: str, pair: str | None = None, *, read_mask: bool = True) -> ForwardTrace:
-    """Run the model on a text or a pair and keep attention and states.
+    """Run the model on a text or a pair of texts, and return its attention and states.
 
     Args:
         model: The model.
@@ -256,7 +256,7 @@ def trace_forward(model: Model, text: str, pair: str | None = None, *, read_mask
         read_mask: Treat ``[MASK]`` in the text as a blank.
     """
     if pair is not None and model.bert.config.segments < 2:
-        raise RequestError("this model tells no second text from a first (it has one segment); give a single text")
+        raise RequestError("this model has one segment and does not support pairs of texts; give a single text")
     encoding = model.tokenizer(text, pair, read_mask=read_mask)
     batch = collate([encoding], model.tokenizer.pad_id, model.device)
     output = model.bert.encode(batch.ids, batch.segments, keep_states=True, keep_attentions=True)
@@ -293,10 +293,10 @@ def build_facts(trace: ForwardTrace, name: str = "", heads_file: Path | None = N
 
 
 def view_from_weights(attention: Attention) -> View:
-    """Build the data of a page from attention weights alone, without the model they come from."""
+    """Build the data of a page only from attention weights, without the model."""
     if len(attention.tokens) != attention.weights.shape[-1] or not attention.tokens:
         raise RequestError(
-            f"{len(attention.tokens)} tokens, weights of {attention.weights.shape[-1]}; a row for each was expected"
+            f"{len(attention.tokens)} tokens, weights of {attention.weights.shape[-1]}; one row per token was expected"
         )
     return _view(_facts(attention, summarize_heads(attention)), attention.weights)
 
@@ -346,7 +346,7 @@ def _neighbours_json(neighbours: Neighbours) -> dict[str, Any]:
 
 
 def _nearest_pieces(model: Model, encoding: Encoding) -> dict[str, list[list[Any]]]:
-    """Return the vocabulary's pieces with the nearest input embeddings, by token."""
+    """Return, for each token, the vocabulary pieces with the nearest input embeddings."""
     tokenizer = model.tokenizer
     table = model.bert.token_table.weight[: tokenizer.size].detach().float().cpu().numpy()
     neighbours = nearest_pieces(table, encoding.ids, sorted(tokenizer.special_ids))

@@ -1,9 +1,9 @@
 """Hidden states layer by layer: the logit lens, and each token's nearest neighbours.
 
-The logit lens applies the masked-word head to the states of every layer. The head was trained on the last layer only:
-the output for the others shows at which layer a word is decided, and is not a prediction of the model. The neighbours
-of a token are the tokens of the text with the most similar states, and the vocabulary's pieces with the most similar
-input embeddings.
+The logit lens applies the masked-word head to the states of every layer. The head was trained only on the last layer;
+its output for other layers shows where a word is decided, but is not a prediction of the model. The neighbours of a
+token are the tokens of the text with the most similar states, and the vocabulary pieces with the most similar input
+embeddings.
 
 Dimensions: L layers, T tokens, H hidden size, N positions, K neighbours, V vocabulary, E embedding size.
 """
@@ -20,16 +20,16 @@ from cloze.model import Backbone
 from cloze.predict import Filled
 from cloze.text import Tokenizer
 
-# Each position costs L + 1 products with the embedding table, some milliseconds each.
+# Maximum number of positions; each takes L + 1 products with the embedding table, of some milliseconds each.
 MAX_POSITIONS = 128
 TOP_WORDS = 5
-# As many neighbours as fit on a screen.
+# The number of neighbours that fits on a screen.
 NEIGHBOURS = 8
 
 
 @dataclass(frozen=True)
 class LayerFills:
-    """The most probable words at some positions, for the embeddings and every layer."""
+    """The most likely words at some positions, for the embeddings and every layer."""
 
     places: tuple[int, ...]  # N token indices
     words: tuple[tuple[tuple[Filled, ...], ...], ...]  # L + 1 tuples of N tuples of words
@@ -44,7 +44,7 @@ class Neighbours:
 
 
 def choose_positions(ids: Sequence[int], mask_id: int, most: int = MAX_POSITIONS) -> list[int]:
-    """Return the positions to apply the lens to, in order: all, or in a long text the blanks and the first others."""
+    """Return the positions to apply the lens to, in order: all, or in a long text blanks first."""
     blanks = [index for index, piece in enumerate(ids) if piece == mask_id]
     others = [index for index, piece in enumerate(ids) if piece != mask_id]
     return sorted([*blanks, *others][:most])
@@ -100,7 +100,7 @@ def nearest_pieces(
         table: The embedding table, (V, E).
         ids: Pieces to find the neighbours of.
         left_out: Pieces that are never neighbours, such as special tokens.
-        count: Neighbours per piece.
+        count: Number of neighbours per piece.
 
     Returns:
         Piece id -> (piece id, cosine) pairs, nearest first.

@@ -44,7 +44,9 @@ def fit_whitening(vectors: NDArray[np.float32], dimensions: int | None = None) -
     variances, directions = variances[::-1], directions[:, ::-1]  # largest first
     usable = int((variances > _LEAST_SHARE * variances[0]).sum())
     if not usable:
-        raise RequestError(f"all of the {len(vectors)} texts to fit whitening on have one vector; give different ones")
+        raise RequestError(
+            f"all of the {len(vectors)} texts to fit whitening on have the same vector; give different ones"
+        )
     kept = usable if dimensions is None else dimensions
     if isinstance(kept, bool) or not isinstance(kept, int):
         raise RequestError(f"dimensions is {kept!r}; a whole number was expected")

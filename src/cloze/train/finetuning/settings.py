@@ -175,8 +175,8 @@ class FinetuneSettings:
             raise ConfigError("checkpointing and frozen exclude each other; frozen states need no backward pass")
         if self.pooling is not None and self.frozen is not None:
             raise ConfigError(
-                f"pooling is {self.pooling!r}, but frozen is {self.frozen!r}, whose head reads the states in its own "
-                "way; leave out one of them"
+                f"pooling is {self.pooling!r}, but frozen is {self.frozen!r}, whose head pools the states "
+                "differently; leave out one of them"
             )
         if self.pooling == "separate" and self.contrastive:
             raise ConfigError(

@@ -1,4 +1,4 @@
-// On a page that a service gave out: the form for texts, and the address's own.
+// The form for texts, on a page that the service delivered.
 
 import { say } from "./beside.js";
 import { element, made } from "./controls.js";
@@ -13,7 +13,7 @@ export function startAsking(startView) {
   document.body.classList.add("waiting");
 
   async function look(texts, model) {
-    say("Reading\u2026");
+    say("Loading\u2026");
     try {
       await askService(texts, model);
     } catch (error) {
@@ -38,7 +38,7 @@ export function startAsking(startView) {
   look(texts, wanted.model);
 }
 
-// A choice among models, where there are several.
+// Offer a choice of models if the service has several.
 async function offerModels(chosen) {
   const names = await servedModels().catch(() => []);
   element("ask-model").replaceChildren(...names.map((name) => made("option", name, { value: name })));

@@ -1,4 +1,4 @@
-// What stands beside the picture: the table that says the same, the line under it, and the legend.
+// The parts beside the picture: a table with the same content, the caption and the legend.
 
 import { headColour, percent, ramp, theme } from "./colours.js";
 import { element, made } from "./controls.js";
@@ -6,7 +6,7 @@ import { visible } from "./surface.js";
 
 let last = "";
 
-// Nothing is made anew that says the same: screen readers would lose their place, and frames their time.
+// Elements whose content is unchanged are not replaced: screen readers would lose their position, and it takes time.
 export function updateTable(table) {
   const key = table && JSON.stringify(table);
   if (!table || key === last) return;
@@ -54,7 +54,7 @@ function legendItem({ label, count, colour }) {
   return item;
 }
 
-// How strong weights look, from one in a hundred to all.
+// Show the opacity of weights from 1 % to 100 %.
 function scale(colour, colours) {
   const bytes = ramp(colour, colours.card);
   return [0.01, 0.05, 0.2, 0.5, 1].map((weight) => {

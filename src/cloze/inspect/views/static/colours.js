@@ -1,4 +1,4 @@
-// Colours that hold on light and on dark paper: one for each head, one for each pattern, and the page's own.
+// Colours that work on light and dark backgrounds: of heads, of patterns, and of the page itself.
 
 const HEAD_COLOURS = [
   "#4577c9", "#e07b22", "#d9485b", "#3f9a4d", "#9a66c9", "#1fa3a3", "#c79a12", "#e0659b",
@@ -25,7 +25,7 @@ export function patternColour(label) {
   return PATTERN_COLOURS[label] ?? PATTERN_COLOURS.mixed;
 }
 
-// The page's own colours as the style sheet has them now.
+// Return the current colours of the style sheet.
 export function theme() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(`--${name}`).trim();
@@ -34,7 +34,7 @@ export function theme() {
   );
 }
 
-// How strong a weight looks. Linear would leave all but the largest unseen.
+// Return the opacity of a weight. With a linear scale, only the largest weights would be visible.
 export function strength(weight) {
   return weight ** 0.7;
 }
@@ -45,7 +45,7 @@ export function percent(weight) {
   return `${value.toFixed(value < 9.95 ? 1 : 0)} %`;
 }
 
-// From the paper to a colour in 256 steps of strength, as bytes: for pictures of many cells.
+// Return a colour ramp from the background to a colour in 256 steps, as bytes, for pictures of many cells.
 export function ramp(colour, paper) {
   const [from, to] = [channels(paper), channels(colour)];
   const bytes = new Uint8ClampedArray(256 * 4);

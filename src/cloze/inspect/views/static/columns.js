@@ -6,16 +6,16 @@ import { activeWord, change, state } from "./state.js";
 import { chosenHeads, inBlock, labelWidth, movedWord, segmentColour, stepIndex, token, wordTable } from "./words.js";
 
 const TOP = 40;
-const EDGE = 10; // between a label and its lines
-// As many as a browser without a graphics card draws between two frames.
+const EDGE = 10; // distance between a label and its lines
+// The number of lines that a browser without a graphics card can draw per frame.
 const MOST_LINES = { short: 1800, long: 600 };
 const MOST_WORD_LINES = 160;
-let place = null; // where things are, from the last layout
+let place = null; // positions of the last layout
 
 export const columns = {
   id: "columns",
   title: "Words",
-  help: "Each word on the left attends to words on the right. Colours are heads, strong lines large weights. Point at a word to see its attention alone; click to hold it.",
+  help: "Words on the left attend to words on the right. Each colour is a head; stronger lines are larger weights. Point at a word to see only its attention; click to pin it.",
   controls: ["layer", "block", "word", "head"],
   layout(width) {
     const { from, to } = inBlock();
@@ -91,7 +91,7 @@ function labels(surface, side, word, frame, colours) {
   });
 }
 
-// One word's attention: a line and a small square for each head and each word of the other side.
+// Draw the attention of one word: a line and a small square for each head and each word on the other side.
 function wordLines(surface, word, frame, colours) {
   const other = word.side === "from" ? "to" : "from";
   if (!place[word.side].includes(word.index)) return;
@@ -123,12 +123,12 @@ function wordLines(surface, word, frame, colours) {
   surface.frame(begin - 0.5, TOP + 1, cell * heads.length + 1, place.row * place[other].length - 2, colours.rule, 1, 3);
 }
 
-// Heads side by side, so that no line hides another.
+// Place heads side by side, so that no line hides another.
 function spread(number, count) {
   return (number - (count - 1) / 2) * Math.min(1.6, (place.row * 0.6) / count);
 }
 
-// All words' attention: the strongest weights that leave the rows in sight, as many as are drawn quickly.
+// Draw the attention of all words: the largest weights from visible rows, up to the number that is drawn quickly.
 function allLines(surface, frame) {
   const { steps, values } = source;
   const heads = chosenHeads();

@@ -1,5 +1,5 @@
-// What is chosen with buttons and lists: layer, heads, block, word, view. Plain elements, so that keyboards and screen
-// readers know them.
+// The controls for layer, heads, block, word and view. They are plain elements, so that they work with keyboards and
+// screen readers.
 
 import { headColour } from "./colours.js";
 import { source } from "./source.js";
@@ -15,7 +15,7 @@ export function made(name, text, properties = {}) {
   return node;
 }
 
-// The elements that depend on the facts, made anew for each text.
+// Create the elements that depend on the facts, again for each text.
 export function buildControls() {
   const { facts } = source;
   const layers = Array.from({ length: facts.layers }, (_, layer) => made("option", `${layer} of 0\u2013${facts.layers - 1}`, { value: layer }));
@@ -42,7 +42,7 @@ function headButton(head) {
   const button = made("button", String(head), { type: "button", className: "head" });
   button.style.setProperty("--head", headColour(head));
   button.setAttribute("aria-label", `Head ${head}`);
-  button.title = "Double-click: this head alone";
+  button.title = "Double-click: only this head";
   button.addEventListener("click", (event) => {
     const heads = new Set(event.shiftKey ? [] : state.heads);
     if (heads.has(head) && heads.size > 1) heads.delete(head);
@@ -63,11 +63,11 @@ function blockButton(block, name) {
 function footnote(facts) {
   const { notes } = facts;
   const about = notes.surveyed
-    ? `Patterns are from ${notes.source}: scores over a corpus, held against chance.`
-    : "Patterns are described from this text alone, by where most of the attention goes, and are not held against chance; \u201ccloze heads\u201d does that over a corpus, and \u201ccloze inspect --heads\u201d shows it here.";
-  const cut = facts.cut ? ` ${facts.cut} tokens did not fit into the model and were cut.` : "";
+    ? `Patterns are from ${notes.source}: scores over a corpus, compared with chance.`
+    : "Patterns describe this text only, by where most of the attention goes, and are not compared with chance; \u201ccloze heads\u201d does so over a corpus, and \u201ccloze inspect --heads\u201d shows the result here.";
+  const cut = facts.cut ? ` ${facts.cut} tokens exceeded the maximum length and were truncated.` : "";
   return (
-    `${about} Weights are shown to within ${(facts.error * 100).toFixed(1)} points at 100 %, and closer where they are smaller.` +
+    `${about} Weights are accurate to ${(facts.error * 100).toFixed(1)} points at 100 %, and more accurate if they are smaller.` +
     ` Layers and heads count from zero, as in attention.weights[layer, head].${cut}`
   );
 }
@@ -81,7 +81,7 @@ export function moveLayer(by) {
   if (layer !== state.layer) change({ layer });
 }
 
-// What never changes: who listens to whom.
+// Connect the event listeners, which are the same for all texts.
 export function wireControls(views) {
   element("layer").addEventListener("change", (event) => change({ layer: Number(event.target.value) }));
   element("layer-back").addEventListener("click", () => moveLayer(-1));
@@ -108,7 +108,7 @@ export function wireControls(views) {
   });
 }
 
-// Makes the elements say what the state is.
+// Update the elements to match the state.
 export function updateControls(view, views) {
   const { facts } = source;
   element("layer").value = state.layer;
@@ -133,5 +133,5 @@ export function updateControls(view, views) {
   }
   element("panel").setAttribute("aria-labelledby", `tab-${view.id}`);
   element("help").textContent = view.help;
-  element("stage").setAttribute("aria-label", `${view.title}. ${view.help} The table that follows says the same in words.`);
+  element("stage").setAttribute("aria-label", `${view.title}. ${view.help} The table below has the same content.`);
 }

@@ -1,4 +1,4 @@
-// What each layer would fill in: its states through the masked-word head, for every word that was asked about.
+// The predictions of each layer: the masked-word head applied to its states, for a number of words.
 
 import { percent } from "./colours.js";
 import { source } from "./source.js";
@@ -14,7 +14,7 @@ let aimed = null; // { layer, place } under the pointer
 export const fills = {
   id: "fills",
   title: "Blanks",
-  help: "What the masked-word head reads off each layer, the last one at the bottom. It was trained on the last layer alone: what it says of the others shows when a word is settled on, and is no prediction of the model.",
+  help: "The masked-word head applied to each layer, with the last layer at the bottom. The head was trained only on the last layer: its output for other layers shows where a word is decided, but is not a prediction of the model.",
   controls: ["word"],
   fits: (facts) => facts.fills !== null,
   layout(width) {
@@ -59,24 +59,24 @@ export const fills = {
   caption() {
     if (!aimed) return "";
     const { places, words } = source.facts.fills;
-    const told = words[aimed.layer]?.[aimed.place]?.map(([word, share]) => `${word} ${percent(share)}`);
-    return told ? `${stateName(aimed.layer)}, at \u201c${token(places[aimed.place])}\u201d: ${told.join(", ")}` : "";
+    const best = words[aimed.layer]?.[aimed.place]?.map(([word, share]) => `${word} ${percent(share)}`);
+    return best ? `${stateName(aimed.layer)}, at \u201c${token(places[aimed.place])}\u201d: ${best.join(", ")}` : "";
   },
   legend: (colours) => ({
     items: [
-      { label: "the word that stands there", colour: colours.second },
-      { label: "another word; stronger where it is likelier", colour: colours.accent },
+      { label: "the word of the text", colour: colours.second },
+      { label: "another word; stronger if more likely", colour: colours.accent },
     ],
   }),
   table() {
     const { places, words } = source.facts.fills;
     const index = wordOrFirst().index;
     const place = places.indexOf(index);
-    if (place < 0) return { caption: `\u201c${token(index)}\u201d was not asked about: the text is long`, header: [], rows: [] };
+    if (place < 0) return { caption: `No predictions for \u201c${token(index)}\u201d: the text is long`, header: [], rows: [] };
     const rows = words.map((row, layer) => ({
       cells: [stateName(layer), row[place].slice(0, 3).map(([word, share]) => `${word} ${percent(share)}`).join("  \u00b7  ")],
     }));
-    return { caption: `What each layer would say at \u201c${token(index)}\u201d`, header: ["layer", "words"], rows };
+    return { caption: `Predictions of each layer at \u201c${token(index)}\u201d`, header: ["layer", "words"], rows };
   },
 };
 

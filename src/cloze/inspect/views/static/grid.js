@@ -14,7 +14,7 @@ const pictures = { key: "", made: [] };
 export const headGrid = {
   id: "heads",
   title: "Heads",
-  help: "Every head of every layer, coloured by what it mostly attends to. Click one to open it.",
+  help: "All heads of all layers, coloured by their attention pattern. Click a head to open it.",
   controls: [],
   layout(width) {
     const { heads, layers } = source.facts;
@@ -73,7 +73,7 @@ export const headGrid = {
     const does = source.facts.notes.descriptions[label] ?? label;
     return (
       `Layer ${over.layer}, head ${over.head}: ${label} (${does}), ${percent(score)}; ` +
-      `evenness ${percent(entropy)}, reaching ${distance.toFixed(1)} tokens on average`
+      `evenness ${percent(entropy)}, mean distance ${distance.toFixed(1)} tokens`
     );
   },
   table() {
@@ -86,7 +86,7 @@ export const headGrid = {
         open: () => headGrid.press({ layer, head }),
       })),
     );
-    return { caption: "Every head by its pattern", header: ["layer.head", "pattern", "share"], rows };
+    return { caption: "All heads with their patterns", header: ["layer.head", "pattern", "share"], rows };
   },
   legend() {
     const counts = {};

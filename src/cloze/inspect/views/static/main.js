@@ -1,4 +1,4 @@
-// The page: facts and address -> state; state -> picture, controls and table.
+// The page: builds the state from facts and address, and the picture, controls and table from the state.
 
 import { say, updateLegend, updateTable } from "./beside.js";
 import { columns } from "./columns.js";
@@ -21,7 +21,7 @@ function currentView() {
   return VIEWS.find((view) => view.id === state.view && (view.fits?.(source.facts) ?? true)) ?? columns;
 }
 
-// A text's beginning: what the address says, and else a blank if there is one, and all heads.
+// Show a new text with the state in the address; by default, with all heads and the first blank, if any.
 function startView() {
   const { facts } = source;
   const blank = facts.tokens.indexOf("[MASK]");
@@ -37,11 +37,11 @@ async function loadLayer() {
   const wanted = [source.key, state.layer];
   try {
     const steps = await layerSteps(state.layer);
-    if (wanted[0] !== source.key || wanted[1] !== state.layer) return; // something else is wanted by now
+    if (wanted[0] !== source.key || wanted[1] !== state.layer) return; // another layer or text was selected meanwhile
     source.steps = steps;
     update(new Set(["steps"]));
     const next = state.layer + 1;
-    if (next < source.facts.layers) requestIdleCallback(() => layerSteps(next).catch(() => {})); // likely to be wanted
+    if (next < source.facts.layers) requestIdleCallback(() => layerSteps(next).catch(() => {})); // probably needed next
   } catch (error) {
     say(error.message);
   }
@@ -55,7 +55,7 @@ function update(names) {
   }
   if (stage.view !== view) stage.show(view);
   else stage.refresh();
-  // A pointer that wanders changes nothing but the picture and the words beside it.
+  // Moving the pointer changes only the picture and the texts beside it.
   const wanders = names.size === 1 && (names.has("hover") || names.has("cursor"));
   if (!wanders) {
     updateControls(view, VIEWS);
@@ -83,10 +83,10 @@ async function copyLink() {
   const link = location.href.replace(/#.*$/s, "") + address();
   try {
     await navigator.clipboard.writeText(link);
-    say("The link is copied; it opens what you see now.");
+    say("The link was copied; it opens the current view.");
   } catch {
     location.hash = address();
-    say("The link is in the address bar; it opens what you see now.");
+    say("The link is in the address bar; it opens the current view.");
   }
 }
 
@@ -97,7 +97,7 @@ async function save(work) {
   } catch (error) {
     say(error.message);
   }
-  stage.refresh(); // a view remembers its last layout, and that was the file's
+  stage.refresh(); // restores the layout, which was that of the file
 }
 
 function turnTheme() {
@@ -124,7 +124,7 @@ function printed(begins) {
 function start() {
   stage = new Stage(element("stage"));
   stage.drawn = () => {
-    // For whoever measures: which layer is in sight, and since when there has been a picture.
+    // For tests and benchmarks: the shown layer, and the time of the first picture.
     if (!source.steps) return;
     stage.element.dataset.layer = state.layer;
     if (!performance.getEntriesByName("first-picture").length) performance.mark("first-picture");

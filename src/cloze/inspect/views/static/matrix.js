@@ -1,18 +1,18 @@
-// The matrix view: a row for each word that attends, a column for each that is attended to.
+// The matrix view: a row for each attending word, a column for each attended word.
 
 import { headColour, percent, ramp, theme } from "./colours.js";
 import { source } from "./source.js";
 import { activeWord, change, state } from "./state.js";
 import { chosenHeads, inBlock, labelWidth, movedWord, segmentColour, stepIndex, token, wordTable } from "./words.js";
 
-let grid = null; // where things are, from the last layout
-let pointed = null; // { from, to } under the pointer
+let grid = null; // positions of the last layout
+let pointed = null; // the cell under the pointer, { from, to }
 let drawn = { key: "", picture: null };
 
 export const matrix = {
   id: "matrix",
   title: "Matrix",
-  help: "Rows attend to columns; a strong colour is a large weight. Of several heads, the mean is shown.",
+  help: "Rows attend to columns; stronger colours are larger weights. With several heads, the mean is shown.",
   controls: ["layer", "block", "word", "head"],
   layout(width, room = 800) {
     const { from, to } = inBlock();
@@ -31,7 +31,7 @@ export const matrix = {
     surface.frame(left - 0.5, top - 0.5, width + 1, height + 1, colours.rule);
     borders(surface, colours);
     cross(surface, colours);
-    // The words stay in sight however far the sheet is moved.
+    // The words stay visible while the sheet is scrolled.
     rowLabels(surface, frame, colours);
     columnLabels(surface, frame, colours);
   },
@@ -67,7 +67,7 @@ function matrixColour(colours) {
   return state.heads.size === 1 ? headColour(chosenHeads()[0]) : colours.accent;
 }
 
-// A picture of one pixel a cell, made anew when what it shows changes.
+// A picture with one pixel per cell, drawn again when its content changes.
 function picture() {
   const colours = theme();
   const heads = chosenHeads();
@@ -97,7 +97,7 @@ function picture() {
   return canvas;
 }
 
-// Lines where the second text begins.
+// Draw lines where the second text starts.
 function borders(surface, colours) {
   const { from, to, cell, left, top } = grid;
   const { segments } = source.facts;

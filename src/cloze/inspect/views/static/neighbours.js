@@ -1,4 +1,4 @@
-// The words' neighbours in embedding space: for one word, the most similar ones at each layer, nearest on top.
+// The neighbours of a word in embedding space: the most similar words at each layer, nearest on top.
 
 import { change } from "./state.js";
 import { movedWord, segmentColour, stateName, token, wordOrFirst } from "./words.js";
@@ -12,7 +12,7 @@ const EDGE = 14;
 export const neighbours = {
   id: "neighbours",
   title: "Neighbours",
-  help: "The words of this text whose states are most like the chosen word's, layer by layer; a line follows a word from layer to layer. On the left, the vocabulary's nearest words.",
+  help: "The words of this text whose states are most similar to those of the selected word, layer by layer; a line follows a word from layer to layer. On the left, the nearest words of the vocabulary.",
   controls: ["word"],
   fits: (facts) => facts.neighbours !== null && facts.tokens.length > 1,
   layout(width) {
@@ -40,7 +40,7 @@ export const neighbours = {
     const index = layer < 0 ? undefined : source.facts.neighbours.places[layer]?.[wordOrFirst().index][rank];
     return index === undefined ? null : { index, side: "from" };
   },
-  point() {}, // else what is pointed at would move away under the pointer
+  point() {}, // no hover: the picture would change under the pointer
   press(word) {
     if (word) change({ word, hover: null });
   },
@@ -52,14 +52,14 @@ export const neighbours = {
   },
   legend: (colours) =>
     source.facts.segments.includes(1)
-      ? { items: [{ label: "a word of A", colour: colours.first }, { label: "a word of B", colour: colours.second }] }
+      ? { items: [{ label: "word of A", colour: colours.first }, { label: "word of B", colour: colours.second }] }
       : null,
   table() {
     const word = wordOrFirst().index;
     const { places, cosines } = source.facts.neighbours;
     const rows = places.map((row, layer) => {
-      const told = row[word].slice(0, 3).map((other, rank) => `${token(other)} ${cosines[layer][word][rank].toFixed(2)}`);
-      return { cells: [stateName(layer), told.join("  \u00b7  ")] };
+      const nearest = row[word].slice(0, 3).map((other, rank) => `${token(other)} ${cosines[layer][word][rank].toFixed(2)}`);
+      return { cells: [stateName(layer), nearest.join("  \u00b7  ")] };
     });
     return { caption: `Nearest to \u201c${token(word)}\u201d, by cosine`, header: ["layer", "words"], rows };
   },

@@ -1,4 +1,4 @@
-// The picture as a file: PNG at twice the screen's size, or SVG; all of the sheet, with a line that says what it is.
+// Save the whole picture with a title line, as PNG at twice the screen resolution or as SVG.
 
 import { theme } from "./colours.js";
 import { source } from "./source.js";
@@ -8,7 +8,7 @@ import { headsInWords } from "./words.js";
 
 const TITLE = 34;
 const WIDEST = 1100;
-// What browsers refuse, or take a gigabyte for.
+// Larger canvases are rejected by browsers or need a gigabyte of memory.
 const MOST_PIXELS = 60_000_000;
 const LONGEST_SIDE = 16_000;
 

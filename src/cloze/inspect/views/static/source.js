@@ -1,5 +1,5 @@
-// Where facts and weights come from: this file itself, or the service that gave it out. A layer is read when it is
-// first looked at, and the last few are kept.
+// The source of facts and weights: this file itself, or the service that delivered it. A layer is loaded when it is
+// first shown, and the most recent layers stay in memory.
 
 const KEPT_LAYERS = 6;
 
@@ -14,17 +14,17 @@ export function startSource() {
 export function useFacts(facts) {
   source.facts = facts;
   source.decoded.clear();
-  source.key += 1; // whatever is still on its way belongs to other facts
+  source.key += 1; // responses that are still pending belong to other facts
   for (let step = 0; step < 256; step += 1) source.values[step] = Math.min(1, (step / facts.levels) ** 2);
 }
 
-// The names of the models that the service has.
+// Return the names of the served models.
 export async function servedModels() {
   const answer = await fetch("v1/models");
   return answer.ok ? (await answer.json()).data.map((model) => model.id) : [];
 }
 
-// A text, or two, to the service; its facts back. What went wrong comes as an error with the service's own words.
+// Send one or two texts to the service and use the facts it returns. Failures throw the error message of the service.
 export async function askService([text, pair], model) {
   const body = { text, ...(pair === undefined ? {} : { pair }), ...(model ? { model } : {}) };
   const answer = await fetch("inspect/view", {
@@ -33,16 +33,16 @@ export async function askService([text, pair], model) {
     body: JSON.stringify(body),
   });
   const said = await answer.json().catch(() => null);
-  if (!answer.ok) throw new Error(said?.error?.message ?? `the service answered ${answer.status}`);
+  if (!answer.ok) throw new Error(said?.error?.message ?? `the service responded with status ${answer.status}`);
   useFacts(said);
 }
 
-// The weights of a layer as a promise of steps, (heads, from, to) in one array of bytes.
+// Return a promise of the quantized weights of a layer, (heads, from, to), in one array of bytes.
 export function layerSteps(layer) {
   const { decoded } = source;
   if (!decoded.has(layer)) {
     const work = readLayer(layer);
-    work.catch(() => decoded.delete(layer)); // so that it is asked for again
+    work.catch(() => decoded.delete(layer)); // so that it is requested again
     decoded.set(layer, work);
     if (decoded.size > KEPT_LAYERS) decoded.delete(decoded.keys().next().value);
   }
@@ -61,14 +61,14 @@ async function readLayer(layer) {
 
 async function fetchLayer(layer) {
   const answer = await fetch(`inspect/weights/${encodeURIComponent(source.facts.id)}/${layer}`);
-  if (!answer.ok) throw new Error("the service has forgotten this text; press Look again");
+  if (!answer.ok) throw new Error("the service no longer has this text; press Show again");
   return answer.arrayBuffer();
 }
 
-// A large file is shown before the rest of it is read.
+// A large file is shown before all of it is loaded.
 async function layerElement(layer) {
   const find = () => document.getElementById(`layer-${layer}`);
-  // An element is there before all of its text is; one that has something behind it is whole.
+  // An element exists before its text is complete; it is complete when another element follows it.
   if (document.readyState === "loading" && !find()?.nextElementSibling) {
     await new Promise((done) => document.addEventListener("DOMContentLoaded", done, { once: true }));
   }

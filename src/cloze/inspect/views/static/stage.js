@@ -1,5 +1,5 @@
-// The stage: a sheet as large as a view wants, and on it a canvas as large as the window, drawn where it has been moved
-// to. So a sheet of ten thousand rows costs what is in sight.
+// The stage: a scrollable sheet of any size, with a canvas of the size of the window. Only the visible part is drawn, so
+// that the cost does not grow with the sheet, which may have ten thousand rows.
 
 import { theme } from "./colours.js";
 import { CanvasSurface } from "./surface.js";
@@ -13,7 +13,7 @@ export class Stage {
     this.canvas = element.querySelector("#canvas");
     this.view = null;
     this.pending = false;
-    this.drawn = null; // told after each drawing
+    this.drawn = null; // called after each drawing
     new ResizeObserver(() => this.refresh()).observe(element.parentElement);
     element.addEventListener("scroll", () => this.refresh(), { passive: true });
     element.addEventListener("pointermove", (event) => this.view?.point(this.find(event)));
@@ -29,19 +29,19 @@ export class Stage {
 
   show(view) {
     this.view = view;
-    this.measure(); // keys and pointers may come before the first frame is drawn
+    this.measure(); // key and pointer events may arrive before the first frame is drawn
     this.element.scrollTo(0, 0);
     this.refresh();
   }
 
-  // Lays the view out for the room there is.
+  // Lay out the view for the available size.
   measure() {
     const width = this.element.parentElement.clientWidth;
     const room = Math.max(LEAST_HEIGHT, innerHeight * 0.74);
     return { width, room, size: this.view.layout(width - 2, room) };
   }
 
-  // Draws at the next frame, however often it was asked for before.
+  // Draw once at the next frame, even after several calls.
   refresh() {
     if (this.pending || !this.view) return;
     this.pending = true;
@@ -74,7 +74,7 @@ export class Stage {
     this.drawn?.();
   }
 
-  // Moves the sheet until what the keyboard has gone to is in sight.
+  // Scroll until the element with the keyboard focus is visible.
   reveal({ x, y, width = 0, height, above = 0, before = 0 }) {
     const { element } = this;
     if (y - above < element.scrollTop) element.scrollTop = y - above;

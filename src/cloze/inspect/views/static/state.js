@@ -1,13 +1,13 @@
-// What is looked at: kept in one object, written into the address so that a link restores it.
+// The state of the page: one object, which is also written to the address so that a link restores it.
 
 export const state = {
   view: "columns",
   layer: 0,
   heads: new Set(),
   block: "all", // or AA, AB, BA, BB
-  word: null, // { index, side } that is held; side is "from" or "to"
-  hover: null, // the same, under the pointer; in no link
-  cursor: 0, // the head that the keyboard is at, in the grid
+  word: null, // the pinned word, { index, side }; side is "from" or "to"
+  hover: null, // the word under the pointer, in the same form; not part of links
+  cursor: 0, // the head that has the keyboard focus in the grid
 };
 
 const watchers = [];
@@ -16,7 +16,7 @@ export function watch(watcher) {
   watchers.push(watcher);
 }
 
-// Sets what is given and tells everybody, with the names of what was set.
+// Set some values and notify all watchers of their names.
 export function change(values) {
   Object.assign(state, values);
   const names = new Set(Object.keys(values));
@@ -28,7 +28,7 @@ export function activeWord() {
   return state.hover ?? state.word;
 }
 
-let kept = {}; // what the served page adds: the texts
+let kept = {}; // additional values in the address of a served page: its texts
 
 export function keepInAddress(values) {
   kept = values;
@@ -49,11 +49,11 @@ function writeAddress() {
   try {
     history.replaceState(null, "", address());
   } catch {
-    // A page inside a notebook has no address of its own.
+    // A page inside a notebook cannot change its address.
   }
 }
 
-// What an address says, as far as it fits these facts: links may be old, or made by hand.
+// Read the state from the address. Values that do not fit these facts are ignored, since links may be old or edited.
 export function readAddress(facts) {
   const parts = new URLSearchParams(location.hash.slice(1));
   const found = {};
@@ -69,7 +69,7 @@ export function readAddress(facts) {
   return found;
 }
 
-// What a served page was asked for, as far as the address says it.
+// Read the texts and the model from the address of a served page.
 export function addressQuestion() {
   const parts = new URLSearchParams(location.hash.slice(1));
   const texts = parts.has("a") ? [parts.get("a"), ...(parts.has("b") ? [parts.get("b")] : [])] : null;

@@ -1,4 +1,4 @@
-// What views draw on: a canvas for the screen and for PNG, or the same strokes as SVG.
+// The surfaces that views draw on: a canvas for the screen and for PNG, or SVG elements.
 
 export const FONT = "system-ui, -apple-system, 'Segoe UI', 'Liberation Sans', sans-serif";
 
@@ -29,7 +29,7 @@ export class CanvasSurface {
     context.stroke();
   }
 
-  // From one side to the other, leaving and arriving level.
+  // Draw a curve from one side to the other with horizontal ends.
   curve(x1, y1, x2, y2, colour, alpha, thickness) {
     const { context } = this;
     const bend = (x2 - x1) / 2;
@@ -135,7 +135,7 @@ function short(number) {
   return Number(number.toFixed(2));
 }
 
-// XML allows neither control characters nor halves of pairs, however escaped.
+// XML allows neither control characters nor unpaired surrogates, not even escaped.
 function escaped(text) {
   return String(text)
     .toWellFormed()
@@ -143,7 +143,7 @@ function escaped(text) {
     .replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
 }
 
-// Characters that change the direction of what follows, or show nothing, would let a token pass for another.
+// Characters that change the text direction or are invisible could make a token look like another one.
 export function visible(text) {
   return text.replace(/[\u0000-\u001f\u007f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g, "\u00b7");
 }
@@ -157,7 +157,7 @@ function shorten(context, text, width) {
 
 const ruler = { context: null };
 
-// How wide the widest of these texts is.
+// Return the width of the widest text.
 export function widest(texts, size, weight = 400) {
   ruler.context ??= document.createElement("canvas").getContext("2d");
   ruler.context.font = `${weight} ${size}px ${FONT}`;

@@ -1,4 +1,4 @@
-// What several views ask: which words are in play, which heads, and how much attention goes where.
+// Functions that several views share: the selected words, the selected heads, and the attention between words.
 
 import { source } from "./source.js";
 import { activeWord, state } from "./state.js";
@@ -6,7 +6,7 @@ import { widest } from "./surface.js";
 
 export const BLOCKS = { all: "all", AA: "A\u2192A", AB: "A\u2192B", BA: "B\u2192A", BB: "B\u2192B" };
 
-// The tokens that attend and those that are attended to, as the block has them.
+// Return the attending and the attended tokens of the selected block.
 export function inBlock() {
   const { segments } = source.facts;
   const of = (letter) => [...segments.keys()].filter((index) => letter === undefined || segments[index] === "AB".indexOf(letter));
@@ -23,7 +23,7 @@ export function token(index) {
 
 let measured = { key: -1, width: 0 };
 
-// The room that the longest token takes, within reason.
+// Return the width of the longest token, within limits.
 export function labelWidth(most) {
   if (measured.key !== source.key) measured = { key: source.key, width: widest(source.facts.tokens, 14, 650) };
   return Math.min(most, measured.width + 20);
@@ -33,13 +33,13 @@ export function segmentColour(index, colours) {
   return source.facts.segments[index] === 1 ? colours.second : colours.first;
 }
 
-// Where the weight of a head from one token to another stands.
+// Return the index of the weight of a head from one token to another.
 export function stepIndex(head, from, to) {
   const length = source.facts.tokens.length;
   return (head * length + from) * length + to;
 }
 
-// The mean weight over the chosen heads between a word and each of the words on the other side.
+// Return the mean weight over the selected heads between a word and each word on the other side.
 export function meanWeights(word, others) {
   const { steps, values } = source;
   const heads = chosenHeads();
@@ -51,7 +51,7 @@ export function meanWeights(word, others) {
   });
 }
 
-// The active word, or the first that is no special token, so that there is always something to tell of.
+// Return the active word, or else the first one that is not a special token.
 export function wordOrFirst() {
   const { from } = inBlock();
   const chosen = activeWord();
@@ -65,7 +65,7 @@ export function headsInWords() {
   return heads.length === 1 ? `head ${heads[0]}` : `heads ${heads.join(", ")}`;
 }
 
-// The table beside the two-column and the matrix view: where the chosen word's attention goes.
+// Return the table beside the two-column and the matrix view: the attention of the selected word.
 export function wordTable(percent) {
   if (!source.steps) return null;
   const word = wordOrFirst();
@@ -76,7 +76,7 @@ export function wordTable(percent) {
   const does = word.side === "from" ? `\u201c${token(word.index)}\u201d attends to` : `attend to \u201c${token(word.index)}\u201d`;
   return {
     caption: `${does} (layer ${state.layer}, ${headsInWords()}${state.heads.size > 1 ? ", mean" : ""})`,
-    header: ["word", "place", "weight"],
+    header: ["word", "position", "weight"],
     rows: order.map((place) => ({
       cells: [token(others[place]), String(others[place]), percent(weights[place])],
       share: weights[place],
@@ -84,7 +84,7 @@ export function wordTable(percent) {
   };
 }
 
-// Moves to the next or the one before among the words of a side.
+// Move to the next or the previous word of a side.
 export function movedWord(by) {
   const word = state.word ?? wordOrFirst();
   const list = word.side === "from" ? inBlock().from : inBlock().to;
@@ -92,7 +92,7 @@ export function movedWord(by) {
   return { side: word.side, index: list[Math.min(list.length - 1, Math.max(0, place + by))] ?? word.index };
 }
 
-// The states are one more than the layers: before all of them, and after each.
+// There is one more state than layers: the embeddings, and the output of each layer.
 export function stateName(layer) {
   return layer ? `after layer ${layer - 1}` : "embeddings";
 }
