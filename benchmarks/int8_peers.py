@@ -2,7 +2,7 @@
 
 Each function takes a model folder in the Hugging Face layout and batch sizes, converts the model to the engine's own
 int8 format, and returns functions that embed texts: mean pooling over all tokens, vectors of length 1. They raise
-ImportError where the packages are missing: ``pip install ctranslate2 openvino nncf gguf llama-cpp-python``.
+ImportError if a package is missing: ``pip install ctranslate2 openvino nncf gguf llama-cpp-python``.
 """
 
 import sys
@@ -173,7 +173,7 @@ def write_gguf(folder: Path, path: Path) -> None:
 
 
 def _gguf_piece(piece: str) -> str:
-    """Return a WordPiece as GGUF stores it: word starts have a mark, continuations have none."""
+    """Return a WordPiece in GGUF's notation: word starts have a mark, continuations have none."""
     if piece.startswith("[") and piece.endswith("]"):
         return piece
     return piece[2:] if piece.startswith("##") else "\u2581" + piece

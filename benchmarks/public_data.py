@@ -2,7 +2,7 @@
 
 ``--data FOLDER`` names the folder with the published data sets, under the names in ``SOURCES``. ``--data small`` uses
 small stand-ins instead: the same files with a few hundred rows, built from the public-domain books and open articles of
-``cloze demo``. They show that a benchmark runs; the results say nothing about the published data.
+``cloze demo``. They show that a benchmark runs; the results do not apply to the published data.
 """
 
 import argparse

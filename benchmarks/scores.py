@@ -9,8 +9,8 @@ last, last4, mix   frozen states (of the last layer, of the last four concatenat
            LSTM of two layers, as in table 7 of the BERT paper
 
 Each seed has its own order, head and dropout. SST-2 uses the first 10,000 training rows, CoNLL the first 5,000
-sentences. Every score is stored in a file next to this script as soon as it is measured, and re-running the same
-command measures what is missing. Printed: mean and standard deviation over the seeds, the 95 % interval of the mean by
+sentences. Every score is stored next to this script as soon as it is measured, and re-running the same command
+measures what is missing. Printed: mean and standard deviation over the seeds, the 95 % interval of the mean by
 Student's t, and every score.
 """
 

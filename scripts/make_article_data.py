@@ -1,9 +1,9 @@
-"""Make the biomedical text that ships for "words your model has never seen": a few open-access articles.
+"""Create the bundled biomedical text, a few open-access articles for the tutorial on unseen words.
 
     python scripts/make_article_data.py BIOMEDICAL_TEXT [--out src/cloze/demo/data]
 
-The text is a paragraph a line with a blank line between articles, each with its title as the first line: articles of
-the CRAFT corpus (UCDenver-ccp/CRAFT, CC BY). The first ones are taken, whole. ``SOURCE.md`` lists them.
+The input has articles of the CRAFT corpus (UCDenver-ccp/CRAFT, CC BY): one paragraph per line, a blank line between
+articles, and the title as the first line of each. The first articles are used, unabridged. ``SOURCE.md`` lists them.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def main() -> None:
     with lzma.open(arguments.text, "rt", encoding="utf-8") as file:
         articles = file.read().split("\n\n")[:ARTICLES]
     text = "\n\n".join(article.strip("\n") for article in articles) + "\n"
-    # A fixed filter, so that the same text gives the same bytes.
+    # A fixed filter, so that the output is reproducible.
     (arguments.out / "articles.txt.xz").write_bytes(lzma.compress(text.encode(), preset=9))
     for article in articles:
         print(article.strip().split("\n", 1)[0], len(article.split()))

@@ -1,10 +1,10 @@
-"""Chinese text for a model that is to correct what people write: one file, documents with blank lines between.
+"""Create Chinese training text for a correction model: one file, with blank lines between documents.
 
     python scripts/make_chinese_text.py ../shared/data runs/zh/text.txt
 
-Of what is there, what is nearest to everyday prose: a weekly, news, reviews, questions, encyclopedia, half of the
-retold classics, a little of manuals and laws; and SIGHAN's training sentences put right, six times, since nothing else
-is written by learners. No sentence of SIGHAN's tests is in it.
+It consists of everyday prose (a weekly, news, reviews, questions, encyclopedia articles, half of the retold classics, a
+little of manuals and laws) and SIGHAN's corrected training sentences, six times, because they are the only text written
+by learners. It contains no sentence of SIGHAN's test sets.
 """
 
 import json
@@ -17,19 +17,19 @@ from typing import IO
 
 from cloze.tasks.correction.examples import read_corrections
 
-# Characters of each corpus, at most.
+# Maximum number of characters per corpus.
 CORPORA = {"zh_weekly": 10**9, "zh_apachecn_ds": 700_000, "zh_laws": 300_000, "zh_classics_modern": 4_000_000}
 QUESTIONS = ("LCQMC/dev.txt", "LCQMC/test.txt", "AFQMC/train.txt.xz")
-TIMES = 6  # SIGHAN's sentences
+TIMES = 6  # repetitions of SIGHAN's sentences
 
 
 def opened(path: Path) -> IO[str]:
-    """A text, compressed or not."""
+    """Read a text file, compressed or not."""
     return lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8")
 
 
 def corpus(path: Path, limit: int, draw: random.Random) -> Iterator[str]:
-    """Documents of a corpus, in another order."""
+    """Return the documents of a corpus in shuffled order."""
     documents = opened(path).read().split("\n\n")
     draw.shuffle(documents)
     taken = 0
@@ -41,14 +41,14 @@ def corpus(path: Path, limit: int, draw: random.Random) -> Iterator[str]:
 
 
 def grouped(lines: Iterable[str], size: int) -> Iterator[str]:
-    """Documents of so many lines."""
+    """Group lines to documents of a given number of lines."""
     kept = [line.strip() for line in lines if line.strip()]
     for start in range(0, len(kept), size):
         yield "\n".join(kept[start : start + size])
 
 
 def news(path: Path) -> Iterator[str]:
-    """Sentences of a file with a character and its tag a line."""
+    """Return the sentences of a file with a character and its tag per line."""
     sentence: list[str] = []
     for line in opened(path):
         if line.strip():
@@ -59,20 +59,20 @@ def news(path: Path) -> Iterator[str]:
 
 
 def questions(folder: Path) -> list[str]:
-    """Each question once."""
+    """Return each question once."""
     cells = [line.rstrip("\n").split("\t")[:2] for name in QUESTIONS for line in opened(folder / name)]
     return list(dict.fromkeys(cell for row in cells for cell in row))
 
 
 def contexts(path: Path) -> Iterator[str]:
-    """The paragraphs of a file of questions about them."""
+    """Return the paragraphs of a question-answering file."""
     for article in json.load(opened(path))["data"]:
         for paragraph in article["paragraphs"]:
             yield paragraph["context"]
 
 
 def sighan(folder: Path) -> list[str]:
-    """Training sentences put right, without those of any test."""
+    """Return the corrected training sentences that are not in any test set."""
     tests = [read_corrections(folder / f"sighan{year}") for year in (13, 14, 15)]
     tested = {text for test in tests for text in (*test.sources, *test.targets)}
     return [text for text in read_corrections(folder / "merged", training=True).targets if text not in tested]

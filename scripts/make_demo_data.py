@@ -5,7 +5,7 @@
 The folder holds ``books_en.txt.xz`` (one paragraph a line, a blank line between chapters) and
 ``books_en.index.tsv`` (its books in order, with the number of chapters of each), compiled from the
 public-domain repository mlschmitt/classic-books-markdown. The same input gives the same output:
-what is chosen is chosen by the hash of its text. ``SOURCE.md``, beside the data, tells what was decided.
+what is chosen is chosen by the hash of its text. ``SOURCE.md``, beside the data, describes the selection.
 """
 
 import argparse
@@ -116,7 +116,7 @@ class Paragraph:
 
     @property
     def order(self) -> str:
-        """What shuffles: a number that depends on nothing but the text."""
+        """A pseudo-random sort key that depends only on the text."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 

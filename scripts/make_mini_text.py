@@ -1,10 +1,10 @@
-"""Make the text that cloze-mini is trained on, and the books that it never sees.
+"""Create the training text of cloze-mini and its held-out books.
 
     python scripts/make_mini_text.py DATA/corpus_en runs/mini
 
-Sources, by licence: 296 books in the public domain and three OpenStax textbooks (CC BY 4.0). Whole books are held out,
-every fortieth of the list: a chapter of a book whose other chapters were read is no fair test. Documents are chapters
-and textbook modules, with a blank line between them.
+Sources: 296 books in the public domain and three OpenStax textbooks (CC BY 4.0). Whole books are held out, every
+fortieth of the list, because a chapter is not a fair test if other chapters of the same book were used in training.
+Documents are chapters and textbook modules, separated by blank lines.
 """
 
 import lzma
@@ -18,7 +18,7 @@ EVERY = 40
 
 
 def documents(path: Path) -> Iterator[str]:
-    """The documents of a compressed file, without the blank lines around them."""
+    """Return the documents of a compressed file without surrounding blank lines."""
     lines: list[str] = []
     with lzma.open(path, "rt", encoding="utf-8") as file:
         for line in file:
@@ -32,7 +32,7 @@ def documents(path: Path) -> Iterator[str]:
 
 
 def chapter_counts(index: Path) -> list[tuple[str, int]]:
-    """Names of the included books and how many documents each has, in the order of the text file."""
+    """Return the names of the included books and their numbers of documents, in the order of the text file."""
     rows = re.findall(r"^(.+)\tA docs=(\d+) bytes=\d+$", index.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return [(name, int(count)) for name, count in rows]
 

@@ -1,8 +1,8 @@
-"""SIGHAN's set of characters that are mistaken for each other, as the file that ``--similar`` takes.
+"""Convert SIGHAN's confusion set (characters that are mistaken for each other) to a file for ``--similar``.
 
     python scripts/make_similar.py ../shared/data/sighan_csc/confusion.txt runs/zh/similar.txt
 
-A character, a colon and the others become a character, a tab, and the others with spaces between.
+Lines with a character, a colon and similar characters become a character, a tab, and the others separated by spaces.
 """
 
 import sys
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def main(source: Path, target: Path) -> None:
-    """Write the one from the other."""
+    """Convert the file."""
     rows = (line.partition(":") for line in source.read_text(encoding="utf-8").splitlines() if ":" in line)
     lines = [f"{sign.strip()}\t{' '.join(others.strip())}\n" for sign, _, others in rows if others.strip()]
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
     python scripts/same_speed.py BEFORE [AFTER] [--rounds 7] [--only TEXT]
 
-BEFORE and AFTER are Git revisions (AFTER: the working tree if left out). Each version runs in a process of its own,
+BEFORE and AFTER are Git revisions (AFTER: the working tree by default). Each version runs in a process of its own,
 and the two take turns, so that whatever else the machine does is the same for both: embedding with the MiniLM weights
 of the dev extra (fp32 and int8; mixed lengths, and one text at a time), pre-training and fine-tuning steps at the size
 of the shipped model. Prints the ratio of the best times and of the medians, before / after: above 1 the new version is
@@ -103,7 +103,7 @@ def write_data(folder: Path, source: Path) -> None:
 
 
 class Version:
-    """A process that runs the workloads with the code of one source tree."""
+    """A process that runs the workloads with one version of the code."""
 
     def __init__(self, source: Path, work: Path, data: Path) -> None:
         work.mkdir()
@@ -118,7 +118,7 @@ class Version:
         self.jobs: list[str] = json.loads(self._read())
 
     def time(self, job: str) -> float:
-        """Seconds of one run of a workload."""
+        """Return the duration of one run of a workload in seconds."""
         assert self._process.stdin is not None
         print(job, file=self._process.stdin, flush=True)
         return float(self._read())
@@ -137,7 +137,7 @@ class Version:
 
 
 def check_out(revision: str | None, folder: Path) -> Path:
-    """The sources of a revision, with the compiled kernels of this one."""
+    """Return the sources of a revision, with the compiled kernels of the working tree."""
     if revision is None:
         return ROOT
     subprocess.run(["git", "-C", str(ROOT), "worktree", "add", "-q", "--detach", folder, revision], check=True)
@@ -146,10 +146,10 @@ def check_out(revision: str | None, folder: Path) -> Path:
 
 
 def main() -> None:
-    """Take turns, and print the ratios."""
+    """Alternate between the versions and print the ratios."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("before", help="a Git revision")
-    parser.add_argument("after", nargs="?", help="a Git revision; the working tree if left out")
+    parser.add_argument("after", nargs="?", help="a Git revision; the working tree by default")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--only", default="", help="jobs whose name has this text")
     options = parser.parse_args()

@@ -2,7 +2,7 @@
 
     python scripts/same_weights.py BEFORE [AFTER]
 
-BEFORE and AFTER are Git revisions (AFTER: the working tree if left out). Both versions run the same commands with fixed
+BEFORE and AFTER are Git revisions (AFTER: the working tree by default). Both versions run the same commands with fixed
 seeds on a small generated corpus: a vocabulary, a prepared corpus, pre-training with several objectives and masking
 strategies, every kind of fine-tuning, and distillation. The SHA-256 of everything they write that is not a log is
 compared, and the exit code is 1 if any file differs.
@@ -39,7 +39,7 @@ NOUNS = ["river", "doctor", "garden", "ship", "letter", "teacher", "mountain", "
 VERBS = ["sees", "finds", "leaves", "likes", "paints", "follows", "remembers", "builds", "sells", "hears"]
 PLACES = ["in London", "near Paris", "at home", "by the sea", "in the rain"]
 
-# Name of the folder that a command writes -> its words; {data} is the folder of generated files, {out} that of results.
+# Folder that a command writes -> its arguments; {data} is the folder of generated files, {out} that of results.
 COMMANDS = {
     "vocabulary": "vocab {data}/text.txt --out {out}/vocabulary --size 200 --workers 1",
     "corpus": "prepare {data}/text.txt --vocab {out}/vocabulary --out {out}/corpus",
@@ -121,7 +121,7 @@ def _tag(word: str) -> str:
 
 
 def run(source: Path, data: Path, out: Path) -> dict[str, str]:
-    """Run all commands with the code of a source tree; return path -> SHA-256 of what they wrote."""
+    """Run all commands with the code of a source tree; return path -> SHA-256 of each written file."""
     out.mkdir()
     environment = os.environ | {"PYTHONPATH": str(source / "src"), "OMP_NUM_THREADS": "1"}
     for name, words in COMMANDS.items():
@@ -140,7 +140,7 @@ def main() -> None:
     """Compare two versions."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("before", help="a Git revision")
-    parser.add_argument("after", nargs="?", help="a Git revision; the working tree if left out")
+    parser.add_argument("after", nargs="?", help="a Git revision; the working tree by default")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)

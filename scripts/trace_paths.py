@@ -379,7 +379,7 @@ def is_project_function(code: CodeType) -> bool:
 
 
 def code_of(name: str) -> CodeType:
-    """The code of "module:qualified.name"."""
+    """Return the code object of "module:qualified.name"."""
     module, _, path = name.partition(":")
     found: Any = import_module(module)
     for part in path.split("."):
@@ -390,7 +390,7 @@ def code_of(name: str) -> CodeType:
 
 @contextmanager
 def recording(recorder: Recorder) -> Iterator[None]:
-    """Record in this thread and in those that start meanwhile."""
+    """Record this thread and all threads that it starts."""
     sys.settrace(recorder)
     recorder.on = True
     try:
@@ -432,7 +432,7 @@ def print_paths(traced: dict[str, Recorder]) -> None:
 
 
 def main() -> None:
-    """Trace the stages that are named."""
+    """Trace the stages given on the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stages", nargs="*", choices=[*STAGES, []], help="the stages to trace; all if none is named")
     parser.add_argument("--all", action="store_true", help="count the files of other stages too")

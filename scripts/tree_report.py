@@ -1,4 +1,4 @@
-"""Report the shape of the source tree, and fail where a limit of the architecture is exceeded.
+"""Report the structure of the source tree, and fail if a limit of the architecture is exceeded.
 
     python scripts/tree_report.py [--no-paths]
 
@@ -29,7 +29,7 @@ ROLES = frozenset({"settings.py", "errors.py", "metrics.py"})
 
 
 class Block(NamedTuple):
-    """Lines that stand twice: the first line of both places, and their number."""
+    """Duplicated lines: the first line of both occurrences, and the number of lines."""
 
     first: str
     second: str
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 class Tree(NamedTuple):
-    """What is counted of a source tree."""
+    """Measurements of a source tree."""
 
     packages: list[str]
     modules: dict[str, int]  # path -> lines
@@ -48,17 +48,17 @@ class Tree(NamedTuple):
 
     @property
     def short_files(self) -> list[str]:
-        """Modules that hold little."""
+        """Short modules."""
         return [path for path, lines in self.modules.items() if lines < SHORT]
 
     @property
     def long_files(self) -> list[str]:
-        """Modules that hold much."""
+        """Long modules."""
         return [path for path, lines in self.modules.items() if lines > LONG]
 
     @property
     def p90(self) -> int:
-        """Length that 90 % of the functions do not exceed."""
+        """The 90th percentile of function lengths."""
         lengths = sorted(self.function_lengths)
         return lengths[int(0.9 * (len(lengths) - 1))] if lengths else 0
 
@@ -76,7 +76,7 @@ class Tree(NamedTuple):
         return {name: paths for name, paths in self.shared_names.items() if not _are_siblings(name, paths)}
 
     def problems(self) -> list[str]:
-        """Limits that are exceeded."""
+        """Return a message for each limit that is exceeded."""
         checks = [
             (len(self.packages), MOST_PACKAGES, "top-level packages"),
             (len(self.modules), MOST_MODULES, "modules"),
@@ -124,7 +124,7 @@ def function_lengths(text: str) -> Iterator[tuple[str, int]]:
 
 
 def repeated_blocks(texts: dict[str, str], longest_allowed: int = MOST_REPEATED_LINES) -> list[Block]:
-    """Find runs of more lines than allowed that stand twice; blank lines, comments and imports do not count."""
+    """Find duplicated blocks with more lines than allowed, ignoring blank lines, comments and imports."""
     window = longest_allowed + 1
     lines = {path: list(code_lines(text)) for path, text in texts.items()}
     seen: dict[tuple[str, ...], tuple[str, int]] = {}

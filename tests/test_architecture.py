@@ -152,10 +152,10 @@ def test_check_of_lightness_can_fail() -> None:
 
 
 def test_help_of_every_command_is_light() -> None:
-    asked = [[], *([name] for name in COMMANDS), ["finetune", "classify"], ["evaluate", "mlm"]]
+    arguments = [[], *([name] for name in COMMANDS), ["finetune", "classify"], ["evaluate", "mlm"]]
     code = f"""
 from cloze.cli import main
-for words in {asked!r}:
+for words in {arguments!r}:
     try:
         main([*words, "--help"])
     except SystemExit as end:

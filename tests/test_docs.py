@@ -289,7 +289,7 @@ def test_architecture_names_every_package_and_root_module() -> None:
 
 
 def test_import_table_is_the_one_that_is_held() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text("utf-8").partition("## Who may import whom")[2]
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8").partition("## Permitted imports")[2]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", text, re.MULTILINE)
     documented = {name: set(re.findall(r"`(\w+)`", allowed)) for name, allowed in rows if not allowed.startswith("all")}
     assert documented == {name: MAY_IMPORT[name] for name in MAY_IMPORT.keys() - {"demo", "cli"}}

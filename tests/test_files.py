@@ -127,7 +127,7 @@ def test_targets_of_another_kind_are_refused(
     out = tmp_path / "out"
     make(out)
     before = os.lstat(out)
-    with pytest.raises(ConfigError, match=rf"out: is {kind}, but a (file|folder) is to be written; choose another"):
+    with pytest.raises(ConfigError, match=rf"out: is {kind}, but a (file|folder) must be written; choose another"):
         write(out)
     assert os.path.samestat(os.lstat(out), before)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -136,16 +136,16 @@ def test_targets_of_another_kind_are_refused(
 def test_a_file_is_not_replaced_by_a_folder_nor_the_other_way(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("years of work", encoding="utf-8")
     make_folder(tmp_path / "folder")
-    with pytest.raises(ConfigError, match="file: is a file, but a folder is to be written"):
+    with pytest.raises(ConfigError, match="file: is a file, but a folder must be written"):
         write_folder(tmp_path / "file")
-    with pytest.raises(ConfigError, match="folder: is a folder, but a file is to be written"):
+    with pytest.raises(ConfigError, match="folder: is a folder, but a file must be written"):
         write_file(tmp_path / "folder")
     assert (tmp_path / "file").read_text(encoding="utf-8") == "years of work"
     assert (tmp_path / "folder" / "thesis.txt").is_file()
 
 
 def test_a_device_is_refused() -> None:
-    with pytest.raises(ConfigError, match="/dev/null: is a device, but a file is to be written"):
+    with pytest.raises(ConfigError, match="/dev/null: is a device, but a file must be written"):
         write_file(Path("/dev/null"))
     assert stat.S_ISCHR(os.lstat("/dev/null").st_mode)
 

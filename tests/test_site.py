@@ -26,18 +26,22 @@ PUBLIC = {
 }
 
 
-def own_methods(kind: type) -> dict[str, Any]:
-    """Return the public methods that a class defines, or inherits from another class of cloze."""
-    bases = [base for base in reversed(kind.__mro__) if base.__module__.partition(".")[0] == "cloze"]
-    defined = {name: value for base in bases for name, value in vars(base).items() if not name.startswith("_")}
-    return {name: getattr(kind, name) for name, value in defined.items() if callable(value)}
+def public_methods(kind: type) -> dict[str, Any]:
+    """Return the public methods of a class, without those of classes of other libraries."""
+    bases = [base for base in kind.__mro__ if base.__module__.partition(".")[0] == "cloze"]
+    names = {name for base in bases for name in vars(base) if not name.startswith("_")}
+    functions = {name: getattr(kind, name) for name in sorted(names) if callable(getattr(kind, name))}
+    # scikit-learn adds generated methods to its estimators.
+    return {
+        name: one for name, one in functions.items() if inspect.unwrap(one).__code__.co_filename.startswith(str(ROOT))
+    }
 
 
 METHODS = {
     f"{name}.{method}": function
     for name, value in PUBLIC.items()
     if inspect.isclass(value) and not is_dataclass(value)  # settings: their fields are what a user passes
-    for method, function in own_methods(value).items()
+    for method, function in public_methods(value).items()
 }
 
 
@@ -103,11 +107,11 @@ def test_public_name_is_documented(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_public_method_documents_its_arguments(name: str) -> None:
-    """A public method with arguments documents each of them and the returned value."""
+    """A public method with several arguments documents each of them and the returned value; for one, a line may do."""
     function = METHODS[name]
     docstring = inspect.getdoc(function)
     assert docstring, "no docstring"
-    assert not parameters(function) or missing_from(function, docstring, example=False) == []
+    assert len(parameters(function)) < 2 or missing_from(function, docstring, example=False) == []
 
 
 def test_check_of_docstrings_can_fail() -> None:
@@ -170,7 +174,7 @@ def test_navigation_leads_with_index_pages() -> None:
 
 
 def test_site_asks_no_host() -> None:
-    """Fonts are local, and no repository is named, of which the theme would ask GitHub for the number of stars."""
+    """Fonts are local, and no repository is named, since the theme would query GitHub for its stars."""
     settings = (ROOT / "mkdocs.yml").read_text("utf-8")
     assert "\n  font: false\n" in settings
     assert "\nrepo_url" not in settings

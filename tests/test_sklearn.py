@@ -161,9 +161,9 @@ def test_embedder_feeds_a_pipeline(model: str) -> None:
     assert cross_val_score(pipeline, TEXTS, LABELS, cv=2).shape == (2,)
 
 
-@pytest.mark.parametrize("kind", [NumberEmbedder])  # the two estimators that train take minutes
+@pytest.mark.parametrize("kind", [NumberEmbedder, NumberClassifier, NumberRegressor])
 def test_estimator_checks(kind: type[Any], model: str) -> None:
-    settings = {} if kind is NumberEmbedder else {"epochs": 1, "batch_size": 32, "max_length": 8}
+    settings = {} if kind is NumberEmbedder else {"epochs": 1, "batch_size": 64, "max_length": 6}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         results = check_estimator(

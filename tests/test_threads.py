@@ -141,8 +141,8 @@ def test_a_resumed_training_keeps_its_number(recorded: int, costs: dict[int, flo
     with training_threads(recorded, Machine(costs).trial) as note:
         assert torch.get_num_threads() == recorded
     assert note == (
-        f"{recorded} of 2 threads, as this run was started; {now} would be faster now, with other last digits: "
-        f"--threads {now}"
+        f"{recorded} of 2 threads, as at the start of this run; {now} would be faster now, with slightly different "
+        f"numbers: --threads {now}"
     )
     with training_threads(recorded, Machine({recorded: 1.0, now: 2.0}).trial) as note:
         assert note == ""

@@ -632,6 +632,25 @@ def test_table_and_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     kept = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
     assert set(kept) == {"T1", "T2"}
     assert kept["T1"]["depends"]["settings"] == {"size": "1"}
+    table = (tmp_path / "results.md").read_text(encoding="utf-8").splitlines()
+    assert table[:2] == ["| test | tested | required | measured | result |", "| --- | --- | --- | --- | --- |"]
+    assert table[2] == "| T1 | something | nothing broken | runs 1, share 0.5, kind made, 0 s | passed |"
+    assert len(table) == 5
+
+
+def test_a_trial_that_fails_itself_does_not_end_the_campaign(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(settings: Any, progress: Progress) -> Outcome:
+        raise RuntimeError("it did not start")
+
+    good, runs = made_trial()
+    assert main([], {"T1": replace(good, run=fail), "T2": good}, tmp_path) == 1
+    printed = capsys.readouterr().err
+    assert "T1: the test itself failed: RuntimeError: it did not start" in printed
+    assert "T1: FAILED after 0 s" in printed
+    assert "T2: passed after 0 s" in printed
+    assert len(runs) == 1
 
 
 def test_mistakes_of_the_caller(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

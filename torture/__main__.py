@@ -4,7 +4,8 @@
     python -m torture --only T9 T10   run only these tests
     python -m torture --fresh         run all tests again
 
-Exits with 1 if a selected test failed. Results are stored in ``runs/torture/results.json``.
+Exits with 1 if a selected test failed. Results are stored in ``runs/torture/results.json``, and the table in
+``runs/torture/results.md``.
 """
 
 import argparse
@@ -264,6 +265,9 @@ TRIALS = {
     ),
 }
 FOLDER = ROOT / "runs" / "torture"
+HEADER = ("test", "tested", "required", "measured", "result")
+_RULE = ("---",) * len(HEADER)
+TABLE = "results.md"  # the printed table, in Markdown
 
 
 def main(arguments: Sequence[str] | None = None, trials: dict[str, Trial] = TRIALS, folder: Path = FOLDER) -> int:
@@ -282,7 +286,10 @@ def main(arguments: Sequence[str] | None = None, trials: dict[str, Trial] = TRIA
         for failure in outcome.failures:
             print(f"{name}: {failure}", file=sys.stderr)
     rows = [(name, trial.tested, trial.to_reach, *_found(outcomes.get(name))) for name, trial in trials.items()]
-    print_table(("test", "tested", "required", "measured", "result"), rows)
+    print_table(HEADER, rows)
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in (HEADER, _RULE, *rows))
+    (folder / TABLE).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0 if all(outcomes[name].passed for name in asked.only) else 1
 
 

@@ -7,8 +7,9 @@ status of 500 or above, and every JSON response must be valid JSON.
 import asyncio
 import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis.strategies import SearchStrategy
 from schemathesis import GenerationMode
 
+from cloze.options import PrecisionName
 from cloze.progress import Progress
 from torture.campaign import Outcome
 from torture.services import Running, made_service
@@ -80,19 +82,24 @@ BODIES: Sequence[bytes] = list(_bodies())
 
 @dataclass(frozen=True)
 class BodySettings:
-    """The number of generated requests, and the routes if not all."""
+    """The number of generated requests, the routes if not all, and the precisions of the services."""
 
     cases: int = 50_000
     paths: tuple[str, ...] = ()
+    precisions: tuple[PrecisionName, ...] = ("int8", "fp32")
 
 
 def run(settings: BodySettings, progress: Progress) -> Outcome:
-    """Send the fixed bodies and the generated requests to a service with a model of every kind."""
+    """Send the fixed bodies and the generated requests to services with a model of every kind."""
     failures: list[str] = []
-    with made_service() as service:
-        odd = asyncio.run(_send_odd(service, service.post_paths(), failures))
-        made = send_generated(service, settings, failures, progress)
+    odd, made = 0, Counter[int]()
+    share = replace(settings, cases=settings.cases // len(settings.precisions))
+    for precision in settings.precisions:
+        with made_service(precision=precision) as service:
+            odd += asyncio.run(_send_odd(service, service.post_paths(), failures))
+            made.update(send_generated(service, share, failures, progress))
     figures: dict[str, str | int | float] = {
+        "precisions": ", ".join(settings.precisions),
         "odd bodies": odd,
         "generated": sum(made.values()),
         "answered": made.get(200, 0),
@@ -148,7 +155,7 @@ def send_generated(service: Running, settings: BodySettings, failures: list[str]
             for strategy in strategies:
                 _try_cases(strategy, share, turn, ask, statuses, failures)
                 sent = sum(statuses.values())
-                progress.advance("T14: requests, of all routes", min(sent, settings.cases), settings.cases)
+                progress.advance("T14: requests to all routes", min(sent, settings.cases), settings.cases)
     return statuses
 
 

@@ -7,6 +7,7 @@ failed test is.
 
 import platform
 import time
+import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
@@ -62,11 +63,16 @@ def run_trials(
             continue
         progress.say(f"{name}: {trials[name].tested}")
         start = time.monotonic()
-        outcome = trials[name].run(trials[name].settings, progress)
+        try:
+            outcome = trials[name].run(trials[name].settings, progress)
+        except Exception as error:  # the others are still worth running
+            traceback.print_exc()
+            outcome = Outcome(False, {}, [f"the test itself failed: {type(error).__name__}: {error}"])
         found = asdict(outcome) | {"seconds": round(time.monotonic() - start, 1)}
         kept[name] = {"depends": depends[name], "outcome": found}
         folder.mkdir(parents=True, exist_ok=True)
         replace_json(folder / RESULTS, kept)
+        progress.say(f"{name}: {'passed' if outcome.passed else 'FAILED'} after {found['seconds']:.0f} s")
     outcomes = {name: _kept_outcome(kept, name, depends[name]) for name in trials}
     return {name: outcome for name, outcome in outcomes.items() if outcome is not None}
 

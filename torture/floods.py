@@ -148,7 +148,9 @@ def run(settings: FloodSettings, progress: Progress) -> Outcome:
     """Run the flood against a service of its own."""
     with tempfile.TemporaryDirectory() as folder:
         base = made_folders(Path(folder))["base"]
-        with process([base], "--threads", "1", environment={"CLOZE_KEY": KEY}) as service:
+        # By default, a model this small is not served in int8, as larger ones are.
+        flags = ("--threads", "1", "--precision", "int8")
+        with process([base], *flags, environment={"CLOZE_KEY": KEY}) as service:
             return asyncio.run(flood(service, settings, progress))
 
 
@@ -178,6 +180,7 @@ async def flood(service: Process, settings: FloodSettings, progress: Progress) -
     failures += seen.failures(settings.quickly)
     failures += [f"memory grew by {grown / 1e6:.1f} MB"] if grown > settings.growth else []
     figures: dict[str, str | int | float] = {
+        "precision": service.precisions(),
         "forms": len(set(every)),
         "connections": len(held),
         "not closed in time, or answered with 5xx": sum(one.result() is not None for one in held),

@@ -134,7 +134,7 @@ async def press(
 ) -> Figures:
     """Send requests until the time is up or all are sent.
 
-    Each connection sends its next request as soon as it is answered. With ``rate``, all together send so many per
+    Each connection sends its next request as soon as it is answered. With ``rate``, all together send this many per
     second regardless of responses, and latency counts from when a request was due, so that a slow service cannot hide
     its delays. A due request needs a free connection: if all are waiting, fewer requests are sent. ``aborts`` is the
     share of requests whose client disconnects without waiting, ``longest`` the timeout in seconds, and ``back_off`` the

@@ -8,7 +8,7 @@ unchanged: content, mode and owner.
 import os
 import socket
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -62,8 +62,7 @@ class _OutputTrials:
     def cases(self, name: str) -> Iterator[Callable[[], None]]:
         """Yield every case for a command."""
         for kind, make in _NEIGHBOURS.items():
-            for pattern in _BESIDE:
-                yield lambda kind=kind, make=make, pattern=pattern: self._beside(name, pattern, kind, make)  # type: ignore[misc]
+            yield lambda kind=kind, make=make: self._beside(name, _BESIDE, kind, make)  # type: ignore[misc]
         for kind, place in _TARGETS.items():
             yield lambda kind=kind, place=place: self._onto(name, kind, place)  # type: ignore[misc]
         if os.geteuid() == 0:
@@ -85,22 +84,28 @@ class _OutputTrials:
         self.refused += code == 2
         return code
 
-    def _beside(self, name: str, pattern: str, kind: str, make: Callable[[Path, Path], None]) -> None:
+    def _beside(self, name: str, patterns: Sequence[str], kind: str, make: Callable[[Path, Path], None]) -> None:
+        """Write beside neighbours of all names at once; if the command refuses, try each neighbour on its own."""
         out = self._out(name)
-        neighbour, precious = out.with_name(pattern.format(out.name)), out.with_name("precious")
-        make(neighbour, precious)
-        paths = [path for path in (neighbour, precious) if os.path.lexists(path)]
+        neighbours = [out.with_name(pattern.format(out.name)) for pattern in patterns]
+        for number, neighbour in enumerate(neighbours):
+            make(neighbour, out.with_name(f"precious-{number}"))
+        paths = sorted(out.parent.iterdir())
         before = [state_of(path) for path in paths]
-        place = f"{name} beside {kind} {neighbour.name}"
+        place = f"{name} beside {kind} {', '.join(neighbour.name for neighbour in neighbours)}"
+        codes = []
         for _ in range(2):  # a new output, then one that replaces it
-            code = self._write(name, out, place)
-            if code == 0 and not contents(out):
+            codes.append(self._write(name, out, place))
+            if codes[-1] == 0 and not contents(out):
                 self.failures.append(f"{place}: wrote nothing")
             if not all(map(os.path.lexists, paths)) or [state_of(path) for path in paths] != before:
                 self.changed += 1
                 self.failures.append(f"{place}: it has changed")
                 return
         self.failures += [f"{place}: {path} was left behind" for path in litter(out.parent)]
+        if any(codes) and len(patterns) > 1:
+            for pattern in patterns:
+                self._beside(name, (pattern,), kind, make)
 
     def _onto(self, name: str, kind: str, make: Callable[[Path, bool], list[Path] | None]) -> None:
         out = self._out(name)

@@ -132,11 +132,13 @@ def listening(service: Running, protocol: type[TimeoutProtocol] = TimeoutProtoco
 
 
 @contextlib.contextmanager
-def made_service(limits: Limits | None = None, **options: Any) -> Iterator[Running]:
+def made_service(
+    limits: Limits | None = None, *, precision: PrecisionName = "fp32", **options: Any
+) -> Iterator[Running]:
     """Start a service with a model of every kind."""
     with tempfile.TemporaryDirectory() as folder:
         settings = ServiceSettings(made_folders(Path(folder)), limits=limits or Limits(), **options)
-        with running(settings) as found:
+        with running(settings, precision=precision) as found:
             yield found
 
 
@@ -146,12 +148,16 @@ class Process:
     def __init__(self, folders: list[str], *flags: str, environment: dict[str, str] | None = None) -> None:
         key = (environment or {}).get("CLOZE_KEY")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        # fp32 by default: the tests compare exact results.
-        precision = () if "--precision" in flags else ("--precision", "fp32")
-        words = [*CLOZE, "serve", *folders, "--port", "0", "--json", *precision, *flags]
+        # The int8 weights of test models do not belong in the user's cache.
+        self._cache = tempfile.TemporaryDirectory()
+        words = [*CLOZE, "serve", *folders, "--port", "0", "--json", *flags]
         self.started = time.monotonic()
         self.process = subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | (environment or {})
+            words,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"XDG_CACHE_HOME": self._cache.name} | (environment or {}),
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -166,6 +172,11 @@ class Process:
                 return time.monotonic() - self.started
             time.sleep(0.02)
         raise TimeoutError(f"not ready after {longest:.0f} s")
+
+    def precisions(self) -> str:
+        """Return the precisions of its models."""
+        answer = httpx.get(f"{self.address}/info", headers=self._headers).json()
+        return ", ".join(sorted({model["precision"] for model in answer["models"]}))
 
     def memory(self) -> int:
         """Return its resident memory in bytes."""
@@ -187,6 +198,7 @@ class Process:
         except subprocess.TimeoutExpired:
             self.process.kill()
             said = self.process.communicate()[1]
+        self._cache.cleanup()
         return self.process.returncode, said
 
 

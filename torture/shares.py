@@ -10,7 +10,7 @@ import asyncio
 import json
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, median
 
@@ -45,8 +45,10 @@ def run(settings: ShareSettings, progress: Progress) -> Outcome:
     """Measure with a service of its own."""
     with tempfile.TemporaryDirectory() as folder:
         served = settings.folder or str(saved(model_folder(["mlm"], config=SHAPE), Path(folder) / "base"))
-        with process([served], "--threads", "1") as service:
-            return compare(service.address, settings, progress)
+        # As in T15: what a trained model of this size is served in.
+        with process([served], "--threads", "1", "--precision", "int8") as service:
+            outcome = compare(service.address, settings, progress)
+            return replace(outcome, figures={"precision": service.precisions(), **outcome.figures})
 
 
 def compare(address: str, settings: ShareSettings, progress: Progress) -> Outcome:

@@ -164,7 +164,7 @@ async def _chunked(service: Process) -> str:
 
 
 # Slow clients and their allowed endings. All bodies in transit share one limit, which a hundred endless ones exhaust:
-# clients beyond it are told to retry later.
+# clients beyond it must retry later.
 _KINDS = {
     _drip_headers: ("closed", "408"),
     _drip_body: ("closed", "408"),

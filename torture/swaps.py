@@ -40,9 +40,9 @@ _WORDS = [*(word for word in WORDS if not word.startswith("##")), *(f"word{index
 
 @dataclass(frozen=True)
 class SwapSettings:
-    """The number of requests per precision, and of concurrent connections."""
+    """The number of requests per precision (int8 is the default of a service), and of concurrent connections."""
 
-    requests: tuple[tuple[PrecisionName, int], ...] = (("fp32", 60_000), ("bf16", 20_000), ("int8", 20_000))
+    requests: tuple[tuple[PrecisionName, int], ...] = (("fp32", 40_000), ("bf16", 20_000), ("int8", 40_000))
     connections: int = 48
     texts: int = 600
     bodies: int = 2000

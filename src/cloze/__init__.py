@@ -1,6 +1,7 @@
-"""BERT, from raw text to a running service, on the machine you have.
+"""BERT, from raw text to a running service.
 
-Importing this imports neither torch nor anything else that is heavy: the names below are looked up when first used.
+The public API consists of the names in ``__all__``. Importing ``cloze`` is fast, because torch and other large packages
+are imported only when one of these names is first used.
 """
 
 from importlib import import_module
@@ -10,8 +11,35 @@ from cloze.hardware import avoid_hidden_tiles
 
 __version__ = "0.2.0"
 
+__all__ = [
+    "AdaptSettings",
+    "ClozeError",
+    "DistillSettings",
+    "FinetuneRun",
+    "FinetuneSettings",
+    "Model",
+    "PrepareSettings",
+    "PretrainSettings",
+    "SearchSettings",
+    "Source",
+    "VocabularySettings",
+    "adapt",
+    "convert",
+    "distill",
+    "evaluate",
+    "extend",
+    "finetune",
+    "load",
+    "prepare",
+    "pretrain",
+    "search",
+    "show",
+    "train_vocabulary",
+]
+
 avoid_hidden_tiles()
 
+# The module of each public name.
 _HOMES = {
     "load": "cloze.predict",
     "Model": "cloze.predict",

@@ -1,4 +1,4 @@
-"""``python -m cloze``: the same as ``cloze``, in the form that torchrun starts."""
+"""``python -m cloze``: the same as ``cloze``, in the form that torchrun requires."""
 
 import os
 import sys
@@ -11,8 +11,8 @@ if __name__ == "__main__":
     except SystemExit as ended:
         if "TORCHELASTIC_RUN_ID" not in os.environ:
             raise
-        # Among several processes, PyTorch has threads that Python may take apart before they have ended: now and then
-        # one aborts a training that is over, and torchrun counts it as failed.
+        # In distributed training, PyTorch has threads that may still run while the interpreter shuts down. Occasionally
+        # one of them aborts a finished process, and torchrun reports it as failed. So exit without shutting down.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(ended.code if isinstance(ended.code, int) else 1)

@@ -1,13 +1,13 @@
-"""What cloze raises when the world, not the code, is at fault.
+"""Exceptions for errors that the user can fix.
 
     ClozeError
       ConfigError       a flag, a run file or a setting
       DataError         text, rows or prepared shards
       CheckpointError   model folders, weights, training state
-      RequestError      one request to a model: a text, a head that is not there
+      RequestError      a single request to a model, such as an invalid text or a missing head
 
-A message names the place (file, line, key), the value, what was expected and what to do. The command line prints it
-as one line and exits with code 2; a traceback appears only with ``--debug``.
+A message names the place (file, line, key), the value, what was expected and a remedy. The command line prints it on
+one line and exits with code 2; a traceback is shown only with ``--debug``.
 """
 
 from collections.abc import Iterable
@@ -15,11 +15,20 @@ from difflib import get_close_matches
 
 
 class ClozeError(Exception):
-    """A mistake that the user can mend; the message says how."""
+    """Base class of all errors that the user can fix; the message explains how.
+
+    Example:
+        >>> import cloze
+        >>> try:
+        ...     cloze.load("no/such/folder/here")
+        ... except cloze.ClozeError as error:
+        ...     print(type(error).__name__)
+        CheckpointError
+    """
 
 
 class ConfigError(ClozeError):
-    """A flag, a run file or a setting is wrong."""
+    """A flag, a run file or a setting is invalid."""
 
 
 class DataError(ClozeError):
@@ -31,11 +40,11 @@ class CheckpointError(ClozeError):
 
 
 class RequestError(ClozeError):
-    """One request cannot be answered by this model."""
+    """A request cannot be processed by this model."""
 
 
 def format_option(name: str, value: object = None) -> str:
-    """Return a setting as Python and the command line name it, for messages that both show.
+    """Return a setting with its Python and command-line names, for messages shown in both.
 
     Example:
         >>> format_option("max_length"), format_option("learning_rate", 2e-5), format_option("few", False)
@@ -51,7 +60,7 @@ def format_option(name: str, value: object = None) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return ``; did you mean 'x'?`` for the nearest known name, or the list of all of them."""
+    """Return ``; did you mean 'x'?`` for the most similar known name, or a list of all known names."""
     choices = list(known)
     nearest = get_close_matches(name, choices, n=1, cutoff=0.5)
     if nearest:

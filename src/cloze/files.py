@@ -1,10 +1,10 @@
 """Files: atomic writing, bounded reading, and numbered lines of text.
 
-A file or folder is written under a temporary name beside its target, flushed to disk, and renamed. Readers see the old
-version or the new one, never a partial one.
+A file or folder is written under a temporary name next to its target, flushed to disk, and renamed. Readers see either
+the old or the new version, never a partial one.
 
-``open_file`` reads text line by line, compressed or not. At most ``LONGEST_LINE`` bytes are in memory at once, and
-every error names the line. A UTF-8 byte-order mark and CRLF line ends are removed.
+``open_file`` opens plain or compressed text, and ``Lines`` iterates over its lines. At most ``LONGEST_LINE`` bytes are
+in memory at once, and every error names the line. A UTF-8 byte-order mark and CRLF line ends are removed.
 """
 
 import gzip
@@ -24,7 +24,7 @@ from cloze.locks import aside_name, delete, only_writer, put_in_order, real_targ
 
 # Configuration files are a few kilobytes; a larger one is a mistake or an attack.
 JSON_LIMIT = 16 * 2**20
-# What we write ourselves of corpora names every file and every shard of them.
+# Limit for cloze's own manifests and plans of corpora, which list every file and shard.
 OUR_JSON_LIMIT = 2**30
 _KINDS = {
     stat.S_IFREG: "a file",
@@ -38,7 +38,7 @@ _KINDS = {
 
 
 def flush(path: Path) -> None:
-    """Have the disk, not only the cache, hold this file or folder."""
+    """Flush a file or folder from the cache of the operating system to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -47,31 +47,31 @@ def flush(path: Path) -> None:
 
 
 def flush_tree(folder: Path) -> None:
-    """Flush every file below a folder, then the folders, so that names and contents both hold."""
+    """Flush every file in a folder tree, then the folders, so that both contents and names are on disk."""
     for path in sorted(folder.rglob("*"), reverse=True):
         flush(path)
     flush(folder)
 
 
 def check_named(folder: Path) -> Path:
-    """Return a place for a folder that is made beside it and then gets its name; refuse one without a name."""
+    """Return the folder, or raise ``ConfigError`` if its path has no name (it is created under another name first)."""
     if folder.name in ("", ".."):
-        raise ConfigError(f"{folder}: a folder with a name of its own was expected, such as {folder / 'new'}")
+        raise ConfigError(f"{folder}: a path with a folder name was expected, such as {folder / 'new'}")
     return folder
 
 
 def check_replaceable(target: Path, kind: Literal["file", "folder"]) -> os.stat_result | None:
-    """Refuse a target of another kind than what will be written there, or one that is write-protected.
+    """Check that a target can be replaced by a file or a folder.
 
     Args:
-        target: Where a file or folder will be written.
-        kind: Which of them.
+        target: Path to be written.
+        kind: Whether a file or a folder will be written.
 
     Returns:
-        The state of what is there; None if nothing is.
+        The state of the existing target; None if it does not exist.
 
     Raises:
-        ConfigError: If writing would replace a device, a pipe, a folder instead of a file, and the like.
+        ConfigError: If the target is of another kind (such as a device or a pipe), or is write-protected.
     """
     place = real_target(target)
     try:
@@ -82,32 +82,32 @@ def check_replaceable(target: Path, kind: Literal["file", "folder"]) -> os.stat_
         raise ConfigError(f"{target}: cannot be written ({error.strerror}); choose another place") from error
     actual = _KINDS.get(stat.S_IFMT(state.st_mode), "of an unknown kind")
     if actual != f"a {kind}":
-        raise ConfigError(f"{target}: is {actual}, but a {kind} is to be written; choose another place")
-    # The superuser may write everything, hence the bits.
+        raise ConfigError(f"{target}: is {actual}, but a {kind} must be written; choose another place")
+    # The permission bits are checked as well, because os.access is always true for the superuser.
     if not state.st_mode & 0o222 or not os.access(place, os.W_OK):
         raise ConfigError(f"{target}: is write-protected; make it writable, or choose another place")
     return state
 
 
 def _keep_permissions(temporary: Path, mode: int, before: os.stat_result | None) -> None:
-    """Give what was written the mode of a new file or, if it replaces something, the mode and owner of that."""
+    """Set the mode of a new file or, if it replaces an existing one, the mode and owner of the latter."""
     if before is not None:
         mode = before.st_mode
         with suppress(PermissionError):
             os.chown(temporary, before.st_uid, before.st_gid)
-    # Also of a new file: libraries that write one of their own and rename it give it other modes.
+    # Needed for new files too, because libraries that write temporary files themselves create them with other modes.
     temporary.chmod(stat.S_IMODE(mode))
 
 
 @contextmanager
 def replaced_folder(destination: Path) -> Iterator[Path]:
-    """Yield an empty folder that becomes ``destination`` when the block ends well, and vanishes when it does not."""
+    """Yield an empty folder that is renamed to ``destination`` if the block succeeds, and deleted otherwise."""
     place = real_target(check_named(destination))
     with only_writer(destination):
         temporary, old = temporary_name(place), aside_name(place)
         try:
             if not place.exists():
-                put_in_order(place)  # an earlier process was ended between the two renames below
+                put_in_order(place)  # an earlier process may have been killed between the two renames below
             before = check_replaceable(destination, "folder")
             temporary.mkdir()
             mode = temporary.stat().st_mode
@@ -121,11 +121,11 @@ def replaced_folder(destination: Path) -> Iterator[Path]:
         except OSError as error:
             raise ClozeError(
                 f"{destination}: cannot be written ({error.strerror or error}); "
-                f"what was there before is untouched; free some space or choose another {format_option('out')}"
+                f"the previous version is unchanged; free some space or choose another {format_option('out')}"
             ) from error
         finally:
             delete(temporary)
-            with suppress(OSError):  # the error that led here is the one to report
+            with suppress(OSError):  # report the original error instead
                 if old.exists() and not place.exists():
                     old.rename(place)
             delete(old)
@@ -133,7 +133,7 @@ def replaced_folder(destination: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty folder beside a target, which vanishes when the block ends."""
+    """Yield an empty temporary folder next to a target; it is deleted when the block ends."""
     with only_writer(target):
         temporary = temporary_name(real_target(target))
         try:
@@ -147,19 +147,19 @@ def scratch_folder(target: Path) -> Iterator[Path]:
 
 
 COMPRESSED = (".gz", ".xz", ".zst")
-# What a compressed file that is damaged or cut short may raise.
+# Exceptions that a damaged or truncated compressed file may raise.
 BROKEN_ARCHIVE = (gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
 
 
 def open_bytes(path: Path) -> BinaryIO:
-    """Open a file for reading, through its decompressor if its name ends in ``.gz``, ``.xz`` or ``.zst``."""
+    """Open a file for reading; decompress it if its name ends in ``.gz``, ``.xz`` or ``.zst``."""
     match path.suffix.lower():
         case ".gz":
             return cast("BinaryIO", gzip.open(path))
         case ".xz":
             return cast("BinaryIO", lzma.open(path))
         case ".zst":
-            import pyarrow  # a quarter of a second, so only for those who need it
+            import pyarrow  # deferred, because the import takes a quarter of a second
 
             return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd"))
     return path.open("rb")
@@ -167,13 +167,13 @@ def open_bytes(path: Path) -> BinaryIO:
 
 @contextmanager
 def replaced_file(path: Path) -> Iterator[Path]:
-    """Yield the name of an empty file that becomes ``path`` when the block ends well, and vanishes when it does not."""
+    """Yield the path of an empty file that is renamed to ``path`` if the block succeeds, and deleted otherwise."""
     place = real_target(path)
     with only_writer(path):
         temporary = temporary_name(place)
         try:
             before = check_replaceable(path, "file")
-            # A new file, whatever is there: nothing is followed or emptied. Its mode follows the umask.
+            # Always a new file: no link is followed and no file is truncated. Its mode follows the umask.
             os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW, 0o666))
             mode = temporary.stat().st_mode
             yield temporary
@@ -187,24 +187,24 @@ def replaced_file(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value the way people like to read and to compare it, into a folder that is being made."""
+    """Write a value as indented JSON, not atomically: for files in a temporary folder."""
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def replace_json(path: Path, value: Any) -> None:
-    """Write a file of its own: all of it, or nothing."""
+    """Write a value as indented JSON atomically."""
     with replaced_file(path) as temporary:
         write_json(temporary, value)
 
 
 def replace_json_lines(path: Path, rows: Iterable[Any]) -> None:
-    """Put rows into a JSONL file: the old one stays whole until the new one is."""
+    """Write rows to a JSONL file atomically."""
     with replaced_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def read_json(path: Path, kind: type[ClozeError] = CheckpointError, limit: int = JSON_LIMIT) -> dict[str, Any]:
-    """Read a JSON object, however hostile the file; what is wrong with it is raised as ``kind``."""
+    """Read a JSON object from an untrusted file; any problem is raised as ``kind``."""
     value = read_json_value(path, kind, limit)
     if not isinstance(value, dict):
         raise kind(f"{path}: a JSON object was expected, not {type(value).__name__}")
@@ -212,7 +212,7 @@ def read_json(path: Path, kind: type[ClozeError] = CheckpointError, limit: int =
 
 
 def read_json_value(path: Path, kind: type[ClozeError] = CheckpointError, limit: int = JSON_LIMIT) -> Any:
-    """Read any JSON value, however hostile the file."""
+    """Read any JSON value from an untrusted file; any problem is raised as ``kind``."""
     try:
         size = path.stat().st_size
         if size > limit:
@@ -220,13 +220,13 @@ def read_json_value(path: Path, kind: type[ClozeError] = CheckpointError, limit:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise kind(f"{path}: cannot be read ({error.strerror})") from error
-    # Deep nesting exhausts the recursion limit; huge integers exceed Python's digit limit (a ValueError).
+    # Deep nesting exceeds the recursion limit; huge integers exceed Python's digit limit (a ValueError).
     except (ValueError, RecursionError) as error:
         raise kind(f"{path}: not valid JSON ({str(error)[:100]}); fetch the file again") from error
 
 
 def plain_name(name: Any, place: Path) -> str:
-    """Return a file name from an index, refusing one that could leave the folder."""
+    """Return a file name from an index file, or raise an error if it could lead outside the folder."""
     if not isinstance(name, str) or not name or name in {".", ".."} or "\0" in name or "/" in name or "\\" in name:
         raise CheckpointError(f"{place}: {name!r} is not a plain file name; the file may have been tampered with")
     return name
@@ -237,9 +237,9 @@ UTF8_MARK = b"\xef\xbb\xbf"
 
 
 class RowError(DataError):
-    """One row is bad and the rows around it are not: whoever reads may skip it and go on.
+    """A single bad row; the caller may skip it and continue with the next row.
 
-    ``line`` is the line that it is about, if that could be read at all, with something else for what could not.
+    ``line`` is the text of the row, if available, with replacement characters for undecodable parts.
     """
 
     def __init__(self, message: str, line: str | None = None) -> None:
@@ -248,7 +248,7 @@ class RowError(DataError):
 
 
 class Lines(Iterator[str]):
-    """The lines of a file with their number; after a ``RowError`` the next line can still be asked for."""
+    """An iterator over the lines of a file that records line numbers; it can continue after a ``RowError``."""
 
     def __init__(self, path: Path, stream: BinaryIO) -> None:
         self.path = path
@@ -258,7 +258,7 @@ class Lines(Iterator[str]):
 
     @property
     def place(self) -> str:
-        """``file:line`` of the line read last."""
+        """``file:line`` of the last line."""
         return f"{self.path}:{self.number}"
 
     def __next__(self) -> str:
@@ -303,10 +303,10 @@ class Lines(Iterator[str]):
 
 
 def broken_archive(path: Path, line: int, error: Exception) -> DataError:
-    """Return the error of a compressed file that cannot be read beyond a line."""
+    """Return the error for a compressed file that cannot be read beyond a line."""
     return DataError(
         f"{path}: cannot be decompressed after line {line} ({error}); "
-        "it is damaged or cut short: fetch or compress it again"
+        "it is damaged or truncated: fetch or compress it again"
     )
 
 
@@ -324,7 +324,7 @@ def open_file(path: Path) -> BinaryIO:
 
 
 def check_is_file(path: Path) -> None:
-    """Refuse a path that names nothing, or a folder, or a file without a byte in it."""
+    """Raise ``DataError`` if a path does not exist, is a folder, or is an empty file."""
     if path.is_dir():
         raise DataError(f"{path} is a folder; expected a file: name the file inside it")
     if not path.exists():

@@ -1,7 +1,7 @@
-"""The device to compute on, the memory that is available, and a processor feature that some virtual machines hide.
+"""Choose a device, determine the available memory, and work around hidden processor features of virtual machines.
 
-Light to import, without torch: ``import cloze`` calls ``avoid_hidden_tiles``, because oneDNN reads its setting when it
-first multiplies.
+Does not import torch: ``import cloze`` calls ``avoid_hidden_tiles``, because oneDNN reads its setting at its first
+matrix product.
 """
 
 import errno
@@ -17,7 +17,7 @@ from cloze.errors import ConfigError, format_option
 if TYPE_CHECKING:
     import torch
 
-# The CPUID leaf that describes AMX tiles; oneDNN configures its tiles by it.
+# The CPUID leaf that describes AMX tiles; oneDNN uses it to configure its tiles.
 TILE_PAGE = 0x1D
 # The highest instruction set that oneDNN may use without tiles.
 WITHOUT_TILES = "AVX512_CORE_FP16"
@@ -26,9 +26,9 @@ WITHOUT_TILES = "AVX512_CORE_FP16"
 def avoid_hidden_tiles(cpuinfo: Path = Path("/proc/cpuinfo")) -> None:
     """Keep oneDNN from using AMX on virtual machines that do not expose the size of its tiles.
 
-    Some hypervisors pass on the AMX flag but end CPUID before the leaf that describes it. oneDNN then configures tiles
-    of size zero, and the first bfloat16 product kills the process with an illegal instruction. A setting of the user is
-    kept.
+    Some hypervisors expose the AMX flag but not the CPUID leaf that describes the tiles. oneDNN then configures tiles
+    of size zero, and the first bfloat16 product crashes the process with an illegal instruction. If the user has set
+    ONEDNN_MAX_CPU_ISA, it is not changed.
     """
     if "ONEDNN_MAX_CPU_ISA" not in os.environ and _hides_tiles(_first_processor(cpuinfo)):
         os.environ["ONEDNN_MAX_CPU_ISA"] = WITHOUT_TILES
@@ -58,7 +58,7 @@ def choose_device(name: str | None) -> "torch.device":
     """Return the device with this name; by default CUDA, MPS or the CPU, the first that is available.
 
     Raises:
-        ConfigError: There is no such device on this machine.
+        ConfigError: If the device is not available.
     """
     import torch
 
@@ -73,24 +73,24 @@ def choose_device(name: str | None) -> "torch.device":
     # ImportError: some devices need a package that is not installed.
     except (RuntimeError, AssertionError, ImportError) as error:
         raise ConfigError(
-            f"device {name!r} is not available on this machine; use 'cpu', or leave out {format_option('device')}"
+            f"device {name!r} is not available on this machine; use 'cpu', or omit {format_option('device')}"
         ) from error
 
 
 @dataclass(frozen=True)
 class AvailableMemory:
-    """Bytes that this process can still allocate, and the limit that says so."""
+    """The number of bytes that this process can still allocate, and the limit that determines it."""
 
     size: int
     limit: str
 
 
-# Virtual memory that PyTorch and the other libraries map on Linux: 0.74 GB for a prediction, up to 1.2 GB for a
-# training, which also loads SciPy, scikit-learn and matplotlib.
+# Virtual memory that PyTorch and other libraries map on Linux: 0.74 GB for prediction and up to 1.2 GB for training,
+# which also loads SciPy, scikit-learn and matplotlib.
 LIBRARIES, TRAINING_LIBRARIES = 900 * 2**20, 1300 * 2**20
-# What an allocation may need beyond an estimate: the allocator rounds up, and freed blocks do not fit the next ones.
+# Safety factor for estimates: the allocator rounds up, and freed blocks may not fit later allocations.
 _MARGIN = 1.1
-# Parts of the messages of allocators that raise no MemoryError.
+# Fragments of the messages of allocators that do not raise MemoryError.
 _ALLOCATION_FAILED = (
     *("can't allocate memory", "not enough memory", "out of memory", "bad_alloc", "cannot allocate memory"),
     *("can't start new thread", "cannot map", "failed to map"),
@@ -98,10 +98,10 @@ _ALLOCATION_FAILED = (
 
 
 def available_memory(root: Path = Path("/")) -> AvailableMemory | None:
-    """Return the memory that this process can still allocate on Linux; None if nothing is known.
+    """Return the memory that this process can still allocate on Linux; None if it is unknown.
 
-    This is the least of what the machine, the control group (of a container) and ``ulimit -v`` leave. Swap does not
-    count: a training that swaps does not end.
+    This is the minimum of the free memory of the machine, of its control group (container) and of ``ulimit -v``. Swap
+    is not included, because training that swaps is too slow to be useful.
     """
     return min(_limits(root), key=lambda one: one.size, default=None)
 
@@ -117,12 +117,12 @@ def _limits(root: Path) -> Iterator[AvailableMemory]:
     for group, limit_file, used_file, cached_field in _control_groups(root):
         limit, used = _read_number(group / limit_file), _read_number(group / used_file)
         if limit is not None and used is not None:
-            # Pages of files are given up when memory is needed.
+            # The file cache is released when memory is needed.
             cached = _read_field(group / "memory.stat", cached_field) or 0
             yield AvailableMemory(max(0, limit - used + cached), f"{limit_file} of the control group {group.name}")
 
 
-# The files of a control group that hold its limit and its use, and the field of those pages, in version 1 and 2.
+# The files of a control group with its limit and usage, and the field for the file cache, in versions 1 and 2.
 _GROUP_FILES = {
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     "": ("memory.max", "memory.current", "inactive_file"),
@@ -130,7 +130,7 @@ _GROUP_FILES = {
 
 
 def _control_groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
-    """Yield the control group of this process and all above it, each of which may have a limit, with its files."""
+    """Yield the control group of this process and its ancestors, each of which may have a limit, with their files."""
     try:
         lines = (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
@@ -145,7 +145,7 @@ def _control_groups(root: Path) -> Iterator[tuple[Path, str, str, str]]:
 
 
 def _read_field(path: Path, name: str) -> int | None:
-    """Return the number behind a name at the beginning of a line."""
+    """Return the number that follows a name at the start of a line; None if it is missing."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
@@ -155,7 +155,7 @@ def _read_field(path: Path, name: str) -> int | None:
 
 
 def _read_number(path: Path) -> int | None:
-    """Return the number in a file; None if there is no such file, or "max" in it."""
+    """Return the number in a file; None if the file does not exist or contains "max"."""
     try:
         text = path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
@@ -164,16 +164,16 @@ def _read_number(path: Path) -> int | None:
 
 
 def require_memory(needed: int, purpose: str, remedy: str, available: AvailableMemory | None = None) -> None:
-    """Refuse work before it takes memory that is not there, which can stop the whole machine.
+    """Check that enough memory is available before starting work: running out of it can freeze the whole machine.
 
     Args:
-        needed: Bytes beyond those that the process has now.
-        purpose: What they are for, the subject of the message.
-        remedy: What to do about it.
-        available: What there is; by default it is measured.
+        needed: Bytes needed in addition to the current memory of the process.
+        purpose: What the memory is for; the subject of the message.
+        remedy: What the user can do.
+        available: The available memory; measured by default.
 
     Raises:
-        ConfigError: If there is less than that.
+        ConfigError: If not enough memory is available.
     """
     available = available or available_memory()
     if available is not None and needed * _MARGIN > available.size:
@@ -184,7 +184,7 @@ def require_memory(needed: int, purpose: str, remedy: str, available: AvailableM
 
 
 def require_address_space(needed: int) -> None:
-    """Refuse a ``ulimit -v`` below what the libraries map: without it, some of them end the process without a word."""
+    """Raise ``ConfigError`` if ``ulimit -v`` is below ``needed``: some libraries would end the process silently."""
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft != resource.RLIM_INFINITY and soft < needed:
         raise ConfigError(
@@ -194,12 +194,12 @@ def require_address_space(needed: int) -> None:
 
 
 def format_bytes(count: int) -> str:
-    """Return a size in GB, or in MB below one."""
+    """Return a size in GB, or in MB if it is below 1 GB."""
     return f"{count / 2**30:.2f} GB" if count >= 2**30 else f"{count / 2**20:.0f} MB"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an error, or what caused it, is that of an allocator which has no memory left."""
+    """Return whether an error, or its cause, means that an allocator ran out of memory."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM:
         return True
     if isinstance(error, RuntimeError | ImportError) and any(part in str(error).lower() for part in _ALLOCATION_FAILED):

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: heard between two steps where the work is then saved, or at once where it is safe already."""
+"""Handle SIGTERM and SIGINT: between two steps if the work must be saved first, or immediately if it is safe."""
 
 import signal
 import threading
@@ -11,7 +11,7 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(Exception):  # noqa: N818 (it is not an error: the work is saved)
-    """The work was told to stop, and what it had is saved."""
+    """Raised when a signal stopped the work; the progress so far is saved."""
 
     def __init__(self, number: int, message: str) -> None:
         super().__init__(message)
@@ -19,12 +19,12 @@ class Interrupted(Exception):  # noqa: N818 (it is not an error: the work is sav
 
     @property
     def exit_code(self) -> int:
-        """What the shell expects of a process that a signal ended: 130 for SIGINT, 143 for SIGTERM."""
+        """Exit code that shells expect after a signal: 130 for SIGINT, 143 for SIGTERM."""
         return 128 + self.number
 
 
 class Interrupts:
-    """The signal that came last, if one did."""
+    """The number of the last signal, or None."""
 
     def __init__(self) -> None:
         self.number: int | None = None
@@ -35,7 +35,7 @@ class Interrupts:
 
 @contextmanager
 def heard_between_steps() -> Iterator[Interrupts]:
-    """Note the signals while the block runs."""
+    """Record signals while the block runs, so that it can check for them between steps."""
     interrupts = Interrupts()
     with _handled(interrupts._note):
         yield interrupts
@@ -43,10 +43,10 @@ def heard_between_steps() -> Iterator[Interrupts]:
 
 @contextmanager
 def heard_at_once() -> Iterator[None]:
-    """Raise ``Interrupted`` where a signal finds us while the block runs."""
+    """Raise ``Interrupted`` immediately if a signal arrives while the block runs."""
 
     def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 (the handler's signature)
-        for each in NUMBERS:  # one is enough: the second would find us tidying up
+        for each in NUMBERS:  # ignore further signals, which would interrupt the cleanup
             signal.signal(each, signal.SIG_IGN)
         raise Interrupted(number, "stopped")
 
@@ -56,7 +56,7 @@ def heard_at_once() -> Iterator[None]:
 
 @contextmanager
 def _handled(handler: Handler) -> Iterator[None]:
-    """Have signals handled so while the block runs; the handlers before are put back after it."""
+    """Install a signal handler while the block runs, then restore the previous handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may set handlers
         return

@@ -1,11 +1,12 @@
-"""One writer per target, and the names beside a target that only cloze makes.
+"""Ensure a single writer per target, and manage the temporary names next to a target.
 
-    .NAME.cloze-lock                    locked by ``flock`` while a process writes to NAME; it ends with the process
-    .NAME.0123456789abcdef.cloze-tmp    what is being written, until it gets the name of the target
-    .NAME.0123456789abcdef.cloze-old    the folder that was there before, between the two renames of an exchange
+    .NAME.cloze-lock                    locked by ``flock`` while a process writes to NAME; released with the process
+    .NAME.0123456789abcdef.cloze-tmp    the new version while it is being written
+    .NAME.0123456789abcdef.cloze-old    the old folder between the two renames of a replacement
 
-A writer deletes its lock file when it is done. So a lock file that is there but not locked was left by a writer that
-was killed, and the next writer puts in order what that has left, and nothing else: NAME.tmp may be anybody's.
+A writer deletes its lock file when it finishes. A lock file that exists but is not locked was therefore left behind by
+a killed writer, and the next writer cleans up that writer's temporary names. Other names, such as NAME.tmp, are never
+touched, because they may belong to someone else.
 """
 
 import errno
@@ -25,13 +26,13 @@ from pathlib import Path
 
 from cloze.errors import ClozeError
 
-# The lock file inside a folder that is cloze's own, such as that of the checkpoints.
+# Name of the lock file inside folders that belong to cloze, such as the checkpoints of a run.
 LOCK = "lock"
 _LOCK_ENDING, _TEMPORARY_ENDING, _ASIDE_ENDING = "cloze-lock", "cloze-tmp", "cloze-old"
 _TEMPORARY_NAME = re.compile(rf"\.(?P<name>.+)\.[0-9a-f]{{16}}\.({_TEMPORARY_ENDING}|{_ASIDE_ENDING})")
 _LOCK_NAME = re.compile(rf"\.(.+)\.{_LOCK_ENDING}")
 _LONGEST_STEM = 200  # bytes; a file name has at most 255
-# A link or a pipe of this name is not ours, and opening it must not wait.
+# A link or a pipe with this name does not belong to cloze, and opening it must not block.
 _LOCK_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 # Errors of file systems without locks.
 _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
@@ -39,7 +40,10 @@ _NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 @contextmanager
 def locked(folder: Path, complaint: ClozeError) -> Iterator[None]:
-    """Hold a folder of cloze's own against others, who get this complaint; the lock goes with the process."""
+    """Lock a folder that belongs to cloze; raise ``complaint`` if another process holds the lock.
+
+    The lock is released when the block or the process ends.
+    """
     path = folder / LOCK
     try:
         descriptor, _ = _open_lock(path)
@@ -54,16 +58,16 @@ def locked(folder: Path, complaint: ClozeError) -> Iterator[None]:
 
 
 def _open_lock(path: Path) -> tuple[int, bool]:
-    """Open a lock file and lock it; return its descriptor, and whether a writer that was killed has left it.
+    """Open a lock file and lock it; return its descriptor, and whether a killed writer left it behind.
 
     Raises:
         BlockingIOError: If another process holds the lock.
     """
-    # Opened for reading: a file open for writing keeps a file system from being remounted read-only. NFS needs writing.
+    # Opened for reading, because a file open for writing prevents remounting read-only. NFS requires writing.
     access, existed = os.O_RDONLY, True
     while True:
         try:
-            # Without O_CREAT: in a shared folder such as /tmp, Linux refuses that for an existing file of another user.
+            # Without O_CREAT, which Linux rejects for existing files of other users in shared folders such as /tmp.
             descriptor = os.open(path, access | _LOCK_FLAGS)
         except FileNotFoundError:
             with suppress(FileExistsError):
@@ -77,7 +81,7 @@ def _open_lock(path: Path) -> tuple[int, bool]:
             if _is_named(descriptor, path):
                 return descriptor, existed
         except OSError as error:
-            if error.errno in _NO_LOCKS:  # those who use such a file system have to take care themselves
+            if error.errno in _NO_LOCKS:  # without support for locks, the user must avoid concurrent writers
                 return descriptor, False
             if error.errno != errno.EBADF or access == os.O_RDWR:
                 os.close(descriptor)
@@ -87,7 +91,7 @@ def _open_lock(path: Path) -> tuple[int, bool]:
 
 
 def _is_named(descriptor: int, path: Path) -> bool:
-    """Return whether an open file still has its name; its owner may have deleted it since it was opened."""
+    """Return whether an open file still has its name; another process may have deleted it in the meantime."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:
@@ -96,7 +100,7 @@ def _is_named(descriptor: int, path: Path) -> bool:
 
 @dataclass
 class _Held:
-    """A target that this process holds: by which thread, how often, and which folders were created for it."""
+    """A target held by this process: the thread, the number of holds, and the folders created for the target."""
 
     descriptor: int
     thread: int
@@ -105,21 +109,21 @@ class _Held:
 
 
 _held: dict[Path, _Held] = {}
-# Of _held. Reentrant: while one target is taken, the garbage collector may close a run, which releases another.
+# Guards _held. Reentrant, because the garbage collector may close a run, which releases a target, at any time.
 _guard = threading.RLock()
 
 
 @contextmanager
 def only_writer(target: Path) -> Iterator[None]:
-    """Hold a target, file or folder, against other writers.
+    """Lock a target (file or folder) against other writers while the block runs.
 
-    A thread may hold a target several times. What a killed writer of the target has left is put in order first.
+    A thread may hold a target several times. If a previous writer was killed, its temporary files are cleaned up first.
 
     Args:
-        target: The file or folder. A symbolic link stands for what it points to.
+        target: The file or folder. Symbolic links are resolved.
 
     Raises:
-        ClozeError: If another process or thread writes to it, or the place cannot be written.
+        ClozeError: If another process or thread is writing to the target, or it cannot be written.
     """
     place = real_target(target)
     with _guard:
@@ -163,10 +167,10 @@ def _busy(target: Path) -> ClozeError:
 
 def _release(place: Path, held: _Held) -> None:
     with suppress(OSError):
-        if not os.fstat(held.descriptor).st_size:  # ours are empty
+        if not os.fstat(held.descriptor).st_size:  # lock files of cloze are empty
             _beside(place, _LOCK_ENDING).unlink(missing_ok=True)
     os.close(held.descriptor)
-    with suppress(OSError):  # folders that were created for nothing; others are not empty
+    with suppress(OSError):  # removes only unused folders: rmdir fails for folders with content
         for folder in held.created:
             folder.rmdir()
 
@@ -176,7 +180,7 @@ _command_locks: ContextVar[ExitStack | None] = ContextVar("command_locks", defau
 
 @contextmanager
 def command_locks() -> Iterator[None]:
-    """Let ``hold_target`` hold targets until the block ends: that of a command."""
+    """Allow ``hold_target`` to hold targets until the end of the block, which is a whole command."""
     with ExitStack() as stack:
         token = _command_locks.set(stack)
         try:
@@ -186,25 +190,25 @@ def command_locks() -> Iterator[None]:
 
 
 def hold_target(target: Path) -> None:
-    """Hold a target until the command ends, so that a second command on it is refused before it does any work."""
+    """Hold a target until the command ends, so that a second command for it is rejected before it does any work."""
     stack = _command_locks.get()
-    # Of the processes that torchrun starts, only the first writes.
+    # Only the main process (rank 0) of a distributed run writes.
     if stack is not None and os.environ.get("RANK", "0") == "0":
         stack.enter_context(only_writer(target))
 
 
 def real_target(path: Path) -> Path:
-    """Return where a path leads: writing replaces what a symbolic link points to, not the link."""
+    """Resolve symbolic links: writing replaces the target of a link, not the link."""
     return Path(os.path.realpath(path))
 
 
 def temporary_name(place: Path) -> Path:
-    """Return a new name beside a target for what is being written."""
+    """Return a new name next to a target for the version being written."""
     return _beside(place, f"{secrets.token_hex(8)}.{_TEMPORARY_ENDING}")
 
 
 def aside_name(place: Path) -> Path:
-    """Return a new name beside a folder, for it to wait there while another one takes its name."""
+    """Return a new name next to a folder, to which the folder is moved while it is being replaced."""
     return _beside(place, f"{secrets.token_hex(8)}.{_ASIDE_ENDING}")
 
 
@@ -215,12 +219,12 @@ def target_name(temporary: Path) -> str | None:
 
 
 def aside_target(path: Path) -> str | None:
-    """Return the name of a folder that was put aside here; None for any other name."""
+    """Return the original name of a folder that was moved aside to this path; None for any other path."""
     return target_name(path) if path.name.endswith(_ASIDE_ENDING) else None
 
 
 def is_ours(path: Path) -> bool:
-    """Return whether a name is that of a lock file or a temporary."""
+    """Return whether a path has the name of a lock file or a temporary file."""
     return target_name(path) is not None or _LOCK_NAME.fullmatch(path.name) is not None
 
 
@@ -231,12 +235,12 @@ def _beside(place: Path, ending: str) -> Path:
 
 
 def put_in_order(place: Path) -> None:
-    """Give what a killed writer had put aside its name again, and delete what it had not finished.
+    """Restore a folder that a killed writer had moved aside, and delete its unfinished files.
 
-    Only for those who hold the target: the temporaries of a living writer are under its lock.
+    The caller must hold the target; otherwise, this could delete the temporary files of a running writer.
     """
     stem = target_name(temporary_name(place))
-    with suppress(OSError):  # writing will report an error of the disk
+    with suppress(OSError):  # if the disk has an error, writing will report it
         left = [path for path in place.parent.iterdir() if target_name(path) == stem and not path.is_symlink()]
         aside = [path for path in left if aside_target(path) is not None]
         if aside and not os.path.lexists(place):
@@ -248,7 +252,7 @@ def put_in_order(place: Path) -> None:
 
 
 def sweep(folder: Path) -> None:
-    """Put in order what killed writers have left in a folder of cloze's own; what others are writing stays."""
+    """Clean up after killed writers in a folder that belongs to cloze; files of running writers are not touched."""
     for path in folder.iterdir():
         if found := _LOCK_NAME.fullmatch(path.name):
             with suppress(ClozeError), only_writer(folder / found[1]):
@@ -256,7 +260,7 @@ def sweep(folder: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Delete a file or folder that is cloze's own, as far as the disk lets it."""
+    """Delete a file or folder that belongs to cloze, ignoring errors."""
     with suppress(OSError):
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)

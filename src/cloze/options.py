@@ -1,4 +1,4 @@
-"""Literal types and constants that several packages share, and the checks of settings.
+"""Literal types and constants that several packages share, and validation of settings.
 
 Imports nothing heavy: settings and the CLI load this.
 """
@@ -13,17 +13,17 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from cloze.errors import ConfigError, did_you_mean
 
-# How to handle texts beyond the model's maximum length: see text/encoding.py.
+# Treatment of texts longer than the model's maximum length: see text/encoding.py.
 LongTexts = Literal["cut", "head-tail", "windows"]
 
-# Adapters, which can be trained instead of the whole model: see model/adapters.py.
+# Adapters that can be trained instead of the whole model: see model/adapters.py.
 AdapterKind = Literal["houlsby", "lora"]
-# The frozen hidden states that a head uses, and the kind of head: see model/heads.py.
+# Frozen hidden states that a head uses, and the kind of head: see model/heads.py.
 Features = Literal["last", "last4", "mix"]
 FeatureHead = Literal["linear", "lstm"]
 
-# The input of a task head: [CLS] through the pooler, the mean of the token states, or a comparison of the mean vectors
-# of a pair, whose two texts are encoded separately: see model/backbone.py.
+# Input of a task head: [CLS] through the pooler, the mean of the token states without a pooler, or a comparison of the
+# mean vectors of a pair whose two texts are encoded separately: see model/backbone.py.
 HeadPooling = Literal["cls", "mean", "separate"]
 
 # Precision of predictions: see predict/quantization/precision.py.
@@ -112,10 +112,10 @@ _NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 
 def check_types(settings: Any) -> None:
-    """Check the types of all fields of a settings dataclass, and convert NumPy scalars to Python numbers.
+    """Check the types of all fields of a settings dataclass; NumPy scalars are converted to Python scalars.
 
     Raises:
-        ConfigError: If a value has another type than its field, is NaN, or is not one of the values of its ``Literal``.
+        ConfigError: If a value does not have the type of its field, is NaN, or is not listed in its ``Literal``.
     """
     for name, annotation in _annotations(settings.__class__).items():
         value = getattr(settings, name)
@@ -135,7 +135,10 @@ def make_settings(kinds: Sequence[type[Any]], values: Mapping[str, Any], argumen
     Args:
         kinds: The dataclasses.
         values: The values by name.
-        arguments: Names of the caller's own arguments, as further suggestions for wrong names.
+        arguments: Names of the caller's other arguments, which are suggested for similar unknown names.
+
+    Raises:
+        ConfigError: If no dataclass has a field of this name.
 
     Example:
         >>> finetuning, search = make_settings((FinetuneSettings, SearchSettings), {"epochs": 2, "seeds": 3})

@@ -1,7 +1,7 @@
-"""The progress of long work: library functions take a ``Progress`` and never print by themselves.
+"""Progress reports: library functions take a ``Progress`` and never print themselves.
 
-The command line passes one that draws bars. The public functions that train draw a bar on a terminal or in a notebook
-unless they are given another listener. Where output goes to a pipe or a file, both print plain lines now and then.
+The command line passes a listener that draws progress bars. By default, the public training functions draw a bar on a
+terminal or in a notebook. If the output goes to a pipe or a file, both print plain lines at intervals.
 """
 
 import sys
@@ -12,9 +12,9 @@ from typing import Protocol, TextIO
 # Seconds between two updates of a bar, and its width in characters.
 _EVERY = 0.2
 _WIDTH = 24
-# Seconds between plain lines, where there is no bar.
+# Seconds between plain lines if there is no bar.
 PLAIN_EVERY = 10.0
-# Names of figures in a line, and figures that are left out of it.
+# Short names of figures, and figures that are not shown.
 _SHORT_NAMES = {
     "tokens_per_second": "tokens/s",
     "rows_per_second": "rows/s",
@@ -27,17 +27,17 @@ _HIDDEN = {"mlm_loss", "nsp_loss", "sop_loss", "sbo_loss", "tokens_seen"}
 
 
 class Progress(Protocol):
-    """A listener: ``advance`` as the work goes on, ``say`` for a sentence worth reading."""
+    """A listener for progress (``advance``) and messages (``say``)."""
 
     def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
-        """Report that ``done`` of ``total`` units of ``stage`` are finished, with figures worth showing."""
+        """Report that ``done`` of ``total`` units of ``stage`` are finished, with figures to show."""
 
     def say(self, message: str) -> None:
-        """Pass on one line of information."""
+        """Report a one-line message."""
 
 
 class Silent:
-    """The listener of those who did not ask."""
+    """A listener that ignores all reports."""
 
     def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
         """Ignore it."""
@@ -47,14 +47,14 @@ class Silent:
 
 
 class StageClock:
-    """Estimates the time left of each stage from its mean rate."""
+    """Estimates the remaining time of each stage from its mean rate."""
 
     def __init__(self) -> None:
         self._starts: dict[str, tuple[float, int]] = {}
         self._done: dict[str, int] = {}
 
     def restarts(self, stage: str, done: int) -> bool:
-        """Return whether a stage begins again, as that of another run does; its start is then forgotten."""
+        """Return whether a stage starts again, for example in another run; if so, its estimate is reset."""
         again = done < self._done.get(stage, 0)
         self._done[stage] = done
         if again:
@@ -62,24 +62,24 @@ class StageClock:
         return again
 
     def seconds_left(self, stage: str, done: int, total: int | None) -> float | None:
-        """Return the estimate; None where the stage has just begun, is over, or has no known end."""
+        """Return the remaining seconds; None if the stage has just started, is finished, or has no known total."""
         now = time.monotonic()
         start, first = self._starts.setdefault(stage, (now, done))
         return (now - start) / (done - first) * (total - done) if total and first < done < total else None
 
 
 class PlainLines:
-    """Plain lines on standard error: one every ten seconds while a stage goes on, and one at its end."""
+    """A listener that prints plain lines to standard error: one every ten seconds, and one at the end of a stage."""
 
     def __init__(self) -> None:
         self._clock, self._last = StageClock(), 0.0
         self._messages: set[str] = set()
 
     def advance(self, stage: str, done: int, total: int | None, **figures: float) -> None:
-        """Print how far a stage is, unless the last line is recent."""
+        """Print the progress of a stage unless the last line is recent."""
         self._clock.restarts(stage, done)
         left = self._clock.seconds_left(stage, done, total)
-        if done == 0:  # "0 done" looks as if it were stuck
+        if done == 0:  # "0 of 100" would look as if the work were stuck
             return
         now = time.monotonic()
         if now - self._last < PLAIN_EVERY and done != total:
@@ -102,7 +102,7 @@ def _print(message: str) -> None:
 
 
 def format_figures(figures: Mapping[str, float]) -> str:
-    """Return the figures of a stage that are worth showing, in one line."""
+    """Return the visible figures of a stage in one line."""
     shown = {
         _SHORT_NAMES.get(name, name): _number(name, value) for name, value in figures.items() if name not in _HIDDEN
     }
@@ -116,7 +116,7 @@ def _number(name: str, value: float) -> str:
 
 
 class TextBar:
-    """A bar of plain text that overwrites its line, which terminals and notebooks both show."""
+    """A listener that draws a plain-text bar by overwriting its line, for terminals and notebooks."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -166,11 +166,11 @@ def _bar_line(stage: str, done: int, total: int | None, seconds: float, loss: fl
 
 
 def choose_progress(progress: "Progress | bool | None" = None) -> "Progress":
-    """Return the listener of a public function.
+    """Return the listener for the ``progress`` argument of a public function.
 
     Args:
-        progress: A listener; True for a bar, False for silence, None for a bar on a terminal or in a notebook, and for
-            plain lines elsewhere.
+        progress: A listener, True for a bar, or False for no output. None selects a bar on a terminal or in a notebook,
+            and plain lines otherwise.
     """
     if progress is None:
         if not sys.stderr.isatty() and "ipykernel" not in sys.modules:

@@ -29,7 +29,14 @@ _CACHE = "_loaded"
 
 
 class InputError(DataError, ValueError):
-    """Raised for unusable texts or targets; also a ``ValueError``, which scikit-learn expects."""
+    """Raised for unusable texts or targets; also a ``ValueError``, which scikit-learn expects.
+
+    Example:
+        >>> try:
+        ...     TextClassifier().fit([None], ["a"])
+        ... except InputError as error:
+        ...     print(error)
+    """
 
 
 class _TextEstimator(BaseEstimator):  # type: ignore[misc]
@@ -286,7 +293,14 @@ class TextEmbedder(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         return vectors
 
     def get_feature_names_out(self, input_features: Any = None) -> NDArray[Any]:  # noqa: ARG002
-        """Return the names of the vector's components."""
+        """Return the names of the vector's components.
+
+        Args:
+            input_features: Ignored; present for scikit-learn.
+
+        Returns:
+            One name per component.
+        """
         check_is_fitted(self, "n_features_out_")
         return np.array([f"vector{number}" for number in range(self.n_features_out_)], dtype=object)
 

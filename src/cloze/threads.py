@@ -1,14 +1,14 @@
-"""The number of threads per operation, on a machine that may have other work.
+"""Choose the number of threads per operation on machines that may be running other processes.
 
-The threads of an operation wait for each other at its end. Where another process occupies a core, one of them has to
-queue for it, and two threads can take several times as long as one (docs/experiments/09-choosing-threads.md).
+The threads of an operation wait for each other at its end. If another process occupies a core, one thread has to wait
+for that core, and two threads can take several times as long as one (docs/experiments/09-choosing-threads.md).
 
-- A training measures at its start which number is fastest, and keeps it (``training_threads``): the last digits of its
-  numbers depend on it, and a resumed training must continue with the same.
-- Predictions measure their batches and change the number while they run (``AdaptiveThreads``).
+- Training measures the fastest number at its start and then keeps it (``training_threads``): the last digits of its
+  results depend on it, so a resumed training must use the same number.
+- Prediction measures its batches and changes the number while it runs (``AdaptiveThreads``).
 
-``--threads`` and ``OMP_NUM_THREADS`` fix the number; what ``torch.set_num_threads`` says is the most that is used.
-Light to import, without torch.
+``--threads`` and ``OMP_NUM_THREADS`` fix the number. The value of ``torch.set_num_threads`` is the upper bound. This
+module does not import torch.
 """
 
 import os
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Batch(Protocol):
-    """What a step computes: (B, T) token ids, and whatever else it needs."""
+    """The input of a step: token ids, (B, T), and any other tensors."""
 
     @property
     def ids(self) -> "Tensor":
@@ -35,36 +35,37 @@ Result = TypeVar("Result")
 BatchT = TypeVar("BatchT", bound=Batch)
 Clock = Callable[[], float]  # returns seconds
 
-# How often a waiting thread looks before it sleeps; libgomp's default is 300,000.
+# Number of spins before a waiting thread sleeps; the default of libgomp is 300,000.
 SPIN_COUNT = "1000"
-# Rounds of the trial before a training, and the multiple of the best time up to which more threads are preferred.
+# Rounds of the trial before training, and the multiple of the best time up to which more threads are preferred.
 ROUNDS, PREFERENCE = 7, 1.05
-# A number whose time is this multiple of the best after a few rounds is tried no more.
+# A number of threads is dropped if it takes this multiple of the best time after a few rounds.
 FEW_ROUNDS, HOPELESS = 3, 1.5
-# The trial: products of the size of a small model's, with an operation on every number between them.
+# The trial: matrix products as in a small model, with an elementwise operation after each.
 TRIAL_ROWS, TRIAL_WIDTH, TRIAL_PRODUCTS = 512, 384, 16
 
-# Seconds of computing until another number of threads is tried: the first time, and at most; it doubles with every
-# failure, and is at least this multiple of the time that the failure took.
+# Seconds of computation before another number of threads is tried: initial and maximum. The interval doubles after each
+# failed trial, and is at least this multiple of the duration of the trial.
 FIRST_WAIT, LONGEST_WAIT, WAIT_PER_TRIAL = 0.2, 8.0, 10
-# A trial succeeds if its batches cost at most this share per token, over this number of batches and seconds.
+# A trial succeeds if its cost per token is at most this fraction of the current cost, over this number of batches and
+# seconds.
 WINS, TRIAL_BATCHES, TRIAL_SECONDS = 0.9, 3, 0.2
-# One batch of a trial at this multiple of the cost ends it at once.
+# A trial is aborted if a single batch costs this multiple of the current cost.
 GIVES_UP = 3.0
-# This number of batches in succession at this multiple of the cost means that the load has changed.
+# The load is considered to have changed after this number of consecutive batches at this multiple of the cost.
 SLOW_BATCHES, SLOWER = 2, 2.0
-RECENT = 5  # batches whose median is the cost of a number of threads
+RECENT = 5  # number of batches whose median is the current cost
 
 
 class _Decision:
-    """Whether the number of threads is fixed, by the user or by a training that is running."""
+    """Whether the number of threads is fixed by the user or by a running training."""
 
     by_user = False
     by_training = False
 
 
 def request_threads(count: int | None) -> None:
-    """Use exactly this number of threads from now on; with None, choose."""
+    """Fix the number of threads from now on; None allows choosing it."""
     _Decision.by_user = count is not None
     if count is not None:
         import torch
@@ -73,29 +74,29 @@ def request_threads(count: int | None) -> None:
 
 
 def may_choose() -> bool:
-    """Return whether the number of threads can be chosen here: it is not fixed, and there are several cores."""
+    """Return whether the number of threads can be chosen: it is not fixed, and there are several cores."""
     import torch
 
     is_decided = _Decision.by_user or _Decision.by_training or os.environ.get("OMP_NUM_THREADS")
-    # The processes of a group share the cores between them.
+    # In distributed runs, the processes already share the cores.
     return not is_decided and os.environ.get("WORLD_SIZE", "1") == "1" and torch.get_num_threads() > 1
 
 
 def thread_counts(most: int) -> list[int]:
-    """Return the numbers of threads to choose from: the powers of two below ``most``, and ``most``."""
+    """Return the candidate numbers of threads: the powers of two below ``most``, and ``most``."""
     return [*(2**power for power in range(most.bit_length()) if 2**power < most), most]
 
 
 def fastest_threads(most: int, trial: Callable[[int], float]) -> int:
-    """Return how many threads are fastest.
+    """Return the fastest number of threads.
 
     Args:
-        most: The largest number.
-        trial: Returns the seconds that some work takes with a number of threads. The numbers take turns, so that all
-            of them see the same load.
+        most: The maximum number.
+        trial: Returns the duration in seconds of a sample of work with a given number of threads. The candidates
+            alternate, so that all of them see the same load.
 
     Returns:
-        The number with the best median; a larger one that is within 5 % of it.
+        The number with the best median, or a larger one that is at most 5 % slower.
     """
     times: dict[int, list[float]] = {count: [] for count in thread_counts(most)}
     medians: dict[int, float] = {}
@@ -109,7 +110,7 @@ def fastest_threads(most: int, trial: Callable[[int], float]) -> int:
 
 
 def time_products(count: int, clock: Clock = time.perf_counter) -> float:
-    """Return the seconds of a chain of matrix products with this number of threads, which is then set back."""
+    """Return the duration of a chain of matrix products with this number of threads; restores the number afterwards."""
     import torch
 
     before = torch.get_num_threads()
@@ -131,11 +132,11 @@ def training_threads(recorded: int | None = None, trial: Callable[[int], float] 
     """Fix the number of threads while a training runs.
 
     Args:
-        recorded: The number that the training was started with, if it is resumed.
-        trial: As for ``fastest_threads``.
+        recorded: The number with which the training was started, if it is being resumed.
+        trial: See ``fastest_threads``.
 
     Yields:
-        A note for the user, or nothing.
+        A note for the user, or an empty string.
     """
     import torch
 
@@ -149,8 +150,8 @@ def training_threads(recorded: int | None = None, trial: Callable[[int], float] 
         count = recorded
         if count != fastest:
             note = (
-                f"{count} of {most} threads, as this run was started; {fastest} would be faster now, with other last "
-                f"digits: --threads {fastest}"
+                f"{count} of {most} threads, as at the start of this run; {fastest} would be faster now, with slightly "
+                f"different numbers: --threads {fastest}"
             )
     elif count < most:
         note = f"other processes use this machine: {count} of {most} threads are fastest now; --threads overrides"
@@ -164,23 +165,23 @@ def training_threads(recorded: int | None = None, trial: Callable[[int], float] 
 
 
 class AdaptiveThreads:
-    """Runs the batches of predictions with the number of threads that has been fastest lately.
+    """Runs prediction batches with the number of threads that was fastest recently.
 
-    Batches are compared with others of the same kind and of similar size, per token. Now and then a batch is computed
-    with another number: half or twice as many.
+    Batches are compared per token with others of the same kind and similar size. From time to time, a few batches are
+    run with half or twice the number of threads.
     """
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self._clock = clock
         self._choices: dict[tuple[str, int, int], _Choice] = {}
-        self._latest: int | None = None  # the last number that a trial has decided on
+        self._latest: int | None = None  # result of the last successful trial
 
     def run(self, step: Callable[[BatchT], Result], batch: BatchT) -> Result:
-        """Compute a batch, in the calling thread; afterwards its number of threads is what it was.
+        """Run a batch in the calling thread; its number of threads is restored afterwards.
 
         Args:
-            step: Computes a batch. Only batches of one step are compared.
-            batch: The batch; one on an accelerator is computed as it is.
+            step: Computes a batch. Only batches of the same step are compared.
+            batch: The batch. On an accelerator, the number of threads is not changed.
         """
         import torch
 
@@ -213,9 +214,9 @@ class _Choice:
         self._counts = thread_counts(most)
         self.count = start if start in self._counts else most
         self._upwards = False  # the direction of the next trial
-        self._recent = deque[float](maxlen=RECENT)  # costs with this number: seconds per token
-        self._slow: list[float] = []  # the last costs, if they are much above the recent ones
-        self._seconds, self._wait = 0.0, FIRST_WAIT  # of computing since the last trial, and until the next
+        self._recent = deque[float](maxlen=RECENT)  # recent costs with the current number, in seconds per token
+        self._slow: list[float] = []  # the latest costs, if they are much higher than the recent ones
+        self._seconds, self._wait = 0.0, FIRST_WAIT  # seconds of computation since the last trial and until the next
         self._trial: int | None = None
         self._trial_costs: list[float] = []
         self._trial_seconds = 0.0
@@ -226,7 +227,7 @@ class _Choice:
         return self._trial or self.count
 
     def add(self, seconds: float, cost: float) -> bool:
-        """Learn from a batch that was computed with ``next_count``; return whether the number has changed."""
+        """Record a batch that was run with ``next_count``; return whether the number of threads has changed."""
         if self._trial is not None:
             return self._add_trial(seconds, cost)
         self._seconds += seconds
@@ -267,10 +268,10 @@ class _Choice:
 
 
 def shorten_spinning() -> None:
-    """Let threads that wait for each other sleep sooner; of use only before torch is loaded.
+    """Make waiting threads sleep sooner; effective only before torch is loaded.
 
-    By default, the threads of libgomp spin for milliseconds, on cores that other processes may need. Settings of the
-    user are kept.
+    By default, the threads of libgomp spin for milliseconds on cores that other processes may need. Existing settings
+    of the user are not changed.
     """
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)

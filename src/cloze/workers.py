@@ -1,15 +1,14 @@
-"""A pool of worker processes: the one way in which cloze uses several processes for work on text.
+"""A pool of worker processes for processing text.
 
-Word counting (``text/word_counts.py``) and corpus preparation (``corpus/preparation``) share it. Tasks and results are
-bytes, so that the pool knows nothing about either.
+Word counting (``text/word_counts.py``) and corpus preparation (``corpus/preparation``) use it. Tasks and results are
+bytes, so the pool is independent of both.
 
-- Each worker is a fresh interpreter at the other end of a socket. It is never forked, because the tokenizer library may
-  hold threads, and never started by ``multiprocessing``, which would run an unguarded script of the caller again.
-- A worker gets the next task as soon as it is idle, so results arrive in the order in which tasks finish; each carries
-  the index of its task.
+- Each worker is a new interpreter, connected by a socket. It is never forked, because the tokenizer library may have
+  running threads, and never started by ``multiprocessing``, which would run an unguarded script of the caller again.
+- An idle worker gets the next task, so results arrive in the order in which tasks finish, with the index of the task.
 - If a worker dies, the caller decides whether another worker repeats its task or the work stops.
-- Errors of a task are raised in the caller with the type and message that they had in the worker.
-- Workers have their own process group: Ctrl-C reaches the caller only, and leaving the ``with`` block ends them all.
+- An error in a task is raised in the caller with the same type and message.
+- Workers have their own process groups: Ctrl-C reaches only the caller; leaving the ``with`` block ends all workers.
 """
 
 import json
@@ -26,34 +25,34 @@ from typing import NamedTuple, Protocol
 
 from cloze.errors import ClozeError, ConfigError, DataError
 
-# Units of progress (bytes of text) that a worker collects before it sends a message about them.
+# Units of progress (bytes of text) that a worker accumulates before it sends a message.
 _REPORT_EVERY = 2**18
-# From the most general to the most specific: an error arrives as the last one of which it is an instance.
+# From general to specific: an error is raised as the last of these types of which it is an instance.
 _ERROR_TYPES = {kind.__name__: kind for kind in (ClozeError, ConfigError, DataError)}
-# The first byte of a worker's message says what the rest is.
+# Types of messages from a worker: the first byte of a message.
 _RESULT, _PROGRESS, _ERROR, _DEFECT = b"r", b"p", b"e", b"d"
 
 Report = Callable[[int], None]
 
 
 class TaskRunner(Protocol):
-    """What a worker does with its tasks; it may keep state from one task to the next."""
+    """Runs the tasks in a worker; it may keep state between tasks."""
 
     def run(self, task: bytes, report: Report) -> bytes:
         """Run one task; call ``report`` with the amount of work done since the last call."""
 
     def finish(self) -> bytes:
-        """Return what is left over after the last task."""
+        """Return a final result after the last task."""
 
     def describe(self, task: bytes) -> str:
-        """Return the place that an unexpected error of this task should name."""
+        """Return a description of a task for messages about unexpected errors."""
 
     def close(self) -> None:
-        """Release files."""
+        """Close open files."""
 
 
 class Completed(NamedTuple):
-    """The result of a task: its index among the tasks, what it returned, and how much progress it has reported."""
+    """A finished task: its index, its result, and the amount of progress that it reported."""
 
     task: int
     result: bytes
@@ -61,10 +60,10 @@ class Completed(NamedTuple):
 
 
 class OnDeath(Protocol):
-    """Called when a worker process ends early. Returns to have its task repeated, raises to stop the work."""
+    """A callback for dead workers: it returns to repeat the task of the worker, or raises an error to stop the work."""
 
     def __call__(self, index: int | None, deaths: int, exit_code: int) -> None:
-        """Decide about task ``index`` (None: the worker was idle), at which ``deaths`` workers have died so far."""
+        """Handle the death of a worker at task ``index`` (None: it was idle); ``deaths`` workers died at it so far."""
 
 
 @dataclass
@@ -76,13 +75,13 @@ class _Worker:
 
 
 class WorkerPool:
-    """Worker processes, started as tasks need them; all have ended when the ``with`` block ends.
+    """Worker processes, started on demand and ended at the end of the ``with`` block.
 
     Args:
         program: Python source that a worker runs; it must call ``serve``.
-        size: Largest number of processes.
-        on_death: Decides what happens when a worker dies.
-        report: Called with amounts of progress, and with the negative sum for a task that has to be repeated.
+        size: Maximum number of processes.
+        on_death: Called when a worker dies.
+        report: Called with amounts of progress, and with the negated sum for a task that must be repeated.
         arguments: ``sys.argv[1:]`` of the workers.
     """
 
@@ -113,7 +112,7 @@ class WorkerPool:
             worker.process.wait()
 
     def run(self, tasks: Iterable[bytes]) -> Iterator[Completed]:
-        """Run tasks and yield their results as they finish; tasks are read only as workers become idle."""
+        """Run tasks and yield their results as they finish. Tasks are consumed only when workers are idle."""
         waiting, repeated = enumerate(tasks), deque[tuple[int, bytes]]()
         while True:
             self._assign(waiting, repeated)
@@ -135,7 +134,7 @@ class WorkerPool:
                 yield Completed(task[0], _result(message), worker.progress)
 
     def finish(self) -> Iterator[bytes]:
-        """Yield what ``TaskRunner.finish`` returns in each worker that has run a task."""
+        """Yield the result of ``TaskRunner.finish`` for each worker that has run a task."""
         for worker in list(self._workers):
             try:
                 worker.connection.send_bytes(b"")
@@ -150,7 +149,7 @@ class WorkerPool:
                 yield _result(message)
 
     def _assign(self, waiting: Iterator[tuple[int, bytes]], repeated: deque[tuple[int, bytes]]) -> None:
-        """Give a task to every idle worker, and start workers while there are tasks for them."""
+        """Assign tasks to idle workers, and start further workers while there are tasks for them."""
         while True:
             worker = next((worker for worker in self._workers if worker.task is None), None)
             if worker is None and len(self._workers) == self._size:
@@ -163,7 +162,7 @@ class WorkerPool:
             try:
                 worker.connection.send_bytes(task[1])
             except OSError:
-                return  # the worker is dead, which the next read from it finds out
+                return  # the worker is dead; the next read from it detects this
 
     def _start(self) -> _Worker:
         ours, theirs = Pipe()
@@ -179,16 +178,16 @@ class WorkerPool:
         return self._workers[-1]
 
     def _ready(self) -> list[_Worker]:
-        """Wait until a worker has sent something or died."""
+        """Wait until a worker has sent a message or died, and return all such workers."""
         ready = wait([worker.connection for worker in self._workers])
         return [worker for worker in self._workers if worker.connection in ready]
 
     def _remove_dead(self, worker: _Worker) -> tuple[int, bytes] | None:
-        """Remove a dead worker and return the task that has to be repeated."""
+        """Remove a dead worker and return the task to repeat, if any."""
         worker.connection.close()
         try:
             exit_code = worker.process.wait(timeout=10)
-        except subprocess.TimeoutExpired:  # it has closed the socket, but lives
+        except subprocess.TimeoutExpired:  # it has closed the socket but is still running
             worker.process.kill()
             exit_code = worker.process.wait()
         self._workers.remove(worker)
@@ -201,7 +200,7 @@ class WorkerPool:
 
 
 def run_here(runner: TaskRunner, tasks: Iterable[bytes], report: Report = lambda _: None) -> Iterator[Completed]:
-    """Run tasks in this process, with the results that a pool would yield."""
+    """Run tasks in this process, with the same results as a pool."""
     for index, task in enumerate(tasks):
         reported: list[int] = []
 
@@ -213,7 +212,7 @@ def run_here(runner: TaskRunner, tasks: Iterable[bytes], report: Report = lambda
 
 
 def serve(runner: TaskRunner) -> None:
-    """Be a worker: run the tasks that arrive on standard input until the caller has gone."""
+    """Run as a worker: process tasks that arrive on standard input until the caller closes the connection."""
     with Connection(os.dup(0)) as connection, closing(runner):
         try:
             while True:
@@ -234,7 +233,7 @@ def _run(runner: TaskRunner, task: bytes, connection: Connection) -> bytes:
 
 
 def _result(message: bytes) -> bytes:
-    """Return the result that a message holds, or raise its error."""
+    """Return the result in a message, or raise the error in it."""
     if message[:1] == _ERROR:
         kind, text = json.loads(message[1:])
         raise _ERROR_TYPES[kind](text)
@@ -244,7 +243,7 @@ def _result(message: bytes) -> bytes:
 
 
 class _Reporter:
-    """Sends progress to the caller, in few messages."""
+    """Sends progress to the caller, accumulated to few messages."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -261,7 +260,7 @@ def _environment() -> dict[str, str]:
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-        # The processes already share the cores: threads inside them would only compete.
+        # The processes already use all cores, so threads inside them would only compete.
         "RAYON_NUM_THREADS": "1",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",

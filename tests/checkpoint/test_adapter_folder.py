@@ -134,7 +134,7 @@ def test_base_is_found_from_another_working_directory(
     monkeypatch.chdir(tmp_path)
     assert torch.equal(logits(load_any(Path("work/runs/reviews"))), logits(made))
     shutil.rmtree("work/runs/books")
-    with pytest.raises(CheckpointError, match="its base, runs/books, is not there; give the base"):
+    with pytest.raises(CheckpointError, match="its base, runs/books, was not found; give the base"):
         load_any(Path("work/runs/reviews"))
     assert requests == []
 
@@ -146,7 +146,7 @@ def test_an_adapter_of_a_hub_model_downloads_nothing(
     made = make_adapter(base, tmp_path / "adapter")
     values = json.loads((tmp_path / "adapter" / "adapter.json").read_text("utf-8"))
     change(tmp_path / "adapter", base=values["base"] | {"name": "owner/model", "path": None})
-    with pytest.raises(CheckpointError, match=r'its base, owner/model, is not there; .*base="owner/model"\)$'):
+    with pytest.raises(CheckpointError, match=r'its base, owner/model, was not found; .*base="owner/model"\)$'):
         load_any(tmp_path / "adapter")
     assert requests == []
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, local_files_only, **__: str(base))  # noqa: ARG005
@@ -168,7 +168,7 @@ def test_missing_base_is_named_by_its_hash(tmp_path: Path) -> None:
     sha256 = weights_fingerprint(base)
     base.rename(tmp_path / "elsewhere")
     with pytest.raises(
-        CheckpointError, match=rf"adapter: its base, .*base, is not there; .* SHA-256 {sha256}: cloze\.load"
+        CheckpointError, match=rf"adapter: its base, .*base, was not found; .* SHA-256 {sha256}: cloze\.load"
     ):
         load_any(tmp_path / "adapter")
     assert torch.equal(logits(load_any(tmp_path / "adapter", tmp_path / "elsewhere")), logits(made))
@@ -192,14 +192,14 @@ def test_other_base_is_refused(tmp_path: Path) -> None:
 
 def test_base_of_a_plain_model_is_rejected(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base")
-    with pytest.raises(CheckpointError, match=r"base: no adapter \(no adapter\.json in it\).*leave out base"):
+    with pytest.raises(CheckpointError, match=r"base: not an adapter \(no adapter\.json\).*omit base"):
         load_any(base, base)
 
 
 def test_adapter_is_no_start_for_other_work(tmp_path: Path) -> None:
     make_adapter(make_base(tmp_path / "base"), tmp_path / "run" / "model")
     for place in (tmp_path / "run", tmp_path / "run" / "model"):
-        with pytest.raises(CheckpointError, match="an adapter, which is no model of its own; give its base"):
+        with pytest.raises(CheckpointError, match="an adapter, not a complete model; use its base"):
             load_folder(place)
 
 
@@ -267,13 +267,13 @@ def test_damaged_tensors_are_named(tmp_path: Path) -> None:
             load_any(tmp_path / "adapter")
 
     path.write_bytes(whole[:-20])
-    refused("not a whole safetensors file")
+    refused("damaged or truncated safetensors file")
     save_file({key: tensor for key, tensor in tensors.items() if key != name}, path)
-    refused(f"lacks the tensor {name}, other than adapter.json says")
+    refused(f"lacks the tensor {name}, contrary to adapter.json")
     save_file({**tensors, "more": torch.zeros(1)}, path)
-    refused("has the tensor more, other than adapter.json says")
+    refused("has the tensor more, contrary to adapter.json")
     save_file({**tensors, name: torch.zeros(3)}, path)
-    refused(rf"{name} has shape \(3,\), but adapter.json and the base ask for \(16,\)")
+    refused(rf"{name} has shape \(3,\), but adapter.json and the base require \(16,\)")
     save_file({**tensors, name: torch.zeros(16, dtype=torch.int32)}, path)
     refused(f"{name} holds torch.int32; floating-point weights were expected")
     path.unlink()

@@ -69,13 +69,13 @@ def test_missing_folder(tmp_path: Path) -> None:
 
 
 def test_not_a_model_folder(tmp_path: Path) -> None:
-    advice = "give one that pretrain, finetune or convert has written"
+    advice = "use one written by pretrain, finetune or convert"
     assert refusal(tmp_path) == f": not a model folder (no config.json in it); {advice}"
 
 
 def test_unfinished_run(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
-    assert refusal(tmp_path) == ": this run has not finished; run its command again to go on"
+    assert refusal(tmp_path) == ": this run has not finished; run its command again to resume it"
 
 
 def test_no_weights(folder: Path) -> None:
@@ -92,19 +92,19 @@ def test_no_weights(folder: Path) -> None:
         ({"model_type": "roberta"}, ": model_type is 'roberta'; only 'bert', 'albert' and 'ernie' folders can be read"),
         (
             {"position_embedding_type": "relative_key"},
-            ": position_embedding_type is 'relative_key'; cloze reads encoders with position_embedding_type 'absolute'",
+            ": position_embedding_type is 'relative_key'; cloze supports encoders with",
         ),
         ({"model_type": ["bert"]}, ": model_type is ['bert']; only"),
         ({"cloze_sentence_task": "order"}, ": cloze_sentence_task is 'order'; 'nsp' or 'sop' was expected"),
         ({"cloze_sentence_task": ["sop"]}, ": cloze_sentence_task is \"['sop']\"; 'nsp' or"),
-        ({"is_decoder": True}, ": is_decoder is True; cloze reads encoders with is_decoder False"),
+        ({"is_decoder": True}, ": is_decoder is True; cloze supports encoders with is_decoder False"),
         ({"add_cross_attention": True}, ": add_cross_attention is True"),
         ({"hidden_size": ..., "vocab_size": ...}, ": lacks vocab_size, hidden_size; is this a BERT folder?"),
         ({"hidden_size": 10**12}, ": hidden_size is 1000000000000; a whole number from 1 to"),
         ({"hidden_size": "16"}, ": hidden_size is '16'; a whole number"),
-        ({"hidden_size": 2**24}, " has shape (60, 16), but config.json asks for (60, 16777216)"),
+        ({"hidden_size": 2**24}, " has shape (60, 16), but config.json requires (60, 16777216)"),
         # Building this many layers would never end, even without memory for them.
-        ({"num_hidden_layers": 2**24}, ": config.json asks for 16777216 layers, but no tensor of the last one is"),
+        ({"num_hidden_layers": 2**24}, ": config.json requires 16777216 layers, but the last one has no"),
         ({"num_attention_heads": 3}, ": hidden_size 16 does not divide into 3 heads"),
         ({"hidden_act": "swish"}, ": unknown activation 'swish'"),
         ({"hidden_act": 5}, ": unknown activation 5; choose one of: gelu, gelu_new"),
@@ -112,9 +112,9 @@ def test_no_weights(folder: Path) -> None:
         ({"pad_token_id": [0]}, ": pad_id is [0]; an id"),
         (
             {"max_position_embeddings": 33},
-            "position_embeddings.weight has shape (32, 16), but config.json asks for (33",
+            "position_embeddings.weight has shape (32, 16), but config.json requires (33",
         ),
-        ({"id2label": {"0": "no", "1": "yes"}}, ": id2label does not name the 3 labels that the head has"),
+        ({"id2label": {"0": "no", "1": "yes"}}, ": id2label does not name the 3 labels of the head"),
         ({"id2label": ["no", "perhaps", "yes"]}, ": id2label does not name the 3 labels"),
         ({"id2label": {"zero": "no"}}, ": id2label does not name the 3 labels"),
     ],
@@ -155,13 +155,13 @@ def test_truncated_safetensors(length: int, folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:length])
     assert "/model.safetensors: " in refusal(folder)
-    assert "not a whole safetensors file" in refusal(folder)
+    assert "damaged or truncated safetensors file" in refusal(folder)
 
 
 def test_header_too_large(folder: Path) -> None:
     path = folder / "model.safetensors"
     path.write_bytes((2**20 + 1).to_bytes(8, "little") + bytes(2**20 + 100))
-    assert "bytes with a header of 1048577; not a whole safetensors file" in refusal(folder)
+    assert "bytes with a header of 1048577; damaged or truncated safetensors file" in refusal(folder)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_header_too_large(folder: Path) -> None:
 )
 def test_malformed_safetensors_headers(header: bytes, reason: str, folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
-    assert f"not a whole safetensors file ({reason}" in refusal(folder)
+    assert f"damaged or truncated safetensors file ({reason}" in refusal(folder)
 
 
 def test_safetensors_are_read_as_by_the_library(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_safetensors_are_read_as_by_the_library(tmp_path: Path) -> None:
 
 
 def test_weights_that_shrink_while_they_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mapping of the file would end the process with SIGBUS."""
+    """A file that shrinks while it is read is reported; a memory-mapped one would end the process with SIGBUS."""
     path, read = folder / "model.safetensors", weights._read_tensor
 
     def read_shrinking(file: Any, name: str, entry: Any) -> torch.Tensor:
@@ -219,13 +219,13 @@ def test_weights_that_shrink_while_they_are_read(folder: Path, monkeypatch: pyte
         return tensor
 
     monkeypatch.setattr(weights, "_read_tensor", read_shrinking)
-    assert "not a whole safetensors file (it ends within " in refusal(folder)
+    assert "damaged or truncated safetensors file (it ends within " in refusal(folder)
 
 
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        (torch.zeros(16, 15), f": {QUERY} has shape (16, 15), but config.json asks for (16, 16); use the config.json"),
+        (torch.zeros(16, 15), f": {QUERY} has shape (16, 15), but config.json requires (16, 16); use the config.json"),
         (None, f": lacks the tensor {QUERY}; the folder is incomplete: fetch or save it again"),
         (
             torch.zeros(16, 16, dtype=torch.int8),
@@ -241,7 +241,7 @@ def test_tensors(tensor: Tensor | None, message: str, folder: Path) -> None:
 @pytest.mark.parametrize("shape", [(), (0,), (3, 1)])
 def test_head_without_labels(shape: tuple[int, ...], folder: Path) -> None:
     change_weights(folder, {"classifier.bias": torch.zeros(shape)})
-    assert f": classifier.bias has shape {shape}; one value a label was expected" in refusal(folder)
+    assert f": classifier.bias has shape {shape}; one value per label was expected" in refusal(folder)
 
 
 def test_untied_decoder(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ class Hostile:
 def test_hostile_pickle_is_not_run(folder: Path) -> None:
     marker = folder.parent / "marker"
     path = save_pickle(folder, load_file(folder / "model.safetensors") | {"x": Hostile(marker)})
-    assert "/pytorch_model.bin: holds more than tensors, or is damaged, and was not opened" in refusal(folder)
+    assert "/pytorch_model.bin: holds more than tensors, or is damaged; not loaded" in refusal(folder)
     assert not marker.exists()
     torch.load(path, weights_only=False)
     assert marker.exists()  # the pickle runs if it is loaded unsafely
@@ -424,7 +424,7 @@ def test_a_card_that_is_too_long_is_not_kept(folder: Path, caplog: pytest.LogCap
     assert load_folder(folder).card == "x" * 2**20
     card.write_bytes(b"x" * (2**20 + 1))
     assert load_folder(folder).card is None
-    assert f"{card}: longer than 1048576 bytes, so that it is not kept as the model card" in caplog.text
+    assert f"{card}: longer than 1048576 bytes; not loaded as the model card" in caplog.text
 
 
 # Random damage

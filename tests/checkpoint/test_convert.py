@@ -119,7 +119,7 @@ def test_random_start(words: Path, tmp_path: Path) -> None:
     assert torch.equal(one, same)
     assert torch.equal(one[:60], other[:60])
     assert not torch.equal(one[60:], other[60:])
-    assert "started from random vectors" in (tmp_path / "one" / "README.md").read_text(encoding="utf-8")
+    assert "initialised with random vectors" in (tmp_path / "one" / "README.md").read_text(encoding="utf-8")
 
 
 def test_vocabulary_alone(words: Path, tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_card_mentions_added_words(card: str | None, words: Path, tmp_path: Path
     text = (tmp_path / "more" / "README.md").read_text(encoding="utf-8")
     assert text.startswith(card or "# BERT, 3 layers")
     assert (
-        "Extended by cloze: 5 words added, started from the mean of their pieces; 65 pieces in all; 0 entities; "
+        "Extended by cloze: 5 words added, initialised with the mean of their pieces; 65 pieces in total; 0 entities; "
         "further rungs: look-alikes. "
     ) in text
 
@@ -182,11 +182,11 @@ def test_places_of_others_are_refused(words: Path, tmp_path: Path) -> None:
 def test_bad_words_leave_no_files(tmp_path: Path) -> None:
     source = saved(model_folder(), tmp_path / "model")
     (tmp_path / "bad.txt").write_text("covid\n[MASK]\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"bad.txt:2: '\[MASK\]' is an entry with a meaning of its own"):
+    with pytest.raises(DataError, match=r"bad.txt:2: '\[MASK\]' is a special or reserved entry"):
         extend(source, tmp_path / "more", words=tmp_path / "bad.txt")
     with pytest.raises(
         ConfigError,
-        match=r"^nothing to extend by; give --words, --entities, --characters, --look-alikes, --similar, --positions "
+        match=r"^nothing to add; give --words, --entities, --characters, --look-alikes, --similar, --positions "
         r"or --segments$",
     ):
         extend(source, tmp_path / "more")
@@ -312,12 +312,12 @@ def test_transformers_loads_extended_positions(tmp_path: Path) -> None:
     torch.testing.assert_close(output.prediction_logits, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(("start", "begun"), [("pieces", "copies of old ones"), ("random", "random vectors")])
+@pytest.mark.parametrize(("start", "begun"), [("pieces", "copies of existing ones"), ("random", "random vectors")])
 def test_card_mentions_the_new_length(start: WordStart, begun: str, tmp_path: Path) -> None:
     source = saved(model_folder(["mlm"]), tmp_path / "model")
     extend(source, tmp_path / "more", segments=3, start=start)
     text = (tmp_path / "more" / "README.md").read_text(encoding="utf-8")
-    assert f"Extended by cloze: 32 to 32 positions, 2 to 3 segments. New ones started as {begun}, and mean" in text
+    assert f"Extended by cloze: 32 to 32 positions, 2 to 3 segments. The new ones are initialised as {begun}" in text
     assert "## Words" not in text
     rows = load_folder(tmp_path / "more").model.state_dict()["encoder.embeddings.segment.weight"]
     assert torch.equal(rows[2], rows[1]) == (start == "pieces")
@@ -333,7 +333,7 @@ def test_reach_that_cannot_be(tmp_path: Path) -> None:
         extend(source, tmp_path / "more", positions=2**25)
     model_folder().tokenizer.save(tmp_path / "vocabulary")
     with pytest.raises(
-        ConfigError, match=r"vocabulary: a vocabulary alone has no positions or segments; extend a model by them$"
+        ConfigError, match=r"vocabulary: a vocabulary has no positions or segments; extend a model instead$"
     ):
         extend(tmp_path / "vocabulary", tmp_path / "more", positions=64)
     assert not (tmp_path / "more").exists()

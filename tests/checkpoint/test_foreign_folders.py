@@ -102,21 +102,21 @@ def test_bare_encoders(prefix: bool, pooler: bool, folder: Path) -> None:
     }
     assert loaded.model.state_dict().keys() == expected.keys()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.model.state_dict().items())
-    assert loaded.notes == (() if pooler else ("no pooler in the weights: [CLS] is used as it is",))
+    assert loaded.notes == (() if pooler else ("no pooler in the weights: the state of [CLS] is used without one",))
 
 
 def test_unused_tensors_are_noted(folder: Path) -> None:
     extra = {f"extra.{index}": torch.zeros(1) for index in range(6)}
     change_weights(folder, lambda tensors: tensors | extra)
     shown = "extra.0, extra.1, extra.2, extra.3, extra.4, ..."
-    assert load_folder(folder).notes == (f"6 tensors were left over: {shown}",)
+    assert load_folder(folder).notes == (f"6 tensors were not used: {shown}",)
 
 
 def test_a_head_without_its_pooler_is_left_over(folder: Path) -> None:
     change_weights(folder, lambda tensors: {name: t for name, t in tensors.items() if "pooler" not in name})
     loaded = load_folder(folder)
     assert loaded.model.head_names == ("mlm",)
-    assert "2 tensors were left over: cls.seq_relationship.bias, cls.seq_relationship.weight" in loaded.notes
+    assert "2 tensors were not used: cls.seq_relationship.bias, cls.seq_relationship.weight" in loaded.notes
 
 
 @pytest.mark.parametrize("pickled", [True, False])

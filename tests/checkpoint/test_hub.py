@@ -48,7 +48,7 @@ def test_a_path_that_exists_is_no_hub_name(tmp_path: Path, monkeypatch: pytest.M
 
 def test_offline_without_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    message = rf"^{NAME}: no such folder here, and not to be had from the Hugging Face hub \(.*\); check the .* network"
+    message = rf"^{NAME}: no such folder, and not available from the Hugging Face hub \(.*\); check the .* network"
     with pytest.raises(CheckpointError, match=message):
         fetch(NAME)
 

@@ -148,13 +148,13 @@ def test_albert_without_its_defaults(tmp_path: Path) -> None:
     [
         (
             {"num_hidden_groups": 2},
-            r": num_hidden_groups is 2 and inner_group_num 1; cloze reads ALBERT with one layer for all \(1 and 1\)",
+            r": num_hidden_groups is 2 and inner_group_num 1; cloze supports ALBERT with one shared layer \(1 and 1\)",
         ),
-        ({"inner_group_num": 2}, r": num_hidden_groups is 1 and inner_group_num 2; cloze reads ALBERT with one"),
+        ({"inner_group_num": 2}, r": num_hidden_groups is 1 and inner_group_num 2; cloze supports ALBERT with one"),
         ({"num_hidden_groups": "1"}, r": num_hidden_groups is '1' and inner_group_num 1; cloze"),
-        ({"num_hidden_groups": 3}, r": config.json asks for 3 layers, but no tensor of the last one is there; use"),
+        ({"num_hidden_groups": 3}, r": config.json requires 3 layers, but the last one has no tensors; use"),
         ({"num_hidden_layers": 2**24}, r": layers is 16777216; at most 256 were expected where they are shared$"),
-        ({"embedding_size": 11}, r"word_embeddings.weight has shape \(60, 10\), but config.json asks for \(60, 11\)"),
+        ({"embedding_size": 11}, r"word_embeddings.weight has shape \(60, 10\), but config.json requires \(60, 11\)"),
         ({"embedding_size": 2.5}, r": embedding_size is 2.5; a whole number"),
     ],
 )

@@ -89,7 +89,7 @@ def stale(folder: Path) -> Path:
     return folder
 
 
-OTHER_WEIGHTS = "rounded from other weights than the model's; run 'cloze quantize' again, or delete the file"
+OTHER_WEIGHTS = "quantized from other weights than the model's; run 'cloze quantize' again, or delete the file"
 
 
 def test_a_file_of_other_weights_is_refused(stale: Path) -> None:
@@ -104,7 +104,7 @@ def test_auto_ignores_a_file_of_other_weights(
     monkeypatch.setattr(precision_module, "has_fast_bf16", lambda _: False)
     monkeypatch.setattr(precision_module, "_is_faster", lambda *_: True)
     assert load(stale, precision="auto").precision == "fp32"
-    expected = f"{stale / INT8}: {OTHER_WEIGHTS}; until then, auto goes on without int8"
+    expected = f"{stale / INT8}: {OTHER_WEIGHTS}; auto does not use int8 until then"
     assert [record.getMessage() for record in caplog.records if "int8" in record.getMessage()] == [expected]
 
 
@@ -163,5 +163,5 @@ def test_damaged_tensors(harm: str, folder: Path) -> None:
             harmed[0, 0] = -128
         tensors[f"{NAME}.values"] = harmed
     save_file(tensors, path, metadata=facts)
-    with pytest.raises(CheckpointError, match=f"{NAME} does not fit the model's; run 'cloze quantize' again$"):
+    with pytest.raises(CheckpointError, match=f"{NAME} does not fit the model; run 'cloze quantize' again$"):
         load(folder, precision="int8")

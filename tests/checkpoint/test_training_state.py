@@ -131,7 +131,7 @@ def test_all_damaged_is_refused_and_left_as_it_is(store_of_two: StateStore) -> N
     files = [store_of_two.folder / f"step-000000{step}" / "model.safetensors" for step in ("10", "09")]
     assert str(caught.value) == (
         f"{files[0]}: does not match its manifest; {files[1]}: does not match its manifest; "
-        "none of the run's checkpoints is whole: put a copy of one back, or start over with fresh=True (--fresh)"
+        "none of the run's checkpoints is intact: restore a copy of one, or start over with fresh=True (--fresh)"
     )
     assert listener.said == []
     assert names(store_of_two) == ["step-00000009", "step-00000010"]

@@ -76,7 +76,7 @@ def test_a_pipe_gets_what_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("buffered", ["", "1"])
 @pytest.mark.parametrize("words", [["--help"], ["embed", "--help"], ["models"], ["tokens", "a cat", "--json"]])
 def test_output_that_cannot_be_written_is_one_line(words: list[str], buffered: str) -> None:
-    """A full disk is a mistake that the user can mend, whether the write fails at once or at the last flush."""
+    """A full disk is reported as a user error, whether the write fails immediately or at the last flush."""
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "cloze", *words],

@@ -91,13 +91,13 @@ def test_what_is_wrong_ends_with_code_1(data: Path, run: Cloze, monkeypatch: pyt
     assert json.loads(run("audit", data, *SMALL, "--json").out)["ok"] is False
 
 
-def test_mistakes_are_told(data: Path, run: Cloze, tmp_path: Path) -> None:
+def test_errors_are_reported(data: Path, run: Cloze, tmp_path: Path) -> None:
     assert "no entities; name a file of them with --entities" in run("audit", data, "--masking", "entity").complaint
     assert "not a prepared corpus" in run("audit", tmp_path).complaint
     assert "tokens is 0; at least 1 was expected" in run("audit", data, "--tokens", 0).complaint
     for masking in ("token", "correction"):
-        told = run("audit", data, "--seed", -1, "--masking", masking)
-        assert (told.code, "seed is -1; a whole number from 0" in told.complaint) == (2, True)
+        output = run("audit", data, "--seed", -1, "--masking", masking)
+        assert (output.code, "seed is -1; a whole number from 0" in output.complaint) == (2, True)
 
 
 def test_a_recipe_is_audited_as_it_would_be_trained(data: Path, run: Cloze) -> None:
@@ -106,7 +106,7 @@ def test_a_recipe_is_audited_as_it_would_be_trained(data: Path, run: Cloze) -> N
         for more in (("--recipe", "spanbert"), ("--objective", "none", "--masking", "span"))
     )
     without_time = [
-        [check for check in json.loads(told)["checks"] if "second" not in check["name"]] for told in (spans, flags)
+        [check for check in json.loads(output)["checks"] if "second" not in check["name"]] for output in (spans, flags)
     ]
     assert without_time[0] == without_time[1]
     assert "unknown recipe 'spanbret'" in run("audit", data, "--recipe", "spanbret").complaint

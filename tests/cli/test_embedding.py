@@ -68,14 +68,14 @@ def test_a_second_text_as_an_argument(folder: Path, run: Cloze) -> None:
     words = ("embed", TEXTS[0], "--pair", TEXTS[1], "--model", folder, "--json")
     expected = load(folder).embed(TEXTS[:1], TEXTS[1:2])[0]
     np.testing.assert_allclose(json.loads(run(*words).out)["vector"], expected, atol=1e-6)
-    told = run("embed", *TEXTS, "--pair", TEXTS[1], "--model", folder).complaint
-    assert told == "--pair with 3 texts; give one text, or --input with a column of pairs"
+    printed = run("embed", *TEXTS, "--pair", TEXTS[1], "--model", folder).complaint
+    assert printed == "--pair with 3 texts; give one text, or --input with a column of pairs"
 
 
 def test_layers_from_the_back(folder: Path, run: Cloze) -> None:
-    told = run("embed", TEXTS[0], "--model", folder, "--layer", "-2,-1", "--json").out
+    printed = run("embed", TEXTS[0], "--model", folder, "--layer", "-2,-1", "--json").out
     expected = load(folder).embed(TEXTS[:1], layer=(-2, -1))[0]
-    np.testing.assert_allclose(json.loads(told)["vector"], expected, atol=1e-6)
+    np.testing.assert_allclose(json.loads(printed)["vector"], expected, atol=1e-6)
 
 
 def test_lines_have_no_second_column(tmp_path: Path) -> None:
@@ -99,8 +99,8 @@ def test_what_was_written_as_json(many: bool, folder: Path, run: Cloze, tmp_path
     source, output = tmp_path / "lines.txt", tmp_path / "v.npy"
     source.write_text("\n".join(TEXTS), encoding="utf-8")
     texts = ("--input", source) if many else TEXTS
-    told = json.loads(run("embed", *texts, "--model", folder, "--output", output, "--json").out)
-    assert told == {"file": str(output), "vectors": 3, "size": 16}
+    printed = json.loads(run("embed", *texts, "--model", folder, "--output", output, "--json").out)
+    assert printed == {"file": str(output), "vectors": 3, "size": 16}
 
 
 def test_a_pipe_is_read_once(folder: Path, run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +117,8 @@ def test_a_pipe_is_read_once(folder: Path, run: Cloze, tmp_path: Path, monkeypat
 def test_the_input_is_not_written_over(folder: Path, run: Cloze, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "the cat"}\n', encoding="utf-8")
-    told = run("embed", "--input", path, "--model", folder, "--output", path).complaint
-    assert told == f"--output {path}: this is the --input itself; choose another place"
+    printed = run("embed", "--input", path, "--model", folder, "--output", path).complaint
+    assert printed == f"--output {path}: this is the --input itself; choose another place"
     assert path.read_text(encoding="utf-8") == '{"text": "the cat"}\n'
 
 
@@ -137,8 +137,8 @@ def test_columns_stay_beside_corrections(folder: Path, run: Cloze, tmp_path: Pat
     path, output = tmp_path / "rows.jsonl", tmp_path / "out.jsonl"
     path.write_text('{"source": "the cat", "target": "theirs"}\n', encoding="utf-8")
     words = ("correct", "--input", path, "--text", "source", "--output", output, "--model", folder, "--json")
-    told = json.loads(run(*words).out)
-    assert told == {"file": str(output), "rows": 1, "corrected": told["corrected"]}
+    printed = json.loads(run(*words).out)
+    assert printed == {"file": str(output), "rows": 1, "corrected": printed["corrected"]}
     row = json.loads(output.read_text(encoding="utf-8"))
     assert (row["source"], row["target"]) == ("the cat", "theirs")
     assert {"predicted_source", "predicted_target", "errors", "confidences"} < row.keys()
@@ -192,8 +192,8 @@ def test_a_table_through_a_pipe(folder: Path, run: Cloze, tmp_path: Path) -> Non
 def test_a_way_out_that_this_command_has(folder: Path, run: Cloze, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": " "}\n', encoding="utf-8")
-    told = run("embed", "--input", path, "--model", folder, "--output", tmp_path / "v.npy").complaint
-    assert told == f"{path}:1: 'text' is empty; fill it in, or remove the row"
+    printed = run("embed", "--input", path, "--model", folder, "--output", tmp_path / "v.npy").complaint
+    assert printed == f"{path}:1: 'text' is empty; fill it in, or remove the row"
 
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
@@ -301,8 +301,8 @@ def test_pairs_of_a_file(folder: Path, run: Cloze, tmp_path: Path) -> None:
     assert model.follows_all(*zip(*pairs, strict=True)) == pytest.approx(expected, abs=1e-6)
     assert run("follows", "--input", path, "--output", output, "--model", folder).out == f"{output}: 3 rows\n"
     assert [row["probability"] for row in read_rows(output)] == pytest.approx(expected, abs=1e-6)
-    told = run("follows", "--input", path, "--model", folder, "--json").out.splitlines()
-    assert [(row["first"], row["second"]) for row in map(json.loads, told)] == pairs
+    printed = run("follows", "--input", path, "--model", folder, "--json").out.splitlines()
+    assert [(row["first"], row["second"]) for row in map(json.loads, printed)] == pairs
     assert run("follows", *pairs[0], "--model", folder).out == f"{expected[0]:.4f}\n"
     for words in ((), ("one",), ("one", "two", "--input", path)):
         assert run("follows", *words, "--model", "nowhere").complaint.startswith("two texts were expected")

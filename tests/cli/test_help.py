@@ -74,7 +74,7 @@ def test_page_of_a_task_names_it_and_what_it_does(command: str, kind: str, run: 
     assert "TASK" not in result.out
 
 
-# A value of each setting that only some kinds have.
+# One value per setting that only some kinds have.
 VALUES: dict[str, Any] = {
     "context": True,
     "class_weights": "balanced",

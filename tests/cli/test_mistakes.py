@@ -163,3 +163,14 @@ def test_changed_settings_are_told_as_a_difference(run: Cloze, way: Way) -> None
     result = run(*words, "--out", way.pretrained)
     assert (result.code, "steps was 20 and is now 21; choose another out (--out)" in result.complaint) == (2, True)
     assert json.loads((way.pretrained / "run.json").read_text(encoding="utf-8")) == recorded
+
+
+@pytest.mark.parametrize("command", ["classify", "embed", "tag", "score", "correct"])
+def test_file_given_as_a_text_is_refused(
+    command: str, run: Cloze, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").write_text("text\na\n", "utf-8")
+    result = run(command, "rows.csv", "--model", "missing")
+    assert (result.code, result.complaint) == (2, "rows.csv is a file, but was given as a text; use --input rows.csv")
+    assert run(command, "other.csv", "--model", "missing").complaint.startswith("missing: no such folder")

@@ -23,9 +23,14 @@ def test_summary_counts_everything(run: Cloze, way: Way, tmp_path: Path) -> None
     path.write_text("\n".join(rows), encoding="utf-8")
     words = ["prepare", path, "--vocab", way.vocabulary, "--out", tmp_path / "data", "--held-out", 0]
     words += ["--text", "body", "--on-bad-row", "skip", "--duplicates", "exact"]
-    told = json.loads(run(*words, "--json").out)
-    assert (told["folder"], told["shards"], told["duplicates"], told["bad_rows"]) == (str(tmp_path / "data"), 1, 1, 1)
-    train = told["train"]
+    output = json.loads(run(*words, "--json").out)
+    assert (output["folder"], output["shards"], output["duplicates"], output["bad_rows"]) == (
+        str(tmp_path / "data"),
+        1,
+        1,
+        1,
+    )
+    train = output["train"]
     assert (train["documents"], train["sentences"], train["unknown"]) == (2, 3, 1)
     assert train["unknown_share"] == 1 / train["tokens"]
     assert train["words"] <= train["tokens"]
@@ -71,10 +76,10 @@ def test_stopped_preparation_goes_on_by_the_same_command(
         time.sleep(0.02)
     children = [int(line) for line in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
     process.send_signal(number)
-    _, told = process.communicate(timeout=60)
+    _, output = process.communicate(timeout=60)
     assert process.returncode == code
-    assert told.splitlines()[-1].endswith("shards are finished and saved; run the same command to resume")
-    assert told.splitlines()[-1].startswith("cloze: note: stopped; ")
+    assert output.splitlines()[-1].endswith("shards are finished and saved; run the same command to resume")
+    assert output.splitlines()[-1].startswith("cloze: note: stopped; ")
     assert len(children) == 2
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
     assert subprocess.run(command, env=dict(os.environ), capture_output=True).returncode == 0
@@ -97,10 +102,10 @@ def test_evaluation_warns_of_unknown_words(run: Cloze, way: Way, tmp_path: Path)
     lines = way.rows.read_text(encoding="utf-8").splitlines()
     rows.write_text("\n".join([lines[0], *("今天天气很好" + line for line in lines[1:9])]) + "\n", encoding="utf-8")
     (tmp_path / "odd.txt").write_text("漢字 the door 仮名。\n" * 40, encoding="utf-8")
-    told = run("evaluate", "mlm", tmp_path / "odd.txt", "--model", way.pretrained, "--max-length", 16).err
-    assert "paragraphs, " in told
-    assert "of the tokens are [UNK]" in told
-    assert "add words with cloze extend" in told
+    output = run("evaluate", "mlm", tmp_path / "odd.txt", "--model", way.pretrained, "--max-length", 16).err
+    assert "paragraphs, " in output
+    assert "of the tokens are [UNK]" in output
+    assert "add words with cloze extend" in output
     assert "[UNK]" not in run("evaluate", "mlm", way.text, "--model", way.pretrained, "--max-length", 16).err
     assert "of the tokens are [UNK]" in run("evaluate", "classify", rows, "--model", way.tuned).err
     assert "[UNK]" not in run("evaluate", "classify", way.rows, "--model", way.tuned).err

@@ -107,7 +107,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     return found
 
 
-def asked(case: Case, folders: dict[str, Path], output: str) -> tuple[object, ...]:
+def arguments_of(case: Case, folders: dict[str, Path], output: str) -> tuple[object, ...]:
     return (*case.words, "--input", "rows.jsonl", "--model", folders[case.words[0]], "--output", output)
 
 
@@ -139,15 +139,15 @@ def shortened(text: str) -> str:
 def test_resumed_is_uninterrupted_to_the_byte(
     case: Case, run: Cloze, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run(*asked(case, folders, f"whole-{case.output}"))
+    whole = run(*arguments_of(case, folders, f"whole-{case.output}"))
     assert whole.code == 0
     assert "rows: 11 of 11  rows/s" in whole.err
     with monkeypatch.context() as patch:
         calls = stop_at(patch, case.called, 3)
-        stopped = run(*asked(case, folders, case.output))
+        stopped = run(*arguments_of(case, folders, case.output))
         assert (stopped.code, Path(case.output).exists()) == (143, False)
         assert "stopped after 8 rows, which are kept in" in stopped.err
-        again = run(*asked(case, folders, case.output))
+        again = run(*arguments_of(case, folders, case.output))
         assert len(calls) == 4, "the first two parts exist"
     assert again.out == whole.out.replace("whole-", "")
     assert Path(case.output).read_bytes() == Path(f"whole-{case.output}").read_bytes()
@@ -157,13 +157,13 @@ def test_resumed_is_uninterrupted_to_the_byte(
 def test_parts_change_nothing(
     case: Case, run: Cloze, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    once = run(*asked(case, folders, f"once-{case.output}"))
+    once = run(*arguments_of(case, folders, f"once-{case.output}"))
     monkeypatch.setattr(inputs, "PART_ROWS", 4)
-    parts = run(*asked(case, folders, case.output))
+    parts = run(*arguments_of(case, folders, case.output))
     assert (once.code, parts.code) == (0, 0)
     assert parts.out == once.out.replace("once-", "")
-    told = [Path(name).read_text(encoding="utf-8") for name in (case.output, f"once-{case.output}")]
-    assert shortened(told[0]) == shortened(told[1])
+    printed = [Path(name).read_text(encoding="utf-8") for name in (case.output, f"once-{case.output}")]
+    assert shortened(printed[0]) == shortened(printed[1])
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -172,10 +172,10 @@ def test_other_work_does_not_go_on(
 ) -> None:
     with monkeypatch.context() as patch:
         stop_at(patch, case.called, 2)
-        assert run(*asked(case, folders, case.output)).code == 143
+        assert run(*arguments_of(case, folders, case.output)).code == 143
     with Path("rows.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(case.rows[0]) + "\n")
-    words = asked(case, folders, case.output)
+    words = arguments_of(case, folders, case.output)
     assert "belongs to a job with other settings (input was" in run(*words).err
     assert run(*words, "--fresh").out.startswith(f"{case.output}: 12 rows")
 
@@ -190,9 +190,9 @@ def test_a_changed_list_of_similar_words_is_other_work(
     Path("similar.tsv").write_text("cat\tmat\n", encoding="utf-8")
     with monkeypatch.context() as patch:
         stop_at(patch, case.called, 2)
-        assert run(*asked(case, folders, "out.jsonl")).code == 143
+        assert run(*arguments_of(case, folders, "out.jsonl")).code == 143
     Path("similar.tsv").write_text("cat\tdog\n", encoding="utf-8")
-    assert "belongs to a job with other settings (similar was" in run(*asked(case, folders, "out.jsonl")).err
+    assert "belongs to a job with other settings (similar was" in run(*arguments_of(case, folders, "out.jsonl")).err
 
 
 BAD = {
@@ -206,7 +206,7 @@ BAD = {
 
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_row_is_found_before_the_work(
+def test_a_bad_row_is_detected_before_the_work(
     name: str, run: Cloze, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, (row, complaint) = CASES[name], BAD[name]
@@ -215,7 +215,7 @@ def test_a_bad_row_is_found_before_the_work(
     Path("rows.jsonl").write_text("".join(lines), encoding="utf-8")
     Path("similar.tsv").write_text("cat\tmat\n", encoding="utf-8")
     calls = stop_at(monkeypatch, case.called, 0)
-    result = run(*asked(case, folders, "out.jsonl"))
+    result = run(*arguments_of(case, folders, "out.jsonl"))
     assert (result.code, calls) == (2, [])
     assert f"error: rows.jsonl:12: {complaint}" in result.err
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl", "similar.tsv"}
@@ -278,5 +278,5 @@ def test_the_input_is_not_overwritten(run: Cloze, folders: dict[str, Path], tmp_
     source = tmp_path / "rows.jsonl"
     source.write_text('{"text": "the cat"}\n', encoding="utf-8")
     for command in ("correct", "tag"):
-        told = run(command, "--input", source, "--model", folders[command], "--output", source).err
-        assert f"error: --output {source}: this is the --input itself; choose another place\n" in told
+        printed = run(command, "--input", source, "--model", folders[command], "--output", source).err
+        assert f"error: --output {source}: this is the --input itself; choose another place\n" in printed

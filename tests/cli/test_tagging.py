@@ -38,8 +38,8 @@ def test_scores(run: Cloze, tuned: Path, tmp_path: Path) -> None:
     assert result.err == f"cloze: note: {rows} has no -DOCSTART- lines: all of it is treated as one document\n"
     lines = (tmp_path / "scores" / "predictions.txt").read_text(encoding="utf-8").splitlines()
     assert [line.split()[:2] for line in lines[:2]] == [["Mr.", "O"], ["Darcy", "B-PER"]]
-    told = (tmp_path / "scores" / "predictions.tsv").read_text(encoding="utf-8").splitlines()
-    assert told[2].split("\t")[0] == f"{rows}:6"
+    predictions = (tmp_path / "scores" / "predictions.tsv").read_text(encoding="utf-8").splitlines()
+    assert predictions[2].split("\t")[0] == f"{rows}:6"
 
 
 def test_texts(run: Cloze, tuned: Path, tagger: Model) -> None:
@@ -56,7 +56,7 @@ def test_columns_of_a_table_are_kept(run: Cloze, tuned: Path, tagger: Model, tmp
     table = tmp_path / "rows.csv"
     with table.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file).writerows([("id", "body", "tags"), ("7", TEXTS[0], "mine"), ("8", TEXTS[1], "mine")])
-    told = [[word.tag for word in text.words] for text in tagger.tag(TEXTS)]
+    predictions = [[word.tag for word in text.words] for text in tagger.tag(TEXTS)]
     for ending in (".csv", ".tsv", ".jsonl"):
         output = tmp_path / f"out{ending}"
         result = run("tag", "--input", table, "--text", "body", "--model", tuned, "--output", output)
@@ -64,7 +64,7 @@ def test_columns_of_a_table_are_kept(run: Cloze, tuned: Path, tagger: Model, tmp
         text = output.read_text(encoding="utf-8")
         if ending == ".jsonl":
             rows = [json.loads(line) for line in text.splitlines()]
-            assert [row["predicted_tags"] for row in rows] == told
+            assert [row["predicted_tags"] for row in rows] == predictions
             assert all(isinstance(row["entities"], list) for row in rows)
         else:
             rows = list(
@@ -74,7 +74,7 @@ def test_columns_of_a_table_are_kept(run: Cloze, tuned: Path, tagger: Model, tmp
                     quoting=csv.QUOTE_NONE if ending == ".tsv" else csv.QUOTE_MINIMAL,
                 )
             )
-            assert [row["predicted_tags"].split() for row in rows] == told
+            assert [row["predicted_tags"].split() for row in rows] == predictions
             assert all(isinstance(json.loads(row["entities"]), list) for row in rows)
         assert [(row["id"], row["tags"]) for row in rows] == [("7", "mine"), ("8", "mine")]
 

@@ -158,10 +158,10 @@ def test_prepared_text_knows_its_ladder(run: Cloze, way: Way, text: Path, entiti
 
 
 MISTAKES = {
-    "extend --model {pretrained} --out {folder}/more": "nothing to extend by; give --words",
+    "extend --model {pretrained} --out {folder}/more": "nothing to add; give --words",
     "extend --model {pretrained} --positions 8 --out {folder}/more": "positions is 8, but the model has 512 already",
     "extend --model {pretrained} --segments four --out {folder}/more": "--segments",
-    "extend --model {vocabulary} --segments 4 --out {folder}/more": "a vocabulary alone has no positions or",
+    "extend --model {vocabulary} --segments 4 --out {folder}/more": "a vocabulary has no positions or",
     "extend --model {pretrained} --words {folder}/none --out {folder}/more": "none does not exist",
     "extend --model {folder}/none --characters --out {folder}/more": "none: no such folder",
     "extend --model {pretrained} --words {folder}/bad.txt --out {folder}/more": "bad.txt:2: '##s' begins with ##",

@@ -46,7 +46,7 @@ def named(found: Audit) -> dict[str, Check]:
     return {check.name: check for check in found.checks}
 
 
-def wrong(found: Audit) -> set[str]:
+def failed_checks(found: Audit) -> set[str]:
     return {check.name for check in found.checks if check.ok is False}
 
 
@@ -54,7 +54,7 @@ def wrong(found: Audit) -> set[str]:
 def test_a_million_tokens_are_as_asked_for(corpus: Corpus, masking: Masking) -> None:
     found = audit(make_batches(corpus, masking=masking), 1_000_000)
     assert found.tokens >= 1_000_000
-    assert wrong(found) == set()
+    assert failed_checks(found) == set()
     checks = named(found)
     assert checks["chosen"].measured == pytest.approx(0.15, rel=0.02)  # whole words fit into the budget
     assert checks["chosen"].expected is not None
@@ -221,7 +221,7 @@ def test_what_is_wrong_is_found(
     monkeypatch.setattr(batches, "at", lambda step: damage(made(step)))
     found = audit(batches, 150_000)
     assert not found.ok
-    assert name in wrong(found)
+    assert name in failed_checks(found)
 
 
 @pytest.mark.parametrize("masking", ["token", "correction"])

@@ -179,7 +179,7 @@ def test_static_variants_take_turns(objective: Objective, masking: Masking) -> N
     assert epochs[0] == epochs[2]
     assert epochs[1] == epochs[3]
     assert len(epochs[0] & epochs[1]) < 0.05 * len(epochs[0])
-    # The order differs all the same.
+    # The order still differs.
     first, third = batches.at(0), batches.at(batches.steps_in(0) + batches.steps_in(1))
     assert not same(first, third)
 

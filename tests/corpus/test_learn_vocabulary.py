@@ -185,13 +185,13 @@ def test_vowel_signs_that_an_uncased_vocabulary_drops_are_told(tmp_path: Path, l
     path.write_text(f"{line}\n" * 30, encoding="utf-8")
     listener = Listener()
     train_vocabulary([path], tmp_path / "uncased", settings=SETTINGS, progress=listener)
-    (note,) = (said for said in listener.messages if "vowel signs" in said)
+    (note,) = (note_text for note_text in listener.messages if "vowel signs" in note_text)
     assert note.startswith(f"{script}: an uncased vocabulary strips vowel signs together with accents")
     listener.messages.clear()
     train_vocabulary([path], tmp_path / "cased", settings=replace(SETTINGS, cased=True), progress=listener)
     path.write_text("caf\u0065\u0301 na\u0069\u0308f\n" * 30, encoding="utf-8")  # decomposed accents
     train_vocabulary([path], tmp_path / "latin", settings=SETTINGS, progress=listener)
-    assert not any("vowel signs" in said for said in listener.messages)
+    assert not any("vowel signs" in note_text for note_text in listener.messages)
 
 
 HINDI = "हिन्दी भाषा में पढ़ना और लिखना, किताब।"
@@ -266,7 +266,7 @@ def test_share_of_the_words_that_lose_marks_is_told(tmp_path: Path) -> None:
     path, listener = tmp_path / "text.txt", Listener()
     path.write_text("कु the ship sails\n" * 40, encoding="utf-8")  # one word in four
     train_vocabulary([path], tmp_path / "out", settings=SETTINGS, progress=listener)
-    (note,) = (said for said in listener.messages if "vowel signs" in said)
+    (note,) = (note_text for note_text in listener.messages if "vowel signs" in note_text)
     assert note == (
         "Devanagari: an uncased vocabulary strips vowel signs together with accents, in 25% of the words, so that "
         "different words become the same; use --keep-accents to lowercase but keep them, or --cased"
@@ -274,7 +274,7 @@ def test_share_of_the_words_that_lose_marks_is_told(tmp_path: Path) -> None:
     for settings in (VocabularySettings(size=200, keep_accents=True), VocabularySettings(size=200, cased=True)):
         listener = Listener()
         train_vocabulary([path], tmp_path / "out", settings=settings, progress=listener)
-        assert not any("vowel signs" in said for said in listener.messages)
+        assert not any("vowel signs" in note_text for note_text in listener.messages)
 
 
 @pytest.mark.parametrize(

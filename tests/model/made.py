@@ -96,7 +96,7 @@ EVERY_HEADS: list[list[HeadName]] = [
 
 
 def peak_memory(work: Callable[[], object]) -> int:
-    """Return the peak bytes of the tensors that a function allocates, by the profiler's list of allocations."""
+    """Return the peak bytes of the tensors that a function allocates, from the profiler's allocations."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
         work()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]

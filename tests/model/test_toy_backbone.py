@@ -167,7 +167,7 @@ def test_undeclared_capabilities_are_rejected(folder: Path, model: Backbone) -> 
     for name in names:
         with pytest.raises(ConfigError, match=f"precision {name} is not implemented for models of type 'toy-"):
             load(folder, precision=name)
-    with pytest.raises(ConfigError, match="quantizing is not implemented for models of type 'toy-"):
+    with pytest.raises(ConfigError, match="quantization is not implemented for models of type 'toy-"):
         quantize(folder, TEXTS)
     with pytest.raises(RequestError, match="has no attention weights"):
         load(folder).attend("winter")

@@ -105,9 +105,9 @@ def test_invalid_attachments_are_reported(base: Path, model: Model, tmp_path: Pa
         model.use("lara")
     with pytest.raises(RequestError, match="no adapter 'lora' is attached; attach it first"):
         load(base).use("lora")
-    with pytest.raises(RequestError, match="an adapter 'lora' is attached already; choose another name"):
+    with pytest.raises(RequestError, match="an adapter 'lora' is already attached; choose another name"):
         model.attach("lora", base.parent / "lora")
-    with pytest.raises(CheckpointError, match=r"base: no adapter; give a folder that 'cloze finetune --adapter' has"):
+    with pytest.raises(CheckpointError, match=r"base: not an adapter; use a folder written by 'cloze finetune"):
         model.attach("base", base)
     with pytest.raises(RequestError, match="adapters are attached to a base that was loaded from its folder"):
         load(base.parent / "lora").attach("houlsby", base.parent / "houlsby")

@@ -91,7 +91,7 @@ def test_no_blank_is_filled_with_a_blank(model: Model) -> None:
     assert all(math.isfinite(way.log_probability) for way in ways)
 
 
-def test_what_is_refused(model: Model) -> None:
+def test_invalid_input_is_rejected(model: Model) -> None:
     with pytest.raises(RequestError, match=r"^rounds is -1; at least 0 was expected \(0: predict no blank again\)$"):
         model.fill_together("[MASK]", rounds=-1)
     with pytest.raises(RequestError, match=r"^top is 0; at least 1 was expected$"):
@@ -115,11 +115,11 @@ def test_memory_is_bounded_by_blanks_not_sequences(monkeypatch: pytest.MonkeyPat
     groups: list[list[int]] = []
     run = Model.run
 
-    def watched(self: Model, encodings: Sequence[Encoding], step: Callable[..., Any]) -> Any:
+    def recording(self: Model, encodings: Sequence[Encoding], step: Callable[..., Any]) -> Any:
         groups.append([one.ids.count(self.tokenizer.mask_id) for one in encodings])
         return run(self, encodings, step)
 
-    monkeypatch.setattr(Model, "run", watched)
+    monkeypatch.setattr(Model, "run", recording)
     assert model.fill_together(text, top=3)[0].tokens == expected[0].tokens
     assert max(map(len, groups)) == 20, "small tables are cached completely"
     groups.clear()

@@ -172,7 +172,7 @@ def test_adapter_reads_the_mean_on_a_base_with_a_pooler(kind: str, tmp_path: Pat
 
 def test_folder_without_the_dense_module_is_refused(folder: Path) -> None:
     (folder / "modules.json").unlink()
-    with pytest.raises(CheckpointError, match=r"head reads the mean of the token states, but modules\.json names no"):
+    with pytest.raises(CheckpointError, match=r"head takes the mean of the token states, but modules\.json has no"):
         load_folder(folder)
 
 
@@ -185,7 +185,7 @@ def test_unknown_pooling_is_refused(folder: Path) -> None:
 
 def test_vectors_that_the_dense_module_would_change_are_refused(tmp_path: Path) -> None:
     contents = replace(mean_folder(), embedding=EmbeddingSettings("max"))
-    with pytest.raises(CheckpointError, match="so that its vectors cannot be whitened or pooled otherwise"):
+    with pytest.raises(CheckpointError, match="so its vectors cannot have whitening or another pooling"):
         save_folder(contents, tmp_path / "folder")
 
 

@@ -187,7 +187,7 @@ def test_missing_heads_name_those_that_are_there(pretrained: Model) -> None:
 def test_unknown_devices(device: str, pretrained_folder: Path) -> None:
     with pytest.raises(
         ConfigError,
-        match=rf"^device '{device}' is not available on this machine; use 'cpu', or leave out device \(--device\)$",
+        match=rf"^device '{device}' is not available on this machine; use 'cpu', or omit device \(--device\)$",
     ):
         load(pretrained_folder, device=device)
 
@@ -207,7 +207,7 @@ def test_notes_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> N
     folder = saved(model_folder(["mlm"]), tmp_path / "model")
     with caplog.at_level(logging.WARNING, logger="cloze"):
         load(folder, device="cpu")
-    assert caplog.messages == [f"{folder}: no pooler in the weights: [CLS] is used as it is"]
+    assert caplog.messages == [f"{folder}: no pooler in the weights: the state of [CLS] is used without one"]
 
 
 def test_cut_texts_are_logged(pretrained: Model, caplog: pytest.LogCaptureFixture) -> None:

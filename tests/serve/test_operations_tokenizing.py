@@ -34,12 +34,12 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     def watch(name: str) -> None:
         original = getattr(Tokenizer, name)
 
-        def watched(self: Tokenizer, texts: Any, *arguments: Any) -> Any:
+        def recording(self: Tokenizer, texts: Any, *arguments: Any) -> Any:
             if list(texts) != ["Are you there?"]:  # the probe text of an idle model
                 found.extend((text, threading.current_thread().name) for text in texts)
             return original(self, texts, *arguments)
 
-        monkeypatch.setattr(Tokenizer, name, watched)
+        monkeypatch.setattr(Tokenizer, name, recording)
 
     watch("_encode_texts")
     watch("encode_ids")
@@ -73,11 +73,11 @@ def test_long_texts_are_tokenized_in_separate_threads(
 def test_pairs_and_single_texts_share_batches(served: Running, models: dict[str, Model]) -> None:
     single, both = models["base"].embed(["the cat"])[0], models["base"].embed(["the cat"], ["a dog"])[0]
 
-    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+    async def send_requests(client: httpx.AsyncClient) -> list[httpx.Response]:
         bodies = [{"texts": "the cat"}, {"texts": "the cat", "pairs": "a dog"}] * 10
         return await asyncio.gather(*(client.post("/embed", json=body) for body in bodies))
 
-    found = [answer.json()["vectors"][0] for answer in served.run(ask)]
+    found = [answer.json()["vectors"][0] for answer in served.run(send_requests)]
     np.testing.assert_allclose(found, [single, both] * 10, atol=1e-5)
 
 

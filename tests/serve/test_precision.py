@@ -133,12 +133,12 @@ def test_cache_that_cannot_be_written(folder: Path, tmp_path: Path, monkeypatch:
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))  # the superuser may write to any folder
     other = saved(model_folder(["mlm"]), tmp_path / "other")
-    said: list[str] = []
+    messages: list[str] = []
     settings = ServiceSettings({"one": str(folder), "two": str(other)})
-    registry = load_models(settings, Metrics(), paragraphs=paragraphs, say=said.append)
+    registry = load_models(settings, Metrics(), paragraphs=paragraphs, say=messages.append)
     assert {model.description["precision"] for model in registry.served.values()} == {"int8"}
-    assert [line.partition(",")[0] for line in said[:2]] == ["one: int8", "two: int8"]
-    (note,) = said[2:]  # once for all models
+    assert [line.partition(",")[0] for line in messages[:2]] == ["one: int8", "two: int8"]
+    (note,) = messages[2:]  # once for all models
     place = re.escape(str(tmp_path / "file"))
     assert re.fullmatch(
         rf"int8 weights cannot be cached: {place}/cloze/int8/[0-9a-f]+\.safetensors: cannot be written \(.+\); .+; "
@@ -182,7 +182,7 @@ def test_model_that_int8_changes_too_much(
         assert model.precision == chosen.name == ("bf16" if bf16 else "fp32")
         assert chosen.reason == (
             f"as int8 changes the vectors too much: least cosine {chosen.least_cosine:.4f} to fp32, at least 0.9999999 "
-            f"was expected ({origin}); --precision int8 takes it all the same"
+            f"was expected ({origin}); --precision int8 selects it anyway"
         )
         if not bf16:
             np.testing.assert_array_equal(model.embed(TEXTS), expected)
@@ -296,9 +296,9 @@ def test_command_says_what_it_computes_in(folder: Path, tmp_path: Path) -> None:
     """The command prints the precision; for a small model, also the note that int8 is not faster."""
     with process([str(folder)], "--threads", "1", "--precision", "auto") as service:
         pass
-    code, said = service.stop()
+    code, messages = service.stop()
     assert code == 0
-    lines = [line for line in said.splitlines() if line.startswith(f"cloze: {folder.parent.name}: ")]
+    lines = [line for line in messages.splitlines() if line.startswith(f"cloze: {folder.parent.name}: ")]
     pattern = (
         r"cloze: \S+: (int8, least cosine [01]\.\d{4} to fp32 \(measured now\); --precision fp32 for exact numbers|"
     )

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import resource
 import socket
 import time
 from collections.abc import Iterator
@@ -228,7 +229,7 @@ def test_held_input_is_bounded_together(client: Client, monkeypatch: pytest.Monk
 
 
 def test_idle_connections_make_room_for_new_ones(service: Running) -> None:
-    """Those that have waited longest for a request are closed; one whose request is at work is not."""
+    """The connections that have been idle longest are closed, but not those with a request in progress."""
 
     class Crowded(TimeoutProtocol):
         most_connections = 5
@@ -257,8 +258,8 @@ def test_connections_fit_into_the_limit_of_open_files(
     soft: int, hard: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limits = [(soft, hard)]
-    monkeypatch.setattr(server.resource, "getrlimit", lambda _: limits[-1])
-    monkeypatch.setattr(server.resource, "setrlimit", lambda _, pair: limits.append(pair))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: limits.append(pair))
     assert server.allow_connections(1000) == most
     assert limits[-1] == ((2100, 4096) if hard == 4096 else (soft, hard))
 

@@ -116,7 +116,7 @@ def test_slow_clients(service_process: Process) -> None:
     assert outcome.failures == []
     assert outcome.passed
     assert int(outcome.figures["/health answered"]) > 0
-    assert int(outcome.figures["questions answered"]) > 0
+    assert int(outcome.figures["requests answered"]) > 0
 
 
 def test_affected_clients_are_detected() -> None:
@@ -124,9 +124,9 @@ def test_affected_clients_are_detected() -> None:
     assert Seen([200, 503], [0.01, 0.2], [200, 0]).failures(0.1) == [
         "/health was answered with 503",
         "/health took 0.200 s",
-        "a question was answered with 0",
+        "a request was answered with 0",
     ]
-    assert Seen().failures(1e9) == ["/health took inf s", "nobody asked a question meanwhile"]
+    assert Seen().failures(1e9) == ["/health took inf s", "no request was sent meanwhile"]
 
 
 def test_draining_loses_nothing() -> None:
@@ -152,7 +152,7 @@ WELL: dict[str, Any] = {"sent": 2000, "statuses": {"200": 100, "429": 1900}, "pe
     ("found", "message"),
     [
         ({}, None),
-        ({"sent": 1799}, "20x: only 18.0x was offered"),
+        ({"sent": 1799}, "20x: only 18.0x was sent"),
         ({"statuses": {"200": 100, "503": 1}}, "20x: {'200': 100, '503': 1}"),
         ({"per_second": 8.0}, "20x: goodput 80%"),
         ({"waited_p99": 3.0}, "20x: p99 3.00 s, allowed 2.98"),

@@ -114,7 +114,7 @@ def test_a_host_that_is_not_known(run: Cloze, monkeypatch: pytest.MonkeyPatch) -
 
 def test_an_adapter_of_no_base_that_is_served(run: Cloze, folders: dict[str, str]) -> None:
     result = run("serve", folders["base"], "--port", 0, "--adapter", f"x={folders['labels']}")
-    assert "no adapter; give a folder that 'cloze finetune --adapter' has written" in result.complaint
+    assert "not an adapter; use a folder written by 'cloze finetune --adapter'" in result.complaint
 
 
 def test_names_of_adapters() -> None:

@@ -226,9 +226,11 @@ def test_other_kinds_read_rows_in_memory() -> None:
     for form in (options, pd.DataFrame(options), pl.DataFrame(options)):
         train = read_task(Source(CHOOSE.name, form, form)).train
         assert train.rows[0].options == ("blue", "loud")
-    asked = [{"question": "Who sings?", "context": "Ann sings.", "answers": {"text": ["Ann"], "answer_start": [0]}}]
-    of_list = read_task(Source(ANSWER.name, asked, asked))
-    assert fingerprint(read_task(Source(ANSWER.name, pd.DataFrame(asked), asked)).train) == fingerprint(of_list.train)
+    questions = [{"question": "Who sings?", "context": "Ann sings.", "answers": {"text": ["Ann"], "answer_start": [0]}}]
+    of_list = read_task(Source(ANSWER.name, questions, questions))
+    assert fingerprint(read_task(Source(ANSWER.name, pd.DataFrame(questions), questions)).train) == fingerprint(
+        of_list.train
+    )
 
 
 def test_tags_of_memory_are_refused_with_their_row() -> None:

@@ -88,7 +88,7 @@ def tagged(names: tuple[str, ...] = TAGS) -> Evaluation:
     return evaluate_tags(model, examples, ())
 
 
-def answered(metric: str, none: bool) -> Evaluation:
+def answer_evaluation(metric: str, none: bool) -> Evaluation:
     rows = []
     for number, context in enumerate(make_texts()):
         answers = () if none and number % 3 == 0 else (context.split()[0],)
@@ -102,7 +102,7 @@ def similar(scores: list[float]) -> Evaluation:
     return ScoredPairs(texts, texts, scores, texts).evaluation(*vectors)
 
 
-def retrieved() -> Evaluation:
+def similarity_evaluation() -> Evaluation:
     vectors = np.random.default_rng(0).normal(size=(2, ROWS, 4)).astype(np.float32)
     texts = make_texts()
     right: list[tuple[int, ...]] = [(row, (row + 1) % ROWS) for row in range(ROWS)]
@@ -116,12 +116,12 @@ EVALUATIONS = {
     "choose": chosen,
     "tag entities": tagged,
     "tag words": lambda: tagged(("DET", "NOUN", "NUM", "PART", "VERB")),
-    "squad": lambda: answered("exact_match", False),
-    "squad2": lambda: answered("exact", True),
-    "cmrc": lambda: answered("em", False),
+    "squad": lambda: answer_evaluation("exact_match", False),
+    "squad2": lambda: answer_evaluation("exact", True),
+    "cmrc": lambda: answer_evaluation("em", False),
     "rated": lambda: similar([DRAW.random() for _ in range(ROWS)]),
     "binary": lambda: similar([float(row % 3 == 0) for row in range(ROWS)]),
-    "retrieval": retrieved,
+    "retrieval": similarity_evaluation,
 }
 
 
@@ -170,15 +170,15 @@ def test_entities_are_scored_by_type_and_other_kinds_have_no_labels() -> None:
 def test_corrections_are_resampled_by_text() -> None:
     sources = ["因该在见", "很好", "今天天汽", "我门走", "再见"] * 4
     targets = ["应该再见", "很好", "今天天气", "我们走", "再见"] * 4
-    told = ["应该在见", "很坏", "今天天气", "我门走", "再见"] * 3 + targets[15:]
-    rows = CorrectedRows(sources, targets, told)
+    predictions = ["应该在见", "很坏", "今天天气", "我门走", "再见"] * 3 + targets[15:]
+    rows = CorrectedRows(sources, targets, predictions)
     drawn = np.random.default_rng(0).integers(0, 20, (5, 20))
     found = rows.scores(np.stack([np.bincount(one, minlength=20) for one in drawn]).astype(float))
     for number, one in enumerate(drawn):
-        expected = score_corrections(*([texts[row] for row in one] for texts in (sources, targets, told)))
+        expected = score_corrections(*([texts[row] for row in one] for texts in (sources, targets, predictions)))
         assert {name: values[number] for name, values in found.items()} == pytest.approx(expected)
     low, high = bootstrap_intervals(rows)["correction_f1"]
-    assert 0 < low < score_corrections(sources, targets, told)["correction_f1"] < high < 1
+    assert 0 < low < score_corrections(sources, targets, predictions)["correction_f1"] < high < 1
 
 
 def test_predictions_have_one_line_per_row_whatever_the_texts(tmp_path: Path) -> None:

@@ -185,12 +185,12 @@ FILE_COMPLAINTS: dict[str, tuple[str | bytes | None, str]] = {
     "a.csv.xz": (
         b"text\nplain\n",
         "a.csv.xz: cannot be decompressed after line 0 (Input format not supported by decoder); "
-        "it is damaged or cut short: fetch or compress it again",
+        "it is damaged or truncated: fetch or compress it again",
     ),
     "cut.csv.gz": (
         gzip.compress(b"text\n" + b"line\n" * 9)[:-6],
         "cut.csv.gz: cannot be decompressed after line 10 (Compressed file ended before the "
-        "end-of-stream marker was reached); it is damaged or cut short: fetch or compress it again",
+        "end-of-stream marker was reached); it is damaged or truncated: fetch or compress it again",
     ),
 }
 

@@ -111,7 +111,7 @@ def test_synonyms_of_a_file(tmp_path: Path) -> None:
     path.write_text("River\tstream brook river\n\nold\tancient\nriver\tbeck\n", encoding="utf-8")
     assert read_synonyms(path) == {"river": ["stream", "brook", "beck"], "old": ["ancient"]}
     path.write_text("river\tstream\nold ancient\n", encoding="utf-8")
-    with pytest.raises(DataError, match=r"synonyms.txt:2: 'old ancient'; expected a word, a tab, and synonyms with"):
+    with pytest.raises(DataError, match=r"synonyms.txt:2: 'old ancient'; expected a word, a tab, and space-sep"):
         read_synonyms(path)
     path.write_text("river\triver\n", encoding="utf-8")
     with pytest.raises(DataError, match=r"synonyms.txt: no word with a synonym in it"):

@@ -137,7 +137,7 @@ def test_unknown_kind_of_a_folder_is_refused(tuned: Path, tmp_path: Path) -> Non
     load(tuned).save(folder)
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps(config | {"cloze_task": {"kind": "tag"}}), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="kind is 'tag', which is no kind of task with a 'sequence' head"):
+    with pytest.raises(CheckpointError, match="kind is 'tag', which is not a kind of task with a 'sequence' head"):
         load_folder(folder)
 
 
@@ -163,7 +163,7 @@ def test_settings_that_the_kind_does_not_have_are_refused(base: Path, rows: Path
 
 
 def test_registration_ends_with_its_block_and_names_are_unique() -> None:
-    with pytest.raises(ConfigError, match="a task called 'stars' exists already"), registered(STARS):
+    with pytest.raises(ConfigError, match="a task named 'stars' already exists"), registered(STARS):
         pass
     del KINDS["stars"]
     try:

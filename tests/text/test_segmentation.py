@@ -94,11 +94,11 @@ HIGHEST = "expected a whole number from 1 to 1,000,000,000"
     [
         ("云计算 5 n x", "unexpected 'x'; expected a word, its frequency and its tag"),
         ("云计算 n 5", "unexpected '5'; expected a word, its frequency and its tag"),
-        ("云计算 many5", f"'many5' is no frequency; {HIGHEST}"),
-        ("云计算 -1", f"'-1' is no frequency; {HIGHEST}"),
-        ("云计算 0", f"'0' is no frequency; {HIGHEST}"),
-        ("云计算 1000000001", f"'1000000001' is no frequency; {HIGHEST}"),
-        ("云计算 ３", f"'３' is no frequency; {HIGHEST}"),
+        ("云计算 many5", f"'many5' is not a frequency; {HIGHEST}"),
+        ("云计算 -1", f"'-1' is not a frequency; {HIGHEST}"),
+        ("云计算 0", f"'0' is not a frequency; {HIGHEST}"),
+        ("云计算 1000000001", f"'1000000001' is not a frequency; {HIGHEST}"),
+        ("云计算 ３", f"'３' is not a frequency; {HIGHEST}"),
         (
             "卡尔·马克思 3",
             "'卡尔·马克思' can never be found, because texts are split at its punctuation first; "

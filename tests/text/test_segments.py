@@ -29,7 +29,7 @@ def test_one_and_two_texts_are_what_they_always_were() -> None:
         assert tokenizer.encode_segments(["a b c", "d"], max_length=6) == tokenizer("a b c", "d", max_length=6)
 
 
-def test_the_longest_texts_lose_their_ends() -> None:
+def test_the_longest_texts_are_truncated() -> None:
     """Tokens are removed one at a time from the longest text, or from the last of equally long ones."""
     for counts in itertools.product(range(5), repeat=3):
         texts = [" ".join([letter] * count) for letter, count in zip("abc", counts, strict=True)]

@@ -41,7 +41,7 @@ def _plainly(texts: Iterable[str], lowercase: bool) -> Counter[str]:
 
 
 @pytest.fixture
-def tight(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_tables(monkeypatch: pytest.MonkeyPatch) -> None:
     """Limit tables to a few words, so that a small text overflows them several times."""
     monkeypatch.setattr(word_counts, "MOST_RUNS", 40)
     monkeypatch.setattr(word_counts, "MOST_WORDS", 30)
@@ -62,7 +62,9 @@ def test_counts_are_those_of_the_engine(lowercase: bool) -> None:
 
 
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_overflowing_tables_change_nothing(lowercase: bool, tight: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overflowing_tables_change_nothing(
+    lowercase: bool, small_tables: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tables, merges = list[bytes](), list[int]()
     take, merge = WordCounter._take_table, word_counts._merge
 
@@ -86,14 +88,14 @@ def test_overflowing_tables_change_nothing(lowercase: bool, tight: None, monkeyp
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-def test_workers_change_nothing(workers: int, tight: None) -> None:
+def test_workers_change_nothing(workers: int, small_tables: None) -> None:
     for lowercase in (True, False):
         assert _count(TEXTS, lowercase, workers) == _count(TEXTS, lowercase)
     pieces = learn_pieces(TEXTS, 2000, workers=workers)
     assert pieces == learn_pieces(TEXTS, 2000)
 
 
-def test_one_worker_is_no_process(tight: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_worker_is_no_process(small_tables: None, monkeypatch: pytest.MonkeyPatch) -> None:
     started = list[object]()
     monkeypatch.setattr(counting, "WorkerPool", lambda *words: started.append(words))
     _count(TEXTS, workers=1)
@@ -155,7 +157,7 @@ def test_ties_are_split_if_necessary() -> None:
         assert list(tables.choose(6)) == [*((letter, 1) for letter in "abcde"), ("z", 2)]
 
 
-def test_full_disk_is_reported(tight: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_reported(small_tables: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise OSError(28, "No space left on device")
 
@@ -173,7 +175,9 @@ def test_full_disk_is_reported(tight: None, monkeypatch: pytest.MonkeyPatch) -> 
         "import os; from multiprocessing.connection import Connection; Connection(0).recv_bytes(); os._exit(3)",
     ],
 )
-def test_dying_process_is_reported(program: str, tight: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_dying_process_is_reported(
+    program: str, small_tables: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(counting, "PROGRAM", program)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     processes = _watch(monkeypatch)
@@ -186,7 +190,7 @@ def test_dying_process_is_reported(program: str, tight: None, monkeypatch: pytes
 
 @pytest.mark.parametrize("interrupted", [True, False])
 def test_processes_end_with_the_work(
-    interrupted: bool, tight: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    interrupted: bool, small_tables: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def texts() -> Iterator[str]:
         yield from TEXTS
@@ -211,11 +215,11 @@ def _watch(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Record the processes that are started from now on."""
     started, start = list[Any](), subprocess.Popen
 
-    def noted(*words: Any, **more: Any) -> Any:
+    def recording(*words: Any, **more: Any) -> Any:
         started.append(start(*words, **more))
         return started[-1]
 
-    monkeypatch.setattr(subprocess, "Popen", noted)
+    monkeypatch.setattr(subprocess, "Popen", recording)
     return started
 
 

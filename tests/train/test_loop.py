@@ -459,14 +459,14 @@ def test_a_checkpoint_that_was_due_at_a_bad_batch_comes_after_it(tmp_path: Path)
     assert steps == [(11, 0), (12, 12)]
 
 
-def test_a_resumed_training_computes_as_it_began(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_precision_and_threads(tmp_path: Path) -> None:
     """A resumed run uses the recorded precision and threads, although new timings could give other ones."""
     run = Run.open(tmp_path / "run", {})
-    asked = []
+    calls = []
 
     class Watched(Poisoned):
         def forward(self, batch: Number, totals: Mapping[str, int]) -> ObjectiveOutput:
-            asked.append(torch.is_autocast_enabled("cpu"))
+            calls.append(torch.is_autocast_enabled("cpu"))
             return super().forward(batch, totals)
 
     source = Disturbed(Numbers(1.0, range(0)), 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -487,4 +487,4 @@ def test_a_resumed_training_computes_as_it_began(tmp_path: Path) -> None:
         Listener(),
         options=TrainerOptions(precision=Precision(bf16=False)),
     )
-    assert asked == [True] * 6
+    assert calls == [True] * 6

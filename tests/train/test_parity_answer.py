@@ -129,8 +129,8 @@ def test_answers_that_are_trained_as_none_are_told(base: Path, tmp_path: Path) -
     listener = Listener()
     settings = FinetuneSettings(epochs=1, batch_size=8, max_length=20)
     run_finetuning(source, base, tmp_path / "run", settings=settings, progress=listener)
-    told = [one for one in listener.said if "no window of 20 tokens contains" in one]
-    assert [one.split(" have ")[0] for one in told] == ["1 of 13 training questions"]
+    messages = [one for one in listener.said if "no window of 20 tokens contains" in one]
+    assert [one.split(" have ")[0] for one in messages] == ["1 of 13 training questions"]
 
 
 def test_longest_answer_is_kept_with_the_model(base: Path, tmp_path: Path) -> None:
@@ -141,7 +141,9 @@ def test_longest_answer_is_kept_with_the_model(base: Path, tmp_path: Path) -> No
     assert task is not None
     assert task.longest_answer == 2
     # In this vocabulary every word is one token.
-    assert {len(said.split()) for said in json.loads((run / "predictions.json").read_text("utf-8")).values()} <= {1, 2}
+    assert {
+        len(predicted.split()) for predicted in json.loads((run / "predictions.json").read_text("utf-8")).values()
+    } <= {1, 2}
 
 
 def test_bad_stride_is_told() -> None:

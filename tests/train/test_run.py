@@ -57,7 +57,7 @@ def test_the_model_that_a_run_starts_from_is_not_deleted(tmp_path: Path) -> None
 
 def test_a_running_training_is_locked(tmp_path: Path) -> None:
     run = Run.open(tmp_path / "run", {})
-    busy = r"run: another process is training this; wait for it to end$"
+    busy = r"run: another process is training this run; wait for it to end$"
     with run.store.held():
         with pytest.raises(CheckpointError, match=busy), Run(tmp_path / "run").store.held():
             pass
@@ -194,7 +194,8 @@ def test_a_run_keeps_the_number_of_threads_that_was_fastest_at_its_start(tmp_pat
     with Run.open(tmp_path / "run", {}) as run:
         assert (recorded_threads(run), torch.get_num_threads()) == (1, 1)
         assert run.notes == [
-            "1 of 2 threads, as this run was started; 2 would be faster now, with other last digits: --threads 2"
+            "1 of 2 threads, as at the start of this run; 2 would be faster now, with slightly "
+            "different numbers: --threads 2"
         ]
     with Run.open(tmp_path / "run", {}) as run:
         assert (run.notes, torch.get_num_threads()) == ([], 1)

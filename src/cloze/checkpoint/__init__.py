@@ -1,4 +1,4 @@
-"""Read and write model folders: the HF layout, TensorFlow checkpoints, hub models, and training checkpoints."""
+"""Read and write model folders (Hugging Face layout, TensorFlow checkpoints, hub models) and training checkpoints."""
 
 from cloze.checkpoint.adapter_folder import any_fingerprint, base_files, load_any, save_adapter
 from cloze.checkpoint.folder import (

@@ -1,12 +1,12 @@
-"""Adapter folders: the few per cent of a model that were trained for one task, and a reference to the base model.
+"""Adapter folders: the few percent of a model that were trained for a task, and a reference to the base model.
 
     adapter.json          adapter kind and sizes, base model and SHA-256 of its weights, task
     adapter.safetensors   trained tensors, under their names in ``Bert``
     README.md             model card
 
-The base is looked up relative to the adapter's folder first, then at the path given in training, then among the models
-that were downloaded before: a folder never causes a download. A base with other weights is refused: its predictions
-would look plausible and be wrong. ``AttachedAdapters`` switches between several adapters on one loaded base.
+The base is searched first relative to the adapter's folder, then at the path given in training, then among previously
+downloaded models; loading an adapter never starts a download. A base with other weights is rejected, because its
+predictions would look plausible but be wrong. ``AttachedAdapters`` switches between adapters on one loaded base.
 """
 
 import math
@@ -45,7 +45,7 @@ from cloze.tasks.kind import TaskLabels
 
 TENSORS = "adapter.safetensors"
 _FORMAT = "cloze adapter 1"
-# Upper bound of sizes in adapter.json, which are used before the tensors confirm them.
+# Upper bound for sizes in adapter.json, which are used before the tensors confirm them.
 _LARGEST = 2**16
 
 
@@ -69,11 +69,11 @@ def find_adapter(path: Path) -> Path | None:
 
 
 def load_any(path: Path, base: str | Path | None = None) -> ModelFolder:
-    """Load a model folder, or an adapter with its base: the recorded one, unless ``base`` is given."""
+    """Load a model folder, or an adapter with its base (the recorded base unless ``base`` is given)."""
     folder = find_adapter(path)
     if folder is None:
         if base is not None:
-            raise CheckpointError(f"{path}: no adapter (no {ADAPTER} in it), so that it has no base; leave out base")
+            raise CheckpointError(f"{path}: not an adapter (no {ADAPTER}), so it has no base; omit base")
         return load_folder(path)
     described = read_adapter(folder)
     place = find_base(described, base)
@@ -91,7 +91,7 @@ def adapted_folder(described: AdapterFile, base: ModelFolder, place: Path) -> Mo
         model=base.model,
         tokenizer=base.tokenizer.with_max_length(min(described.max_length, base.tokenizer.max_length)),
         task=described.task,
-        # Without projections: whitening, and what others learned, was fitted to the states of the base.
+        # Without projections: whitening and learned projections were fitted to the states of the base.
         embedding=replace(base.embedding, projections=()),
         card=read_card(described.folder),
         adapter=adapter,
@@ -99,7 +99,7 @@ def adapted_folder(described: AdapterFile, base: ModelFolder, place: Path) -> Mo
 
 
 def save_adapter(contents: ModelFolder, destination: Path) -> None:
-    """Write the trained tensors without the base, atomically."""
+    """Write the trained tensors of an adapter without its base, atomically."""
     adapter, task = contents.adapter, contents.task
     assert adapter is not None, "only an adapter can be saved without its base"
     assert task is not None, "an adapter is trained for a task"
@@ -154,9 +154,9 @@ def _card(contents: ModelFolder, adapter: AdapterInfo) -> str:
     trained = sum(tensor.numel() for tensor in part_tensors(parts_of(contents.model, adapter.attachment)).values())
     return (
         f"{contents.card or '# An adapter'}\n"
-        f"This is an adapter ({adapter.attachment.kind}, size {adapter.attachment.size}): {trained:,} parameters, "
-        f"nothing without their base, {adapter.base} (SHA-256 of its weights: {adapter.sha256}).\n\n"
-        'Load both with `cloze.load("this folder")`; with `base="..."` as well if the base has moved.\n'
+        f"This is an adapter ({adapter.attachment.kind}, size {adapter.attachment.size}) with {trained:,} parameters. "
+        f"It requires its base model, {adapter.base} (SHA-256 of its weights: {adapter.sha256}).\n\n"
+        'Load both with `cloze.load("this folder")`; if the base has moved, pass its path as `base="..."`.\n'
     )
 
 
@@ -242,7 +242,7 @@ def load_parts(described: AdapterFile, bert: Backbone) -> Parts:
     expected = part_tensors(parts)
     for name in sorted(tensors.keys() ^ expected.keys()):
         verb = "has" if name in tensors else "lacks"
-        raise CheckpointError(f"{path}: {verb} the tensor {name}, other than {ADAPTER} says; fetch the folder again")
+        raise CheckpointError(f"{path}: {verb} the tensor {name}, contrary to {ADAPTER}; fetch the folder again")
     for name, tensor in tensors.items():
         _check_tensor(name, tensor, expected[name], path)
     for place, part in parts.items():
@@ -256,7 +256,7 @@ def load_parts(described: AdapterFile, bert: Backbone) -> Parts:
 def _check_tensor(name: str, tensor: Tensor, expected: Tensor, path: Path) -> None:
     if tensor.shape != expected.shape:
         raise CheckpointError(
-            f"{path}: {name} has shape {tuple(tensor.shape)}, but {ADAPTER} and the base ask for "
+            f"{path}: {name} has shape {tuple(tensor.shape)}, but {ADAPTER} and the base require "
             f"{tuple(expected.shape)}; fetch the folder again, or use the base that it was trained on"
         )
     if not tensor.is_floating_point():
@@ -265,7 +265,7 @@ def _check_tensor(name: str, tensor: Tensor, expected: Tensor, path: Path) -> No
 
 
 def find_base(described: AdapterFile, base: str | Path | None = None) -> Path:
-    """Return the folder of the base with the recorded weights: the given one, or the first match where it may be."""
+    """Return the folder of the base with the recorded weights: ``base``, or the first match among the candidates."""
     if base is not None:
         place = find_source(base)
         check_base(described, place)
@@ -274,7 +274,7 @@ def find_base(described: AdapterFile, base: str | Path | None = None) -> Path:
     matching = (place for place in found if weights_fingerprint(place) == described.sha256)
     place_or_none = next(matching, None)
     if place_or_none is None:
-        why = "has other weights now" if found else "is not there"
+        why = "has other weights now" if found else "was not found"
         name = "..." if described.relative_base is not None else described.base
         raise CheckpointError(
             f"{described.folder}: its base, {described.base}, {why}; give the base whose weights have the SHA-256 "
@@ -284,14 +284,14 @@ def find_base(described: AdapterFile, base: str | Path | None = None) -> Path:
 
 
 def _candidates(described: AdapterFile) -> Iterator[Path]:
-    """Yield possible folders of the base: relative to the adapter, also if that was moved up, and as it was given.
+    """Yield possible folders of the base: relative to the adapter, even if it was moved up, and as given in training.
 
-    None of them is downloaded: only a name that the user types causes a request.
+    Nothing is downloaded: only a name that the user passes explicitly causes a request.
     """
     if described.relative_base is not None:
-        way = Path(described.relative_base)
-        for start in range(sum(part == ".." for part in way.parts) + 1):
-            yield described.folder.joinpath(*way.parts[start:])
+        relative = Path(described.relative_base)
+        for start in range(sum(part == ".." for part in relative.parts) + 1):
+            yield described.folder.joinpath(*relative.parts[start:])
     yield shipped_folder(described.base) or Path(described.base)
     copy = cached_copy(described.base)
     if copy is not None:
@@ -311,13 +311,13 @@ def check_base(described: AdapterFile, place: Path) -> None:
 
 
 def any_fingerprint(place: Path) -> str:
-    """Return the SHA-256 of what ``load_any`` loads: the weights of a model, or of an adapter, which imply its base."""
+    """Return the SHA-256 of the weights that ``load_any`` loads. The weights of an adapter imply those of its base."""
     folder = find_adapter(place)
     return weights_fingerprint(place) if folder is None else file_digest(folder / TENSORS)
 
 
 def base_files(source: str | Path) -> dict[str, str]:
-    """Return the SHA-256 of each file of a model that decides what is made of it; of an adapter, also of its base."""
+    """Return the SHA-256 of each file of a model that affects its outputs; for an adapter, also those of its base."""
     place = find_source(source)
     folder = find_adapter(place)
     if folder is None:
@@ -328,25 +328,25 @@ def base_files(source: str | Path) -> dict[str, str]:
 
 
 class AttachedAdapters:
-    """Adapters that share one loaded base: each is installed when it is used, and removed afterwards.
+    """Adapters that share one loaded base. One adapter is installed at a time.
 
-    Nothing is copied: the base's tensors exist once, and switching between tasks only exchanges modules.
+    Nothing is copied: the tensors of the base exist once, and switching between tasks only exchanges modules.
     """
 
     def __init__(self, base: ModelFolder) -> None:
         self._base, self._labels = base, base.model.labels
         self._attached: dict[str, tuple[ModelFolder, Parts]] = {}
-        self._replaced: Parts = {}  # the base's modules that the adapter in use replaces
+        self._replaced: Parts = {}  # modules of the base that the installed adapter replaces
 
     def attach(self, name: str, path: Path, device: torch.device) -> None:
-        """Load an adapter of this base without installing it."""
+        """Load an adapter for this base without installing it."""
         if self._base.adapter is not None or self._base.place is None:
             raise RequestError("adapters are attached to a base that was loaded from its folder; load that first")
         if name in self._attached:
-            raise RequestError(f"an adapter {name!r} is attached already; choose another name")
+            raise RequestError(f"an adapter {name!r} is already attached; choose another name")
         folder = find_adapter(path)
         if folder is None:
-            raise CheckpointError(f"{path}: no adapter; give a folder that 'cloze finetune --adapter' has written")
+            raise CheckpointError(f"{path}: not an adapter; use a folder written by 'cloze finetune --adapter'")
         described = read_adapter(folder)
         check_base(described, self._base.place)
         parts = load_parts(described, self._base.model)
@@ -356,7 +356,7 @@ class AttachedAdapters:
         self._attached[name] = adapted_folder(described, self._base, self._base.place), parts
 
     def use(self, name: str | None) -> ModelFolder:
-        """Install an adapter, or with None restore the base, and return the folder that the model now represents."""
+        """Install an adapter, or restore the base if ``name`` is None; return the model folder that is now active."""
         if name is not None and name not in self._attached:
             hint = did_you_mean(name, self._attached) if self._attached else "; attach it first"
             raise RequestError(f"no adapter {name!r} is attached{hint}")

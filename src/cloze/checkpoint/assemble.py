@@ -29,7 +29,7 @@ _DERIVED = {"bert.embeddings.position_ids", "albert.embeddings.position_ids"}
 
 @dataclass(frozen=True)
 class Assembled:
-    """A model, the meaning of its task head's outputs, and notes for the user."""
+    """A model, the meaning of its task head's outputs, and warnings for the user."""
 
     model: Backbone
     task: TaskLabels | None
@@ -61,20 +61,27 @@ def _count_labels(found: Mapping[str, Tensor], layout: Layout, path: Path) -> in
     if bias is None:
         return 2
     if bias.ndim != 1 or len(bias) == 0:
-        raise CheckpointError(f"{path}: classifier.bias has shape {tuple(bias.shape)}; one value a label was expected")
+        raise CheckpointError(
+            f"{path}: classifier.bias has shape {tuple(bias.shape)}; one value per label was expected"
+        )
     return len(bias)
 
 
 def _check_depth(config: BertConfig, layout: Layout, found: Mapping[str, Tensor], path: Path) -> None:
-    """Raise an error if tensors of the last layer are missing, before building layers: millions would take hours."""
-    if layout == "native":  # other architectures choose their layer names, but each layer has at least one tensor
+    """Raise an error if the last layer has no tensors.
+
+    This is checked before any layer is built, because building a bogus number of layers could take hours.
+    """
+    if layout == "native":  # layer names depend on the architecture, but each layer has at least one tensor
         if config.distinct_layers > len(found):
-            raise CheckpointError(f"{path}: config.json asks for {config.layers} layers, but has {len(found)} tensors")
+            raise CheckpointError(
+                f"{path}: config.json requires {config.layers} layers, but there are only {len(found)} tensors"
+            )
         return
     last = layer_prefix(config.distinct_layers - 1, layout)
     if not any(name.startswith(last) for name in found):
         raise CheckpointError(
-            f"{path}: config.json asks for {config.layers} layers, but no tensor of the last one is there; "
+            f"{path}: config.json requires {config.layers} layers, but the last one has no tensors; "
             "use the config.json that this model was saved with"
         )
 
@@ -91,7 +98,7 @@ def _heads(
     heads: list[HeadName] = []
     if _has(found, "heads.mlm.bias", layout) and _has(found, "heads.mlm.dense.weight", layout):
         heads.append("mlm")
-    # These heads read the pooler's output; without a pooler their tensors are reported as unused.
+    # These heads require a pooler; without one, their tensors are reported as unused.
     pooled = _has(found, "pooler.dense.weight", layout) and not reads_mean
     if _has(found, f"heads.{sentence_head}.output.weight", layout) and pooled:
         heads.append(sentence_head)
@@ -105,7 +112,7 @@ def _heads(
 
 
 def _take(name: str, layout: Layout, expected: Tensor, found: Mapping[str, Tensor], path: Path) -> Tensor:
-    """Return one parameter in float32 from the tensors on disk, with its shape checked."""
+    """Return one parameter in float32 from the tensors on disk, after checking its shape."""
     names = hugging_face_names(name, layout)
     shape = (expected.shape[0] // len(names), *expected.shape[1:])
     for part in names:
@@ -113,7 +120,7 @@ def _take(name: str, layout: Layout, expected: Tensor, found: Mapping[str, Tenso
             raise CheckpointError(f"{path}: lacks the tensor {part}; the folder is incomplete: fetch or save it again")
         if tuple(found[part].shape) != shape:
             raise CheckpointError(
-                f"{path}: {part} has shape {tuple(found[part].shape)}, but config.json asks for {shape}; "
+                f"{path}: {part} has shape {tuple(found[part].shape)}, but config.json requires {shape}; "
                 "use the config.json that this model was saved with"
             )
         if not found[part].is_floating_point():
@@ -123,7 +130,7 @@ def _take(name: str, layout: Layout, expected: Tensor, found: Mapping[str, Tenso
 
 
 def _without_copies(found: dict[str, Tensor], layout: Layout) -> dict[str, Tensor]:
-    """Remove copies of tied tensors; a copy replaces its original if that is missing."""
+    """Remove copies of tied tensors; if an original is missing, its copy replaces it."""
     copies = COPIES[layout]
     for copy, original in copies.items():
         if copy in found and original not in found:
@@ -135,7 +142,7 @@ def _check_tied(tensors: Mapping[str, Tensor], layout: Layout, found: Mapping[st
     for copy, original in COPIES[layout].items():
         if copy in tensors and original in found and not torch.equal(tensors[copy], found[original]):
             raise CheckpointError(
-                f"{path}: {copy} differs from {original}; a model with an output matrix of its own cannot be read"
+                f"{path}: {copy} differs from {original}; models with a separate output matrix are not supported"
             )
 
 
@@ -143,17 +150,20 @@ def _notes(model: Backbone, layout: Layout, found: Mapping[str, Tensor]) -> tupl
     notes = []
     reads_tokens = bool({"token", "span"} & set(model.head_names)) or model.pooling != "cls"
     if model.pooler is None and not reads_tokens:
-        notes.append("no pooler in the weights: [CLS] is used as it is")
+        notes.append("no pooler in the weights: the state of [CLS] is used without one")
     used = {part for name in model.state_dict() for part in hugging_face_names(name, layout)}
     left_over = sorted(set(found) - used)
     if left_over:
         shown = ", ".join(left_over[:5]) + (", ..." if len(left_over) > 5 else "")
-        notes.append(f"{len(left_over)} tensors were left over: {shown}")
+        notes.append(f"{len(left_over)} tensors were not used: {shown}")
     return tuple(notes)
 
 
 def check_segments(segments: int, config: BertConfig, path: Path) -> None:
-    """Raise an error if the tokenizer uses more segments than the model has; one is enough for single texts."""
+    """Raise an error if the tokenizer uses more segments than the model has.
+
+    Two are always allowed, because a model with one segment still works for single texts.
+    """
     if segments > max(2, config.segments):
         raise CheckpointError(
             f"{path}: cloze_segments in tokenizer_config.json is {segments}, but the model has {config.segments} "
@@ -162,7 +172,7 @@ def check_segments(segments: int, config: BertConfig, path: Path) -> None:
 
 
 def check_vocabulary(pieces: int, config: BertConfig, path: Path) -> None:
-    """Raise an error if the vocabulary does not fit; embedding rows that pad to a round size are allowed."""
+    """Raise an error if the vocabulary does not fit; embedding rows added as padding to a round size are allowed."""
     padding = config.vocab_size - pieces
     if padding == 0 or (0 < padding < 128 and config.vocab_size % 8 == 0):
         return

@@ -1,10 +1,11 @@
 """Convert between ``config.json`` and ``BertConfig``; Google's ``bert_config.json`` uses the same keys.
 
-A head that reads the mean of the token states, or compares the vectors of two texts, is recorded under
-``cloze_pooling`` and ``cloze_head``; such a folder is a bare encoder to ``transformers``, which would apply a pooler.
+A head that takes the mean of the token states, or compares the vectors of two texts, is recorded under
+``cloze_pooling`` and ``cloze_head``. ``transformers`` loads such a folder as a bare encoder, because its own head
+classes would apply a pooler.
 
-A model with factorized embeddings is saved as ALBERT, any other as BERT. What ``transformers`` has no key for (long
-texts, calibration temperature, columns of the training rows, the task kind where it is ambiguous) is stored under
+A model with factorized embeddings is saved as ALBERT, any other as BERT. Settings without a key in ``transformers``
+(long texts, calibration temperature, columns of the training rows, an ambiguous task kind) are stored under
 ``cloze_task``.
 """
 
@@ -39,7 +40,7 @@ _NAMES = {
 }
 _NEEDED = ("vocab_size", "hidden_size", "layers", "heads", "feedforward_size")
 
-# Defaults of ALBERT for missing keys; all others are those of BERT.
+# ALBERT's defaults for missing keys; other keys have the defaults of BERT.
 _ALBERT_DEFAULTS = {
     "embedding_size": 128,
     "num_hidden_groups": 1,
@@ -49,11 +50,11 @@ _ALBERT_DEFAULTS = {
     "attention_probs_dropout_prob": 0.0,
 }
 
-# NSP and SOP heads have the same tensors; the task is recorded where it is not the default of the architecture.
+# NSP and SOP heads have the same tensors; the task is recorded if it is not the default of the architecture.
 _SENTENCE_TASK = "cloze_sentence_task"
 _USUAL_TASK: dict[Layout, HeadName] = {"bert": "nsp", "albert": "sop", "native": "nsp"}
 
-# Tensors named "classifier" belong to several kinds of heads; the class that saved the folder decides.
+# Several kinds of heads have tensors named "classifier"; the class that saved the folder identifies the kind.
 _HEAD_CLASSES: dict[str, HeadName] = {
     "ForSequenceClassification": "sequence",
     "ForTokenClassification": "token",
@@ -61,27 +62,26 @@ _HEAD_CLASSES: dict[str, HeadName] = {
     "ForQuestionAnswering": "span",
 }
 
-# Key of the task properties that other libraries do not know.
+# Key of task properties that other libraries do not have.
 _TASK_KEY = "cloze_task"
 # Key of the confidence threshold of a model fine-tuned for correction.
 _CORRECTING_KEY = "cloze_correcting"
 
-
-# Keys of a head that reads the mean of the token states or compares two texts, which no class of transformers does.
+# Keys of a head that takes the mean of the token states or compares two texts; transformers has no such class.
 _POOLING_KEY, _HEAD_KEY = "cloze_pooling", "cloze_head"
 _POOLED_BY_MEAN: dict[HeadPooling, tuple[HeadName, ...]] = {"mean": ("sequence", "choice"), "separate": ("sequence",)}
-# Key of a folder with a head on the mean whose vectors are normalized: in its modules.json, the vectors are the logits.
+# Key for normalized vectors in a folder with a head on the mean, whose modules.json describes the logits instead.
 _NORMALIZE_KEY = "cloze_normalize"
 
 
 def read_head_pooling(values: dict[str, Any], path: Path) -> HeadPooling:
-    """Return what the task head reads."""
+    """Return the input of the task head."""
     pooling: HeadPooling = _one_of(values.get(_POOLING_KEY, "cls"), get_args(HeadPooling), _POOLING_KEY, path)
     return pooling
 
 
 def read_mean_head(values: dict[str, Any], path: Path) -> HeadName | None:
-    """Return the head that reads the mean of the token states, of one text or of two; None where it reads a pooler."""
+    """Return the head that takes the mean of the token states of one or two texts; None if it uses a pooler."""
     pooling = read_head_pooling(values, path)
     if pooling == "cls":
         return None
@@ -90,12 +90,12 @@ def read_mean_head(values: dict[str, Any], path: Path) -> HeadName | None:
 
 
 def read_normalized(values: dict[str, Any], path: Path) -> bool:
-    """Return whether the vectors of a folder whose head reads the mean are normalized."""
+    """Return whether vectors are normalized, for a folder whose head takes the mean of the token states."""
     return _switch(values.get(_NORMALIZE_KEY, False), _NORMALIZE_KEY, path)
 
 
 def read_backbone(values: dict[str, Any], path: Path) -> type[Backbone]:
-    """Return the registered architecture that a folder names."""
+    """Return the registered architecture for the ``model_type`` of a folder."""
     model_type = values.get("model_type", "bert")
     backbone = find_backbone(model_type) if isinstance(model_type, str) else None
     if backbone is None:
@@ -107,14 +107,14 @@ def read_backbone(values: dict[str, Any], path: Path) -> type[Backbone]:
 
 
 def read_layout(values: dict[str, Any]) -> Layout:
-    """Return which library's parameter names a folder uses."""
+    """Return the layout of the parameter names in a folder."""
     return layout_of(values.get("model_type", "bert"))
 
 
 def read_config(values: dict[str, Any], path: Path) -> BertConfig:
     """Build the configuration from a parsed ``config.json``."""
     config_type = read_backbone(values, path).config_type
-    # Fields that an architecture adds to the common ones keep their names.
+    # Additional fields of an architecture keep their names.
     extra = {field.name: values[field.name] for field in _added_fields(config_type) if field.name in values}
     if read_layout(values) == "albert":
         values = _ALBERT_DEFAULTS | {key: value for key, value in values.items() if value is not None}
@@ -125,12 +125,12 @@ def read_config(values: dict[str, Any], path: Path) -> BertConfig:
         "add_cross_attention": False,
     }.items():
         if values.get(key, expected) != expected:
-            raise CheckpointError(f"{path}: {key} is {values[key]!r}; cloze reads encoders with {key} {expected!r}")
+            raise CheckpointError(f"{path}: {key} is {values[key]!r}; cloze supports encoders with {key} {expected!r}")
     missing = [_NAMES[name] for name in _NEEDED if _NAMES[name] not in values]
     if missing:
         raise CheckpointError(f"{path}: lacks {', '.join(missing)}; is this a BERT folder?")
     try:
-        # A key with null means "the default", as HF has it.
+        # As in transformers, null means the default value.
         known = {ours: values[theirs] for ours, theirs in _NAMES.items() if values.get(theirs) is not None}
         return config_type(**known, **extra, head_pooling=read_head_pooling(values, path))
     except (ConfigError, TypeError) as error:
@@ -143,18 +143,21 @@ def _added_fields(config_type: type[BertConfig]) -> list[Field[Any]]:
 
 
 def _read_sharing(values: dict[str, Any], path: Path) -> bool:
-    """Return whether all layers of an ALBERT share their weights; layer groups (never published) are refused."""
+    """Return whether all layers of an ALBERT share their weights.
+
+    Models with layer groups, which were never published, are rejected.
+    """
     groups, inner = values["num_hidden_groups"], values["inner_group_num"]
     if inner != 1 or groups not in (1, values.get("num_hidden_layers")):
         raise CheckpointError(
-            f"{path}: num_hidden_groups is {groups!r} and inner_group_num {inner!r}; cloze reads ALBERT with one layer "
-            "for all (1 and 1), or with one for each"
+            f"{path}: num_hidden_groups is {groups!r} and inner_group_num {inner!r}; cloze supports ALBERT with one "
+            "shared layer (1 and 1), or without sharing"
         )
     return bool(groups == 1)
 
 
 def read_sentence_task(values: dict[str, Any], path: Path) -> HeadName:
-    """Return which of the two sentence heads the tensors are, if there are any."""
+    """Return the sentence head (NSP or SOP) that the tensors belong to, if there are any."""
     task = values.get(_SENTENCE_TASK, _USUAL_TASK[read_layout(values)])
     if task == "nsp":
         return "nsp"
@@ -174,7 +177,7 @@ def read_task_head(values: dict[str, Any]) -> HeadName:
 
 
 def read_task_labels(values: dict[str, Any], head: HeadName, count: int, path: Path) -> TaskLabels:
-    """Return what the outputs of a task head mean; ``count`` is the number of outputs of a labelling head."""
+    """Return the meaning of a task head's outputs; ``count`` is the number of outputs of a labelling head."""
     own = values.get(_TASK_KEY, {})
     if not isinstance(own, dict):
         raise CheckpointError(f"{path}: {_TASK_KEY} is {str(own)[:50]!r}; an object was expected")
@@ -199,26 +202,26 @@ def read_correcting(values: dict[str, Any], path: Path) -> float | None:
 
 
 def _read_kind(own: dict[str, Any], values: dict[str, Any], head: HeadName, count: int, path: Path) -> TaskKind:
-    """Return the kind that a folder records, or else the one that follows from head and problem type."""
+    """Return the task kind recorded in a folder, or else the kind that follows from head and problem type."""
     name = own.get("kind")
     if name is None:
         return derived_kind(head, count, values.get("problem_type"))
     if name not in KINDS or KINDS[name].head != head:
         known = [kind.name for kind in labelled_kinds() if kind.head == head]
         raise CheckpointError(
-            f"{path}: {_TASK_KEY}.kind is {str(name)[:50]!r}, which is no kind of task with a {head!r} head"
+            f"{path}: {_TASK_KEY}.kind is {str(name)[:50]!r}, which is not a kind of task with a {head!r} head"
             f"{did_you_mean(str(name)[:50], known)}"
         )
     return KINDS[name]
 
 
 def derived_kind(head: HeadName, count: int, problem_type: object) -> TaskKind:
-    """Return the kind of task that a head has, as far as ``transformers`` records it.
+    """Return the task kind of a head, as far as the configuration of ``transformers`` determines it.
 
     Args:
         head: The task head.
-        count: Its number of outputs; a sequence head with a single one is a regression, as in ``transformers``.
-        problem_type: The entry of ``config.json``.
+        count: Number of outputs; as in ``transformers``, a sequence head with one output is a regression.
+        problem_type: ``problem_type`` in ``config.json``.
     """
     kinds = [kind for kind in labelled_kinds() if kind.head == head]
     numbers = [kind for kind in kinds if kind.targets == "number"]
@@ -233,7 +236,7 @@ def _read_names(values: dict[str, Any], count: int, path: Path) -> tuple[str, ..
         by_index = {int(index): str(name) for index, name in table.items()}
         return tuple(by_index[index] for index in range(count))
     except (AttributeError, KeyError, ValueError) as error:
-        raise CheckpointError(f"{path}: id2label does not name the {count} labels that the head has") from error
+        raise CheckpointError(f"{path}: id2label does not name the {count} labels of the head") from error
 
 
 def _one_of(value: Any, known: tuple[str, ...], name: str, path: Path) -> Any:
@@ -279,14 +282,15 @@ def write_config(
     *,
     normalized: bool = False,
 ) -> dict[str, Any]:
-    """Return the ``config.json`` that lets ``transformers`` load a BERT or ALBERT folder as it is.
+    """Return a ``config.json`` with which ``transformers`` loads a BERT or ALBERT folder without changes.
 
-    ``normalized`` tells whether vectors are, for a head that reads the mean; other folders have it in ``modules.json``.
+    ``normalized`` records whether vectors are normalized, for a head that takes the mean of the token states; other
+    folders record this in ``modules.json``.
     """
     config, layout = model.config, layout_of(model.model_type)
     mean_head = stored_mean_head(model)
     class_heads = tuple(head for head in heads if head != mean_head)
-    # The compute type, float32 for half-precision files too: CPUs are slow or inaccurate in float16.
+    # The type to compute in: float32 even for half-precision files, because CPUs are slow or inaccurate in float16.
     values: dict[str, Any] = {
         "architectures": [_class_name(class_heads, layout)] if layout != "native" else [type(model).__name__],
         "model_type": model.model_type,
@@ -300,7 +304,7 @@ def write_config(
             "num_hidden_groups": config.distinct_layers,
             "inner_group_num": 1,
             "classifier_dropout_prob": config.dropout,
-            "bos_token_id": None,  # the defaults are ids of ALBERT's own vocabulary
+            "bos_token_id": None,  # the defaults are ids of ALBERT's original vocabulary
             "eos_token_id": None,
         }
     if mean_head is not None:
@@ -314,7 +318,7 @@ def write_config(
 
 
 def stored_mean_head(model: Backbone) -> HeadName | None:
-    """Return the head of a model that reads the mean of the token states, of one text or of two, if there is one."""
+    """Return the head of a model that takes the mean of the token states of one or two texts, if there is one."""
     heads = [name for name in model.head_names if name in POOLED_HEADS]
     return heads[0] if heads and model.pooling != "cls" else None
 
@@ -345,5 +349,5 @@ def _class_name(heads: tuple[HeadName, ...], layout: Layout) -> str:
             return family + kind
     if not {"nsp", "sop"} & set(heads):
         return family + ("ForMaskedLM" if "mlm" in heads else "Model")
-    # ALBERT has no class for a sentence head alone.
+    # transformers has no ALBERT class for a sentence head without a masked-word head.
     return family + ("ForPreTraining" if "mlm" in heads or layout == "albert" else "ForNextSentencePrediction")

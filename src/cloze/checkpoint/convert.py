@@ -30,12 +30,20 @@ def convert(source: str | Path, destination: str | Path, *, half: bool = False) 
     """Load a checkpoint and write it as a model folder.
 
     Args:
-        source: TensorFlow checkpoint, HF folder, hub name, or LoRA adapter, which is merged into its base.
+        source: TensorFlow checkpoint, Hugging Face folder, hub name, or LoRA adapter, which is merged into its base.
         destination: The new folder.
-        half: Store the weights as float16; they are still loaded as float32.
+        half: Store the weights as float16. They are still loaded as float32.
+
+    Returns:
+        The contents of the folder: model, tokenizer and task.
 
     Raises:
         CheckpointError: If the source cannot be read, or is an adapter that cannot be merged.
+
+    Example:
+        >>> import cloze
+        >>> cloze.convert("cloze-mini", "mini-half", half=True).tokenizer.max_length
+        128
     """
     contents = load_any(find_source(source))
     save_folder(contents, Path(destination), dtype=torch.float16 if half else torch.float32)
@@ -44,7 +52,18 @@ def convert(source: str | Path, destination: str | Path, *, half: bool = False) 
 
 @dataclass(frozen=True)
 class ExtensionReport:
-    """Result of ``extend``; ``grown`` of the added words have new vocabulary entries, others replace unused ones."""
+    """Result of ``extend``.
+
+    Attributes:
+        folder: The new folder.
+        words: Number of added words.
+        grown: Number of added words with new vocabulary entries; the others replace unused entries.
+        known: Words that were already in the vocabulary.
+        entities: Total number of entities.
+        pieces: Size of the vocabulary.
+        positions: Number of positions; None for a folder with only a vocabulary.
+        segments: Number of segments; None for a folder with only a vocabulary.
+    """
 
     folder: Path
     words: int
@@ -52,7 +71,7 @@ class ExtensionReport:
     known: tuple[str, ...]
     entities: int
     pieces: int
-    positions: int | None = None  # None for a folder with only a vocabulary
+    positions: int | None = None
     segments: int | None = None
 
 
@@ -70,20 +89,35 @@ def extend(
     start: WordStart = "pieces",
     seed: int = 0,
 ) -> ExtensionReport:
-    """Add words and entities to a model folder or a vocabulary folder, and enable ways to read unknown words.
+    r"""Add words, entities, positions or segments to a model, and enable methods for unknown words.
 
     Args:
         model: Model folder, hub name, or a folder with only a vocabulary.
         out: The new folder.
-        words: File with words to add.
-        entities: File with entities to add.
-        characters: Read unknown words character by character.
-        look_alikes: Read unknown characters as similar-looking known ones.
-        similar: File with further similar characters.
+        words: File with words to add, one per line.
+        entities: File with entities to add: a surface form, a tab and known words per line.
+        characters: Spell unknown words with known pieces and characters.
+        look_alikes: Replace unknown characters by similar known ones.
+        similar: File with further similar characters: a character, a tab and its replacement per line.
         positions: New number of positions (the maximum length of an input).
         segments: New number of segments (texts per sequence).
         start: Initial vectors of added words: the mean of their pieces, or random.
         seed: Seed of random vectors.
+
+    Returns:
+        A report with the numbers of added words, entities, positions and segments.
+
+    Raises:
+        ConfigError: If there is nothing to add, or the model cannot be extended in this way.
+        CheckpointError: If the model cannot be read.
+        DataError: If a file of words, entities or characters cannot be read.
+
+    Example:
+        >>> import cloze
+        >>> from pathlib import Path
+        >>> _ = Path("words.txt").write_text("immunoglobulin\n")
+        >>> cloze.extend("cloze-mini", "mini-medical", words="words.txt").words
+        1
     """
     additions = Additions(
         words=read_word_list(Path(words)) if words is not None else (),
@@ -94,13 +128,13 @@ def extend(
     )
     if additions == Additions() and positions is None and segments is None:
         raise ConfigError(
-            "nothing to extend by; give --words, --entities, --characters, --look-alikes, --similar, --positions or "
-            "--segments"
+            "nothing to add; give --words, --entities, --characters, --look-alikes, --similar, --positions "
+            "or --segments"
         )
     source, destination = find_source(model), Path(out)
     if find_model(source) is None and _has_vocabulary(source):
         if positions is not None or segments is not None:
-            raise ConfigError(f"{source}: a vocabulary alone has no positions or segments; extend a model by them")
+            raise ConfigError(f"{source}: a vocabulary has no positions or segments; extend a model instead")
         return _extend_vocabulary(source, destination, additions)
     contents = load_folder(source)
     old = contents.tokenizer
@@ -148,12 +182,13 @@ def _extend_reach(
     if segments is not None:
         model = with_segments(model, segments, start=start, seed=seed)
         tokenizer = tokenizer.with_segments(max(segments, tokenizer.segments))
-    begun = "copies of old ones" if start == "copies" else "random vectors"
+    initial = "copies of existing ones" if start == "copies" else "random vectors"
     return _with_note(
         replace(contents, model=model, tokenizer=tokenizer),
-        f"## Reach\n\nExtended by cloze: {before.positions:,} to {model.config.positions:,} positions, "
-        f"{before.segments} to {model.config.segments} segments. New ones started as {begun}, "
-        "and mean little before some training.\n",
+        "## Positions and segments\n\nExtended by cloze: "
+        f"{before.positions:,} to {model.config.positions:,} positions, "
+        f"{before.segments} to {model.config.segments} segments. The new ones are initialised as {initial} "
+        "and need training.\n",
     )
 
 
@@ -165,12 +200,12 @@ def _with_note(contents: ModelFolder, note: str) -> ModelFolder:
 def _note(extension: Extension, start: WordStart) -> str:
     ladder = extension.tokenizer.settings.ladder
     rungs = [name for name, on in (("characters", ladder.characters), ("look-alikes", ladder.look_alikes)) if on]
-    begun = "the mean of their pieces" if start == "pieces" else "random vectors"
+    initial = "the mean of their pieces" if start == "pieces" else "random vectors"
     return (
-        f"## Words\n\nExtended by cloze: {len(extension.added):,} words added, started from {begun}; "
-        f"{extension.tokenizer.size:,} pieces in all; {len(ladder.entities):,} entities; "
+        f"## Words\n\nExtended by cloze: {len(extension.added):,} words added, initialised with {initial}; "
+        f"{extension.tokenizer.size:,} pieces in total; {len(ladder.entities):,} entities; "
         f"further rungs: {', '.join(rungs) or 'none'}. "
-        "What is beside the vocabulary lies in `ladder.json`, which only cloze reads.\n"
+        "Additions other than vocabulary entries are stored in `ladder.json`, which only cloze uses.\n"
     )
 
 
@@ -179,7 +214,7 @@ def _has_vocabulary(folder: Path) -> bool:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return whether a folder holds nothing but vocabulary files."""
+    """Return whether a folder contains only vocabulary files."""
     return folder.is_dir() and {path.name for path in folder.iterdir()} <= TOKENIZER_FILES
 
 

@@ -1,4 +1,4 @@
-"""Model folders in the HF layout: load, save, and compute a fingerprint of everything that affects predictions."""
+"""Model folders in the Hugging Face layout: load, save, and fingerprint everything that affects predictions."""
 
 import hashlib
 import logging
@@ -56,7 +56,7 @@ logger = logging.getLogger("cloze")
 
 CONFIG = "config.json"
 ADAPTER = "adapter.json"  # checkpoint/adapter_folder.py
-# Files of model folders, written by cloze and by other libraries; others are never overwritten.
+# Files of model folders, written by cloze or other libraries. Folders with other files are never overwritten.
 _OURS = {
     *(CONFIG, "README.md", SAFETENSORS, PRETRAINING_HEADS, "int8.safetensors", "model.onnx", ".gitattributes"),
     *("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"),
@@ -65,9 +65,9 @@ _OURS = {
 }
 # Folders of sentence-transformers, and weights in several files.
 _NUMBERED = re.compile(r"\d+_[A-Z]\w*|(pytorch_model|model)(-[\w-]+)?\.(bin|safetensors)(\.index\.json)?")
-# Bytes of a model card; the longest on the hub have some 100 kB.
+# Maximum bytes of a model card; the longest on the hub have about 100 kB.
 CARD_LIMIT = 2**20
-# Files besides the weights that decide what a model computes.
+# Files besides the weights that affect what a model computes.
 _DECISIVE = (
     *(CONFIG, GOOGLE_CONFIG, SAFETENSORS_INDEX, PICKLE_INDEX, PRETRAINING_HEADS),
     *("modules.json", "sentence_bert_config.json", *TOKENIZER_FILES),
@@ -78,13 +78,13 @@ RUN_MODEL = "model"
 
 @dataclass(frozen=True)
 class AdapterInfo:
-    """The adapter that is installed in a model, and the base it belongs to."""
+    """The adapter installed in a model, and its base."""
 
     attachment: Attachment
-    base: str  # as it was given
-    place: Path  # where it was found
-    sha256: str  # of its weights
-    settings: Mapping[str, Any] = field(default_factory=dict)  # how it was trained
+    base: str  # name or path of the base, as given in training
+    place: Path  # folder in which the base was found
+    sha256: str  # SHA-256 of the base's weights
+    settings: Mapping[str, Any] = field(default_factory=dict)  # training settings of the adapter
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ class ModelFolder:
     embedding: EmbeddingSettings = field(default_factory=EmbeddingSettings)
     notes: tuple[str, ...] = ()
     card: str | None = None
-    place: Path | None = None  # where it was loaded from
-    adapter: AdapterInfo | None = None  # the adapter that is installed in the model
+    place: Path | None = None  # path it was loaded from
+    adapter: AdapterInfo | None = None  # the adapter installed in the model
     correcting: float | None = None  # confidence threshold of a model fine-tuned for correction
 
 
 def load_folder(path: Path) -> ModelFolder:
-    """Load a model folder, a run's folder, or a TensorFlow checkpoint."""
+    """Load a model folder, the folder of a run, or a TensorFlow checkpoint."""
     folder, checkpoint = _locate(path)
     if checkpoint is not None:
         values, tensors = read_tensorflow(checkpoint)
@@ -131,14 +131,14 @@ def load_folder(path: Path) -> ModelFolder:
 
 
 def read_card(folder: Path) -> str | None:
-    """Return the model card of a folder; None if there is none, or if it is longer than a card can be."""
+    """Return the model card of a folder; None if there is none or it is longer than ``CARD_LIMIT``."""
     path = folder / "README.md"
     if not path.is_file():
         return None
     with path.open("rb") as file:
         card = file.read(CARD_LIMIT + 1)
     if len(card) > CARD_LIMIT:
-        logger.warning("%s: longer than %d bytes, so that it is not kept as the model card", path, CARD_LIMIT)
+        logger.warning("%s: longer than %d bytes; not loaded as the model card", path, CARD_LIMIT)
         return None
     return card.decode("utf-8", errors="replace")
 
@@ -146,30 +146,30 @@ def read_card(folder: Path) -> str | None:
 def _with_mean_head(
     tensors: Mapping[str, Tensor], embedding: EmbeddingSettings, values: dict[str, Any], folder: Path
 ) -> tuple[dict[str, Tensor], EmbeddingSettings]:
-    """Take the head that reads the mean from the last ``Dense`` module: to cloze it is a head, not part of a vector."""
+    """Convert the last ``Dense`` module to the head that takes the mean; for cloze it is not part of the vectors."""
     head, layout = read_mean_head(values, folder), read_layout(values)
     if embedding.unsupported is not None or not embedding.projections:
         raise CheckpointError(
-            f"{folder}: config.json says that the head reads the mean of the token states, but modules.json names no "
+            f"{folder}: according to config.json the head takes the mean of the token states, but modules.json has no "
             "Dense with its weights; fetch or save the folder again"
         )
     *others, output = embedding.projections
     named = {f"heads.{head}.output.weight": output.weight, f"heads.{head}.output.bias": output.bias}
     found = {hugging_face_names(name, layout)[0]: tensor for name, tensor in named.items()}
-    # A Normalize after the Dense would be of the logits: that of the vectors is in config.json.
+    # A Normalize after the Dense would apply to the logits, so that of the vectors is in config.json.
     normalize = embedding.normalize or read_normalized(values, folder)
     return {**tensors, **found}, replace(embedding, projections=tuple(others), normalize=normalize)
 
 
 def usual_pooling(contents: ModelFolder) -> HeadPooling:
-    """Return what a new task head on this model reads by default: what the folder was made for.
+    """Return the default input of a new task head on this model.
 
-    A model whose head reads a summary keeps it: its pooler was trained with that head, or it reads the mean, of one
-    text or of two. Any other reads the mean if it has no pooler, or if the folder pools by mean. cloze writes
-    modules.json into every folder, also of models whose pooler was pre-trained, hence the order.
+    A model with a head on a summary keeps its kind of input: either its pooler was trained with that head, or the head
+    takes the mean. Otherwise, the default is the mean if the model has no pooler or its folder is configured for mean
+    pooling. The head is checked first, because cloze writes modules.json for every model, even with a trained pooler.
 
     Returns:
-        ``"cls"`` or ``"mean"``, for a head that reads one sequence; for pairs, see ``train/finetuning/trainable.py``.
+        ``"cls"`` or ``"mean"``, for a head on one sequence; for pairs, see ``train/finetuning/trainable.py``.
     """
     if any(name in POOLED_HEADS for name in contents.model.head_names):
         return "cls" if contents.model.pooling == "cls" else "mean"
@@ -181,7 +181,7 @@ def usual_pooling(contents: ModelFolder) -> HeadPooling:
 
 
 def find_model(path: Path) -> tuple[Path, Path | None] | None:
-    """Return the model folder at a path, and the prefix of its TensorFlow checkpoint if any; None without a model."""
+    """Return the model folder at a path and the prefix of its TensorFlow checkpoint, if any; None without a model."""
     for folder in (path, path / RUN_MODEL):
         if config_path(folder).is_file():
             return folder, None
@@ -190,10 +190,10 @@ def find_model(path: Path) -> tuple[Path, Path | None] | None:
 
 
 def config_path(folder: Path) -> Path:
-    """Return the configuration of a model folder: config.json, or bert_config.json beside weights of PyTorch.
+    """Return the path of the configuration: config.json, or bert_config.json in a folder with PyTorch weights.
 
-    The archives of HFL (Chinese BERT-wwm, RoBERTa-wwm, MacBERT) have the latter; beside a TensorFlow checkpoint it
-    belongs to that.
+    The archives of HFL (Chinese BERT-wwm, RoBERTa-wwm, MacBERT) have the latter. Without PyTorch weights,
+    bert_config.json belongs to a TensorFlow checkpoint.
     """
     google = folder / GOOGLE_CONFIG
     if not (folder / CONFIG).is_file() and google.is_file() and has_weights(folder):
@@ -210,33 +210,33 @@ def _locate(path: Path) -> tuple[Path, Path | None]:
             f"{path}: no such folder; give a model folder, or a hub name such as google-bert/bert-base-uncased"
         )
     if (path / "checkpoints").is_dir():
-        raise CheckpointError(f"{path}: this run has not finished; run its command again to go on")
+        raise CheckpointError(f"{path}: this run has not finished; run its command again to resume it")
     if (path / ADAPTER).is_file() or (path / RUN_MODEL / ADAPTER).is_file():
         raise CheckpointError(
-            f"{path}: an adapter, which is no model of its own; give its base, which {ADAPTER} names, or, if it is "
-            "lora, make it a model with 'cloze convert'"
+            f"{path}: an adapter, not a complete model; use its base, which is named in {ADAPTER}, or merge a LoRA "
+            "adapter with 'cloze convert'"
         )
     raise CheckpointError(
-        f"{path}: not a model folder (no {CONFIG} in it); give one that pretrain, finetune or convert has written"
+        f"{path}: not a model folder (no {CONFIG} in it); use one written by pretrain, finetune or convert"
     )
 
 
 def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype = torch.float32) -> None:
-    """Write a folder that ``cloze``, ``transformers`` and ``sentence-transformers`` load, atomically.
+    """Write a folder that ``cloze``, ``transformers`` and ``sentence-transformers`` can load, atomically.
+
+    A head that takes the mean of the token states is stored as a ``Dense`` module in float32. ``transformers`` then
+    loads a bare encoder, and the vectors of ``sentence-transformers`` are the logits.
 
     Args:
         contents: The model with its tokenizer, task and settings.
         destination: The folder; an existing model folder is replaced.
-        dtype: Type of the stored weights; float16 and bfloat16 halve the file. They are loaded as float32.
-
-    A head that reads the mean of the token states is stored as a ``Dense`` module, in float32: the folder is a bare
-    encoder to ``transformers``, and the vectors of ``sentence-transformers`` are the logits.
+        dtype: Type of the stored weights. float16 and bfloat16 halve the file size; they are loaded as float32.
     """
     if destination.exists() and not (destination / CONFIG).is_file() and not _is_empty(destination):
         raise CheckpointError(f"{destination}: exists and is not a model folder; choose another place")
     _refuse_others_files(destination)
     model = without_attachment(contents.model)
-    # The vectors of a merged adapter are those of its base; its head decides what the folder gives.
+    # The pooling settings belong to the base of a merged adapter, so they are adapted to the adapter's head.
     is_merged = contents.adapter is not None and model.pooling != "cls"
     embedding = contents.embedding.after_training(reads_mean=True) if is_merged else contents.embedding
     normalized = embedding.normalize and model.pooling == "mean"
@@ -256,7 +256,7 @@ def save_folder(contents: ModelFolder, destination: Path, *, dtype: torch.dtype 
 
 
 def _pooler_module(model: Backbone) -> Projection | None:
-    """Return the pooler as a module of ``sentence-transformers`` on ``[CLS]``; None if the model has none."""
+    """Return the pooler as a ``sentence-transformers`` module on ``[CLS]``; None if the model has none."""
     if model.pooler is None or model.capabilities.summary != "first":
         return None
     dense = model.pooler.dense
@@ -266,21 +266,21 @@ def _pooler_module(model: Backbone) -> Projection | None:
 def _without_mean_head(
     model: Backbone, embedding: EmbeddingSettings, destination: Path
 ) -> tuple[dict[str, Tensor], EmbeddingSettings]:
-    """Return the parameters to store, and the modules: a head that reads the mean moves from the one to the other."""
+    """Return the parameters and the modules to store; a head that takes the mean becomes a module."""
     state, head = dict(model.state_dict()), stored_mean_head(model)
     if head is None or model.pooling == "separate":
         return state, embedding
     if replace(embedding, normalize=False) != EmbeddingSettings():
         raise CheckpointError(
-            f"{destination}: the head of this model reads the mean of the token states and is stored as its Dense "
-            "module, so that its vectors cannot be whitened or pooled otherwise; save the encoder apart"
+            f"{destination}: the head of this model takes the mean of the token states and is stored as its Dense "
+            "module, so its vectors cannot have whitening or another pooling; save the encoder separately"
         )
     weight, bias = (state.pop(f"heads.{head}.output.{name}").cpu() for name in ("weight", "bias"))
     return state, EmbeddingSettings("mean", projections=(Projection(weight, bias),))
 
 
 def _refuse_others_files(folder: Path) -> None:
-    """Raise an error if the folder to be replaced holds files that do not belong to a model folder."""
+    """Raise an error if the folder to replace has files that do not belong to a model folder."""
     names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     others = [name for name in names if name not in _OURS and not _NUMBERED.fullmatch(name)]
     if others:
@@ -288,7 +288,7 @@ def _refuse_others_files(folder: Path) -> None:
 
 
 def _rounded(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Convert the tensors to the type of the file; raise an error if a value overflows."""
+    """Convert tensors to the type of the file; raise an error if a value overflows."""
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         raise ConfigError(f"dtype is {dtype}; torch.float32, float16 or bfloat16 was expected")
     rounded = {name: tensor.to(dtype) for name, tensor in tensors.items()}
@@ -300,7 +300,7 @@ def _rounded(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Ten
 
 
 def plain_card(contents: ModelFolder) -> str:
-    """The least that a model card should say."""
+    """Return a minimal model card."""
     model = contents.model
     heads = ", ".join(model.head_names) or "none"
     loading = 'load with `cloze.load("this folder")` or with `transformers`.\n'
@@ -314,19 +314,19 @@ def plain_card(contents: ModelFolder) -> str:
 
 
 def loading_note(model: Backbone) -> str | None:
-    """Return what a model card says about a head that other libraries load otherwise; None if they load it as it is."""
+    """Return a note for the model card on a head that other libraries load differently; None if they load it as is."""
     if model.pooling == "separate":
         return (
             "the two texts of a pair are encoded separately, and the head compares their vectors. `cloze.load` applies "
             "it. `transformers` (`AutoModel`) and `sentence-transformers` load the encoder; "
-            "`AutoModelForSequenceClassification` refuses the head, whose shape is another.\n"
+            "`AutoModelForSequenceClassification` rejects the head because of its shape.\n"
         )
     if model.pooling == "cls":
         return None
     return (
-        "the head reads the mean of the token states. `cloze.load` applies it. With `sentence-transformers`, "
+        "the head takes the mean of the token states. `cloze.load` applies it. With `sentence-transformers`, "
         "`SentenceTransformer(folder).encode` returns the logits of the head. `transformers` loads the encoder as "
-        "`AutoModel`; `AutoModelForSequenceClassification` would put a random pooler and head on it.\n"
+        "`AutoModel`; `AutoModelForSequenceClassification` would add a random pooler and head.\n"
     )
 
 
@@ -335,7 +335,7 @@ def _is_empty(path: Path) -> bool:
 
 
 def weights_fingerprint(place: Path) -> str:
-    """Return the SHA-256 of the weight file or, if there are several, of their names and SHA-256 digests."""
+    """Return the SHA-256 of the weight file or, if there are several files, of their names and digests."""
     found = find_model(place)
     assert found is not None, "the caller has found the model"
     digests = [f"{path.name} {file_digest(path)}" for path in [*_weight_files(*found), *_head_files(*found)]]
@@ -345,7 +345,7 @@ def weights_fingerprint(place: Path) -> str:
 
 
 def model_files(place: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file that decides what a model computes, by its name in the folder."""
+    """Return the SHA-256 of each file that affects what a model computes, by its name in the folder."""
     found = find_model(place)
     assert found is not None, "the caller has found the model"
     folder, _ = found
@@ -356,7 +356,7 @@ def model_files(place: Path) -> dict[str, str]:
 
 
 def _head_files(folder: Path, checkpoint: Path | None) -> list[Path]:
-    """Return the file of a head that reads the mean of the token states, which is a module of its own."""
+    """Return the file of a head that takes the mean of the token states, which is stored as a separate module."""
     if checkpoint is not None or read_head_pooling(read_json(config_path(folder)), folder) != "mean":
         return []
     return sorted(folder.glob(f"*_Dense/{SAFETENSORS}"))

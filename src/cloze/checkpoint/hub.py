@@ -1,6 +1,6 @@
 """Resolve a model name to a local folder: a path, a model known by name, or a model on the Hugging Face hub.
 
-The only module that accesses the network, and only for hub names.
+This is the only module that accesses the network, and only for hub names.
 """
 
 import re
@@ -12,7 +12,7 @@ from cloze.models import ModelPurpose, named_folder
 
 # The hub allows 96 characters; longer names can exceed the file system's limit when looked up as a path.
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{,95}/[A-Za-z0-9][\w.-]{,95}")
-# Files to download; code, ONNX exports and weights of other frameworks are left out.
+# Files to download, excluding code, ONNX exports and weights for other frameworks.
 _WANTED = [
     "*.json",
     "*.txt",
@@ -25,9 +25,9 @@ _WANTED = [
     "3_Normalize/*",
     "README.md",
 ]
-# Timeout in seconds of the request for the list of files.
+# Timeout in seconds for requesting the list of files.
 _PATIENCE = 10.0
-# What a folder of each class of transformers is for, and what it is not for.
+# Suitable and unsuitable uses of a folder, by its transformers class.
 _PURPOSES = {
     "ForPreTraining": ("filling blanks, scoring texts, a start for fine-tuning", "labels before fine-tuning"),
     "ForMaskedLM": ("filling blanks, scoring texts, a start for fine-tuning", "labels before fine-tuning"),
@@ -40,12 +40,12 @@ _PURPOSES = {
 
 def is_hub_name(name: str) -> bool:
     """Return whether a name looks like ``owner/model`` rather than a path."""
-    # "runs/mini" looks like a hub name too; if a folder "runs" exists it is a path, so a typo causes no request.
+    # "runs/mini" looks like a hub name too. If a folder "runs" exists, it is a path, so a typo causes no request.
     return _NAME.fullmatch(name) is not None and not Path(name).parent.exists()
 
 
 def find_source(source: str | Path) -> Path:
-    """Return the local path of a model: a path as it is, a model known by name, or the copy of a hub model."""
+    """Return the local path of a model given as a path, the name of a known model, or a hub name."""
     named = named_folder(source)
     if named is not None:
         return named
@@ -53,13 +53,13 @@ def find_source(source: str | Path) -> Path:
 
 
 def fetch(name: str) -> Path:
-    """Return the local copy of a hub model, downloading it if it is not there yet."""
+    """Return the local copy of a hub model, downloading it if necessary."""
     from huggingface_hub import model_info, snapshot_download
 
     try:
         # This request has a timeout and no retries; the download itself would retry for half a minute when offline.
         files = [one.rfilename for one in model_info(name, timeout=_PATIENCE).siblings or ()]
-        # Many models are published in both formats; skip the pickle if there are safetensors.
+        # Many models are published in both formats; skip the pickle if there is a safetensors file.
         both = any(PurePosixPath(file).match("model*.safetensors") for file in files)
         return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=["*.bin"] if both else None))
     except Exception:
@@ -67,7 +67,7 @@ def fetch(name: str) -> Path:
 
 
 def cached_copy(name: str) -> Path | None:
-    """Return the copy of an earlier download without any request; None if there is none."""
+    """Return the copy of an earlier download without network access; None if there is none."""
     try:
         return _cached(name).resolve() if _NAME.fullmatch(name) else None
     except CheckpointError:
@@ -75,20 +75,20 @@ def cached_copy(name: str) -> Path | None:
 
 
 def _cached(name: str) -> Path:
-    """Return the copy of an earlier download, when offline."""
+    """Return the copy of an earlier download; used when the hub cannot be reached."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, allow_patterns=_WANTED, local_files_only=True))
     except Exception as error:
         raise CheckpointError(
-            f"{name}: no such folder here, and not to be had from the Hugging Face hub ({type(error).__name__}); "
+            f"{name}: no such folder, and not available from the Hugging Face hub ({type(error).__name__}); "
             "check the spelling and the network, or fetch the folder elsewhere and give its path"
         ) from error
 
 
 def cached_models() -> list[ModelPurpose]:
-    """Return the models that were downloaded from the hub before and load without the network, by name."""
+    """Return the previously downloaded hub models, which load without network access, sorted by name."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     purposes = []
@@ -102,7 +102,7 @@ def cached_models() -> list[ModelPurpose]:
 
 
 def describe_purpose(folder: Path) -> tuple[str, str]:
-    """Return what a model folder is for and what it is not for, as its configuration declares."""
+    """Return the suitable and unsuitable uses of a model folder according to its configuration."""
     try:
         config = read_json(folder / "config.json", CheckpointError)
     except CheckpointError:

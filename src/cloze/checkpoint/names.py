@@ -1,8 +1,8 @@
-"""Parameter names: in cloze, in Hugging Face folders, and in Google's TensorFlow checkpoints.
+"""Convert parameter names between cloze, Hugging Face folders and Google's TensorFlow checkpoints.
 
-Folders hold Hugging Face names; BERT's and ALBERT's differ. The names in cloze differ in one way that is more than
-spelling: query, key and value are one matrix here and three there. Architectures without a table here are saved
-under cloze's own names (layout "native").
+Model folders use Hugging Face names, which differ between BERT and ALBERT. One difference to cloze is more than a name:
+query, key and value are one matrix in cloze and three in the folder. Architectures without a table in this module are
+saved with the names of cloze (layout "native").
 """
 
 import re
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from cloze.errors import CheckpointError
 
-# Whose names a folder has, which follows from "model_type" in its config.json.
+# Naming scheme of a folder, which follows from "model_type" in its config.json.
 Layout = Literal["bert", "albert", "native"]
 
-# Longest first, so that "attention.output." does not shadow what is inside it.
+# Ordered so that a prefix never shadows a longer one.
 _LAYER_PARTS: dict[Layout, dict[str, str]] = {
     "bert": {
         "attention.output.": "attention.output.dense.",
@@ -46,7 +46,7 @@ _TASK_HEADS = {
     "heads.token.output.": "classifier.",
     "heads.choice.output.": "classifier.",
     "heads.span.output.": "qa_outputs.",
-    "heads.sbo.": "sbo.",  # of our own; nobody else has such a head
+    "heads.sbo.": "sbo.",  # exists only in cloze
 }
 _PARTS: dict[Layout, dict[str, str]] = {
     "bert": {
@@ -71,13 +71,13 @@ _PARTS: dict[Layout, dict[str, str]] = {
         **_TASK_HEADS,
     },
 }
-# ALBERT's layers lie in groups; ours are groups of one.
+# ALBERT's layers are in groups; here, each group has one layer.
 _LAYER_PREFIX: dict[Layout, str] = {
     "bert": "bert.encoder.layer.{}.",
     "albert": "albert.encoder.albert_layer_groups.{}.albert_layers.0.",
 }
 _ATTENTION: dict[Layout, str] = {"bert": "attention.self.", "albert": "attention."}
-# Copies of other tensors that some releases save as well.
+# Copies of other tensors that some libraries save as well.
 COPIES: dict[Layout, dict[str, str]] = {
     "bert": {
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
@@ -94,14 +94,14 @@ _FUSED = "attention.query_key_value."
 
 
 def layout_of(model_type: str) -> Layout:
-    """Return whose parameter names a folder of this model type has."""
+    """Return the layout of parameter names for a model type."""
     if model_type == "bert":
         return "bert"
     return "albert" if model_type == "albert" else "native"
 
 
 def hugging_face_names(name: str, layout: Layout = "bert") -> tuple[str, ...]:
-    """Return the name, or the three names, that a parameter has in a Hugging Face folder."""
+    """Return the name, or the three names, of a parameter in a Hugging Face folder."""
     if layout == "native":
         return (name,)
     layer = _LAYER.fullmatch(name)
@@ -115,7 +115,7 @@ def hugging_face_names(name: str, layout: Layout = "bert") -> tuple[str, ...]:
 
 
 def layer_prefix(number: int, layout: Layout) -> str:
-    """What all names of one layer begin with."""
+    """Return the common prefix of all names of a layer."""
     return _LAYER_PREFIX[layout].format(number)
 
 
@@ -127,7 +127,7 @@ def _replace_prefix(name: str, table: Mapping[str, str]) -> str:
 
 
 def to_hugging_face(state: Mapping[str, Tensor], layout: Layout = "bert") -> dict[str, Tensor]:
-    """Rename a state dictionary for saving. A bare encoder has no ``bert.`` prefix, as Hugging Face has it."""
+    """Rename a state dictionary for saving. As in Hugging Face folders, a bare encoder has no ``bert.`` prefix."""
     renamed: dict[str, Tensor] = {}
     for name, tensor in state.items():
         names = hugging_face_names(name, layout)
@@ -138,13 +138,13 @@ def to_hugging_face(state: Mapping[str, Tensor], layout: Layout = "bert") -> dic
 
 
 def joined(tensors: Iterable[Tensor]) -> Tensor:
-    """One parameter of ours from its one or three tensors on disk."""
+    """Return a parameter from its one or three tensors on disk."""
     parts = list(tensors)
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def normalised(name: str, layout: Layout = "bert") -> str:
-    """The modern HF name of a tensor that an older release, or a bare encoder, calls otherwise."""
+    """Return the current Hugging Face name of a tensor with an old name or without the prefix of a bare encoder."""
     name = re.sub(r"\.LayerNorm\.gamma$", ".LayerNorm.weight", name)
     name = re.sub(r"\.LayerNorm\.beta$", ".LayerNorm.bias", name)
     if layout != "native" and name.startswith(("embeddings.", "encoder.", "pooler.")):
@@ -158,10 +158,10 @@ _POSITIONS = "bert.embeddings.position_embeddings.weight"
 
 
 def as_bert(values: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Rename the tensors of an ERNIE (Sun et al. 2019), which is a BERT: ``transformers`` has another prefix for it.
+    """Convert an ERNIE (Sun et al. 2019) to a BERT: only the prefix of its tensors differs in ``transformers``.
 
-    Later versions add an embedding of the task to every token, of which only the first row is used outside of
-    pre-training: it is added to the positions instead, which gives the same sums.
+    Later versions add a task embedding to every token. Outside of pre-training, only its first row is used, so this row
+    is added to the position embeddings, which gives the same sums.
     """
     if values.get("model_type") != _ERNIE:
         return values, tensors
@@ -182,15 +182,15 @@ def as_bert(values: dict[str, Any], tensors: dict[str, Tensor], path: Path) -> t
             or task_types.shape[1:] != positions.shape[1:]
         ):
             raise CheckpointError(
-                f"{path}: use_task_id is {values['use_task_id']!r}, but {_TASK_TYPES} is missing or of another size; "
+                f"{path}: use_task_id is {values['use_task_id']!r}, but {_TASK_TYPES} is missing or has a wrong size; "
                 "fetch the folder again"
             )
         renamed[_POSITIONS] = positions + task_types[0]
     return {**values, "model_type": "bert", "architectures": classes}, renamed
 
 
-# Endings of Google's variables. A dense kernel is (in, out) there and (out, in) here; the matrices of the output
-# layers, which the original multiplies by hand, are (out, in) already.
+# Endings of Google's variables. A dense kernel is (in, out) there and (out, in) here. The matrices of the output
+# layers, which the original code multiplies explicitly, are already (out, in).
 _TENSORFLOW_ENDINGS = {
     "kernel": "weight",
     "gamma": "weight",
@@ -204,8 +204,8 @@ _TENSORFLOW_ENDINGS = {
 
 
 def from_tensorflow(name: str) -> tuple[str, bool]:
-    """The HF name of a variable of Google's checkpoints, and whether its matrix is to be transposed."""
-    # run_classifier.py keeps its layer at the root, run_squad.py under cls/squad.
+    """Return the Hugging Face name of a variable in a Google checkpoint, and whether to transpose its matrix."""
+    # The output layer of run_classifier.py is at the root, that of run_squad.py is under cls/squad.
     path = f"classifier/{name}" if name.startswith("output_") else name.replace("cls/squad/", "qa_outputs/")
     path = re.sub(r"/layer_(\d+)/", r"/layer/\1/", path)
     *parents, last = path.split("/")

@@ -1,6 +1,6 @@
 """Read and write the pooling configuration of ``sentence-transformers``: ``modules.json`` and its module folders.
 
-Supported are Pooling, Normalize, and ``Dense`` modules, which map pooled vectors linearly (whitening, for instance).
+Supported modules are Pooling, Normalize, and Dense, a linear map of pooled vectors (for example, whitening).
 
 Dimensions: N vectors, D input features, K output features.
 """
@@ -22,14 +22,14 @@ _CLASSES: dict[Activation, str] = {
     "identity": "torch.nn.modules.linear.Identity",
     "tanh": "torch.nn.modules.activation.Tanh",
 }
-# Supported pooling modes; other modules do not produce one vector per text.
+# Input and output of a supported Dense: the vector of the text.
 _VECTOR = "sentence_embedding"
 _MOST_MODULES = 16
 
 
 @dataclass(frozen=True, eq=False)  # == of tensors is elementwise
 class Projection:
-    """``activation(weight @ vector + bias)``."""
+    """A linear map with an activation: ``activation(weight @ vector + bias)``."""
 
     weight: Tensor  # (K, D)
     bias: Tensor  # (K,)
@@ -42,7 +42,7 @@ class Projection:
 
 
 def read_projection(folder: Path) -> Projection | str:
-    """Read a ``Dense`` module; return a description of the unsupported feature if it has one."""
+    """Read a ``Dense`` module, or return a description of its unsupported feature."""
     path = folder / "config.json"
     values = read_json(path)
     named = str(values.get("activation_function", _CLASSES["tanh"]))  # the default of sentence-transformers
@@ -57,7 +57,7 @@ def read_projection(folder: Path) -> Projection | str:
     tensors = read_weights(folder)
     weight = tensors.get("linear.weight")
     if weight is None or weight.ndim != 2:
-        raise CheckpointError(f"{folder}: linear.weight of two dimensions was expected; fetch or save it again")
+        raise CheckpointError(f"{folder}: linear.weight with two dimensions was expected; fetch or save it again")
     bias = tensors.get("linear.bias", torch.zeros(len(weight)))
     if bias.shape != weight.shape[:1]:
         raise CheckpointError(
@@ -99,27 +99,27 @@ _MODES: dict[frozenset[str], Pooling] = {
     frozenset({"mean"}): "mean",
     frozenset({"max"}): "max",
     frozenset({"mean", "max"}): "mean_max",
-    # Ours alone: sentence-transformers refuses the name, where the flags of another mode would give other vectors.
+    # Only in cloze. sentence-transformers rejects the name; the flags of another mode would give other vectors.
     frozenset({"mean_words"}): "mean_words",
 }
 
 
 @dataclass(frozen=True)
 class EmbeddingSettings:
-    """Pooling settings of a model folder; ``unsupported`` describes the module that cloze cannot apply, if any."""
+    """Pooling settings of a model folder; ``unsupported`` describes a module that cloze cannot apply, if any."""
 
     pooling: Pooling = "mean"
     normalize: bool = False
     unsupported: str | None = None
-    projections: tuple[
-        Projection, ...
-    ] = ()  # applied between pooling and normalisation: whitening, or learned Dense layers
-    configured: bool = field(default=False, compare=False)  # whether the folder has these settings, or lacks any
+    # Applied between pooling and normalisation: whitening, or learned Dense layers.
+    projections: tuple[Projection, ...] = ()
+    configured: bool = field(default=False, compare=False)  # whether the settings come from the folder, not defaults
 
     def after_training(self, *, reads_mean: bool) -> "EmbeddingSettings":
-        """Return the settings of a model that was fine-tuned from this one; projections were fitted to other states.
+        """Return the settings for a model that was fine-tuned from this one.
 
-        ``reads_mean`` tells whether its head reads the mean of the token states, which then is the pooling.
+        Projections are dropped, because they were fitted to the old states. ``reads_mean``: the new head takes the mean
+        of the token states, which becomes the pooling.
         """
         if self.unsupported is not None:
             return EmbeddingSettings()
@@ -134,7 +134,7 @@ def read_embedding(folder: Path) -> EmbeddingSettings:
     modules = read_json_value(path)
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise CheckpointError(f"{path}: a list of modules was expected")
-    if len(modules) > _MOST_MODULES:  # each may name the same folder of weights, which would be read every time
+    if len(modules) > _MOST_MODULES:  # all may name the same folder, whose weights would be read each time
         raise CheckpointError(f"{path}: names {len(modules)} modules; at most {_MOST_MODULES} were expected")
     settings = EmbeddingSettings(configured=True)
     for module in modules:
@@ -145,7 +145,7 @@ def read_embedding(folder: Path) -> EmbeddingSettings:
 
 
 def _with_module(settings: EmbeddingSettings, module: dict[str, Any], folder: Path) -> EmbeddingSettings:
-    """Return the settings with the next module added; sets ``unsupported`` if cloze cannot apply it."""
+    """Return the settings with the next module; sets ``unsupported`` if cloze cannot apply it."""
     kind = str(module.get("type", "")).rpartition(".")[2]
     if kind == "Pooling":
         modes = _pooling_modes(read_json(_inside(folder, module.get("path")) / "config.json"))
@@ -165,7 +165,7 @@ def _with_module(settings: EmbeddingSettings, module: dict[str, Any], folder: Pa
 
 
 def _inside(folder: Path, name: Any) -> Path:
-    """Return the subfolder that ``modules.json`` names; it must not lead outside the model folder."""
+    """Return a subfolder named in ``modules.json``; it must be inside the model folder."""
     path = folder / str(name or "")
     if "\0" in str(name) or not path.resolve().is_relative_to(folder.resolve()):
         raise CheckpointError(
@@ -175,7 +175,7 @@ def _inside(folder: Path, name: Any) -> Path:
 
 
 def _pooling_modes(values: dict[str, Any]) -> frozenset[str]:
-    """Return the enabled modes, from the new key (``pooling_mode``) or the old ones (one flag per mode)."""
+    """Return the enabled modes from the new key (``pooling_mode``) or the old keys (one flag per mode)."""
     mode = values.get("pooling_mode")
     if mode is not None:
         return frozenset(map(str, mode if isinstance(mode, list) else [mode]))
@@ -184,7 +184,7 @@ def _pooling_modes(values: dict[str, Any]) -> frozenset[str]:
 
 
 def write_embedding(folder: Path, settings: EmbeddingSettings, hidden_size: int, max_length: int) -> None:
-    """Write the files with the old keys, which every release of ``sentence-transformers`` reads."""
+    """Write the files with the old keys, which all releases of ``sentence-transformers`` support."""
     if settings.unsupported is not None:
         return
     last = ["Normalize"] if settings.normalize else []
@@ -202,7 +202,7 @@ def write_embedding(folder: Path, settings: EmbeddingSettings, hidden_size: int,
         (folder / path).mkdir()
     _write_pooling(folder / paths[1], settings.pooling, hidden_size)
     _write_projections(folder, paths[2:], settings.projections)
-    # An empty folder does not survive git or an archive, so Normalize gets a file too.
+    # Git and archives may drop empty folders, so Normalize gets a file too.
     if settings.normalize:
         write_json(folder / paths[-1] / "config.json", {})
 
@@ -216,9 +216,9 @@ def _write_pooling(folder: Path, pooling: Pooling, hidden_size: int) -> None:
 
 
 def with_pooler(settings: EmbeddingSettings, pooler: Projection | None) -> EmbeddingSettings:
-    """Return the settings with the pooling ``pooler`` for ``[CLS]`` and a ``Dense`` module equal to the model's pooler.
+    """Convert ``[CLS]`` pooling and a ``Dense`` module equal to the model's pooler to the pooling ``pooler``.
 
-    That is how it is stored, so that ``sentence-transformers`` gives the same vectors.
+    This is its form in the file, so that ``sentence-transformers`` gives the same vectors.
     """
     if pooler is None or settings.pooling != "cls" or not settings.projections:
         return settings
@@ -230,16 +230,14 @@ def with_pooler(settings: EmbeddingSettings, pooler: Projection | None) -> Embed
 
 
 def without_pooler(settings: EmbeddingSettings, pooler: Projection | None) -> EmbeddingSettings:
-    """Return the settings with ``[CLS]`` and a ``Dense`` module for the pooling ``pooler``."""
+    """Convert the pooling ``pooler`` to ``[CLS]`` pooling and a ``Dense`` module, its form in the file."""
     if settings.pooling != "pooler":
         return settings
     if pooler is None:
-        raise CheckpointError(
-            "the vectors are the pooler's outputs, which a model without one cannot store; choose another pooling"
-        )
+        raise CheckpointError("pooling is 'pooler', but this model has no pooler; choose another pooling")
     return replace(settings, pooling="cls", projections=(pooler, *settings.projections))
 
 
 def _write_projections(folder: Path, paths: Sequence[str], projections: Sequence[Projection]) -> None:
-    for path, projection in zip(paths, projections, strict=False):  # the paths may also include that of Normalize
+    for path, projection in zip(paths, projections, strict=False):  # the last path may belong to Normalize
         write_projection(folder / path, projection)

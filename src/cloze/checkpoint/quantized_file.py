@@ -3,18 +3,18 @@
     encoder.layers.0.expand.values   int8, (N, K)
     encoder.layers.0.expand.scales   float32, (N,): scale of each row
     encoder.layers.0.expand.factors  float32, (K,): smoothing factors: each input feature is divided by its factor, and
-                                     its weight column multiplied by it; only after a LayerNorm
+                                     its weight column is multiplied by it; only for inputs from a LayerNorm
                                      (predict/quantization/linear.py)
 
-Other libraries ignore the file. It records the SHA-256 of the weights it was made from, so that a stale file is
-refused, and the cosine similarity of the model's vectors in int8 and in float32.
+Other libraries ignore the file. It records the SHA-256 of the float32 weights, so that a stale file is rejected, and
+the lowest cosine similarity measured between the model's vectors in int8 and in float32.
 
 A CPU without VNNI adds two 8-bit products in 16 bits, which can overflow: 254 * 127 * 2 does not fit. The range is
 therefore divided between weights and activations: weights use ``steps`` levels on either side of zero, activations
-``row_steps``, and the sum always fits. Measurements decided which of the two gets more levels. The same file gives the
-same results on every CPU.
+``row_steps``, and the sum always fits. Measurements determined which of the two gets more levels. Because these limits
+apply on every CPU, the same file gives the same results everywhere.
 
-Dimensions: N features out, K features in.
+Dimensions: N output features, K input features.
 """
 
 import hashlib
@@ -33,12 +33,12 @@ from cloze.files import replaced_file
 from cloze.model import Backbone, Bert
 
 INT8 = "int8.safetensors"
-# Smallest scale, for rows of zeros, which stay zero whatever the scale.
+# Smallest scale; it avoids a division by zero for rows of zeros.
 SMALLEST = 1e-30
 INT8_FORMAT = "cloze int8 2"
-# The matrix products of a layer, and the quantization levels of their weights. Smoothing factors balance the ranges of
-# weights and activations, so both get similar numbers of levels. The activations of the other two products have no
-# outliers; there the weights need more levels.
+# The matrix products of a layer, and the quantization levels of their weights. In two of them, smoothing factors
+# balance the ranges of weights and activations, so both get similar numbers of levels. The activations of the other two
+# have no outliers, so there the weights get more levels.
 _PRODUCTS = {"attention.query_key_value": 90, "attention.output": 96, "expand": 90, "contract": 107}
 _EVENED = ("attention.query_key_value", "expand")
 _LARGEST_SUM = 2**15 - 1
@@ -55,12 +55,12 @@ class Int8Weight:
 
     @property
     def row_steps(self) -> int:
-        """Return the quantization levels on either side that remain for the activations."""
+        """The number of quantization levels on either side of zero that remain for the activations."""
         return min(127, _LARGEST_SUM // (4 * self.steps))
 
     @classmethod
     def quantize(cls, weight: Tensor, steps: int, factors: Tensor | None = None) -> "Int8Weight":
-        """Quantize a weight, (N, K), for input features that are divided by these smoothing factors, (K,)."""
+        """Quantize a weight, (N, K), whose input features are divided by the smoothing ``factors``, (K,)."""
         weight = weight.detach().float()
         if factors is not None:
             weight = weight * factors
@@ -68,7 +68,7 @@ class Int8Weight:
         return cls((weight / scales[:, None]).round().to(torch.int8), scales, steps, factors)
 
     def tensors(self, name: str) -> dict[str, Tensor]:
-        """Return the tensors to store, by name."""
+        """Return the tensors to store by name."""
         found = {f"{name}.values": self.values, f"{name}.scales": self.scales}
         return found if self.factors is None else found | {f"{name}.factors": self.factors}
 
@@ -82,21 +82,19 @@ class QuantizedFile:
 
 
 def require_fused_kernels(model: Backbone, feature: str) -> Bert:
-    """Return the model if it declares ``fused_kernels``; rounded products and fused layers are written for its layers.
+    """Return the model if it declares ``fused_kernels``: the kernels implement exactly the layers of BERT.
 
     Raises:
         ConfigError: If the architecture does not declare them.
     """
     if not (model.capabilities.fused_kernels and isinstance(model, Bert)):
-        raise ConfigError(
-            f"{feature} is not implemented for models of type {model.model_type!r}; use fp32, or auto, which takes it"
-        )
+        raise ConfigError(f"{feature} is not implemented for models of type {model.model_type!r}; use fp32 or auto")
     return model
 
 
 def layer_products(model: Backbone) -> Iterator[tuple[str, nn.Linear]]:
     """Yield the linear layers that are quantized, with their module names."""
-    bert = require_fused_kernels(model, "computing in fewer bits")
+    bert = require_fused_kernels(model, "reduced precision")
     for number, layer in enumerate(bert.encoder.layers):
         for name in _PRODUCTS:
             linear = layer.get_submodule(name)
@@ -105,12 +103,12 @@ def layer_products(model: Backbone) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def weight_steps(place: str) -> int:
-    """Return the quantization levels of a weight, by its module name."""
+    """Return the number of quantization levels of a weight by its module name."""
     return next(steps for name, steps in _PRODUCTS.items() if place.endswith(f".{name}"))
 
 
 def is_smoothed(place: str) -> bool:
-    """Return whether the inputs of a linear layer are smoothed, which are those that come from a LayerNorm."""
+    """Return whether the inputs of a linear layer are smoothed (those that come from a LayerNorm)."""
     return place.endswith(_EVENED)
 
 
@@ -122,7 +120,7 @@ def write_quantized(place: Path, weights: Mapping[str, Int8Weight], least_cosine
 
 
 def write_quantized_file(path: Path, weights: Mapping[str, Int8Weight], least_cosine: float, made_from: str) -> None:
-    """Write quantized weights atomically; ``made_from`` is a hash that tells the float32 weights they belong to."""
+    """Write quantized weights atomically; ``made_from`` is the hash of the float32 weights they belong to."""
     tensors: dict[str, Tensor] = {}
     for name, weight in weights.items():
         tensors |= weight.tensors(name)
@@ -135,7 +133,7 @@ def read_quantized(contents: ModelFolder) -> QuantizedFile | None:
     """Read the quantized weights of a model; None if there is no file.
 
     Raises:
-        CheckpointError: If the file was made from other weights, or by another version.
+        CheckpointError: If the file belongs to other weights, or was written by another version.
     """
     if contents.place is None or contents.adapter is not None or find_model(contents.place) is None:
         return None
@@ -147,7 +145,7 @@ def read_quantized_file(path: Path, model: Backbone, made_from: str) -> Quantize
     """Read the quantized weights of a model from a file.
 
     Raises:
-        CheckpointError: If the file is damaged, or was made from other weights, or by another version.
+        CheckpointError: If the file is damaged, belongs to other weights, or was written by another version.
     """
     tensors, metadata = read_safetensors_with_metadata(path)
     if metadata.get("kind") != INT8_FORMAT:
@@ -157,12 +155,12 @@ def read_quantized_file(path: Path, model: Backbone, made_from: str) -> Quantize
         )
     if metadata.get("weights") != made_from:
         raise CheckpointError(
-            f"{path}: rounded from other weights than the model's; run 'cloze quantize' again, or delete the file"
+            f"{path}: quantized from other weights than the model's; run 'cloze quantize' again, or delete the file"
         )
     weights = {name: _read(tensors, name, linear, path) for name, linear in layer_products(model)}
     if metadata.get("content", digest := _digest(tensors)) != digest:  # files of earlier versions have none
         raise CheckpointError(
-            f"{path}: damaged, its SHA-256 is another; run 'cloze quantize' again, or delete the file"
+            f"{path}: damaged, its SHA-256 does not match; run 'cloze quantize' again, or delete the file"
         )
     return QuantizedFile(weights, _share(metadata.get("least_cosine", ""), path))
 
@@ -198,7 +196,7 @@ def _read(tensors: Mapping[str, Tensor], name: str, linear: nn.Linear, path: Pat
         or (factors is None) == is_smoothed(name)
         or not _are_factors(factors, linear)
     ):
-        raise CheckpointError(f"{path}: {name} does not fit the model's; run 'cloze quantize' again")
+        raise CheckpointError(f"{path}: {name} does not fit the model; run 'cloze quantize' again")
     return Int8Weight(values, scales, steps, factors)
 
 

@@ -3,8 +3,9 @@
     checkpoints/step-00000500/   model.safetensors  optimizer.safetensors  state.json  manifest.json
 
 A checkpoint is written to a temporary folder with a manifest of sizes and SHA-256 digests, flushed to disk and renamed.
-The newest two are kept, in case one is damaged on disk; an older one is deleted only after a newer one is committed.
-Resuming uses the newest checkpoint that matches its manifest; if there are checkpoints and none does, it is an error.
+The newest two checkpoints are kept in case one is damaged on disk; an old checkpoint is deleted only after a newer one
+has been committed. Resuming uses the newest checkpoint that matches its manifest. It is an error if there are
+checkpoints but none matches.
 """
 
 import hashlib
@@ -51,7 +52,7 @@ class StateStore:
         self._damaged: set[Path] = set()  # skipped by ``newest``
 
     def save(self, state: TrainingState) -> None:
-        """Write a checkpoint, then delete all but this one and the previous one."""
+        """Write a checkpoint, then delete all others except the previous one."""
         committed = self.folder / f"step-{state.step:08d}"
         with replaced_folder(committed) as folder:
             write_safetensors(folder / _MODEL, state.model)
@@ -70,7 +71,7 @@ class StateStore:
         except OSError as error:
             raise CheckpointError(f"{self.folder}: cannot be written ({error.strerror}); free some space") from error
         run = self.folder.parent
-        with locked(self.folder, CheckpointError(f"{run}: another process is training this; wait for it to end")):
+        with locked(self.folder, CheckpointError(f"{run}: another process is training this run; wait for it to end")):
             yield
 
     def newest(self, progress: Progress | None = None) -> TrainingState | None:
@@ -88,7 +89,7 @@ class StateStore:
                 return state
         if damages:
             raise CheckpointError(
-                f"{'; '.join(damages)}; none of the run's checkpoints is whole: put a copy of one back, "
+                f"{'; '.join(damages)}; none of the run's checkpoints is intact: restore a copy of one, "
                 f"or start over with {format_option('fresh', True)}"
             )
         return None
@@ -101,8 +102,7 @@ class StateStore:
         """Delete all checkpoints but the given one and its predecessor."""
         before = [path for number, path in self._folders().items() if number < step and path not in self._damaged]
         kept = {committed, *before[:1]}
-        # Also newer ones: a damaged checkpoint that was skipped has a higher number. And temporary folders that killed
-        # processes have left.
+        # This includes newer ones (damaged checkpoints that were skipped) and temporary folders of killed processes.
         for other in self.folder.iterdir():
             if other not in kept and (is_ours(other) or _STEP.match(other.name)):
                 delete(other)
@@ -110,12 +110,12 @@ class StateStore:
     def _folders(self) -> dict[int, Path]:
         """Return the committed checkpoints by step, newest first; names of temporary folders do not match.
 
-        When a step is saved again, its old folder is renamed for a moment. If the process was killed just then, the
-        renamed folder is used.
+        When a step is saved again, its old folder is renamed for a moment. If the process was killed during that time,
+        the renamed folder is used.
         """
         found: dict[int, Path] = {}
         paths = list(self.folder.iterdir()) if self.folder.is_dir() else []
-        for path in sorted(paths):  # in this order, ".step-..." before "step-...", which takes precedence
+        for path in sorted(paths):  # ".step-..." sorts before "step-...", which therefore takes precedence
             number = _STEP.fullmatch(aside_target(path) or path.name)
             if number:
                 found[int(number[1])] = path

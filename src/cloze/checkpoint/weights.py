@@ -1,7 +1,7 @@
-"""Weight files: read and write safetensors, read ``pytorch_model.bin``; neither can execute code.
+"""Weight files: read and write safetensors, and read ``pytorch_model.bin`` without executing code.
 
-Tensors are read into memory of the process. A mapped file, as safetensors' own reader uses it, would change under a
-running service when somebody overwrites it, and kill the process when somebody truncates it, even while it is loaded.
+Tensors are read into the memory of the process. With a memory-mapped file, as in safetensors' own reader, overwriting
+the file would change the weights of a running service, and truncating it would crash the process, even while loading.
 """
 
 import json
@@ -25,12 +25,12 @@ from cloze.hardware import is_out_of_memory
 
 SAFETENSORS = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
-# Heads that only cloze has and only pre-training needs: a separate file, so that other libraries report no unknown
+# Pre-training heads that exist only in cloze are in a separate file, so that other libraries do not report unknown
 # tensors.
 PRETRAINING_HEADS = "pretraining_heads.safetensors"
 PICKLE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
-# safetensors itself allows 100 MB; a header of BERT-large has 50 kB.
+# Maximum size of a header. safetensors allows 100 MB; the header of BERT-large has 50 kB.
 HEADER_LIMIT = 2**20
 _METADATA = "__metadata__"
 _TYPES = {
@@ -56,7 +56,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def has_weights(folder: Path) -> bool:
-    """Return whether a folder holds weights in a format of PyTorch."""
+    """Return whether a folder has PyTorch weights (safetensors or pickle)."""
     return any((folder / name).is_file() for name in (SAFETENSORS, SAFETENSORS_INDEX, PICKLE, PICKLE_INDEX))
 
 
@@ -71,12 +71,12 @@ def _read_model(folder: Path) -> dict[str, Tensor]:
         return _read_parts(folder / PICKLE_INDEX)
     raise CheckpointError(
         f"{folder}: holds neither {SAFETENSORS} nor {PICKLE}; is this a model folder? "
-        "(a TensorFlow checkpoint is read by 'cloze convert')"
+        "(convert a TensorFlow checkpoint with 'cloze convert')"
     )
 
 
 def _read_parts(index: Path) -> dict[str, Tensor]:
-    """Read sharded weights by their index file."""
+    """Read sharded weights listed in an index file."""
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict):
         raise CheckpointError(f"{index}: lacks weight_map; fetch the file again")
@@ -88,7 +88,7 @@ def _read_parts(index: Path) -> dict[str, Tensor]:
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
-    """Read all tensors of a safetensors file into memory."""
+    """Load all tensors of a safetensors file into memory."""
     return read_safetensors_with_metadata(path)[0]
 
 
@@ -107,7 +107,7 @@ def read_safetensors_with_metadata(path: Path) -> tuple[dict[str, Tensor], dict[
             raise
         reason = f"lacks {error}" if isinstance(error, KeyError) else str(error)
         raise CheckpointError(
-            f"{path}: not a whole safetensors file ({reason[:120]}); it may be truncated: fetch or save it again"
+            f"{path}: damaged or truncated safetensors file ({reason[:120]}); fetch or save it again"
         ) from error
 
 
@@ -117,7 +117,8 @@ def _read_header(file: BinaryIO, path: Path) -> tuple[list[tuple[str, Any]], dic
     length = int.from_bytes(file.read(8), "little")
     if size < 8 or length > min(HEADER_LIMIT, size - 8):
         raise CheckpointError(
-            f"{path}: {size} bytes with a header of {length}; not a whole safetensors file: fetch or save it again"
+            f"{path}: {size} bytes with a header of {length}; damaged or truncated safetensors file: fetch or save it "
+            "again"
         )
     header = json.loads(file.read(length))
     if not isinstance(header, dict):
@@ -157,13 +158,13 @@ def _read_tensor(file: BinaryIO, name: str, entry: Mapping[str, Any]) -> Tensor:
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
-    """Read a PyTorch file with the loader that only builds tensors; any other content is an error."""
+    """Read a PyTorch file with the restricted loader, which only builds tensors; any other content is an error."""
     _check_archive(path)
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path}: holds more than tensors, or is damaged, and was not opened, since loading it could run code; "
+            f"{path}: holds more than tensors, or is damaged; not loaded, because this could execute code: "
             "fetch it again, or ask its author for model.safetensors"
         ) from error
     # A damaged archive can raise almost any exception, including failed assertions of the reader.
@@ -171,7 +172,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         if is_out_of_memory(error):
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{path}: not a whole PyTorch file ({reason[:120]}); fetch it again") from error
+        raise CheckpointError(f"{path}: damaged or truncated PyTorch file ({reason[:120]}); fetch it again") from error
     if not isinstance(loaded, dict) or not all(_is_plain(tensor) for tensor in loaded.values()):
         raise CheckpointError(f"{path}: a dictionary of plain tensors was expected; convert it to model.safetensors")
     return {str(name): tensor for name, tensor in loaded.items()}
@@ -180,20 +181,21 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
 def _check_archive(path: Path) -> None:
     """Raise an error if the entries of the archive would unpack to more bytes than the file has.
 
-    PyTorch writes stored entries only. A compressed one can unpack to a thousand times its size, and entries that
-    overlap share their bytes.
+    PyTorch does not compress entries. A compressed entry can unpack to a thousand times its size, and overlapping
+    entries share bytes of the file.
     """
     try:
         size = path.stat().st_size
         if not zipfile.is_zipfile(path):
-            return  # the format before PyTorch 1.6, whose tensors are stored as they are
+            return  # the format before PyTorch 1.6, whose tensors are not compressed
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from error
     # A damaged directory can raise almost any exception.
     except Exception as error:
-        raise CheckpointError(f"{path}: not a whole PyTorch file ({str(error)[:120]}); fetch it again") from error
+        reason = str(error)[:120]
+        raise CheckpointError(f"{path}: damaged or truncated PyTorch file ({reason}); fetch it again") from error
     compressed = next((entry for entry in entries if entry.compress_type != zipfile.ZIP_STORED), None)
     if compressed is not None:
         raise CheckpointError(
@@ -209,18 +211,18 @@ def _check_archive(path: Path) -> None:
 
 
 def check_finite(name: str, tensor: Tensor, path: Path) -> None:
-    """Raise an error if a tensor holds NaN or infinity, with which every prediction would be NaN."""
-    # A sum that is finite proves it in one pass without a copy; finite values may still sum to infinity.
+    """Raise an error if a tensor has NaN or infinite values, which would make every prediction NaN."""
+    # A finite sum proves that all values are finite, in one pass without a copy. Finite values may overflow the sum.
     if not torch.isfinite(tensor.sum()) and not torch.isfinite(tensor).all():
         count = int((~torch.isfinite(tensor)).sum())
         raise CheckpointError(
             f"{path}: {name} holds {count} of {tensor.numel()} values that are NaN or infinite; "
-            "finite weights were expected: fetch or save it again, or go back to an earlier checkpoint"
+            "finite weights were expected: fetch or save it again, or use an earlier checkpoint"
         )
 
 
 def _is_plain(value: object) -> bool:
-    """Return whether this is a dense CPU tensor with all its values in the file (not sparse, meta, or expanded)."""
+    """Return whether this is a dense CPU tensor with all its values in the file (not sparse, meta or expanded)."""
     return (
         isinstance(value, Tensor)
         and value.layout is torch.strided
@@ -230,10 +232,10 @@ def _is_plain(value: object) -> bool:
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
-    """Write tensors, with the mode of any other file and flushed to disk; ``save_file`` alone does neither."""
+    """Write tensors with the usual file mode and flush them to disk; ``save_file`` alone does neither."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     path.touch()
-    mode = stat.S_IMODE(path.stat().st_mode)  # as the umask says
+    mode = stat.S_IMODE(path.stat().st_mode)  # follows the umask
     try:
         save_file(contiguous, path, metadata={"format": "pt", **(metadata or {})})
     except SafetensorError as error:  # raised for a full disk

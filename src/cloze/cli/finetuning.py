@@ -37,7 +37,14 @@ def print_search(folder: Path, json: bool) -> None:
     elif "tasks" in results:
         _print_suite(results)
     else:
+        from cloze.tasks.reports import headline, verdict
+
+        best = results["best_results"]
+        if (first := headline(best)) is not None:
+            print(f"{results['best']}: {first}")
         _print_cells(read_json(folder / "search.json")["cells"], results)
+        if first is None and best.get("baseline"):
+            print(f"{results['best']}: {verdict(best)}")
         kept = results.get("kept", results["best"])  # missing in results of early versions
         print(f"{folder}: the model of {kept}, search.json, search.png")
 

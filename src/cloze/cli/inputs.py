@@ -20,6 +20,8 @@ Item = TypeVar("Item")
 PART_ROWS = 4096
 # The default of --text: the column with the texts.
 TEXT_COLUMN = "text"
+# File name extensions that --input supports.
+_FILE_ENDINGS = (".csv", ".tsv", ".jsonl", ".parquet", ".txt")
 # Number of bundled paragraphs that int8 and float32 are compared on.
 _PARAGRAPHS = 200
 
@@ -72,8 +74,16 @@ def read_arguments(texts: Sequence[str] | None, path: Path | None) -> Inputs | N
     if texts and path is not None:
         raise ConfigError("texts were given both as arguments and by --input; use one of the two")
     if texts:
+        _refuse_files(texts)
         return Inputs(list(texts))
     return read_stdin() if path is None else None
+
+
+def _refuse_files(texts: Sequence[str]) -> None:
+    """Refuse the name of an existing file where a text is expected."""
+    for text in texts:
+        if text.lower().endswith(_FILE_ENDINGS) and Path(text).is_file():
+            raise ConfigError(f"{text} is a file, but was given as a text; use --input {text}")
 
 
 def with_pair(arguments: Inputs | None, pair: str | None) -> Inputs | None:

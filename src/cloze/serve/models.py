@@ -244,8 +244,8 @@ def made_for_vectors(model: Model) -> bool:
 
 
 def _width(model: Model) -> int:
-    """Return the size of an embedding, by computing one."""
+    """Return the size of an embedding."""
     try:
-        return int(model.embed(["width"]).shape[1])
+        return int(model.embed_encoded([]).shape[1])
     except RequestError:  # the folder specifies an unsupported pooling; requests may name another one
         return model.bert.config.hidden_size

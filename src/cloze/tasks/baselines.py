@@ -3,7 +3,7 @@
 Every kind of task may have two (``TaskKind.baseline`` and ``TaskKind.floor``). One learns from the words (TF-IDF with
 logistic or ridge regression, the most frequent tag per word, overlapping words). The other ignores the texts (the
 majority label, the mean, chance). A run is compared with the better one, by the main metric, with a paired bootstrap
-over the dev rows. Text vectors are compared with those of TF-IDF.
+over the dev rows. Text vectors are compared with TF-IDF vectors.
 
 Time is bounded: at most 20,000 training rows, 5,000 characters per text and 50,000 features are used. scikit-learn is
 imported only when it is used.
@@ -242,7 +242,7 @@ def fit_constant(
 
 
 def score_cosines(rated: "ScoredPairs | QuestionAnswers") -> Baseline:
-    """Score the cosines of TF-IDF vectors on rated pairs or on questions with answers; they need no training rows."""
+    """Score the cosines of TF-IDF vectors on scored pairs or on questions with answers, without training rows."""
     vectorizer = _fit_vectorizer([*rated.firsts, *rated.seconds])
     firsts, seconds = (vectorizer.transform(_shortened(texts)) for texts in (rated.firsts, rated.seconds))
     return Baseline("TF-IDF cosine", rated.sparse_rows(firsts, seconds))

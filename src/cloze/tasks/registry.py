@@ -38,7 +38,7 @@ KINDS: dict[str, TaskKind] = {
     kind.name: kind for kind in (CLASSIFY, MULTILABEL, REGRESS, TAG, ANSWER, CHOOSE, SIMILARITY, CORRECTION)
 }
 
-# Names of tasks in transformers and elsewhere, with spaces between words: the kinds of the same meaning.
+# Names of tasks in transformers and elsewhere (words separated by spaces), and the corresponding kinds.
 TASKS_ELSEWHERE = {
     **dict.fromkeys(("ner", "pos", "chunking", "token classification", "sequence labeling"), "tag"),
     **dict.fromkeys(("classification", "text classification", "sequence classification", "sentiment"), "classify"),

@@ -56,9 +56,9 @@ class TrainingParts:
         metric: The metric in the scores that early stopping compares.
         score: Evaluates the model on the dev set.
         finish: Writes the results and the model; it receives the settings with the precision that was used.
-        choose: Returns the parts to train with instead, for a choice that is recorded in the run.
-        activations: Returns the peak bytes of a step's activations for a number of rows and their length; by default
-            those of the model alone.
+        choose: Returns the parts to train with instead, after a choice that is recorded in the run.
+        activations: Maps the number of rows and their length to the peak bytes of a step's activations; by default,
+            those of the model alone are estimated.
     """
 
     recorded: Mapping[str, Any]

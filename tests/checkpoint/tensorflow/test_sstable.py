@@ -36,8 +36,8 @@ def with_handles(stored: bytes, *handles: tuple[int, int]) -> bytes:
 
 
 BAD_TABLES = [
-    (b"", "0 bytes that do not end as an index does"),
-    (table_of([HEADER, X])[:-1] + b"!", "do not end as an index does"),
+    (b"", "0 bytes without the footer of an index"),
+    (table_of([HEADER, X])[:-1] + b"!", "without the footer of an index"),
     (table([]), "the index is empty"),
     (table_of([X]), "the index has no header"),
     (table_of([HEADER, (b"\xff", entry())]), "is not UTF-8"),

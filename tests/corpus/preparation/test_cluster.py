@@ -14,7 +14,7 @@ from cloze.corpus.preparation.prepare import prepare
 from cloze.corpus.settings import EngineSettings, PrepareSettings
 from cloze.corpus.shards import read_manifest
 from cloze.errors import ClozeError, ConfigError
-from tests.corpus.preparation.test_prepare import Ear, contents
+from tests.corpus.preparation.test_prepare import Listener, contents
 
 needs_datatrove = pytest.mark.skipif(find_spec("datatrove") is None, reason="needs the extra cloze-bert[cluster]")
 # datatrove opens files with fsspec and leaves some to the garbage collector.
@@ -87,7 +87,7 @@ def test_slurm_is_asked_for_a_job_a_shard(tmp_path: Path) -> None:
 @ours_alone
 def test_jobs_make_the_same_corpus(text: Path, vocabulary: Path, tmp_path: Path, slurm: Path) -> None:
     here = prepare([text], vocabulary, tmp_path / "here", settings=SHARDS)
-    ear = Ear()
+    ear = Listener()
     there = prepare([text], vocabulary, tmp_path / "there", settings=SHARDS, engine=SLURM, progress=ear)
     assert contents(there) == contents(here)
     assert len(read_manifest(there)["shards"]) > 2

@@ -200,7 +200,7 @@ def test_workers_do_not_matter(text: Path, vocabulary: Path, several: Path, tmp_
     assert verify_corpus(folders[1]) > 0
 
 
-class Ear:
+class Listener:
     """A listener that stores messages and progress."""
 
     def __init__(self) -> None:
@@ -225,18 +225,18 @@ from pathlib import Path
 from cloze.corpus.preparation.shard_maker import PreparationRunner, ShardMaker
 from cloze.workers import serve
 make = ShardMaker.make
-def deadly(maker, part, told):
+def killing_make(maker, part, report):
     mark = Path({str(tmp_path / "deaths")!r})
     deaths = len(mark.read_text()) if mark.exists() else 0
     if part == 3 and deaths < {times}:
         mark.write_text("x" * (deaths + 1))
-        ruin = maker._folder / "shards" / f"00003.{{os.getpid()}}.tmp"
-        ruin.mkdir()
-        ruin.joinpath("half").write_text("a shard")
-        told(300_000)
+        partial = maker._folder / "shards" / f"00003.{{os.getpid()}}.tmp"
+        partial.mkdir()
+        partial.joinpath("half").write_text("a shard")
+        report(300_000)
         os.kill(os.getpid(), signal.SIGKILL)
-    make(maker, part, told)
-ShardMaker.make = deadly
+    make(maker, part, report)
+ShardMaker.make = killing_make
 serve(PreparationRunner())
 """
         monkeypatch.setattr(module, "PROGRAM", program)
@@ -253,7 +253,7 @@ def test_killed_worker_is_told_and_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     killing(2)
-    ear, added, add = Ear(), list[int](), ByteMeter.add
+    listener, added, add = Listener(), list[int](), ByteMeter.add
 
     def note(meter: ByteMeter, count: int) -> None:
         if meter._stage == "preparing (bytes)":
@@ -262,27 +262,27 @@ def test_killed_worker_is_told_and_replaced(
 
     monkeypatch.setattr(ByteMeter, "add", note)
     engine = EngineSettings(workers=2)
-    folder = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=engine, progress=ear)
-    assert ear.said == ["shard 00003: its process died (exit code -9); another process repeats the task"] * 2
+    folder = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=engine, progress=listener)
+    assert listener.said == ["shard 00003: its process died (exit code -9); another process repeats the task"] * 2
     assert contents(folder) == contents(several)
     # The bytes of dead processes are subtracted: the final total is the size of the text.
     size = text.stat().st_size
     assert (sum(added), added.count(300_000), added.count(-300_000)) == (size, 2, 2)
-    assert ear.advanced[-1] == ("preparing (bytes)", size, size)
+    assert listener.advanced[-1] == ("preparing (bytes)", size, size)
 
 
 def test_shard_that_kills_all_its_workers_stops_the_work_and_the_command_goes_on(
     text: Path, vocabulary: Path, several: Path, tmp_path: Path, killing: Callable[[int], None]
 ) -> None:
     killing(3)
-    engine, ear = EngineSettings(workers=2), Ear()
+    engine, listener = EngineSettings(workers=2), Listener()
     message = r"shard 00003: 3 processes died during this task, the last with exit code -9.*run the same command"
     with pytest.raises(ClozeError, match=message):
         prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=engine)
     finished = times(tmp_path / "data.partial" / "shards" / "00000")
     assert finished
-    folder = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=engine, progress=ear)
-    assert ear.said[0].startswith("resuming: ")
+    folder = prepare([text], vocabulary, tmp_path / "data", settings=SHARDS, engine=engine, progress=listener)
+    assert listener.said[0].startswith("resuming: ")
     assert contents(folder) == contents(several)
     after = times(tmp_path / "data" / "shards" / "00000")
     assert sorted(after.values()) == sorted(finished.values())
@@ -320,10 +320,10 @@ def test_defects_of_workers_are_told(
 def stopped_at(part: int, monkeypatch: pytest.MonkeyPatch, stop: Callable[[], object]) -> Iterator[None]:
     make = making.ShardMaker.make
 
-    def disturbed(maker: making.ShardMaker, number: int, told: Any = lambda _: None) -> None:
+    def disturbed(maker: making.ShardMaker, number: int, report: Any = lambda _: None) -> None:
         if number == part:
             stop()
-        make(maker, number, told)
+        make(maker, number, report)
 
     with monkeypatch.context() as patch:
         patch.setattr(making.ShardMaker, "make", disturbed)
@@ -733,7 +733,7 @@ def test_a_place_needs_a_name(text: Path, vocabulary: Path, tmp_path: Path, monk
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     for place in (".", ".."):
-        with pytest.raises(ConfigError, match=r"^\.+: a folder with a name of its own was expected, such as \.*/?new$"):
+        with pytest.raises(ConfigError, match=r"^\.+: a path with a folder name was expected, such as \.*/?new$"):
             prepare([text], vocabulary, place)
 
 

@@ -134,8 +134,8 @@ def test_folders_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
-        ({"linear.bias": torch.zeros(3)}, "linear.weight of two dimensions was expected"),
-        ({"linear.weight": torch.zeros(4)}, "linear.weight of two dimensions was expected"),
+        ({"linear.bias": torch.zeros(3)}, "linear.weight with two dimensions was expected"),
+        ({"linear.weight": torch.zeros(4)}, "linear.weight with two dimensions was expected"),
         (
             {"linear.weight": torch.zeros(4, 16), "linear.bias": torch.zeros(3)},
             r"linear.bias has \(3,\), but linear.weight \(4, 16\); fetch or save it again",

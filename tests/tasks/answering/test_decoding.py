@@ -205,11 +205,11 @@ def test_answers_are_no_longer_than_was_asked_for(tmp_path: Path) -> None:
     assert max(lengths(MODEL, 3)) == 3
     # The setting saved in the folder is used unless an argument overrides it.
     Model(replace(SHORT, task=TaskLabels("answer", longest_answer=2))).save(tmp_path / "model")
-    told = load(tmp_path / "model")
-    assert told.task == TaskLabels("answer", longest_answer=2)
-    assert max(lengths(told)) == 2
-    assert lengths(told, 5) == lengths(MODEL, 5)
-    assert max(lengths(told, 5)) > 2
+    limited = load(tmp_path / "model")
+    assert limited.task == TaskLabels("answer", longest_answer=2)
+    assert max(lengths(limited)) == 2
+    assert lengths(limited, 5) == lengths(MODEL, 5)
+    assert max(lengths(limited, 5)) > 2
 
 
 @pytest.mark.parametrize("value", [0, 2.5, "many", True, None])
@@ -304,10 +304,10 @@ def make_questions(count: int = 30) -> Questions:
     for number in range(count):
         context = CONTEXTS[number]
         word = context[: context.index(",")] if "," in context else context
-        said = best[number][0].text
-        answers = [(said,), (word, context[:12]), ()][draw.randrange(3)]
+        predicted = best[number][0].text
+        answers = [(predicted,), (word, context[:12]), ()][draw.randrange(3)]
         # The official threshold search treats a lone punctuation mark as an answer.
-        answers = answers if reference.plain(said) else (word, context[:12])
+        answers = answers if reference.plain(predicted) else (word, context[:12])
         rows.append(Question(f"f:{number}", f"id{number}", QUESTIONS[number], context, answers, None))
     return Questions(rows)
 
@@ -325,7 +325,7 @@ def test_files_give_the_scores_that_were_told(tmp_path: Path) -> None:
     assert files.keys() == {"eval_results.json", "predictions.json", "nbest_predictions.json", "null_odds.json"}
     cases = [(row.answers, files["predictions.json"][row.id], files["null_odds.json"][row.id]) for row in examples.rows]
     results = files["eval_results.json"]
-    singles = np.array([reference.second_version(answers, said) for answers, said, _ in cases])
+    singles = np.array([reference.second_version(answers, predicted) for answers, predicted, _ in cases])
     assert [results["exact"], results["f1"]] == pytest.approx(list(singles.mean(0)))
     assert results["best_f1"] == pytest.approx(reference.best_over_thresholds(cases, 1))
     assert results["rows"] == 30
@@ -348,9 +348,9 @@ def test_threshold_is_the_best_of_all_and_goes_with_the_folder(tmp_path: Path) -
     model = Model(replace(SHORT, task=task))
     best = evaluate_answers(model, examples, ("f1", "exact")).metrics
     even = evaluate_answers(MODEL, examples, ("f1", "exact")).metrics
-    said = [answers[0].text for answers in MODEL.answer_all([*QUESTIONS], [*CONTEXTS])]
+    predicted = [answers[0].text for answers in MODEL.answer_all([*QUESTIONS], [*CONTEXTS])]
     nulls = [one.null_score for one in rank_answers(MODEL, QUESTIONS, CONTEXTS)]
-    cases = [(row.answers, text, none) for row, text, none in zip(examples.rows, said, nulls, strict=True)]
+    cases = [(row.answers, text, none) for row, text, none in zip(examples.rows, predicted, nulls, strict=True)]
     assert best["f1"] == pytest.approx(reference.best_over_thresholds(cases, 1))
     assert best["f1"] == best["best_f1"]
     assert best["f1"] > even["f1"]
@@ -369,7 +369,7 @@ def test_without_unanswerable_questions_there_is_no_threshold() -> None:
     assert evaluation.files.keys() == {"predictions.json", "nbest_predictions.json"}
     assert "" not in evaluation.predictions
     expected = reference.first_version(
-        [(row.answers, said, 0.0) for row, said in zip(answerable.rows, evaluation.predictions, strict=True)]
+        [(row.answers, predicted, 0.0) for row, predicted in zip(answerable.rows, evaluation.predictions, strict=True)]
     )
     assert (evaluation.metrics["exact_match"], evaluation.metrics["f1"]) == pytest.approx(expected)
 
@@ -383,12 +383,12 @@ def test_wrong_rows_are_those_that_are_not_exact() -> None:
 
 
 def test_wrong_rows_are_those_of_the_script_that_scores() -> None:
-    said = [answers[0].text for answers in MODEL.answer_all(QUESTIONS[:6], CONTEXTS[:6])]
+    predicted = [answers[0].text for answers in MODEL.answer_all(QUESTIONS[:6], CONTEXTS[:6])]
     # Marks that only CMRC's script removes, and an article that only SQuAD's scripts remove.
     for shape, scripts in (("《{}》", {"em"}), ("the {}", {"exact", "exact_match"})):
         rows = [
             Question("", str(number), QUESTIONS[number], CONTEXTS[number], (shape.format(text),))
-            for number, text in enumerate(said)
+            for number, text in enumerate(predicted)
         ]
         for name in ("em", "exact", "exact_match"):
             evaluation = evaluate_answers(MODEL, Questions(rows), ("f1", name))

@@ -292,7 +292,7 @@ def test_tables_as_datasets_have_them(tmp_path: Path) -> None:
             "a.jsonl:1: the answer 'd' does not occur in the context; correct it, or pass on_bad_row='skip' "
             "(--on-bad-row skip)",
         ),
-        ({"question": "Who?", "context": "c", "answer": 5}, "a.jsonl:1: an answer is 5; expected a text that stands"),
+        ({"question": "Who?", "context": "c", "answer": 5}, "a.jsonl:1: an answer is 5; expected a text that occurs"),
         ({"question": "Who?", "answer": "d"}, "a.jsonl:1: this row has no 'context'"),
     ],
 )

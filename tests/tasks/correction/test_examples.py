@@ -29,6 +29,8 @@ def read(path: Path, content: str) -> dict[str, list[str]]:
         ("平\t平 苹", {"平": ["苹"]}),
         ("Cat\tmat hat", {"cat": ["mat", "hat"]}),
         ("their there", {"their": ["there"]}),
+        ("their\tthere they're", {"their": ["there", "they're"]}),
+        ("its: ['it's', \"it's\"]", {"its": ["it's"]}),
         ("平\t苹\n# note\n\n平\t评", {"平": ["苹", "评"]}),
     ],
 )

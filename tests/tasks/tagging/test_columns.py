@@ -201,10 +201,10 @@ WRONG_COLUMNS = {
 @pytest.mark.parametrize("numbers", WRONG_COLUMNS)
 def test_columns_that_a_line_lacks(tmp_path: Path, numbers: tuple[int, int]) -> None:
     path = write(tmp_path / "rows.txt", "a\tN\tX\nb\t\tY\n\nc\tN\tZ\n")
-    line, told = WRONG_COLUMNS[numbers]
+    line, message = WRONG_COLUMNS[numbers]
     with pytest.raises(DataError) as caught:
         read_columns(path, word=numbers[0], tag=numbers[1])
-    assert str(caught.value) == f"{path}{line}: {told}"
+    assert str(caught.value) == f"{path}{line}: {message}"
 
 
 def test_a_line_that_is_shorter_than_the_others_lacks_the_column(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def make_sentences(count: int, longest: int = 9, seed: int = 0) -> list[list[str
     return [draw.choices(WORDS, k=draw.randint(1, longest)) for _ in range(count)]
 
 
-def told(logits: np.ndarray) -> list[str]:
+def best_tags(logits: np.ndarray) -> list[str]:
     return [NAMES[index] for index in decode_tags(NAMES, [logits])[0]]
 
 
@@ -70,7 +70,7 @@ def test_words_keep_their_tags_and_places(tagger: Model) -> None:
         assert [word.text for word in one.words] == words
         assert [one.text[word.start : word.end] for word in one.words] == words
         logits = word_logits(tagger, read_words(tagger.tokenizer, [words]))[0]
-        assert [word.tag for word in one.words] == told(logits)
+        assert [word.tag for word in one.words] == best_tags(logits)
         shares = torch.tensor(logits).softmax(-1)
         expected = [float(row[NAMES.index(word.tag)]) for row, word in zip(shares, one.words, strict=True)]
         assert [word.probability for word in one.words] == pytest.approx(expected, abs=1e-6)
@@ -241,8 +241,8 @@ def make_examples(path: Path, sentences: list[list[str]], tags: list[list[str]])
 
 def test_scores_of_what_it_says(tagger: Model, tmp_path: Path) -> None:
     sentences = make_sentences(12)
-    said = [told(row) for row in word_logits(tagger, read_words(tagger.tokenizer, sentences))]
-    gold = make_examples(tmp_path / "gold.txt", sentences, said)
+    predicted = [best_tags(row) for row in word_logits(tagger, read_words(tagger.tokenizer, sentences))]
+    gold = make_examples(tmp_path / "gold.txt", sentences, predicted)
     evaluation = evaluate_tags(tagger, gold, ())
     # An I tag without a preceding tag counts as a beginning, so the entities are the same.
     assert {name: value for name, value in evaluation.metrics.items() if name != "accuracy"} == {
@@ -250,10 +250,10 @@ def test_scores_of_what_it_says(tagger: Model, tmp_path: Path) -> None:
         "precision": 1.0,
         "recall": 1.0,
     }
-    assert evaluation.predictions == [" ".join(tags) for tags in said]
+    assert evaluation.predictions == [" ".join(tags) for tags in predicted]
     assert evaluation.confusion is not None
     assert sum(map(sum, evaluation.confusion.counts)) == sum(map(len, sentences))
-    wrong = [["B-LOC" if tag == "O" else "O" for tag in tags] for tags in said]
+    wrong = [["B-LOC" if tag == "O" else "O" for tag in tags] for tags in predicted]
     scores = evaluate_tags(tagger, make_examples(tmp_path / "wrong.txt", sentences, wrong), ()).metrics
     assert (scores["f1"], scores["accuracy"]) == (0.0, 0.0)
 
@@ -280,7 +280,7 @@ def test_context_goes_with_the_folder_and_changes_what_is_read(tmp_path: Path) -
     gold = make_examples(tmp_path / "gold.txt", sentences, [["O"] * len(words) for words in sentences])
     ids = read_words(tagger.tokenizer, sentences)
     logits = word_logits(tagger, ids, [list(range(9))])
-    with_context = [told(row) for row in logits]
+    with_context = [best_tags(row) for row in logits]
     assert evaluate_tags(tagger, gold, ()).predictions == [" ".join(tags) for tags in with_context]
     assert any(np.abs(one - two).max() > 1e-3 for one, two in zip(logits, word_logits(tagger, ids), strict=True))
     config = read_json(folder / "config.json")

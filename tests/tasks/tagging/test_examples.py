@@ -272,7 +272,7 @@ def test_columns_of_a_word_a_line_have_numbers(tmp_path: Path) -> None:
     assert data.metrics == ("accuracy", "macro_f1")
 
 
-A_LIST = 'expected a list such as ["a", "b"]: name it by text (--text) or label (--label)'
+A_LIST = 'expected a list such as ["a", "b"]: name its column with text (--text) or label (--label)'
 MISTAKES = {
     '{"words": ["a", "b"], "tags": ["O"]}': "2 words in 'words', but 1 tags in 'tags'; give one each",
     '{"words": "a b", "tags": ["O"]}': f"'words' is 'a b'; {A_LIST}",

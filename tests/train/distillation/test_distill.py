@@ -271,8 +271,8 @@ def make_source(kind: str, folder: Path) -> Source:
 def test_every_kind_is_distilled(deep: Path, tmp_path: Path, kind: str) -> None:
     source = make_source(kind, tmp_path)
     tuning = FinetuneSettings(epochs=2, batch_size=8, max_length=32, learning_rate=1e-3)
-    wise = run_finetuning(source, deep, tmp_path / "teacher", settings=tuning)
-    run = distill(source, wise, tmp_path / "run", settings=replace(QUICK, epochs=2))
+    teacher_run = run_finetuning(source, deep, tmp_path / "teacher", settings=tuning)
+    run = distill(source, teacher_run, tmp_path / "run", settings=replace(QUICK, epochs=2))
     report = read(run / "distillation.json")
     assert report["student"]["layers"] == 2
     model = load(run)
@@ -286,29 +286,29 @@ def test_every_kind_is_distilled(deep: Path, tmp_path: Path, kind: str) -> None:
 @pytest.mark.parametrize("adapter", ["lora", "houlsby"])
 def test_student_of_a_teacher_with_an_adapter(adapter: AdapterKind, deep: Path, rows: Source, tmp_path: Path) -> None:
     tuned = replace(LEARNING, adapter=adapter, adapter_size=2)
-    wise = run_finetuning(rows, deep, tmp_path / "teacher", settings=tuned)
-    run = distill(rows, wise, tmp_path / "run", settings=QUICK)
+    teacher_run = run_finetuning(rows, deep, tmp_path / "teacher", settings=tuned)
+    run = distill(rows, teacher_run, tmp_path / "run", settings=QUICK)
     student, report = load(run), read(run / "distillation.json")
     assert student.bert.config.layers == 2
     assert not [name for name in student.bert.state_dict() if "adapter" in name or "low_rank" in name]
     # The teacher is the whole model, not only its base.
-    assert report["teacher"]["scores"]["accuracy"] == pytest.approx(Run(wise).results()["accuracy"])
+    assert report["teacher"]["scores"]["accuracy"] == pytest.approx(Run(teacher_run).results()["accuracy"])
 
 
 @pytest.mark.parametrize("reads", ["last4", "mix"])
 def test_student_of_a_reader_of_frozen_states(reads: Features, deep: Path, rows: Source, tmp_path: Path) -> None:
-    wise = run_finetuning(
+    teacher_run = run_finetuning(
         rows, deep, tmp_path / "teacher", settings=replace(LEARNING, learning_rate=1e-2, frozen=reads)
     )
     # From the teacher's logits alone, so that everything the student learns comes from them.
     settings = replace(QUICK, epochs=6, learning_rate=2e-3, labels_weight=0.0)
-    run = distill(rows, wise, tmp_path / "run", settings=settings)
+    run = distill(rows, teacher_run, tmp_path / "run", settings=settings)
     student, report = load_folder(run).model, read(run / "distillation.json")
     assert (student.config.layers, student.head_names, student.reader) == (2, ("sequence",), None)
-    assert report["teacher"]["scores"]["accuracy"] == pytest.approx(Run(wise).results()["accuracy"])
-    assert report["teacher"]["parameters"] == load(wise).bert.parameter_count()
+    assert report["teacher"]["scores"]["accuracy"] == pytest.approx(Run(teacher_run).results()["accuracy"])
+    assert report["teacher"]["parameters"] == load(teacher_run).bert.parameter_count()
     texts = [row["text"] for row in make_rows(60, seed=2)]
-    answers = [[answer.label for answer in load(one).classify(texts)] for one in (wise, run)]
+    answers = [[answer.label for answer in load(one).classify(texts)] for one in (teacher_run, run)]
     assert len(set(answers[0])) == 2
     assert np.mean([one == other for one, other in zip(*answers, strict=True)]) > 0.9
 
@@ -318,11 +318,11 @@ def test_tagger_that_learns_from_an_lstm_on_frozen_states(deep: Path, tmp_path: 
     tuned = FinetuneSettings(
         epochs=8, batch_size=8, max_length=32, learning_rate=1e-2, frozen="mix", feature_head="lstm"
     )
-    wise = run_finetuning(source, deep, tmp_path / "teacher", settings=tuned)
+    teacher_run = run_finetuning(source, deep, tmp_path / "teacher", settings=tuned)
     settings = replace(QUICK, epochs=8, learning_rate=1e-2, labels_weight=0.0)
-    run = distill(source, wise, tmp_path / "run", settings=settings)
+    run = distill(source, teacher_run, tmp_path / "run", settings=settings)
     report = read(run / "distillation.json")
-    assert report["teacher"]["scores"]["f1"] == pytest.approx(Run(wise).results()["f1"])
+    assert report["teacher"]["scores"]["f1"] == pytest.approx(Run(teacher_run).results()["f1"])
     assert report["student"]["scores"]["f1"] > 0.8
     (winter,) = load(run).tag([next(row["text"] for row in make_rows(20, seed=2) if row["label"] == "winter")])
     assert [(entity.text, entity.label) for entity in winter.entities] == [("winter", "X")]
@@ -336,10 +336,10 @@ def test_student_of_a_reader_starts_without_what_is_attached(
     plain = load_folder(deep)
     heads: tuple[HeadName, ...] = ("nsp",) if pooled else ()
     save_folder(replace(plain, model=Bert.fresh(plain.model.config, heads, seed=3)), tmp_path / "base")
-    wise = run_finetuning(
+    teacher_run = run_finetuning(
         rows, tmp_path / "base", tmp_path / "teacher", settings=replace(LEARNING, epochs=1, frozen="last4")
     )
-    contents, large = load_any(wise), load_folder(tmp_path / "base").model.state_dict()
+    contents, large = load_any(teacher_run), load_folder(tmp_path / "base").model.state_dict()
     small = make_student(contents, DistillSettings(layers=2)).state_dict()
     for name in ("expand.weight", "attention.output.weight"):
         for new, old in enumerate((1, 3)):
@@ -362,19 +362,19 @@ def test_run_knows_what_is_attached_to_its_teacher(
     way: dict[str, Any], base: Path, rows: Source, tmp_path: Path
 ) -> None:
     tuned = replace(LEARNING, epochs=1, **way)
-    wise = run_finetuning(rows, base, tmp_path / "teacher", settings=tuned)
+    teacher_run = run_finetuning(rows, base, tmp_path / "teacher", settings=tuned)
     with pytest.raises(Interrupted), interrupted_at(2):
-        distill(rows, wise, tmp_path / "run", settings=QUICK)
+        distill(rows, teacher_run, tmp_path / "run", settings=QUICK)
     run_finetuning(rows, base, tmp_path / "teacher", settings=replace(tuned, seed=1), fresh=True)
     with pytest.raises(ConfigError, match=r"teacher was '[0-9a-f]{64}' and is now '[0-9a-f]{64}'"):
-        distill(rows, wise, tmp_path / "run", settings=QUICK)
+        distill(rows, teacher_run, tmp_path / "run", settings=QUICK)
 
 
 def test_what_was_fitted_to_the_teacher_is_not_the_students(deep: Path, rows: Source, tmp_path: Path) -> None:
     tuned = replace(LEARNING, epochs=1, calibrate=True, long_texts="head-tail")
-    wise = run_finetuning(rows, deep, tmp_path / "teacher", settings=tuned)
-    assert load(wise).task != TaskLabels("classify", ("garden", "winter"), "head-tail")
-    run = distill(rows, wise, tmp_path / "run", settings=QUICK)
+    teacher_run = run_finetuning(rows, deep, tmp_path / "teacher", settings=tuned)
+    assert load(teacher_run).task != TaskLabels("classify", ("garden", "winter"), "head-tail")
+    run = distill(rows, teacher_run, tmp_path / "run", settings=QUICK)
     assert load(run).task == TaskLabels("classify", ("garden", "winter"), "head-tail")
 
 
@@ -508,7 +508,7 @@ def test_texts_that_the_vocabulary_does_not_fit_are_told(teacher: Path, tmp_path
 def test_distillation_that_does_not_fit_into_memory_is_refused(
     teacher: Path, rows: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory for the student alone is not enough: the teacher computes beside it."""
+    """Distillation that does not fit into memory is rejected, even if the student alone would fit."""
     settings = replace(QUICK, layers=1)
     student = make_student(load_any(find_source(teacher)), settings)
     alone = count_activations(student.config, student.head_names, settings.batch_size, 16, chosen=1.0, explicit=False)

@@ -11,6 +11,7 @@ from sklearn.base import clone
 
 import cloze
 from cloze.cli import main
+from cloze.cli.finetuning import print_search
 from cloze.interrupts import Interrupted
 from cloze.sklearn import TextClassifier
 from cloze.tasks import baselines as baselines_module
@@ -174,3 +175,27 @@ def test_evaluation_compares_with_the_rows_themselves(base: Path, source: Source
 
 def test_setting_is_recorded_but_not_compared() -> None:
     assert asdict(IDLE)["baseline"] is True
+
+
+def test_search_compares_its_best_run(
+    base: Path, source: Source, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The report of a search begins with its best run being behind the words."""
+    run = search(source, base, tmp_path / "run", settings=IDLE, search_settings=SearchSettings(seeds=2))
+    print_search(run, json=False)
+    best = Run(run).results()["best"]
+    assert capsys.readouterr().out.startswith(f"{best}: behind TF-IDF + logistic regression by ")
+    baseline = cloze.FinetuneRun(run).baseline
+    assert baseline is not None
+    assert baseline["name"] == "TF-IDF + logistic regression"
+
+
+def test_training_for_similarity_has_a_baseline(base: Path) -> None:
+    rows = [{"text": row["text"], "pair": row["text"], "label": number % 2} for number, row in enumerate(make_rows(20))]
+    common: dict[str, Any] = {"model": base, "pair": "pair", "epochs": 1, "max_length": 16, "progress": False}
+    with cloze.finetune("similarity", rows, rows, **common) as run:
+        assert run.baseline is not None
+        assert run.baseline["name"] == "TF-IDF cosine"
+        assert "TF-IDF cosine" in str(run)
+    with cloze.finetune("similarity", rows, rows, baseline=False, **common) as run:
+        assert run.baseline is None

@@ -100,10 +100,10 @@ def test_loss_is_that_of_others(base: Path, mistakes: list[tuple[str, str]]) -> 
     outcome = CorrectionObjective(folder.model)(batch, batch.counts)
     theirs = BertForMaskedLM.from_pretrained(base).train(False)
     inputs = batch.inputs
-    told = theirs(inputs.ids, inputs.real.long(), inputs.segments, labels=batch.targets)
-    assert_close(outcome.loss, told.loss)
-    asked = batch.targets.ne(IGNORED)
-    assert_close(outcome.metrics["accuracy"], (told.logits.argmax(-1) == batch.targets)[asked].float().mean())
+    corrected = theirs(inputs.ids, inputs.real.long(), inputs.segments, labels=batch.targets)
+    assert_close(outcome.loss, corrected.loss)
+    correction = batch.targets.ne(IGNORED)
+    assert_close(outcome.metrics["accuracy"], (corrected.logits.argmax(-1) == batch.targets)[correction].float().mean())
 
 
 def test_what_is_asked(base: Path) -> None:
@@ -113,10 +113,10 @@ def test_what_is_asked(base: Path) -> None:
     listener = Listener()
     (item,) = correction_items(examples, tokenizer, listener)
     assert listener.said == ["1 of 2 training rows differ from their correction in the number of words: skipped"]
-    said = [None if number == IGNORED else tokenizer.piece(number) for number in item.target]  # type: ignore[union-attr,arg-type]
-    assert said[:3] == [None, one, other]
-    assert said[-2:] == [".", None]
-    assert set(said[3:-2]) == {None}  # words of several pieces have no target
+    targets = [None if number == IGNORED else tokenizer.piece(number) for number in item.target]  # type: ignore[union-attr,arg-type]
+    assert targets[:3] == [None, one, other]
+    assert targets[-2:] == [".", None]
+    assert set(targets[3:-2]) == {None}  # words of several pieces have no target
 
 
 def test_of_a_text_that_is_cut_the_words_that_were_read_are_asked(base: Path) -> None:
@@ -141,18 +141,18 @@ def test_mistakes_are_learned_and_the_folder_remembers(speaker: Path, tmp_path: 
     found = results(run)
     assert found["correction_f1"] > 0.9
     assert found["false_alarms"] < 0.05
-    assert any(said.startswith("no dev (--dev) file: ") for said in listener.said)
+    assert any(targets.startswith("no dev (--dev) file: ") for targets in listener.said)
     model = load(run)
     assert model.heads == ("mlm",)
     assert model.correcting == found["threshold"]
-    told = model.correct(["他再家吃平果", "他要再来"])
-    assert [one.target for one in told] == [
+    corrected = model.correct(["他再家吃平果", "他要再来"])
+    assert [one.target for one in corrected] == [
         "他在家吃苹果",
         "他要再来",
     ]  # the correct "再" in the second text is unchanged
     # The settings in the folder equal these explicit settings.
-    asked = CorrectionSettings(reading="seen", threshold=found["threshold"])
-    assert model.correct(["他再家吃平果", "他要再来"], asked) == told
+    correction = CorrectionSettings(reading="seen", threshold=found["threshold"])
+    assert model.correct(["他再家吃平果", "他要再来"], correction) == corrected
     model.save(tmp_path / "copy")
     assert load(tmp_path / "copy").correcting == found["threshold"]
     assert BertForMaskedLM.from_pretrained(tmp_path / "copy").config.model_type == "bert"
@@ -187,7 +187,7 @@ def test_dev_rows_get_some_without_a_mistake(tmp_path: Path) -> None:
     assert (len(data.train), data.dev.sources) == (40, ["a b", "a c"])
 
 
-def test_what_is_refused(base: Path, rows: Path, tmp_path: Path) -> None:
+def test_invalid_input_is_rejected(base: Path, rows: Path, tmp_path: Path) -> None:
     def refused(message: str, kind: type[Exception], source: Path = rows, model: Path = base, **changes: Any) -> None:
         with pytest.raises(kind, match=message):
             finetune_correction(

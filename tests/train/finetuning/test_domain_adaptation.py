@@ -143,7 +143,7 @@ def test_rows_to_be_scored_must_not_be_read(base: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
     listener, dropping = Listener(), replace(QUICK, overlap="drop", seeds=1)
     run = adapt(source, [domain], base, tmp_path / "run", adaptation=dropping, settings=FAST, progress=listener)
-    assert any(line.endswith("because such rows occur in them: 1") for line in listener.said)
+    assert any(line.endswith("because they contain evaluation rows: 1") for line in listener.said)
     assert dev[3]["text"] not in (run / "domain.txt").read_text(encoding="utf-8")
     assert load(run).task is not None
 

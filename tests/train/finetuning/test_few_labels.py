@@ -179,11 +179,11 @@ def test_row_alone_with_its_label_has_no_pair_of_that_label() -> None:
 def test_run_is_an_ordinary_folder(embedder: Path, source: Source, tmp_path: Path) -> None:
     listener = Listener()
     run = run_finetuning(source, embedder, tmp_path / "run", settings=FEW, progress=listener)
-    (line,) = [said for said in listener.said if said.startswith("few labels: ")]
+    (line,) = [output for output in listener.said if output.startswith("few labels: ")]
     assert line.startswith("few labels: logistic regression on sentence vectors, C ")
     assert line.endswith(" by 5-fold cross-validation of 40 rows")
     assert line.removeprefix("few labels: ") in (run / "model" / "README.md").read_text("utf-8")
-    assert not any("learning rate" in said for said in listener.said), "there are no training steps"
+    assert not any("learning rate" in output for output in listener.said), "there are no training steps"
     # The encoder is that of the base; logits equal a scikit-learn head on its vectors.
     before, after = load_folder(embedder).model.state_dict(), load_folder(run).model.state_dict()
     assert all(torch.equal(before[name], after[name]) for name in after if name.startswith("encoder."))
@@ -205,7 +205,9 @@ def test_training_starts_at_the_linear_optimum(embedder: Path, source: Source, t
     listener = Listener()
     settings = FinetuneSettings(linear_start=True, epochs=1, learning_rate=1e-12, max_length=16)
     run = run_finetuning(source, embedder, tmp_path / "run", settings=settings, progress=listener)
-    (line,) = [said for said in listener.said if said.startswith("the head starts as logistic regression on sentence")]
+    (line,) = [
+        output for output in listener.said if output.startswith("the head starts as logistic regression on sentence")
+    ]
     strength = float(line.split(": C ")[1].split(",")[0])
     assert strength in few_labels.STARTING_STRENGTHS
     assert line.endswith("fitted to 40 rows")
@@ -225,7 +227,7 @@ def test_many_rows_start_from_a_sample(
     listener = Listener()
     settings = replace(FAST, linear_start=True)
     run_finetuning(source, embedder, tmp_path / "run", settings=settings, progress=listener)
-    assert any(said.endswith("fitted to 14 rows") for said in listener.said)
+    assert any(output.endswith("fitted to 14 rows") for output in listener.said)
 
 
 def test_linear_start_is_refused_where_it_means_nothing(embedder: Path, tmp_path: Path) -> None:
@@ -262,7 +264,7 @@ def test_other_kinds_of_labels(embedder: Path, tmp_path: Path, task: str) -> Non
     listener = Listener()
     run = run_finetuning(Source(task, path, path), embedder, tmp_path / "run", settings=FEW, progress=listener)
     name = "logistic" if task == "multilabel" else "ridge"
-    assert any(said.startswith(f"few labels: {name} regression on sentence vectors") for said in listener.said)
+    assert any(output.startswith(f"few labels: {name} regression on sentence vectors") for output in listener.said)
     results = Run(run).results()
     assert results["micro_f1" if task == "multilabel" else "pearson"] > 0.7
 
@@ -283,7 +285,7 @@ def test_resumed_contrastive_training_has_the_same_weights(
     monkeypatch.setattr(few_labels, "PAIRS", 160)
     listener = Listener()
     straight = run_finetuning(source, embedder, tmp_path / "straight", settings=CONTRASTIVE, progress=listener)
-    assert any(said.startswith("contrastive training: 160 pairs of 40 rows, 1 epochs") for said in listener.said)
+    assert any(output.startswith("contrastive training: 160 pairs of 40 rows, 1 epochs") for output in listener.said)
     with interrupted_at(7), pytest.raises(Interrupted, match="stopped and saved at step"):
         run_finetuning(source, embedder, tmp_path / "killed", settings=CONTRASTIVE)
     resumed = run_finetuning(source, embedder, tmp_path / "killed", settings=CONTRASTIVE)
@@ -317,7 +319,7 @@ def test_automatic_choice_is_reported_and_recorded(embedder: Path, source: Sourc
         source, embedder, tmp_path / "run", settings=FinetuneSettings(max_length=16), progress=listener
     )
     record = json.loads((run / CHOICE).read_text("utf-8"))
-    (line,) = [said for said in listener.said if "overrides" in said and said.startswith("few labels")]
+    (line,) = [output for output in listener.said if "overrides" in output and output.startswith("few labels")]
     few, tuned = (f"{100 * record['scores'][name]:.1f} %" for name in ("few", "fine_tuning"))
     used, flag = ("former", "few=False (--no-few)") if record["few"] else ("latter", "few=True (--few)")
     assert line == (
@@ -326,8 +328,8 @@ def test_automatic_choice_is_reported_and_recorded(embedder: Path, source: Sourc
     )
     assert record["few"] == (record["scores"]["few"] > record["scores"]["fine_tuning"])
     assert not (run / "comparison").exists()
-    asked = json.loads((run / "run.json").read_text("utf-8"))
-    assert asked["few"] is None
+    recorded = json.loads((run / "run.json").read_text("utf-8"))
+    assert recorded["few"] is None
 
 
 def choose(few: bool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,7 +361,7 @@ def test_fitted_head_of_the_comparison_is_that_of_the_setting(
 def test_fine_tuning_continues_from_the_comparison(
     embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The comparison costs no updates: its model is trained on, with all rows, for the last third of them."""
+    """Fine-tuning continues from the model of the comparison, on all rows, for the last third of the updates."""
     choose(False, monkeypatch)
     listener = Listener()
     settings = FinetuneSettings(max_length=16, precision="fp32")
@@ -384,7 +386,7 @@ def test_fine_tuning_continues_from_the_comparison(
 def test_comparison_without_a_model_falls_back_to_all_rows(
     embedder: Path, source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run of an earlier version, whose comparison was deleted, is trained on all rows from the start."""
+    """A run of an earlier version, whose comparison model was deleted, trains on all rows from the start."""
     monkeypatch.setattr("cloze.train.finetuning.finetune.choose_few", lambda *_: False)
     settings = FinetuneSettings(max_length=16)
     run = run_finetuning(source, embedder, tmp_path / "auto", settings=settings)
@@ -427,7 +429,7 @@ def test_choice_is_made_once(embedder: Path, source: Source, tmp_path: Path, mon
     (run / "model").rename(tmp_path / "model")
     listener = Listener()
     run_finetuning(source, embedder, tmp_path / "run", settings=settings, progress=listener)
-    assert any("linear head on sentence vectors 90.0 %, fine-tuning 10.0 %" in said for said in listener.said)
+    assert any("linear head on sentence vectors 90.0 %, fine-tuning 10.0 %" in output for output in listener.said)
     assert "logistic" in (run / "model" / "README.md").read_text("utf-8")
 
 
@@ -524,13 +526,13 @@ def test_flags(embedder: Path, source: Source, tmp_path: Path, capsys: pytest.Ca
             main([*command, *flags])
         return int(exit_.value.code or 0), capsys.readouterr().err
 
-    code, said = run("--out", str(tmp_path / "few"), "--few")
+    code, output = run("--out", str(tmp_path / "few"), "--few")
     assert code == 0
-    assert "few labels: logistic regression on sentence vectors" in said
-    code, said = run("--out", str(tmp_path / "full"), "--no-few")
+    assert "few labels: logistic regression on sentence vectors" in output
+    code, output = run("--out", str(tmp_path / "full"), "--no-few")
     assert code == 0
-    assert "few labels" not in said
+    assert "few labels" not in output
     assert json.loads((tmp_path / "full" / "run.json").read_text("utf-8"))["few"] is False
-    code, said = run("--out", str(tmp_path / "both"), "--few", "--no-few")
+    code, output = run("--out", str(tmp_path / "both"), "--few", "--no-few")
     assert code != 0
-    assert "--few and --no-few exclude each other" in said
+    assert "--few and --no-few exclude each other" in output

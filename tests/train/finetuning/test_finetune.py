@@ -82,8 +82,11 @@ def test_separable_labels_are_learned(learned: Path) -> None:
     assert not (learned / "checkpoints").exists()
     card = (learned / "model" / "README.md").read_text(encoding="utf-8")
     assert "answers: garden, winter" in card
-    asked = json.loads((learned / "run.json").read_text(encoding="utf-8"))
-    assert f"- from: {asked['model']}\n- rows: classify, {asked['data']} ({asked['content'][:12]})\n" in card
+    run_settings = json.loads((learned / "run.json").read_text(encoding="utf-8"))
+    assert (
+        f"- from: {run_settings['model']}\n- rows: classify, {run_settings['data']} ({run_settings['content'][:12]})\n"
+        in card
+    )
     assert "On 40 dev rows:" in card
     assert f"accuracy: {results['accuracy']:.4f}" in card
 

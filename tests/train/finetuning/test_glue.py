@@ -69,8 +69,8 @@ def test_answers_are_those_of_the_model_and_splits_have_their_names(base: Path, 
     run = run_finetuning(Source("rte", glue), base, tmp_path / "run", settings=FAST)
     model = load(run)
     (path,) = write_submission(model, GLUE["rte"], glue, tmp_path / "out")
-    told = [line.split("\t")[1] for line in path.read_text(encoding="utf-8").splitlines()[1:]]
-    assert told == [one.label for one in model.classify(["a river"] * 3, ["a 0", "a 1", "a 2"])]
+    predictions = [line.split("\t")[1] for line in path.read_text(encoding="utf-8").splitlines()[1:]]
+    assert predictions == [one.label for one in model.classify(["a river"] * 3, ["a 0", "a 1", "a 2"])]
     (matched,) = write_submission(model, GLUE["mnli"], glue, tmp_path / "out")
     assert matched.name == "MNLI-m.tsv"
     (glue / "diagnostic").mkdir()
@@ -79,7 +79,9 @@ def test_answers_are_those_of_the_model_and_splits_have_their_names(base: Path, 
     for folder in (glue, glue / "MNLI"):
         matched, diagnostic = write_submission(model, GLUE["mnli"], folder, tmp_path / "out")
         assert diagnostic.name == "AX.tsv"
-        assert diagnostic.read_text(encoding="utf-8") == f"index\tprediction\n0\t{told[0]}\n1\t{told[1]}\n"
+        assert (
+            diagnostic.read_text(encoding="utf-8") == f"index\tprediction\n0\t{predictions[0]}\n1\t{predictions[1]}\n"
+        )
 
 
 def test_a_tuned_model_answers_the_test_rows_of_its_task(base: Path, glue: Path, tmp_path: Path) -> None:
@@ -138,9 +140,9 @@ def test_mismatched_rows_count_for_themselves_and_wnli_does_not_count(
     results = Run(out).results()
     tasks = results["tasks"]
     assert list(tasks) == ["sts-b", "mnli", "rte", "wnli"]
-    told = evaluate(load(out / "mnli"), Source("mnli", more_glue), split="dev_mismatched")
-    assert tasks["mnli"]["mismatched"] == told.metrics["accuracy"]
-    assert tasks["mnli"]["mismatched_interval"] == told.intervals["accuracy"]
+    predictions = evaluate(load(out / "mnli"), Source("mnli", more_glue), split="dev_mismatched")
+    assert tasks["mnli"]["mismatched"] == predictions.metrics["accuracy"]
+    assert tasks["mnli"]["mismatched_interval"] == predictions.intervals["accuracy"]
     # All rows have the same text, and the two dev sets expect different labels.
     assert {tasks["mnli"]["mean"], tasks["mnli"]["mismatched"]} <= {0.0, 1.0}
     assert tasks["mnli"]["mean"] + tasks["mnli"]["mismatched"] <= 1.0

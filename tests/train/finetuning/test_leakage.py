@@ -47,7 +47,7 @@ def test_what_does_not_occur_or_proves_nothing_is_not(text: Path, row: str) -> N
 def test_overlap_is_refused_with_the_places(text: Path) -> None:
     rows = [(f"dev.csv:{line}", ["nothing to do with the first one at all"]) for line in range(2, 7)]
     message = (
-        r"5 rows .* \(dev.csv:2, dev.csv:3, dev.csv:4, \.\.\.\); give overlap='drop' \(--overlap drop\) to leave "
+        r"5 evaluation rows .* \(dev.csv:2, dev.csv:3, dev.csv:4, \.\.\.\); give overlap='drop' \(--overlap drop\) to "
         r".*, or overlap='allow' \(--overlap allow\) to accept"
     )
     with pytest.raises(DataError, match=message):

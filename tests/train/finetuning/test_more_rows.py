@@ -110,8 +110,10 @@ def test_synonyms_of_the_user_are_used(base: Path, source: Source, tmp_path: Pat
     path.write_text("winter\tsnowtime\ngarden\tplot\n", encoding="utf-8")
     made = make(read_task(source), base, settings_of("edits", synonyms=str(path), augment_copies=4))
     assert made.targets is not None
-    told = {(word, target) for text, target in zip(made.texts, made.targets, strict=True) for word in text.split()}
-    assert {pair for pair in told if pair[0] in ("snowtime", "plot")} == {("plot", 0), ("snowtime", 1)}
+    word_targets = {
+        (word, target) for text, target in zip(made.texts, made.targets, strict=True) for word in text.split()
+    }
+    assert {pair for pair in word_targets if pair[0] in ("snowtime", "plot")} == {("plot", 0), ("snowtime", 1)}
 
 
 def test_what_cannot_be_made_is_refused(base: Path, source: Source, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def test_pairs_are_compared_by_a_folder_that_pools_by_mean(embedder: Path, base:
         note = any("the two texts of a pair are encoded separately" in note for note in listener.said)
         assert note == (expected == "separate")
     card = (tmp_path / "run-embedder" / "model" / "README.md").read_text("utf-8")
-    assert "`AutoModelForSequenceClassification` refuses the head" in card
+    assert "`AutoModelForSequenceClassification` rejects the head" in card
     joint = run_finetuning(source, embedder, tmp_path / "joint", settings=replace(FAST, pooling="mean"))
     assert load_folder(joint).model.pooling == "mean"
 

@@ -383,11 +383,11 @@ settings = FinetuneSettings(epochs=1, batch_size=8, max_length=16, learning_rate
 module.BATCH_SIZES, module.LEARNING_RATES, module.EPOCHS = (8,), (1e-3, 3e-3), (1,)
 at = TaskBatches.at
 
-def told(*given, **named):
+def announce(*given, **named):
     print("a batch", flush=True)
     return at(*given, **named)
 
-TaskBatches.at = told
+TaskBatches.at = announce
 search(Source("classify", train, dev), base, out, settings=settings, search_settings=SearchSettings(grid=True, seeds=2))
 """
 

@@ -196,7 +196,7 @@ def test_frozen_states_need_no_pooler(data: Path, source: Source, tmp_path: Path
 
 def test_adapter_is_no_start(base: Path, source: Source, tmp_path: Path) -> None:
     run = run_finetuning(source, base, tmp_path / "run", settings=settings_of("houlsby"))
-    with pytest.raises(CheckpointError, match="an adapter, which is no model of its own"):
+    with pytest.raises(CheckpointError, match="an adapter, not a complete model"):
         run_finetuning(source, run, tmp_path / "again", settings=FAST)
 
 

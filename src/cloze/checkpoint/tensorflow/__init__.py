@@ -15,7 +15,7 @@ CONFIG = "bert_config.json"
 
 
 def find_checkpoint(path: Path) -> Path | None:
-    """The prefix of the checkpoint that a path means: a folder with one, the ``.index`` file, or the prefix itself."""
+    """Return the checkpoint prefix for a path: a folder with one checkpoint, its ``.index`` file, or the prefix."""
     if path.is_dir():
         indexes = sorted(path.glob("*.ckpt*.index"))
         if len(indexes) > 1:
@@ -27,9 +27,9 @@ def find_checkpoint(path: Path) -> Path | None:
 
 
 def read_tensorflow(prefix: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read the configuration and the tensors, renamed and turned as HF has them.
+    """Read the configuration and the tensors, with Hugging Face names and orientation.
 
-    What an optimizer left behind (``adam_m``, ``adam_v``, ``global_step``) is not read: it is twice the model's size.
+    Optimizer state (``adam_m``, ``adam_v``, ``global_step``), twice the size of the model, is skipped.
     """
     values = read_json(prefix.parent / CONFIG)
     bundle = TensorBundle.open(prefix)

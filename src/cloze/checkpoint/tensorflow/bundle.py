@@ -1,15 +1,13 @@
-"""Original TensorFlow checkpoints (the "tensor bundle", V2) read without TensorFlow.
+"""Read original TensorFlow checkpoints (the "tensor bundle", V2) without TensorFlow.
 
-BERT was released as ``bert_model.ckpt.index`` and ``bert_model.ckpt.data-00000-of-00001``. The index is a
-sorted table (see ``sstable``): the empty key holds a header, every other key is the name of a variable and
-holds its type, shape, place in a data shard and CRC32C. The data shards are plain numbers, one tensor after
-the other. This module yields arrays under TensorFlow's names; what they mean to a model is the business of
-the name maps.
+BERT was released as ``bert_model.ckpt.index`` and ``bert_model.ckpt.data-00000-of-00001``. The index is a sorted table
+(see ``sstable``): the empty key has a header, and every other key is the name of a variable with its type, shape,
+offset in a data shard and CRC32C. The data shards are plain numbers, one tensor after the other. This module returns
+arrays under TensorFlow's names; ``checkpoint/names.py`` maps them to a model.
 
-Nothing here is trusted: types, shapes, places and sizes are checked against each other when the index is
-opened, and against the data file before an array is allocated; every tensor's CRC32C is verified. The name of
-a data file is made from the prefix alone, so an index cannot point elsewhere. Only ``CheckpointError`` is
-raised.
+The files are not trusted. Types, shapes, offsets and sizes are checked against each other when the index is opened, and
+against the data file before an array is allocated. The CRC32C of every tensor is verified. The name of a data file
+depends only on the prefix, so an index cannot point elsewhere. The only exception raised is ``CheckpointError``.
 """
 
 import math
@@ -40,7 +38,7 @@ _REMEDY: Final = "the file is damaged or not a TensorFlow V2 checkpoint; copy it
 
 @dataclass(frozen=True)
 class _Type:
-    """How TensorFlow names a type, how its values lie in the file, and as what they are returned."""
+    """TensorFlow's name of a type, its representation in the file, and the type in which values are returned."""
 
     name: str
     stored: numpy.dtype[Any] | None
@@ -51,7 +49,7 @@ def _plain(name: str) -> _Type:
     return _Type(name, numpy.dtype(name).newbyteorder("<"), numpy.dtype(name))
 
 
-# By the numbers of TensorFlow's DataType. numpy has no bfloat16, which is a float32's upper half.
+# Keys are the numbers of TensorFlow's DataType. NumPy has no bfloat16; it is the upper half of a float32.
 _TYPES: Final = {
     1: _plain("float32"),
     2: _plain("float64"),
@@ -68,21 +66,21 @@ _TYPES: Final = {
 
 @dataclass(frozen=True)
 class BundleEntry:
-    """One tensor as the index describes it."""
+    """The description of a tensor in the index."""
 
     name: str
     dtype: numpy.dtype[Any]
-    """What ``TensorBundle.tensor`` returns: float32 for bfloat16, object for what it refuses to read."""
+    """Type that ``TensorBundle.tensor`` returns: float32 for bfloat16, object for unsupported types."""
     shape: tuple[int, ...]
     shard: int
     offset: int
     size: int
     crc32c: int
-    """Masked, as stored."""
+    """Masked, as in the file."""
     type_number: int = 1
     """TensorFlow's number of the stored type."""
     sliced: bool = False
-    """Whether the tensor was saved in several parts, which have keys of their own."""
+    """Whether the tensor was saved in several parts with separate keys."""
 
     @property
     def type_name(self) -> str:
@@ -93,7 +91,7 @@ class BundleEntry:
 
 @dataclass(frozen=True)
 class TensorBundle:
-    """An open checkpoint: the index is in memory, tensors are read when asked for."""
+    """An open checkpoint: the index is in memory, and tensors are read on demand."""
 
     prefix: Path
     shards: int
@@ -101,7 +99,7 @@ class TensorBundle:
 
     @classmethod
     def open(cls, prefix: Path) -> "TensorBundle":
-        """Read the index of the checkpoint at ``prefix`` (with or without ``.index``), and no data yet."""
+        """Read the index of the checkpoint at ``prefix`` (with or without ``.index``), but no tensors."""
         prefix = prefix.with_suffix("") if prefix.suffix == ".index" else prefix
         index = _index_path(prefix)
         table = _read_index(index)
@@ -112,7 +110,7 @@ class TensorBundle:
         return cls(prefix, shards, entries)
 
     def tensor(self, name: str) -> NDArray[Any]:
-        """Return one tensor as an array of its own, after checking its place and its CRC32C."""
+        """Return one tensor as a new array, after checking its offset and CRC32C."""
         entry = self._readable(name)
         path = self._data_path(entry.shard)
         octets = _read_range(path, entry)
@@ -124,11 +122,11 @@ class TensorBundle:
         return _decode(octets, entry)
 
     def parameter_count(self) -> int:
-        """Count the values of all floating-point tensors, saved optimizer slots included."""
+        """Return the number of values in all floating-point tensors, including optimizer slots."""
         return sum(math.prod(entry.shape) for entry in self.entries.values() if entry.dtype.kind == "f")
 
     def _readable(self, name: str) -> BundleEntry:
-        """Return the entry of a tensor that can be read, or say why there is none."""
+        """Return the entry of a readable tensor, or raise an error that explains why it cannot be read."""
         index = _index_path(self.prefix)
         entry = self.entries.get(name)
         if entry is None:
@@ -158,7 +156,7 @@ def _index_path(prefix: Path) -> Path:
 def _read_index(index: Path) -> bytes:
     """Return the bytes of an index file, which must be a plain file of a plausible size."""
     try:
-        # Opening a pipe or a device might never return.
+        # Only plain files: opening a pipe or a device might block forever.
         if not index.is_file():
             raise CheckpointError(
                 f"{index}: no such file; expected the index of a TensorFlow V2 checkpoint, "
@@ -182,7 +180,7 @@ def _parse_index(pairs: Iterable[tuple[bytes, bytes]]) -> tuple[int, dict[str, B
             if key:
                 raise CheckpointError("the index has no header")
             shards = _parse_header(value)
-        elif not key.startswith(b"\0"):  # a part of a sliced tensor, whose own entry comes under its plain name
+        elif not key.startswith(b"\0"):  # skips parts of sliced tensors, which also have an entry with the plain name
             entry = _parse_entry(_parse_name(key), value)
             if entry.shard >= shards:
                 raise CheckpointError(f"{entry.name!r} lies in shard {entry.shard} of {shards}")
@@ -220,8 +218,8 @@ def _parse_header(value: bytes) -> int:
 
 
 def _parse_entry(name: str, value: bytes) -> BundleEntry:
-    """Read a BundleEntryProto; type, shape and size must agree."""
-    numbers = dict.fromkeys(range(1, 7), 0)  # fields that are left out are zero
+    """Parse a BundleEntryProto and check that type, shape and size agree."""
+    numbers = dict.fromkeys(range(1, 7), 0)  # missing fields are zero
     shape: tuple[int, ...] = ()
     sliced = False
     for number, content in read_fields(value):
@@ -248,7 +246,7 @@ def _parse_entry(name: str, value: bytes) -> BundleEntry:
 
 
 def _parse_shape(message: bytes, name: str) -> tuple[int, ...]:
-    """Return the sizes in a TensorShapeProto."""
+    """Return the shape in a TensorShapeProto."""
     shape: list[int] = []
     for number, content in read_fields(message):
         if number == 3 and content:
@@ -265,10 +263,10 @@ def _parse_shape(message: bytes, name: str) -> tuple[int, ...]:
 
 
 def _check_size(entry: BundleEntry) -> None:
-    """Refuse an entry whose shape does not fill its bytes, or that no machine could address."""
+    """Raise an error if the shape of an entry does not match its size in bytes, or exceeds any address space."""
     kind = _TYPES.get(entry.type_number)
     item_size = kind.stored.itemsize if kind and kind.stored is not None else 1
-    # Zeros are left out of the bound: numpy refuses an empty array whose other dimensions overflow.
+    # The bound ignores zeros, because NumPy rejects an empty array whose other dimensions overflow.
     if math.prod(size for size in entry.shape if size) * item_size >= 1 << 63:
         raise CheckpointError(f"{entry.name!r} has the impossible shape {entry.shape}")
     if entry.sliced or entry.dtype.kind == "O":
@@ -281,7 +279,7 @@ def _check_size(entry: BundleEntry) -> None:
 
 
 def _read_range(path: Path, entry: BundleEntry) -> NDArray[numpy.uint8]:
-    """Return the bytes of one tensor; the file's length is checked before memory is taken."""
+    """Return the bytes of one tensor; the length of the file is checked before memory is allocated."""
     try:
         if not path.is_file():
             raise CheckpointError(f"{path}: no such file, but {entry.name!r} lies in it; put it beside the index")
@@ -301,7 +299,7 @@ def _read_range(path: Path, entry: BundleEntry) -> NDArray[numpy.uint8]:
 
 
 def _decode(octets: NDArray[numpy.uint8], entry: BundleEntry) -> NDArray[Any]:
-    """Return the values of one tensor in the machine's byte order."""
+    """Return the values of one tensor in native byte order."""
     if entry.type_name == "bfloat16":
         values: NDArray[Any] = (octets.view("<u2").astype(numpy.uint32) << 16).view(numpy.float32)
     elif entry.type_name == "bool":

@@ -1,14 +1,14 @@
-"""The sorted table of keys and values (LevelDB's SSTable) in which TensorFlow writes a checkpoint's index.
+"""Read the sorted table of keys and values (LevelDB's SSTable) in which TensorFlow writes the index of a checkpoint.
 
-The file is data blocks, a meta-index block, an index block whose values say where the data blocks are, and a
-footer of 48 bytes that says where the last two are. Each block is followed by its compression (one byte) and
-a masked CRC32C. In a block, a key repeats only what differs from the key before it; the restart points that
-allow a binary search are of no use here, because a checkpoint's index is read whole.
+The file consists of data blocks, a meta-index block, an index block with the positions of the data blocks, and a footer
+of 48 bytes with the positions of the last two. Each block is followed by its compression type (one byte) and a masked
+CRC32C. Within a block, a key stores only its difference to the key before it. The restart points, which allow a binary
+search, are ignored, because the index is always read as a whole.
 
-Everything is bounded before memory is taken: the table, each block inside it, what a block decompresses to,
-the length and the number of keys. Errors say what is wrong; the caller, who knows the file, adds the place and
-the remedy. The entries are Protocol Buffers messages; the end of this file reads what is needed of their wire
-format. Checksums are computed by google-crc32c, Snappy blocks decompressed by cramjam.
+All sizes are limited before memory is allocated: the table, each block, its decompressed content, and the length and
+number of keys. Errors describe the problem; the caller, who knows the file, adds its path and the remedy. The entries
+are Protocol Buffers messages; the end of this file parses the required part of their wire format. google-crc32c
+computes checksums, and cramjam decompresses Snappy blocks.
 """
 
 import struct
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from cloze.errors import CheckpointError
 
-# BERT-base's index has 8.5 kB; with optimizer slots and long names a large model's stays under 1 MB.
+# The index of BERT-base has 8.5 kB; with optimizer slots and long names, that of a large model has less than 1 MB.
 MAX_TABLE_BYTES: Final = 16 << 20
 MAX_ENTRIES: Final = 100_000
 MAX_KEY_BYTES: Final = 4096
-# Shared prefixes let a small file spell out enormous keys, so their sum has a bound of its own.
+# Shared prefixes allow a small file to define huge keys, so their sum is limited too.
 MAX_KEY_BYTES_IN_ALL: Final = 16 << 20
 
 _FOOTER_BYTES: Final = 48
@@ -38,17 +38,17 @@ _MASK_DELTA: Final = 0xA282EAD8
 
 
 def masked_crc32c(data: bytes | bytearray | memoryview | NDArray[numpy.uint8]) -> int:
-    """Return the CRC32C of ``data`` as LevelDB and TensorFlow store it: masked, because a CRC over CRCs is weak."""
-    # An array, because the library refuses writable bytes and memoryviews; nothing is copied.
+    """Return the CRC32C of ``data`` masked as in LevelDB and TensorFlow, because a CRC over CRCs is weak."""
+    # The library rejects writable buffers and memoryviews but accepts arrays; this does not copy.
     checksum: int = google_crc32c.value(numpy.frombuffer(data, numpy.uint8))
     rotated = (checksum >> 15) | (checksum << 17)
     return (rotated + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def decompress(block: bytes, limit: int) -> bytes:
-    """Return the content of a raw Snappy block, which may be at most ``limit`` bytes."""
+    """Return the decompressed content of a raw Snappy block, at most ``limit`` bytes."""
     length, _ = read_varint(block, 0)
-    # Checked first: the decompressor allocates what the block declares.
+    # Checked first, because the decompressor allocates the size that the block declares.
     if length > limit:
         raise CheckpointError(f"a Snappy block declares {length} bytes, at most {limit} are expected here")
     try:
@@ -60,12 +60,12 @@ def decompress(block: bytes, limit: int) -> bytes:
 def read_table(table: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Yield the (key, value) pairs of a table in the order of their keys."""
     metaindex, index = _footer_handles(table)
-    _read_block(table, *metaindex, MAX_TABLE_BYTES)  # nothing in it is needed, but damage shows here
+    _read_block(table, *metaindex, MAX_TABLE_BYTES)  # its content is not needed, but this detects damage
     stored, unpacked, entries, key_bytes = 0, 0, 0, 0
     last_key: bytes | None = None
     for _, value in _block_entries(_read_block(table, *index, MAX_TABLE_BYTES)):
         offset, size = _handle(value)
-        # Two blocks over the same bytes would make the work quadratic in the file's size.
+        # Overlapping blocks would make the work quadratic in the size of the file.
         stored += size
         if stored > len(table):
             raise CheckpointError(f"blocks of {stored} bytes in a file of {len(table)}")
@@ -86,7 +86,7 @@ def _footer_handles(table: bytes) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return (offset, size) of the meta-index block and of the index block."""
     footer = table[-_FOOTER_BYTES:]
     if len(footer) < _FOOTER_BYTES or int.from_bytes(footer[-8:], "little") != _MAGIC:
-        raise CheckpointError(f"{len(table)} bytes that do not end as an index does: not one, or cut short")
+        raise CheckpointError(f"{len(table)} bytes without the footer of an index: another kind of file, or truncated")
     handles = footer[:-8]
     metaindex_offset, position = read_varint(handles, 0)
     metaindex_size, position = read_varint(handles, position)
@@ -94,14 +94,14 @@ def _footer_handles(table: bytes) -> tuple[tuple[int, int], tuple[int, int]]:
 
 
 def _handle(data: bytes) -> tuple[int, int]:
-    """Return the offset and the size of a block; what follows them is padding."""
+    """Return the offset and the size of a block; the bytes after them are padding."""
     offset, position = read_varint(data, 0)
     size, _ = read_varint(data, position)
     return offset, size
 
 
 def _read_block(table: bytes, offset: int, size: int, limit: int) -> bytes:
-    """Return the content of one block, checked and decompressed."""
+    """Return the content of a block after verifying its checksum and decompressing it."""
     end = offset + size
     if end + _TRAILER.size > len(table) - _FOOTER_BYTES:
         raise CheckpointError(f"a block at bytes {offset} to {end}, the file has {len(table)}")
@@ -135,7 +135,7 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _entries_end(block: bytes) -> int:
-    """Return where the entries of a block end and its restart points begin."""
+    """Return the position at which the entries of a block end and its restart points begin."""
     restarts = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (restarts + 1)
     if end < 0:
@@ -152,11 +152,11 @@ LENGTH_DELIMITED: Final = 2
 FIXED32: Final = 5
 
 _FIXED_BYTES: Final = {FIXED64: 8, FIXED32: 4}
-_VARINT_BYTES: Final = 10  # 64 bits, seven a byte
+_VARINT_BYTES: Final = 10  # 64 bits, 7 per byte
 
 
 def read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """Return the unsigned 64-bit varint at ``position`` and the position behind it."""
+    """Return the unsigned 64-bit varint at ``position`` and the position after it."""
     value = 0
     for index, octet in enumerate(data[position : position + _VARINT_BYTES]):
         value |= (octet & 0x7F) << (7 * index)
@@ -168,7 +168,7 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (field number, value) in order: an int, or the bytes of a string or an embedded message."""
+    """Yield (field number, value) in order; a value is an int, or the bytes of a string or an embedded message."""
     position = 0
     while position < len(message):
         tag, position = read_varint(message, position)
@@ -191,7 +191,7 @@ def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def as_integer(value: int | bytes, name: str) -> int:
-    """Return an int field that must not be negative (a negative int64 has its highest bit set)."""
+    """Return a non-negative integer field (a negative int64 has its highest bit set)."""
     if isinstance(value, bytes) or value >= 1 << 63:
         raise CheckpointError(f"{name} is not a number from 0 to 2^63 - 1")
     return value

@@ -1,23 +1,23 @@
-"""Linear layers in int8 with one scale per row, and in bfloat16; int8 weights from float32 ones; the fused path.
+"""Linear layers in int8 and bfloat16, quantization of float32 weights, and the fused path through all layers.
 
-An int8 matrix product needs scales on both sides. The weights have one per output feature, computed once. The
-activations have one per token, computed on the fly: one scale per batch, as dynamic quantization usually has it, would
-let the largest token of a batch decide how coarsely all others are rounded, and a text's result would depend on its
-neighbours in the batch. Rows are rounded around the middle of their range, not around zero, because the output of GELU
-has little below zero. Several kernels compute the product; ``choose_kernel`` measures which one is fastest.
+An int8 matrix product needs scales for both operands. Weights have one scale per output feature, computed once.
+Activations have one scale per token, computed on the fly. Dynamic quantization usually has one scale per batch, but
+then the largest token of a batch would determine the rounding of all others, and the result for a text would depend on
+the other texts of its batch. Rows are rounded around the middle of their range instead of zero, because GELU has few
+negative outputs. Several kernels compute the product; ``choose_kernel`` measures which is the fastest.
 
-``round_products`` smooths the input features before rounding (SmoothQuant, Xiao et al., 2023). Behind a LayerNorm a few
-features are about ten times as large as the others in every token; they determine the step of the row, and the others
-are lost between two steps. Each feature is divided by a factor and its weight column multiplied by it, which
-changes nothing but the rounding: the geometric mean of the largest state and the largest weight balances the two. How
-large features become depends on the model rather than on the texts, and random tokens show it: no text is needed, and a
-model quantized while loading equals one quantized before. Other products gain little and are left as they are.
+``round_products`` smooths the input features before rounding (SmoothQuant, Xiao et al., 2023). After a LayerNorm, a few
+features are about ten times as large as the others in every token. They determine the step of the row, so the others
+lose most of their precision. Therefore each feature is divided by a factor and its weight column is multiplied by it,
+which changes only the rounding. The factor is the square root of the largest state divided by the largest weight, which
+balances the two. The size of features depends on the model rather than on the texts, so random tokens suffice: no text
+is needed, and quantizing while loading gives the same weights as quantizing before. Other products gain little.
 
-``FusedLayers`` runs all layers in one call, by the C kernels (``native/kernels.py``) or ``scripted_layers.py``, as long
-as the layers are exactly those it was built from: adapters, head gates, training and gradients take the plain layers.
+``FusedLayers`` runs all layers in one call to the C kernels (``native/kernels.py``) or ``scripted_layers.py``, provided
+that the layers are exactly those it was built from. Adapters, head gates, training and gradients use the plain layers.
 
-Dimensions: B sequences, T tokens, M rows (tokens of all sequences) or positions that are read, H hidden size, K
-features in, N features out.
+Dimensions: B sequences, T tokens, M rows (tokens of all sequences) or requested positions, H hidden size, K input
+features, N output features.
 """
 
 import time
@@ -36,15 +36,15 @@ from cloze.checkpoint.quantized_file import SMALLEST, Int8Weight, is_smoothed, l
 from cloze.model import Backbone
 from cloze.model.encoder import Encoder, Layer, Visibility
 
-ROUNDS = 5  # of a measurement
+ROUNDS = 5  # rounds per measurement
 
 
 @torch.inference_mode()
 def best_seconds(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Return the best time of each call over a few rounds; the calls take turns, so that all see the same load.
+    """Return the best time of each call over a few rounds. The calls alternate, so that all see the same load.
 
-    Measured with one thread: where another process occupies a core, two threads wait for each other after every
-    operation, and the waiting dominates (bfloat16 at twice the speed of float32 then looked slower).
+    Measured with one thread: if another process occupies a core, two threads wait for each other after every operation,
+    and the waiting time dominates (bfloat16 then seemed slower than float32 although it was twice as fast).
     """
     best = [float("inf")] * len(calls)
     threads = torch.get_num_threads()
@@ -60,17 +60,17 @@ def best_seconds(calls: Sequence[Callable[[], object]]) -> list[float]:
     return best
 
 
-# Rows in steps within +-row_steps, (M, K) -> their product with the packed weight, (M, N).
+# Rows in steps from -row_steps to row_steps, (M, K) -> their product with the packed weight, (M, N).
 Product = Callable[[Tensor], Tensor]
 
 
 class Fbgemm:
-    """Round, multiply and scale in one call; by far the fastest for few rows."""
+    """PyTorch's fbgemm kernel: rounds, multiplies and scales in one call; by far the fastest for few rows."""
 
     def __init__(self, weight: Int8Weight) -> None:
         scales, zeros = weight.scales, torch.zeros(len(weight.scales), dtype=torch.long)
         with warnings.catch_warnings():
-            # Quantized tensors are deprecated in PyTorch; without them, the next kernel takes over.
+            # Quantized tensors are deprecated in PyTorch; if they are removed, the next kernel is used.
             warnings.simplefilter("ignore")
             whole = torch._make_per_channel_quantized_tensor(weight.values, scales, zeros, 0)
         before, torch.backends.quantized.engine = torch.backends.quantized.engine, "fbgemm"
@@ -80,11 +80,11 @@ class Fbgemm:
             torch.backends.quantized.engine = before
         self.middle = weight.row_steps
         called = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
-        # The inner function, if available: its wrapper checks for tracing objects on every call.
+        # Use the inner function if available: its wrapper checks for tracing on every call.
         self._multiply = getattr(called, "_op", called)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Multiply."""
+        """Return the product with the packed weight."""
         return self._multiply(rows, 1.0, self.middle, self.packed)  # type: ignore[no-any-return]
 
 
@@ -103,8 +103,8 @@ def _onednn(weight: Int8Weight) -> Product:
 
 
 def _floats(weight: Int8Weight) -> Product:
-    """Compute the same numbers in float32, for machines with neither library."""
-    # Whole numbers are summed exactly in any order; scaled ones would differ from batch to batch.
+    """Return a float32 product with the same results, for machines without the libraries of the other kernels."""
+    # Sums of integers are exact in any order; sums of scaled numbers would differ between batches.
     values = weight.values.t().float().contiguous()
     return lambda rows: (rows.round() @ values).mul_(weight.scales)
 
@@ -114,7 +114,7 @@ KERNELS: dict[str, Callable[[Int8Weight], Product]] = {"fbgemm": Fbgemm, "onednn
 
 @cache
 def choose_kernel() -> str:
-    """Return the fastest int8 kernel that is exact on this machine; measured once per process, in milliseconds."""
+    """Return the fastest int8 kernel that is exact on this machine; measured once per process (a few ms)."""
     weight = Int8Weight.quantize(torch.linspace(-1, 1, 384 * 384).reshape(384, 384), 90)
     times = {}
     for name, pack in KERNELS.items():
@@ -127,7 +127,7 @@ def choose_kernel() -> str:
 
 
 def is_right(pack: Callable[[Int8Weight], Product]) -> bool:
-    """Return whether a kernel is available, and exact where its sums are largest, which is where overflows show."""
+    """Return whether a kernel is available and exact for the largest possible sums, where overflows would appear."""
     for steps in (90, 96, 107):
         values = torch.full((64, 64), steps, dtype=torch.int8)
         values[::3] *= -1
@@ -147,7 +147,7 @@ def is_right(pack: Callable[[Int8Weight], Product]) -> bool:
 class FrozenLinear(nn.Linear):
     """A linear layer that computes with a rounded copy of its weight and keeps the float32 parameter.
 
-    With gradients enabled the parameter is used. A deep copy is a plain layer, because copies are made to be changed.
+    With gradients enabled, the parameter is used. A deep copy is a plain layer, because copies are usually modified.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -164,47 +164,51 @@ class FrozenLinear(nn.Linear):
         return deepcopy(self.plain(), memo)
 
     def forward(self, states: Tensor) -> Tensor:
-        """(..., K) -> (..., N)."""
+        """Apply the layer: (..., K) -> (..., N)."""
         return super().forward(states) if torch.is_grad_enabled() else self.rounded(states)
 
     def rounded(self, states: Tensor) -> Tensor:
-        """Compute with the rounded copy."""
+        """Apply the layer with the rounded weight."""
         raise NotImplementedError
 
 
 class Int8Linear(FrozenLinear):
-    """Int8 on both sides: one scale per input row and one per output feature.
+    """A linear layer with int8 weights and activations: one scale per input row and one per output feature.
 
-    Uses PyTorch's kernels, on any machine; ``native/kernels.py`` has the same in compiled code.
+    Uses PyTorch's kernels and works on any machine; ``native/kernels.py`` is the compiled equivalent.
     """
 
     def __init__(self, linear: nn.Linear, weight: Int8Weight) -> None:
         super().__init__(linear)
         self.product = KERNELS[choose_kernel()](weight)
-        self.step = 0.5 / weight.row_steps  # of a row's spread
+        self.step = 0.5 / weight.row_steps  # size of a step as a fraction of a row's range
         self.smallest = torch.tensor(SMALLEST)
         self.shares = None if weight.factors is None else weight.factors.reciprocal()  # (K,)
-        # What each unit of twice the row's middle adds to each output feature: (N,).
+        # Contribution of the row's middle to each output feature, per unit of twice the middle: (N,).
         self.sums = 0.5 * weight.values.sum(1, dtype=torch.float32) * weight.scales
-        # The parameter's values as a plain attribute, which is faster to access.
+        # The bias as a plain attribute, which is faster to access than a parameter.
         self.own_bias = None if linear.bias is None else linear.bias.detach()
 
     def rounded(self, states: Tensor) -> Tensor:
-        """(..., K) -> (..., N)."""
+        """Apply the int8 layer: (..., K) -> (..., N)."""
         rows, scales, middles = spread(states.reshape(-1, self.in_features), self.shares, self.smallest, self.step)
         product = gathered(self.product(rows), scales, middles, self.sums, self.own_bias)
         return product.view(*states.shape[:-1], self.out_features)
 
 
-# For a short text, each operation costs as much to call as to compute: hence few operations, with constants folded
-# in. TorchScript compiles both functions, too (predict/quantization/scripted_layers.py).
+# For a short text, calling an operation costs as much as computing it, so there are few operations with folded
+# constants. TorchScript also compiles both functions (predict/quantization/scripted_layers.py).
 
 
 def spread(rows: Tensor, shares: Tensor | None, smallest: Tensor, step: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows (M, K) -> in steps from their middle, (M, K); the size of a step, (M, 1); twice the middle, (M, 1)."""
+    """Express rows, (M, K), in steps from their middle.
+
+    Returns:
+        The rows in steps, (M, K); the size of a step, (M, 1); and twice the middle, (M, 1).
+    """
     if shares is not None:
         rows = rows * shares
-    # Not aminmax, which is several times slower along rows.
+    # aminmax would be several times slower along rows.
     low, high = rows.amin(1, keepdim=True), rows.amax(1, keepdim=True)
     scales = torch.add(smallest, high - low, alpha=step)
     middles = high + low
@@ -212,14 +216,14 @@ def spread(rows: Tensor, shares: Tensor | None, smallest: Tensor, step: float) -
 
 
 def gathered(product: Tensor, scales: Tensor, middles: Tensor, sums: Tensor, bias: Tensor | None) -> Tensor:
-    """Convert the product of steps to the product of the rows themselves, (M, N)."""
-    # Element by element: a matrix product would sum few rows in another order than many.
+    """Convert the product of rows in steps to the product of the original rows, (M, N), and add the bias."""
+    # Elementwise operations: the order of sums in a matrix product would depend on the number of rows.
     product = product.mul_(scales) if bias is None else torch.addcmul(bias, product, scales, out=product)
     return product.addcmul_(middles, sums)
 
 
 class Bf16Linear(FrozenLinear):
-    """A bfloat16 product; the residual sums it is added to stay float32."""
+    """A linear layer in bfloat16; the residual sum that it is added to stays float32."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)
@@ -227,23 +231,23 @@ class Bf16Linear(FrozenLinear):
         self._bias = None if linear.bias is None else linear.bias.detach().bfloat16()
 
     def rounded(self, states: Tensor) -> Tensor:
-        """(..., K) -> (..., N), of bfloat16."""
+        """Apply the layer in bfloat16: (..., K) -> (..., N)."""
         return functional.linear(states.bfloat16(), self._weight, self._bias)
 
 
-SEQUENCES, LENGTH = 32, 16  # of the random tokens
-# Lower bound of a feature's size, as a part of the largest: random tokens may never have activated it.
+SEQUENCES, LENGTH = 32, 16  # number and length of the random sequences
+# Lower bound for the size of a feature, as a fraction of the largest: random tokens may not have activated it.
 SMALLEST_PART = 1e-3
 
 
 def round_products(bert: Backbone) -> dict[str, Int8Weight]:
-    """Return the rounded weights of a float32 model by their names."""
+    """Return the int8 weights of a float32 model by module name."""
     largest = largest_features(bert)
     return {place: round_product(place, linear, largest.get(place)) for place, linear in layer_products(bert)}
 
 
 def round_product(place: str, linear: nn.Linear, largest: Tensor | None = None) -> Int8Weight:
-    """Round one weight, (N, K); ``largest`` is the largest size of each input feature, (K,)."""
+    """Quantize one weight, (N, K); ``largest`` has the maximum absolute value of each input feature, (K,)."""
     weight = linear.weight.detach().float()
     if largest is None:
         return Int8Weight.quantize(weight, weight_steps(place))
@@ -255,7 +259,7 @@ def _floored(sizes: Tensor) -> Tensor:
 
 
 def largest_features(bert: Backbone) -> dict[str, Tensor]:
-    """Return the largest size of each input feature, (K,), of the products behind a LayerNorm, on random tokens."""
+    """Return the maximum absolute input features, (K,), of the products after a LayerNorm, on random tokens."""
     config, largest = bert.config, dict[str, Tensor]()
     shape = SEQUENCES, min(LENGTH, config.positions)
     ids = torch.randint(config.vocab_size, shape, generator=torch.Generator().manual_seed(0))
@@ -266,7 +270,7 @@ def largest_features(bert: Backbone) -> dict[str, Tensor]:
 
 @contextmanager
 def _recorded(bert: Backbone, largest: dict[str, Tensor]) -> Iterator[None]:
-    """Record the largest inputs of the products in ``largest`` while the block runs, without dropout."""
+    """Record the maximum absolute inputs of the products in ``largest`` within a ``with`` block, without dropout."""
 
     def record(place: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         sizes = inputs[0].abs().flatten(0, -2).amax(0)  # (B, T, K) -> (K,)
@@ -294,24 +298,24 @@ Call = Callable[[Tensor, Sequence[tuple[int, int]], Tensor | None, bool], list[T
 
 
 class FusedLayers:
-    """Run all layers in one call, as long as they are the ones that the call was built from."""
+    """Runs all layers in one call, provided that they are the layers from which the call was built."""
 
     def __init__(self, encoder: Encoder, call: Call) -> None:
         self.call, self._modules = call, _modules(encoder)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        """Copy as None: an encoder is copied in order to be changed."""
+        """Copy as None, because a copied encoder is usually modified."""
 
     def __call__(
         self, encoder: Encoder, hidden: Tensor, visible: Visibility, needed: Tensor | None, keep_states: bool
     ) -> list[Tensor] | None:
-        """(B, T, H) -> [(B, T, H)], or [(M, H)] of the needed positions; with ``keep_states`` all states before it.
+        """Return the last state for embeddings (B, T, H): (B, T, H), or (M, H) for ``needed`` positions.
 
-        Return None if the plain layers must be used.
+        With ``keep_states``, all states come before it. Returns None if the plain layers must be used.
         """
         if isinstance(visible, Tensor) or torch.is_grad_enabled() or not self._applies_to(encoder):
             return None
-        # Nothing is padded here: without gradients, the sequences of a group have one length.
+        # There is no padding here: without gradients, the sequences of a group have the same length.
         lengths: list[Any] = [hidden.shape[:2]] if visible is None else [group.shape for group in visible]
         *states, last = self.call(hidden.flatten(0, 1), lengths, needed, keep_states)
         return [*(state.view_as(hidden) for state in states), last.view_as(hidden) if needed is None else last]
@@ -323,7 +327,7 @@ class FusedLayers:
 
 
 def layers_of(encoder: Encoder) -> list[Layer]:
-    """Return the distinct layers, which must be exactly the class that the fused code implements."""
+    """Return the distinct layers, which must have exactly the class that the fused code implements."""
     layers = [layer for layer in encoder.layers if isinstance(layer, Layer)]
     assert len(layers) == len(encoder.layers), "a layer of another class would be skipped"
     assert all(type(layer) is Layer for layer in layers), "a subclass computes something else"
@@ -342,8 +346,8 @@ def linears_of(layer: Layer) -> dict[str, nn.Linear]:
 
 
 def _modules(encoder: Encoder) -> list[nn.Module]:
-    """Return every module that can be added, removed or replaced; a module equals only itself."""
-    # Read from nn.Module's own dictionary: attribute access would take a third of the time that fusing saves.
+    """Return every module that can be added, removed or replaced, for comparison by identity."""
+    # Read from nn.Module's dictionary: attribute access would take a third of the time that fusing saves.
     return [
         child
         for layer in layers_of(encoder)

@@ -1,12 +1,13 @@
-"""Inference precision: float32, or bfloat16 or int8 where they are faster.
+"""Inference precision: float32, or bfloat16 or int8 if they are faster.
 
 Only the four matrix products of each layer change, which take most of the time; residual sums, LayerNorm and the heads
-stay float32. The layers keep their float32 parameters, so that saving and adapters see the same model. Only
-architectures that declare ``fused_kernels`` have other precisions than float32.
+stay float32. The layers keep their float32 parameters for saving and adapters. Only architectures that declare
+``fused_kernels`` support precisions other than float32.
 
-Precisions are compared on ordinary and on odd texts unless the user brings some. Rounding errors of the tokens of a
-paragraph average out in its vector, but a text of one word, number or sign has nothing to average with, and a sign that
-the model has rarely seen has the largest states of all. The words and characters are of the model's own vocabulary.
+Unless the user provides texts, precisions are compared on ordinary texts and on very short, unusual ones. The rounding
+errors of tokens average out in the vector of a paragraph, but not in that of a single word, number or punctuation mark;
+and a mark that is rare in the training text has the largest states of all. Words and characters are taken from the
+model's vocabulary.
 """
 
 import logging
@@ -47,19 +48,19 @@ from cloze.text.vocabulary import CONTINUATION
 logger = logging.getLogger("cloze")
 
 PRECISIONS: tuple[PrecisionName, ...] = ("auto", "fp32", "bf16", "int8")
-# Least cosine between a text's vectors in float32 and in another precision for "auto" to use that precision.
+# Minimum cosine similarity between a text's vectors in float32 and in another precision for "auto" to use the latter.
 LEAST_COSINE = 0.99
-# "auto" compares these before it uses bfloat16, at every load; large models (parameters) compare fewer texts.
+# "auto" compares these at every load before it uses bfloat16; models with over LARGE parameters compare fewer texts.
 _COMPARED: tuple[PrecisionName, ...] = ("fp32", "bf16")
 LARGE, _FEWEST_TEXTS = 50_000_000, 2
 
 
 def has_fast_bf16(device: torch.device) -> bool:
-    """Return whether the hardware multiplies bfloat16 faster than float32."""
+    """Return whether bfloat16 products are faster than float32 products on this device."""
     if device.type == "cuda":
         return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type == "cpu":
-        # Having the instructions is not enough: without AMX tiles, float32 can be twice as fast as bfloat16.
+        # The instructions are not sufficient: without AMX tiles, float32 can be twice as fast as bfloat16.
         return torch.cpu._is_avx512_bf16_supported() and _bf16_is_faster()
     return False
 
@@ -85,7 +86,7 @@ def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device
     if not folder.model.capabilities.fused_kernels:
         if name in ("bf16", "int8"):
             require_fused_kernels(folder.model, f"precision {name}")
-        return  # as it was loaded, which is fp32
+        return  # models are loaded in fp32
     file = _read_rounded(folder, name) if name == "int8" or (name == "auto" and device.type == "cpu") else None
     if name == "auto":
         # int8 only if ``cloze quantize`` has measured its effect on this model.
@@ -97,7 +98,7 @@ def set_precision(folder: ModelFolder, name: PrecisionName, device: torch.device
 
 
 def use_without_int8(folder: ModelFolder, device: torch.device) -> None:
-    """Switch to bfloat16 where it is faster and near enough, otherwise to float32."""
+    """Switch to bfloat16 if it is faster and accurate enough, otherwise to float32."""
     if has_fast_bf16(device):
         _use_near_bf16(folder, device)
     else:
@@ -105,23 +106,23 @@ def use_without_int8(folder: ModelFolder, device: torch.device) -> None:
 
 
 def int8_is_faster(bert: Backbone, device: torch.device) -> bool:
-    """Return whether int8 is faster than the precision that ``auto`` would take otherwise."""
+    """Return whether int8 is faster than the precision that ``auto`` would use otherwise."""
     return _is_faster("int8", "bf16" if has_fast_bf16(device) else "fp32", bert)
 
 
 def _read_rounded(folder: ModelFolder, name: PrecisionName) -> QuantizedFile | None:
-    """Return the int8 weights beside a model; with ``auto``, ignore a damaged file with a warning."""
+    """Return the int8 weights stored next to a model; with ``auto``, warn about a damaged file and return None."""
     try:
         return read_quantized(folder)
     except CheckpointError as error:
         if name == "int8":
             raise
-        logger.warning("%s; until then, auto goes on without int8", error)
+        logger.warning("%s; auto does not use int8 until then", error)
         return None
 
 
 def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
-    """Switch to bfloat16 if a few texts keep nearly the vectors of float32, otherwise stay with float32."""
+    """Switch to bfloat16 if the vectors of a few texts stay close to those of float32, otherwise to float32."""
     bert, tokenizer = folder.model, folder.tokenizer
     is_large = sum(parameter.numel() for parameter in bert.parameters()) > LARGE
     texts = FEW_TEXTS[: _FEWEST_TEXTS if is_large else None]
@@ -135,8 +136,8 @@ def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
     if least >= LEAST_COSINE:
         return
     logger.warning(
-        "bf16 changes this model's vectors too much (a cosine of %.4f to float32's, at least %s was expected): "
-        "float32 is used; %s takes bf16 all the same",
+        "bf16 changes this model's vectors too much (cosine similarity to float32: %.4f, at least %s was expected): "
+        "float32 is used; %s selects bf16 anyway",
         least,
         LEAST_COSINE,
         format_option("precision", "bf16"),
@@ -145,7 +146,7 @@ def _use_near_bf16(folder: ModelFolder, device: torch.device) -> None:
 
 
 def _vector_maker(folder: ModelFolder) -> VectorMaker:
-    """Return the folder's own pooling, since whitening amplifies differences; plain means if it is unsupported."""
+    """Return the folder's pooling, because whitening amplifies differences; mean pooling if it is unsupported."""
     try:
         return make_vectors(folder, None, last=True)
     except ClozeError:
@@ -153,17 +154,17 @@ def _vector_maker(folder: ModelFolder) -> VectorMaker:
 
 
 def precision_of(bert: Backbone) -> PrecisionName:
-    """Return the precision that a model computes in now."""
+    """Return the current precision of a model."""
     if not bert.capabilities.fused_kernels:
         return "fp32"
-    _, first = next(layer_products(bert))  # all have the same
+    _, first = next(layer_products(bert))  # all products have the same precision
     if isinstance(first, Int8Linear | NativeLinear):
         return "int8"
     return "bf16" if isinstance(first, Bf16Linear) else "fp32"
 
 
 def use_products(bert: Backbone, name: PrecisionName, weights: Mapping[str, Int8Weight]) -> None:
-    """Replace the products of the layers by those of a precision; ``weights`` are int8 weights from a file, if any."""
+    """Replace the linear layers by those of a precision; ``weights`` are int8 weights from a file, if any."""
     if name == "fp32" and not bert.capabilities.fused_kernels:
         return
     encoder = require_fused_kernels(bert, f"precision {name}").encoder
@@ -228,7 +229,7 @@ CHINESE = (
     "我昨天给你写了一封信，不知道你收到没有。",
     "天黑以后，山里的气温下降得很快。",
 )
-# A few of all kinds, for a quick comparison; the first two alone for large models.
+# A few texts of all kinds for a quick comparison; large models use only the first two.
 FEW_TEXTS = (
     "The ship left the harbour before the sun was up.",
     "?",
@@ -237,13 +238,13 @@ FEW_TEXTS = (
     "word",
     "Über den Häusern: 3,14 %!",
 )
-# Share of the characters of CHINESE that a vocabulary must have to read Chinese, and share of Chinese pieces from which
-# it is a Chinese vocabulary rather than a multilingual one.
+# Fraction of the characters of CHINESE that a vocabulary needs to support Chinese, and fraction of Chinese pieces from
+# which a vocabulary is considered Chinese instead of multilingual.
 _READS_CHINESE, _IS_CHINESE = 0.9, 0.25
 
 
 def running_texts(tokenizer: Tokenizer, paragraphs: Sequence[str]) -> dict[str, list[str]]:
-    """Return ordinary texts by kind: these English paragraphs, Chinese sentences, or both, as the vocabulary reads."""
+    """Return ordinary texts by kind: the English paragraphs, Chinese sentences, or both, as the vocabulary allows."""
     texts: dict[str, list[str]] = {}
     mostly_chinese = is_chinese(tokenizer)
     if not mostly_chinese:
@@ -254,7 +255,7 @@ def running_texts(tokenizer: Tokenizer, paragraphs: Sequence[str]) -> dict[str, 
 
 
 def odd_texts(tokenizer: Tokenizer) -> dict[str, list[str]]:
-    """Return short texts by kind: single words and ideographs of the vocabulary, numbers, signs."""
+    """Return very short texts by kind: single words and ideographs of the vocabulary, numbers, punctuation marks."""
     pieces = tokenizer.pieces
     words = [piece for piece in pieces if len(piece) > 1 and piece.isalpha() and not any(map(is_ideograph, piece))]
     characters = [piece for piece in pieces if len(piece) == 1 and is_ideograph(piece)]
@@ -268,20 +269,20 @@ def odd_texts(tokenizer: Tokenizer) -> dict[str, list[str]]:
 
 
 def reads_chinese(tokenizer: Tokenizer) -> bool:
-    """Return whether a vocabulary has the characters of Chinese text."""
+    """Return whether a vocabulary has the characters needed for Chinese text."""
     needed = set(filter(is_ideograph, "".join(CHINESE)))
     known = sum(tokenizer.id(character) is not None for character in needed)
     return known >= _READS_CHINESE * len(needed)
 
 
 def is_chinese(tokenizer: Tokenizer) -> bool:
-    """Return whether a vocabulary is Chinese rather than multilingual."""
+    """Return whether a vocabulary is Chinese instead of multilingual."""
     ideographic = sum(any(map(is_ideograph, piece.removeprefix(CONTINUATION))) for piece in tokenizer.pieces)
     return ideographic >= _IS_CHINESE * tokenizer.size
 
 
 def _spread(pieces: Sequence[str], count: int) -> list[str]:
-    """Sample evenly from first to last: vocabularies are sorted by frequency or alphabetically."""
+    """Sample evenly from first to last, because vocabularies are sorted by frequency or alphabetically."""
     if len(pieces) <= count:
         return list(pieces)
     return [pieces[number * (len(pieces) - 1) // (count - 1)] for number in range(count)]

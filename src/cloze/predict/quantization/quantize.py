@@ -1,4 +1,4 @@
-"""``cloze quantize``: write int8 weights beside a model and report their size, speed and accuracy."""
+"""``cloze quantize``: write int8 weights next to a model and report their size, speed and accuracy."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from cloze.tasks.intervals import Difference
 from cloze.tasks.rows import Source
 from cloze.tasks.similarity.kind import cosines
 
-# Texts per timed turn; both models embed a turn before either starts the next, and the median over turns counts.
+# Texts per timed turn, and minimum number of turns. The models alternate after each turn; the median is reported.
 TURN_TEXTS, FEWEST_TURNS = 32, 5
 
 
@@ -32,14 +32,14 @@ class QuantizeReport:
 
     file: str
     bytes: int
-    float_bytes: int  # of the same weights in float32
+    float_bytes: int  # size of the same weights in float32
     texts: int
     speedup: float  # float32 time / int8 time on the same texts, median over turns
-    least_cosine: float  # between a text's vectors in int8 and in float32; odd texts are reported separately
+    least_cosine: float  # lowest similarity of a text's vectors in int8 and float32, except for odd texts
     mean_cosine: float
-    scores: Mapping[str, Mapping[str, float]]  # of fp32 and int8, if a task was named
-    kinds: Mapping[str, float] = field(default_factory=dict)  # least cosine of each kind of sample texts
-    difference: Difference | None = None  # int8's main score minus float32's on the same rows, if a task was named
+    scores: Mapping[str, Mapping[str, float]]  # scores in fp32 and int8, if a task was given
+    kinds: Mapping[str, float] = field(default_factory=dict)  # lowest cosine of each kind of sample texts
+    difference: Difference | None = None  # main score in int8 minus that in float32, paired by row, if a task was given
 
     @property
     def near(self) -> bool:
@@ -48,7 +48,7 @@ class QuantizeReport:
 
     @property
     def least_of_all(self) -> float:
-        """The least cosine, odd texts included."""
+        """The lowest cosine, including odd texts."""
         return min([self.least_cosine, *self.kinds.values()])
 
     @property
@@ -70,25 +70,23 @@ def quantize(
     task: Source | None = None,
     with_odd: bool = False,
 ) -> QuantizeReport:
-    """Write the int8 weights of a model and report their effect on these texts.
+    """Write the int8 weights of a model and report their effect on some texts.
 
     Args:
         model: A model folder or hub name.
-        texts: Texts to compare int8 and float32 on.
-        out: Write a copy of the model here; otherwise the weights are written beside the model.
-        task: Evaluate both precisions on this task as well.
-        with_odd: Use Chinese sentences too, or instead, if the vocabulary has them; and report odd short texts, which
-            decide nothing because they are harder than ordinary use.
+        texts: Texts on which int8 and float32 are compared.
+        out: Folder for a copy of the model with int8 weights; by default, they are written next to the model.
+        task: A task on which both precisions are evaluated as well.
+        with_odd: Add Chinese sentences, or use them instead, depending on the vocabulary. Also report very short,
+            unusual texts; these do not affect ``near``, because they are harder than ordinary texts.
     """
     if not texts:
-        raise RequestError("no texts to compare int8 and float32 on; give some")
+        raise RequestError("no texts to compare int8 and float32 on; give at least one")
     place = find_source(model)
     contents = load_any(place)
     if contents.adapter is not None or (found := find_model(place)) is None or found[1] is not None:
-        raise CheckpointError(
-            f"{model}: int8 weights lie beside those of a model folder; make it one with 'cloze convert'"
-        )
-    require_fused_kernels(contents.model, "quantizing")
+        raise CheckpointError(f"{model}: int8 weights are stored in a model folder; create one with 'cloze convert'")
+    require_fused_kernels(contents.model, "quantization")
     if out is not None:
         save_folder(contents, out)
         place = out
@@ -118,7 +116,7 @@ def quantize(
 def _compare_scores(
     plain: Model, quantized: Model, task: Source | None
 ) -> tuple[dict[str, dict[str, float]], Difference | None]:
-    """Return the scores of each precision, and the difference of the main one, paired by row."""
+    """Return the scores in both precisions, and the difference of the main score, paired by row."""
     if task is None:
         return {}, None
     exact, rounded = evaluate(plain, task), evaluate(quantized, task)
@@ -139,8 +137,8 @@ def _compare_kinds(
 def _compare(plain: Model, quantized: Model, texts: Sequence[str]) -> tuple[NDArray[np.float64], float]:
     """Return the cosine of each text's two vectors, and the speedup.
 
-    One pass over the texts gives both. The models take turns, so that both see the same load on the machine; texts of
-    similar length are together, as in normal use.
+    Both come from one pass over the texts. The models alternate, so that both see the same load on the machine. Texts
+    of similar length are batched, as in normal use.
     """
     ordered = sorted(texts, key=len)
     turns = [ordered[start : start + TURN_TEXTS] for start in range(0, len(ordered), TURN_TEXTS)]
@@ -149,13 +147,13 @@ def _compare(plain: Model, quantized: Model, texts: Sequence[str]) -> tuple[NDAr
         (first, slow), (second, fast) = _timed(plain, turn), _timed(quantized, turn)
         similarities.append(cosines(first, second))
         speedups.append(slow / fast)
-    while len(speedups) < FEWEST_TURNS:  # few texts take little time, and one measurement says little
+    while len(speedups) < FEWEST_TURNS:  # repeat for few texts, because a single measurement is unreliable
         speedups.append(_timed(plain, turns[-1])[1] / _timed(quantized, turns[-1])[1])
     return np.concatenate(similarities), float(np.median(speedups))
 
 
 def _timed(model: Model, texts: Sequence[str]) -> tuple[Floats, float]:
-    # With the folder's own pooling: whitening, for example, amplifies differences.
+    # Uses the folder's pooling, because whitening, for example, amplifies differences.
     pooling = None if model.embedding.unsupported is None else "mean"
     start = time.perf_counter()
     vectors = model.embed(texts, pooling=pooling)

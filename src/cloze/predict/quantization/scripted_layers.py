@@ -1,14 +1,13 @@
 """The layers of an int8 model as one TorchScript call, for machines without the compiled C kernels.
 
-TorchScript is leaving PyTorch, and this file is the only one that uses it: delete it, and its mention in
-``precision.py``, to drop it. It stays because for a short text the forty operations of a layer take longer to call
-from Python than to compute. Processor time of eager layers relative to these, in two runs of
-``benchmarks/eager_layers.py`` (all-MiniLM-L6-v2, one thread, a shared machine): 1.65 and 1.85 for one short text, 1.16
-and 1.19 for many short texts, 1.06 and 1.20 for paragraphs. TorchScript also releases the interpreter lock, so that a
-service accepts requests meanwhile. The operations and their order are those of the layers: the results are the same
-bits.
+TorchScript is deprecated in PyTorch, and only this file uses it; to remove it, delete this file and its use in
+``precision.py``. It is useful because, for a short text, calling the forty operations of a layer from Python takes
+longer than computing them. CPU time of eager layers relative to these, in two runs of ``benchmarks/eager_layers.py``
+(all-MiniLM-L6-v2, one thread, a shared machine): 1.65 and 1.85 for one short text, 1.16 and 1.19 for many short texts,
+1.06 and 1.20 for paragraphs. TorchScript also releases the interpreter lock, so a service can accept requests in the
+meantime. The operations and their order are those of the plain int8 layers, so results are bit-identical.
 
-Dimensions: N tokens of all sequences, M positions that are read, H hidden size, A heads, D head size.
+Dimensions: N tokens of all sequences, M requested positions, H hidden size, A heads, D head size.
 """
 
 import warnings
@@ -28,13 +27,13 @@ class ScriptedLayers:
 
     def __init__(self, encoder: Encoder) -> None:
         with warnings.catch_warnings():
-            # Deprecated in PyTorch; see the module's docstring for why it is still used here.
+            # Deprecated in PyTorch; the module docstring explains why it is used.
             warnings.simplefilter("ignore")
             self._call: Any = torch.jit.script(_ScriptedLayers(encoder))
 
     @classmethod
     def of(cls, encoder: Encoder) -> "ScriptedLayers | None":
-        """Return the scripted layers if TorchScript can call their products (fbgemm), otherwise None."""
+        """Return the scripted layers, or None if their products are not fbgemm, which TorchScript can call."""
         linears = [linear for layer in layers_of(encoder) for linear in linears_of(layer).values()]
         callable_products = all(isinstance(one, Int8Linear) and isinstance(one.product, Fbgemm) for one in linears)
         return cls(encoder) if callable_products and hasattr(torch.jit, "script") else None
@@ -42,8 +41,8 @@ class ScriptedLayers:
     def __call__(
         self, hidden: Tensor, lengths: Sequence[tuple[int, int]], needed: Tensor | None, keep_states: bool
     ) -> list[Tensor]:
-        """(N, H) -> [(N, H)], or [(M, H)] of the needed positions; with ``keep_states`` all states before it."""
-        # Optimizing the graph would take a tenth of a second on the first call, and gains nothing.
+        """Return the last state, (N, H), or (M, H) for ``needed``; with ``keep_states``, all states before it."""
+        # Optimizing the graph would take a tenth of a second on the first call without a benefit.
         with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
             return self._call(hidden, lengths, needed, keep_states)  # type: ignore[no-any-return]
 
@@ -78,7 +77,7 @@ class _ScriptedLayer(nn.Module):
         self.activation = layer.activation
 
     def forward(self, hidden: Tensor, lengths: list[tuple[int, int]], needed: Tensor | None) -> Tensor:
-        """(N, H) -> (N, H), or (M, H)."""
+        """Apply the layer: (N, H) -> (N, H), or (M, H) for ``needed``."""
         context = self.attend(self.query_key_value(hidden), lengths)
         if needed is not None:
             context = context.index_select(0, needed)
@@ -89,7 +88,7 @@ class _ScriptedLayer(nn.Module):
         return normed
 
     def attend(self, fused: Tensor, lengths: list[tuple[int, int]]) -> Tensor:
-        """(N, 3 H) -> (N, H), one attention call per run of sequences of equal length."""
+        """Attend with one call per run of sequences of equal length: (N, 3 H) -> (N, H)."""
         contexts: list[Tensor] = []
         start = 0
         for count, length in lengths:
@@ -102,7 +101,7 @@ class _ScriptedLayer(nn.Module):
 
 
 class _ScriptedLayers(nn.Module):
-    """All layers in order; a shared layer repeats."""
+    """All layers in order; a shared layer is repeated."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -113,7 +112,7 @@ class _ScriptedLayers(nn.Module):
     def forward(
         self, hidden: Tensor, lengths: list[tuple[int, int]], needed: Tensor | None, keep_states: bool
     ) -> list[Tensor]:
-        """(N, H) -> [(N, H)], or [(M, H)]; with ``keep_states`` all states before it."""
+        """Return the last state, (N, H), or (M, H) for ``needed``; with ``keep_states``, all states before it."""
         states = [hidden]
         for number, layer in enumerate(self.layers):
             hidden = layer(hidden, lengths, needed if number == self.last else None)

@@ -1,9 +1,9 @@
-"""The precision that ``cloze serve`` chooses: int8 where it is near enough to float32, measured once and cached.
+"""Choose the precision for ``cloze serve``: int8 if it is close enough to float32, measured once and cached.
 
-Int8 weights beside a model (``cloze quantize``) are used if they were measured as near enough. Other models are
-quantized when they are first served and compared with float32, on texts and by the bound of ``cloze quantize``;
-they are kept in ``$XDG_CACHE_HOME/cloze/int8`` (``~/.cache/cloze/int8``), never in the model's folder, under a hash
-of everything that decides the vectors, as it was loaded, so that a changed model is measured anew.
+Int8 weights in the model folder (``cloze quantize``) are used if their measured similarity is high enough. Other models
+are quantized when they are first served, and compared with float32 on the texts and with the threshold of ``cloze
+quantize``. The weights are cached in ``$XDG_CACHE_HOME/cloze/int8`` (``~/.cache/cloze/int8``), never in the model
+folder, under a hash of everything that affects the vectors, so a changed model is measured again.
 """
 
 import hashlib
@@ -48,18 +48,18 @@ from cloze.tasks.similarity.kind import cosines
 logger = logging.getLogger("cloze")
 
 Paragraphs = Callable[[], Sequence[str]]
-# Paragraphs that models are compared on, and those of more than ``LARGE`` parameters: a start should take seconds.
+# Number of paragraphs to compare, and for models with more than LARGE parameters, so that a start takes only seconds.
 _PARAGRAPHS, _PARAGRAPHS_IF_LARGE = 64, 16
 
 
 @dataclass(frozen=True)
 class ServicePrecision:
-    """The precision that a model is served in, and why."""
+    """The precision in which a model is served, and the reason."""
 
     name: PrecisionName
     reason: str
-    least_cosine: float | None = None  # to float32, if int8 was measured
-    cache_error: str | None = None  # why the int8 weights could not be kept
+    least_cosine: float | None = None  # lowest similarity to float32, if int8 was measured
+    cache_error: str | None = None  # why the int8 weights could not be cached
 
     def __str__(self) -> str:
         return f"{self.name}, {self.reason}"
@@ -68,12 +68,12 @@ class ServicePrecision:
 def load_for_service(
     source: str, *, device: str | None = None, paragraphs: Paragraphs = list
 ) -> tuple[Model, ServicePrecision]:
-    """Load a model in the fastest precision that is near enough to float32.
+    """Load a model in the fastest precision that is close enough to float32.
 
     Args:
-        source: A model folder, an adapter's folder, or a hub name.
-        device: The device; int8 is for the CPU.
-        paragraphs: Returns English texts to compare int8 and float32 on; called only if there is something to measure.
+        source: A model folder, an adapter folder, or a hub name.
+        device: The device; int8 is available only on the CPU.
+        paragraphs: Returns English texts on which int8 and float32 are compared; called only if needed.
     """
     folder = load_any(find_source(source))
     for note in folder.notes:
@@ -87,7 +87,7 @@ def load_for_service(
 
 
 def _choose(folder: ModelFolder, device: torch.device, paragraphs: Paragraphs) -> ServicePrecision:
-    """Switch a model on the CPU to int8 if that is faster and near enough, otherwise to the best of the others."""
+    """Switch a model on the CPU to int8 if it is faster and accurate enough, otherwise to the best alternative."""
     bert = folder.model
     if not int8_is_faster(bert, device):
         use_without_int8(folder, device)
@@ -102,24 +102,24 @@ def _choose(folder: ModelFolder, device: torch.device, paragraphs: Paragraphs) -
     use_without_int8(folder, device)
     reason = (
         f"as int8 changes the vectors too much: least cosine {found.least_cosine:.4f} to fp32, at least {LEAST_COSINE} "
-        f"was expected ({origin}); --precision int8 takes it all the same"
+        f"was expected ({origin}); --precision int8 selects it anyway"
     )
     return ServicePrecision(precision_of(bert), reason, found.least_cosine, error)
 
 
 def _beside(folder: ModelFolder) -> QuantizedFile | None:
-    """Return the int8 weights beside a model; None if there are none, or damaged ones, of which it warns."""
+    """Return the int8 weights in the model folder, or None; warns about a damaged file."""
     try:
         return read_quantized(folder)
     except CheckpointError as error:
-        logger.warning("%s; until then, the service takes int8 weights of its own", error)
+        logger.warning("%s; until then, the service quantizes the model itself", error)
         return None
 
 
 def _from_cache(folder: ModelFolder, paragraphs: Paragraphs) -> tuple[QuantizedFile, str, str | None]:
-    """Return the int8 weights of a float32 model, where they come from, and why they could not be kept, if so.
+    """Return the int8 weights of a float32 model, their origin, and an error message if they could not be cached.
 
-    They are read from the cache, or made, measured and written there.
+    They are read from the cache, or computed, measured and written to it.
     """
     key = hashlib.sha256(f"{INT8_FORMAT}\n{fingerprint(folder)}".encode()).hexdigest()
     place = cache_folder()
@@ -129,19 +129,19 @@ def _from_cache(folder: ModelFolder, paragraphs: Paragraphs) -> tuple[QuantizedF
             if path.is_file():
                 return read_quantized_file(path, folder.model, key), "cached", None
         except (CheckpointError, OSError):
-            pass  # damaged, or not to be read: it is made again
+            pass  # damaged or unreadable: it is written again
     weights = round_products(folder.model)
     made = QuantizedFile(weights, _measure(folder, weights, paragraphs))
     return made, "measured now", _keep(path, made, key)
 
 
 def _measure(folder: ModelFolder, weights: Mapping[str, Int8Weight], paragraphs: Paragraphs) -> float:
-    """Return the least cosine between the vectors of texts in float32 and in int8; -1 if they are no numbers."""
+    """Return the lowest cosine between the vectors of texts in float32 and in int8; -1 if it is not finite."""
     is_large = sum(parameter.numel() for parameter in folder.model.parameters()) > LARGE
     kinds = running_texts(folder.tokenizer, list(paragraphs())[: _PARAGRAPHS_IF_LARGE if is_large else _PARAGRAPHS])
     texts = list(chain.from_iterable(kinds.values())) or list(FEW_TEXTS)
     model = Model(folder, device="cpu")
-    # Read here and not by ``embed``, which would warn of texts that are truncated.
+    # Encoded here, because ``embed`` would warn about truncated texts.
     read = read_texts(folder.tokenizer, texts, segments=folder.model.config.segments)
     pooling: Pooling | None = None if folder.embedding.unsupported is None else "mean"
     exact = model.embed_encoded(read, pooling)
@@ -151,13 +151,13 @@ def _measure(folder: ModelFolder, weights: Mapping[str, Int8Weight], paragraphs:
 
 
 def _keep(path: Path | None, quantized: QuantizedFile, key: str) -> str | None:
-    """Write int8 weights into the cache; return why not, if it cannot be written."""
+    """Write int8 weights to the cache; return an error message if it cannot be written, otherwise None."""
     if path is None:
         return "this user has no home folder"
     try:
         write_quantized_file(path, quantized.weights, quantized.least_cosine, key)
     except ClozeError as error:
-        # Another service that starts with this model writes the same.
+        # Another service that starts with this model is writing the same file.
         return None if isinstance(error.__cause__, BlockingIOError) else str(error)
     return None
 
@@ -165,7 +165,7 @@ def _keep(path: Path | None, quantized: QuantizedFile, key: str) -> str | None:
 def cache_folder() -> Path | None:
     """Return the folder of cached int8 weights; None without a home folder."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if given.is_absolute():  # the XDG specification has relative ones ignored
+    if given.is_absolute():  # the XDG specification requires that relative paths are ignored
         return given / "cloze" / "int8"
     try:
         return Path.home() / ".cache" / "cloze" / "int8"

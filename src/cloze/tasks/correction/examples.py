@@ -22,7 +22,8 @@ logger = logging.getLogger("cloze")
 
 # Number of unusable lines of a confusion list that a warning names, and the separators of its words.
 _NAMED_LINES = 5
-_BETWEEN = re.compile(r"[\s,，、;；|/'\"\[\]]+")
+# An apostrophe between letters belongs to a word.
+_BETWEEN = re.compile(r"(?:[\s,，、;；|/\"\[\]]|(?<![a-zA-Z])'|'(?![a-zA-Z]))+")
 _AFTER_WORD = re.compile(r"\t|[:：]|,|\s")
 
 SOURCE, TARGET = "source", "target"  # default columns

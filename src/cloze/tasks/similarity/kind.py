@@ -105,7 +105,7 @@ class ScoredPairs:
         )
 
     def sparse_rows(self, firsts: Any, seconds: Any) -> MetricRows:
-        """Return the cosines of sparse vectors of length 1, (N, F) each, as metrics need them."""
+        """Return the cosines of sparse vectors of length 1, (N, F) each, for metrics of resampled rows."""
         return MetricRows(self.metrics, self.scores, np.asarray(firsts.multiply(seconds).sum(1)).ravel().tolist())
 
 
@@ -152,7 +152,7 @@ class QuestionAnswers:
     def _ranks(self, questions: Any, answers: Any) -> tuple[list[list[int]], list[int]]:
         """Return the ranks of each question's right answers (from 1, best first), and its nearest answer.
 
-        Vectors have length 1, and are dense or sparse.
+        The vectors have length 1 and are dense or sparse.
         """
         ranks: list[list[int]] = []
         nearest: list[int] = []

@@ -169,26 +169,26 @@ def count_step_activations(
 ) -> int:
     """Return the peak bytes of a step's activations: the student's, the teacher's, and those of the comparisons.
 
-    The teacher needs no gradients: it holds one layer, and the states and attention that are compared.
+    The teacher needs no gradients: in memory are one layer at a time, and the states and attention to compare.
     """
     tokens = batch * length
     square = _FLOAT * batch * length * length
     attention = settings.attention_weight > 0 and student.heads == teacher.heads
     widest = max(2 * _FLOAT * tokens * teacher.feedforward_size, 2 * square * teacher.heads)
     teacher_layer = 5 * _FLOAT * tokens * teacher.hidden_size + widest
-    shown = compared = 0
+    stored = compared = 0
     if settings.states_weight > 0:
-        shown += _FLOAT * tokens * teacher.hidden_size * (teacher.layers + 1)
-        # The teacher's states and the student's, and these before they are mapped to the teacher's width.
+        stored += _FLOAT * tokens * teacher.hidden_size * (teacher.layers + 1)
+        # The teacher's and the student's states, and the latter before the mapping to the teacher's width.
         mapped = student.hidden_size if student.hidden_size != teacher.hidden_size else 0
         compared += student.layers * _FLOAT * tokens * (2 * teacher.hidden_size + mapped)
     if attention:
-        shown += square * teacher.heads * teacher.layers
-        # Both distributions, the clamped one of the student, and the difference of logarithms; in the backward pass,
-        # three gradients.
+        stored += square * teacher.heads * teacher.layers
+        # Both distributions, the student's clamped one and the difference of logarithms; three gradients in the
+        # backward pass.
         compared += (4 * student.layers + 3) * square * teacher.heads
-    beside = shown + max(teacher_layer, compared)
-    # No heads: every state of the last layer may be compared.
+    beside = stored + max(teacher_layer, compared)
+    # Without heads, because every state of the last layer may be compared.
     count = partial(count_activations, student, (), batch, length, explicit=attention or student.attention_dropout > 0)
     if not settings.checkpointing:
         return count() + beside

@@ -42,17 +42,17 @@ from cloze.train.run import COMPARISON, Run
 
 Array = NDArray[np.float64]
 
-# Strengths to choose from: C of scikit-learn, the weight of the loss against that of the squared weights.
+# Regularization strengths to choose from: scikit-learn's C, the weight of the loss relative to the squared weights.
 STRENGTHS = tuple(10 ** (exponent / 2) for exponent in range(-10, 3))
 FOLDS = 5
-# Where training starts: fitted to at most this many rows, which takes seconds, with one of these strengths.
+# For the initial head of a training: at most this many rows, so that it takes seconds, and one of these strengths.
 STARTING_ROWS, STARTING_STRENGTHS = 2000, (1e-4, 1e-3, 1e-2, 1e-1)
-# The comparison: both are scored on one of this many folds.
+# Number of folds of the comparison; both methods are scored on one of them.
 COMPARED_FOLDS = 3
 CHOICE = "few_labels.json"
-PAIRS = 2000  # of contrastive training, about, and so as many texts as fine-tuning reads in 250 updates of 16
+PAIRS = 2000  # approximate number of pairs for contrastive training: as many texts as 250 updates of 16 rows
 _PAIRS_STREAM = 2  # separates these random numbers from those of order, dropout and augmentation
-# The optimum is exact to about six digits of each weight.
+# The weights are exact to about six digits.
 _TOLERANCE, _MOST_ITERATIONS = 1e-9, 10_000
 _CONVERGED = 1e-5
 
@@ -337,22 +337,22 @@ def choose_few(
     finetune: Callable[[TaskData, Path], float],
     progress: Progress,
 ) -> bool:
-    """Return whether the few-label path scores better than fine-tuning; the choice is recorded in the run.
+    """Return whether the few-label method scores better than fine-tuning; the choice is recorded in the run.
 
-    Both learn from two thirds of the training rows and are scored on the last third, once: the dev rows play no part,
-    so that their score stays that of unseen rows. Fine-tuning takes as many epochs as it would on all rows. If it wins,
-    its model is not thrown away: training continues from it on all rows for the last third of the updates
-    (``remaining_epochs``). Either way, a run computes no more updates than without the comparison.
+    Both methods are trained on two thirds of the training rows and scored once on the last third. The dev rows are not
+    used, so that their score remains that of unseen rows. Fine-tuning takes as many epochs as it would on all rows. If
+    it wins, training continues from its model on all rows for the last third of the updates (``remaining_epochs``). In
+    either case, a run computes no more updates than without the comparison.
 
-    The standard error of the difference is about sqrt(share of rows on which both differ / held-out rows): 4 points of
-    accuracy for 130 held-out rows, 7 for 40. A wrong choice is therefore likely only where both are about as good.
+    The standard error of the difference is about sqrt(fraction of rows on which both differ / held-out rows): 4 points
+    of accuracy for 130 held-out rows, 7 for 40. A wrong choice is therefore likely only if both are about equally good.
 
     Args:
-        run: The run, which has the record.
+        run: The run, which records the choice.
         data: The rows.
-        fit: Scores the few-label path.
-        finetune: Scores fine-tuning, in a folder of its own.
-        progress: Where the choice is reported.
+        fit: Returns the score of the few-label method.
+        finetune: Returns the score of fine-tuning, which it runs in the given folder.
+        progress: Receives the report of the choice.
     """
     record, folder = run.folder / CHOICE, run.folder / COMPARISON
     if not record.is_file():
@@ -374,7 +374,7 @@ def choose_few(
 
 
 def remaining_epochs(epochs: int) -> int:
-    """Return the epochs on all rows that follow so many on the compared part of them: a third, for equal updates."""
+    """Return the epochs on all rows after ``epochs`` on two thirds: a third, as many updates as in a plain run."""
     return max(1, round(epochs / COMPARED_FOLDS))
 
 

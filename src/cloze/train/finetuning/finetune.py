@@ -167,11 +167,11 @@ class _Finetuning:
     progress: Progress
 
     def full(self) -> TrainingParts:
-        """Return the parts of fine-tuning: the model, an adapter or a head on frozen states is trained in steps."""
+        """Return the parts of fine-tuning: a model, an adapter or a head on frozen states, trained in steps."""
         return self._tune(self.settings, *self._start(self.settings))
 
     def _tune(self, settings: ResolvedSettings, tuned: ModelFolder, wrapped: Model) -> TrainingParts:
-        """Return the parts of fine-tuning a model that has its head."""
+        """Return the parts of fine-tuning a model that already has its head."""
         data = self.data
         return TrainingParts(
             recorded=self.recorded | asdict(settings),
@@ -185,7 +185,7 @@ class _Finetuning:
         )
 
     def _batches(self, wrapped: Model, settings: ResolvedSettings) -> TaskBatches:
-        """Return the batches; before training, set the head to the linear optimum where that is wanted."""
+        """Return the batches; first set the head to a fitted linear model if the settings or the pooling ask for it."""
         batches = _batches(self.data, self.base, wrapped, settings, self.device, self.progress)
         wanted = settings.linear_start
         if wanted or (wanted is None and wrapped.bert.pooling == "separate"):
@@ -221,8 +221,11 @@ class _Finetuning:
         )
 
     def choose(self, parts: TrainingParts, fresh: bool, run: Run) -> TrainingParts:
-        """Return the parts of whichever is better on held-out training rows; fine-tuning continues from its model."""
-        quiet = replace(self, progress=StageProgress(self.progress))  # notes are shown once, by what is trained
+        """Compare both methods on held-out training rows; return the parts of the better one.
+
+        Fine-tuning continues from the model of the comparison.
+        """
+        quiet = replace(self, progress=StageProgress(self.progress))  # messages are shown once, by the final training
 
         def fit(fold: TaskData) -> float:
             _, few = replace(quiet, data=fold)._start_few()
@@ -233,7 +236,7 @@ class _Finetuning:
             try:
                 run_training(replace(quiet, data=fold)._compared(), folder, fresh=fresh, progress=quiet.progress)
             except DivergedError:
-                return 0.0  # there is no model to score
+                return 0.0  # there is no model to evaluate
             return float(Run(folder).results()[fold.metrics[0]])
 
         if choose_few(run, self.data, fit, tune, self.progress):
@@ -247,7 +250,7 @@ class _Finetuning:
         return self._continued(tuned, wrapped)
 
     def _compared(self) -> TrainingParts:
-        """Return the parts of fine-tuning for the comparison: the model is scored once, at the end."""
+        """Return the parts of fine-tuning for the comparison, which evaluates the model once, at the end."""
         settings = replace(self.settings, few=False)
         tuned, wrapped = self._start(settings)
         data = self.data
@@ -259,7 +262,7 @@ class _Finetuning:
         return replace(self._tune(settings, tuned, wrapped), score=dict, finish=finish)
 
     def _continued(self, tuned: ModelFolder, wrapped: Model) -> TrainingParts:
-        """Return the parts that continue fine-tuning on all rows, with the model of the comparison."""
+        """Return the parts of fine-tuning that continue with the model of the comparison, on all rows."""
         whole, epochs = self.settings, remaining_epochs(self.settings.epochs)
         settings = replace(whole, epochs=epochs, linear_start=False)
 
@@ -290,15 +293,15 @@ class _Finetuning:
         *,
         advised: bool = True,
     ) -> None:
-        """Calibrate and fit on the dev rows, write their scores and the baseline's, advise, and finish the run.
+        """Calibrate and fit on the dev rows, write scores, baseline and advice, and finish the run.
 
         Args:
             run: The run.
             wrapped: The trained model.
-            tuned: Its folder.
-            used: How it was trained.
-            method: The same in words, for the model card.
-            advised: Whether to say what to try next; a head that was fitted to convergence has nothing to try.
+            tuned: The contents of its folder.
+            used: The settings of the training.
+            method: A description of the training, for the model card.
+            advised: Whether to suggest what to try next; there is nothing to suggest for a head fitted to convergence.
         """
         data = self.data
         calibrate = data.kind.calibrate if used.calibrate else None
@@ -310,7 +313,7 @@ class _Finetuning:
             tuned = replace(tuned, task=data.kind.fit_on_dev(wrapped, data.dev))
             wrapped = _with_task(wrapped, tuned)
         evaluation = evaluate_examples(wrapped, data.kind, data.dev, data.metrics)
-        # Training rows would tell nothing of the baseline either.
+        # Without dev rows the scores are on training rows, where a comparison with the baseline is meaningless.
         if used.baseline and data.dev is not data.train:
             evaluation = replace(evaluation, baseline=baseline_scores(evaluation, self.baselines, self.progress))
         write_report(evaluation, run.folder)
@@ -326,7 +329,7 @@ class _Finetuning:
 
 
 def _copy_history(compared: Run, run: Run) -> None:
-    """Copy the measurements of the comparison before those of the run, with steps up to 0."""
+    """Copy the metrics of the comparison before those of the run, with steps that end at 0."""
     rows = [] if run.metrics() else compared.metrics()
     for row in rows:
         values = {name: value for name, value in row.items() if name != "step"}

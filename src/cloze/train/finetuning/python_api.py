@@ -44,8 +44,9 @@ _COLOURS = ("#4269d0", "#ff725c")
 class FinetuneRun(os.PathLike[str]):
     """A finished run: its model, scores, curves and predictions. It is also the path of its folder.
 
-    Attributes:
-        folder: The run's folder.
+    Args:
+        folder: The run's folder; also an attribute.
+        source, temporary: Set by ``cloze.finetune``: the rows, and a folder to delete with this object.
 
     Example:
         >>> run = cloze.finetune("classify", (["good", "bad"] * 20, ["pos", "neg"] * 20), epochs=2)
@@ -56,7 +57,6 @@ class FinetuneRun(os.PathLike[str]):
     def __init__(
         self, folder: str | os.PathLike[str], *, source: Source | None = None, temporary: Path | None = None
     ) -> None:
-        """``source``: the rows the model was trained on; ``temporary``: a folder to delete with this object."""
         self.folder = Path(folder)
         self._source = source
         self._delete = None if temporary is None else weakref.finalize(self, shutil.rmtree, temporary, True)
@@ -83,8 +83,8 @@ class FinetuneRun(os.PathLike[str]):
 
     @property
     def baseline(self) -> dict[str, Any] | None:
-        """The scores of a simple model on the same rows, and the paired difference; None without one."""
-        found: dict[str, Any] | None = self.results.get("baseline")
+        """The scores of a simple model on the same rows, and the paired difference (of a search, for its best run)."""
+        found: dict[str, Any] | None = self.results.get("best_results", self.results).get("baseline")
         return found
 
     @property

@@ -1,1 +1,1 @@
-"""Int8 kernels in C, compiled where there is a compiler; the fallback is the linear layer of the package above."""
+"""Int8 kernels in C, compiled if a compiler is available; the fallback is ``predict/quantization/linear.py``."""

@@ -1,9 +1,9 @@
 """The compiled int8 kernels (``int8.c``): one linear layer as one call, and all layers of an encoder as one call.
 
-The library exists where it was compiled (``hatch_build.py``) and is used where the processor has VNNI. A linear layer
-rounds, multiplies and scales its rows while they are in the cache; ``NativeLayers`` does a whole encoder so.
+The library exists if it was compiled (``hatch_build.py``) and is used if the processor has VNNI. ``NativeLinear`` runs
+one layer: it rounds, multiplies and scales rows while they are in the cache. ``NativeLayers`` runs a whole encoder.
 
-Dimensions: M rows (tokens), K features in, N features out or tokens of all sequences, H hidden size, L layers.
+Dimensions: M rows (tokens), K input features, N output features or tokens of all sequences, H hidden size, L layers.
 """
 
 import ctypes
@@ -21,16 +21,16 @@ from cloze.predict.quantization.linear import FrozenLinear, layers_of, linears_o
 PATH = Path(__file__).with_name("libint8.so")
 Pointer = ctypes.c_void_p
 Count = ctypes.c_int64
-_VERSION = 1  # of the interface declared here
+_VERSION = 1  # version of the interface declared here
 LANES = 16  # 32-bit numbers per register
-_BYTES = 4  # that one lane multiplies at once
+_BYTES = 4  # bytes multiplied at once in each lane
 _SPREAD = 8  # bytes that int8.c stores per row: its step and its lowest value
 _LARGEST_HEAD = 64
-_GELU, _GELU_BY_TANH, _RELU = 1, 2, 3  # as int8.c numbers them
+_GELU, _GELU_BY_TANH, _RELU = 1, 2, 3  # numbers of the activations in int8.c
 
 
 class ProductFields(ctypes.Structure):
-    """``Product`` of int8.c."""
+    """The structure ``Product`` of int8.c."""
 
     _fields_ = (
         *((name, Count) for name in ("in_features", "out_features")),
@@ -40,13 +40,13 @@ class ProductFields(ctypes.Structure):
 
 
 class NormFields(ctypes.Structure):
-    """``Norm`` of int8.c."""
+    """The structure ``Norm`` of int8.c."""
 
     _fields_ = (("weight", Pointer), ("bias", Pointer), ("epsilon", ctypes.c_float))
 
 
 class LayerFields(ctypes.Structure):
-    """``Layer`` of int8.c."""
+    """The structure ``Layer`` of int8.c."""
 
     _fields_ = (
         *((name, ProductFields) for name in ("query_key_value", "output", "expand", "contract")),
@@ -56,7 +56,7 @@ class LayerFields(ctypes.Structure):
 
 
 class SequenceFields(ctypes.Structure):
-    """``Sequences`` of int8.c."""
+    """The structure ``Sequences`` of int8.c."""
 
     _fields_ = (("count", Count), ("length", Count))
 
@@ -67,12 +67,12 @@ def library() -> ctypes.CDLL | None:
     if not (PATH.is_file() and torch.cpu._is_vnni_supported()):
         return None
     try:
-        # Shares PyTorch's OpenMP threads: its runtime is loaded already, under the same name.
+        # Shares PyTorch's OpenMP threads, because its runtime is already loaded under the same name.
         found = ctypes.CDLL(str(PATH))
         found.cloze_version.restype = Count
         if found.cloze_version() != _VERSION:
             return None
-    except (OSError, AttributeError):  # compiled on another system, or for an older version
+    except (OSError, AttributeError):  # compiled on another system or for an older version
         return None
     found.cloze_room.restype = Count
     found.cloze_room.argtypes = (Pointer, Count, Count, Count)
@@ -103,7 +103,7 @@ class NativeProduct:
         self.fields = ProductFields(self.in_features, self.out_features, row_steps=weight.row_steps, **pointers)
 
     def __call__(self, states: Tensor) -> Tensor:
-        """(..., K) -> (..., N)."""
+        """Compute the product: (..., K) -> (..., N)."""
         found = library()
         assert found is not None
         rows = states.detach().float().reshape(-1, self.in_features).contiguous()
@@ -123,12 +123,12 @@ class NativeLinear(FrozenLinear):
         self.product = NativeProduct(weight, linear.bias)
 
     def rounded(self, states: Tensor) -> Tensor:
-        """(..., K) -> (..., N)."""
+        """Apply the int8 layer: (..., K) -> (..., N)."""
         return self.product(states)
 
 
 def packed(values: Tensor) -> Tensor:
-    """(N, K) -> (N / 16, K / 4, 16, 4): bytes that are multiplied together are adjacent."""
+    """Reorder a weight so that bytes multiplied together are adjacent: (N, K) -> (N / 16, K / 4, 16, 4)."""
     features, width = values.shape
     return values.view(features // LANES, LANES, width // _BYTES, _BYTES).transpose(1, 2).contiguous()
 
@@ -138,7 +138,7 @@ class NativeLayers:
 
     def __init__(self, layers: Sequence[Layer], depth: int) -> None:
         self._depth, self._width = depth, layers[0].attention.output.in_features
-        # Held, so that replacing a parameter or product never leaves a dangling pointer.
+        # Keep references, so that replacing a parameter or product never leaves a dangling pointer.
         norms = [norm for layer in layers for norm in _norms(layer)]
         self._held = (
             [parameter.detach() for norm in norms for parameter in norm.parameters()],
@@ -156,9 +156,9 @@ class NativeLayers:
     def __call__(
         self, hidden: Tensor, lengths: Sequence[tuple[int, int]], needed: Tensor | None, keep_states: bool
     ) -> list[Tensor]:
-        """(N, H) -> [(N, H)], or [(M, H)] of the needed positions; with ``keep_states`` all states before it.
+        """Return the last state, (N, H), or (M, H) for ``needed``; with ``keep_states``, all states before it.
 
-        ``lengths`` are the (count, length) of each run of sequences in the packed row.
+        ``lengths`` has the (count, length) of each run of sequences in the packed row.
         """
         found = library()
         assert found is not None
@@ -178,10 +178,10 @@ class NativeLayers:
 
 
 def _checked(needed: Tensor, count: int) -> Tensor:
-    """Return the needed positions as the kernel reads them; it does not look where it reads and writes."""
+    """Return the needed positions in the form that the kernel expects, after checking them: it has no bounds checks."""
     needed = needed.to(torch.int64).contiguous()
     if len(needed) > count or (len(needed) > 0 and (int(needed.min()) < 0 or int(needed.max()) >= count)):
-        raise ValueError(f"needed names {len(needed)} positions; different ones below {count} were expected")
+        raise ValueError(f"needed has {len(needed)} positions; unique positions below {count} were expected")
     return needed
 
 

@@ -1,38 +1,43 @@
 #ifndef CLOZE_PRODUCTS
 #define CLOZE_PRODUCTS
 
-/* Linear layers in int8: rows are rounded, each with a middle and a step of its own, and multiplied. */
+/* Linear layers in int8: quantize the rows, each with its own middle and step, and multiply them with the weight.
+
+   int8.c explains the arithmetic. The product is blocked for registers and caches: a block has up to ROWS rows and
+   BLOCKS * LANES = 64 output features, whose sums stay in registers while the K input features pass. A panel is the
+   part of the weight for BLOCKS * LANES output features, and is used for many rows while it is in the cache. */
 
 #include "lanes.h"
 
-#define ROWS 6 /* x BLOCKS x LANES sums fill 24 of 32 registers */
-/* Fewer rows a thread than this: threads share the features of a product, otherwise its rows. */
+#define ROWS 6 /* ROWS x BLOCKS registers of sums: 24 of 32 */
+/* With at least this many rows per thread, threads divide the rows; otherwise, they divide the output features. */
 #define ROWS_TO_SHARE 24
-/* Bytes of rows that a core's own cache holds beside what it reads of the weight. */
+/* Bytes of quantized rows that fit into the cache of a core (L2) besides the weight that passes through it. */
 #define NEAR (384 * 1024)
 
-/* A linear layer, as predict/quantization/native/kernels.py lays it out. */
+/* A linear layer, in the layout of predict/quantization/native/kernels.py. */
 typedef struct {
-    int64_t in, out;
-    const int8_t *weight; /* (N / 16, K / 4, 16, 4): what one multiplication of four bytes by lane takes */
-    const float *scales;  /* (N,): what a step of each feature is worth */
-    const float *sums;    /* (N,): its weights added up, in what they are worth */
+    int64_t in, out;      /* K and N */
+    const int8_t *weight; /* (N / 16, K / 4, 16, 4): each vpdpbusd reads 4 input features of 16 output features */
+    const float *scales;  /* (N,): scale of each output feature */
+    const float *sums;    /* (N,): sum of the weights of each output feature, times its scale */
     const float *bias;    /* (N,) */
-    const float *shares;  /* (K,): what each feature that comes in is multiplied with before, or null */
-    int64_t row_steps;    /* to either side of a row's middle */
+    const float *shares;  /* (K,): factors of the input features (reciprocal smoothing factors), or null */
+    int64_t row_steps;    /* quantization levels on either side of a row's middle */
 } Product;
 
-/* A row in steps: what it was is low + step * (0 .. 2 * row_steps). */
+/* The quantization of a row: its values are low + step * q, with q from 0 to 2 * row_steps. */
 typedef struct {
     float step, low;
 } Spread;
 
+/* Load 16 input features and apply their smoothing factors. */
 INLINE __m512 shared(const float *row, const float *shares, int64_t at) {
     __m512 x = _mm512_loadu_ps(row + at);
     return shares ? _mm512_mul_ps(x, _mm512_loadu_ps(shares + at)) : x;
 }
 
-/* Round a row (K,) to steps from its middle. */
+/* Quantize a row (K,): find its minimum and maximum, then round each value to a step from the middle between them. */
 static void round_row(const Product *product, const float *row, uint8_t *steps, Spread *spread) {
     int64_t width = product->in;
     const float *shares = product->shares;
@@ -43,6 +48,7 @@ static void round_row(const Product *product, const float *row, uint8_t *steps, 
         most = _mm512_max_ps(most, x);
     }
     float low = _mm512_reduce_min_ps(least), high = _mm512_reduce_max_ps(most);
+    /* 1e-30: a constant row must not divide by zero. */
     float step = 1e-30f + (high - low) * (0.5f / product->row_steps), middle = 0.5f * (high + low);
     __m512 inverse = _mm512_set1_ps(1.0f / step), center = _mm512_set1_ps(middle);
     __m512i zero = _mm512_set1_epi32((int)product->row_steps);
@@ -55,13 +61,15 @@ static void round_row(const Product *product, const float *row, uint8_t *steps, 
     *spread = (Spread){step, middle - step * product->row_steps};
 }
 
-/* Four bytes without sign times four with, added to each lane's sum. Not by its intrinsic: around that, GCC 12 copies
-   every sum from register to register and into memory, and half of the time is gone. */
+/* In each of 16 lanes: multiply four unsigned bytes by four signed bytes and add the products to a 32-bit sum. Inline
+   assembly instead of the intrinsic, around which GCC 12 copies every sum between registers and memory, which takes
+   half of the time. */
 INLINE void add_products(__m512i *sum, __m512i bytes, __m512i weights) {
     __asm__("vpdpbusd %2, %1, %0" : "+v"(*sum) : "v"(bytes), "v"(weights));
 }
 
-/* Some rows by some blocks of features; both counts are constants where this is inlined. */
+/* The product of a few rows and a few blocks of 16 output features, in float32. The function is inlined with constant
+   counts, so that the loops are unrolled and all sums are in registers. */
 INLINE void multiply_block(const Product *product, const uint8_t *steps, const Spread *spreads, float *out,
                            int64_t block, const int rows, const int blocks) {
     int64_t width = product->in;
@@ -99,6 +107,7 @@ INLINE void multiply_block(const Product *product, const uint8_t *steps, const S
     }
 }
 
+/* Call ``multiply_block`` with a constant number of rows, then apply the activation. */
 INLINE void multiply_rows(const Product *product, const uint8_t *steps, const Spread *spreads, float *out,
                           int64_t block, int64_t rows, const int blocks, int64_t activation) {
     switch (rows) {
@@ -109,18 +118,19 @@ INLINE void multiply_rows(const Product *product, const uint8_t *steps, const Sp
     case 5: multiply_block(product, steps, spreads, out, block, 5, blocks); break;
     default: multiply_block(product, steps, spreads, out, block, 6, blocks);
     }
-    /* Not above, where the compiler would keep the sums in memory for it. What was just written is still near. */
+    /* Not in multiply_block, where the compiler would then spill the sums to memory. The results are still in the
+       cache. */
     if (activation != NOTHING)
         for (int64_t row = 0; row < rows; row++)
-            bend(out + row * product->out + block * LANES, blocks * LANES, activation);
+            activate(out + row * product->out + block * LANES, blocks * LANES, activation);
 }
 
-/* Rows from ``first`` to ``last`` by the blocks of one panel. */
+/* The product of the rows in [first, last) and one panel. */
 static void multiply_panel(const Product *product, const uint8_t *steps, const Spread *spreads, float *out,
                            int64_t activation, int64_t panel, int64_t first, int64_t last) {
     int64_t block = panel * BLOCKS, left = product->out / LANES - block, groups = (last - first + ROWS - 1) / ROWS;
     for (int64_t group = 0; group < groups; group++) {
-        /* Seven rows are four and three: as many passes as six and one, each with more to do for what it reads. */
+        /* Groups of similar size: seven rows become 4 + 3 instead of 6 + 1, which uses each loaded weight better. */
         Share some = share_of(last - first, group, groups);
         int64_t row = first + some.from, rows = some.to - some.from;
         const uint8_t *from = steps + row * product->in;
@@ -133,14 +143,14 @@ static void multiply_panel(const Product *product, const uint8_t *steps, const S
     }
 }
 
-/* One thread's share of (M, K) in steps times the weight -> (M, N), through an activation. */
+/* One thread's share of a product and its activation: quantized rows (M, K) -> (M, N). */
 static void multiply(const Product *product, const uint8_t *steps, const Spread *spreads, int64_t rows, float *out,
                      int64_t activation, int64_t part, int64_t parts) {
     int64_t panels = (product->out / LANES + BLOCKS - 1) / BLOCKS;
     int by_rows = rows >= ROWS_TO_SHARE * parts;
     Share own_rows = by_rows ? share_of(rows, part, parts) : (Share){0, rows};
     Share own_panels = by_rows ? (Share){0, panels} : share_of(panels, part, parts);
-    /* So many at a time that they stay near while the whole weight passes. */
+    /* The number of rows that stay in the cache while the whole weight passes. */
     int64_t near = larger(ROWS, NEAR / product->in / ROWS * ROWS);
     for (int64_t first = own_rows.from; first < own_rows.to; first += near)
         for (int64_t panel = own_panels.from; panel < own_panels.to; panel++)
