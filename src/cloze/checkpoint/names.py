@@ -46,7 +46,9 @@ _TASK_HEADS = {
     "heads.token.output.": "classifier.",
     "heads.choice.output.": "classifier.",
     "heads.span.output.": "qa_outputs.",
-    "heads.sbo.": "sbo.",  # of our own; nobody else has such a head
+    # Heads of our own, which other libraries do not have.
+    "heads.sbo.": "sbo.",
+    "heads.relation.": "relation.",
 }
 _PARTS: dict[Layout, dict[str, str]] = {
     "bert": {

@@ -7,12 +7,13 @@ from typing import Literal, get_args
 from cloze.errors import ConfigError, did_you_mean
 from cloze.options import check_types
 
-Objective = Literal["nsp", "sop", "none"]
+Objective = Literal["nsp", "sop", "relation", "copy", "none"]
 Masking = Literal["token", "word", "ngram", "span", "entity", "correction"]
 
 
 # Maximum number of tokens of a sequence, far beyond what attention can afford.
 LONGEST = 32_768
+SHORTEST = 8  # a pair of segments with their special tokens
 
 
 @dataclass(frozen=True)
@@ -122,21 +123,28 @@ class ExampleSettings:
     """Settings of pre-training examples."""
 
     objective: Objective = "nsp"
-    """nsp: is B what follows A; sop: are A and B in order; none: whole sentences, masked words only."""
+    """nsp: is B what follows A; sop: are A and B in order; relation: does B follow A, or is it from elsewhere in the
+    document, or from another one; copy: B is A with words dropped or moved; none: whole sentences."""
     max_length: int = 128
     # Share of shorter sequences, to match those of fine-tuning (the published code's short_seq_prob).
     short_share: float = 0.1
     random_share: float = 0.5
     """Share of wrong pairs: random ones for nsp, swapped ones for sop."""
+    drop_share: float = 0.15
+    """For copy: share of words that are dropped from the copy."""
+    move_distance: int = 3
+    """For copy: places by which a word moves at most; half of the copies have their words in order."""
 
     def __post_init__(self) -> None:
         if self.objective not in get_args(Objective):
             raise ConfigError(f"objective is {self.objective!r}{did_you_mean(self.objective, get_args(Objective))}")
-        if self.max_length < 8:
-            raise ConfigError(f"max_length is {self.max_length}; a pair of segments needs at least 8 tokens")
+        if self.max_length < SHORTEST:
+            raise ConfigError(f"max_length is {self.max_length}; a pair of segments needs at least {SHORTEST} tokens")
         if self.max_length > LONGEST:
             raise ConfigError(f"max_length is {self.max_length}; at most {LONGEST:,} tokens were expected")
-        for name in ("short_share", "random_share"):
+        if self.move_distance < 0:
+            raise ConfigError(f"move_distance is {self.move_distance}; a number of words was expected, 0 for none")
+        for name in ("short_share", "random_share", "drop_share"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ConfigError(f"{name} is {getattr(self, name)}; a share from 0 to 1 was expected")
 
